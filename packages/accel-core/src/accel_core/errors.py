@@ -1,0 +1,141 @@
+"""The errors of accel: one tree, every message in three parts.
+
+A message says what is wrong, what was found and what to do. Each error also inherits the builtin that a caller would
+expect, so that `except ValueError` keeps working.
+
+    AccelError
+    ├── ConfigurationError (ValueError)          an argument, option or plugin that cannot be meant
+    ├── DeviceMapError (ValueError)              a placement that misses, doubles or does not hold a tensor
+    ├── DeviceUnavailableError (RuntimeError)    hardware that was asked for is not here
+    ├── EngineUnavailableError (NotImplementedError)  an engine that was asked for is not built
+    ├── LaunchError (RuntimeError)               a run could not be started or failed
+    ├── MissingDependencyError (ImportError)     an optional library is not installed
+    ├── OffloadError (RuntimeError)              a weight used, moved or trained while it lives elsewhere
+    ├── PreparationError (ValueError)            objects that `prepare` cannot put together
+    ├── QuantizationError (ValueError)           weights that cannot be packed as asked
+    ├── StateError (RuntimeError)                process, run or step state asked for in the wrong order
+    ├── TrackerError (RuntimeError)              an experiment tracker failed
+    ├── CheckpointError (RuntimeError)
+    │   ├── CheckpointDamagedError (ValueError)      truncated, altered, or not ours
+    │   ├── CheckpointMismatchError (ValueError)     whole, but does not fit what it is loaded into
+    │   ├── CheckpointNotFoundError (FileNotFoundError)
+    │   └── UnsafeCheckpointError (ValueError)       would run code, or leads outside its folder
+    ├── CollectiveError (RuntimeError)
+    │   ├── RankDisagreementError                    ranks brought different shapes, dtypes or operations
+    │   └── RemoteRankError                          another rank failed
+    └── DataError (ValueError)
+        └── DoubleShardingError                      a loader that is already split by rank
+"""
+
+__all__ = [
+    "AccelError",
+    "CheckpointDamagedError",
+    "CheckpointError",
+    "CheckpointMismatchError",
+    "CheckpointNotFoundError",
+    "CollectiveError",
+    "ConfigurationError",
+    "DataError",
+    "DeviceMapError",
+    "DeviceUnavailableError",
+    "DoubleShardingError",
+    "EngineUnavailableError",
+    "LaunchError",
+    "MissingDependencyError",
+    "OffloadError",
+    "PreparationError",
+    "QuantizationError",
+    "RankDisagreementError",
+    "RemoteRankError",
+    "StateError",
+    "TrackerError",
+    "UnsafeCheckpointError",
+]
+
+
+class AccelError(Exception):
+    """Root of every error that accel raises on purpose."""
+
+
+class ConfigurationError(AccelError, ValueError):
+    """An argument, option, environment variable or plugin that cannot be meant."""
+
+
+class DeviceMapError(AccelError, ValueError):
+    """A placement that misses a tensor, names it twice, or gives a device more than it holds."""
+
+
+class DeviceUnavailableError(AccelError, RuntimeError):
+    """Hardware, or an ability of it, that was asked for is not here."""
+
+
+class EngineUnavailableError(AccelError, NotImplementedError):
+    """A training engine that was asked for is not part of the installed version."""
+
+
+class LaunchError(AccelError, RuntimeError):
+    """A run could not be started, or one of its processes failed."""
+
+
+class MissingDependencyError(AccelError, ImportError):
+    """An optional library is needed and not installed."""
+
+
+class OffloadError(AccelError, RuntimeError):
+    """A weight was used, moved or trained while it lives on another device or on disk."""
+
+
+class PreparationError(AccelError, ValueError):
+    """Objects that cannot be prepared together, or not in this order."""
+
+
+class QuantizationError(AccelError, ValueError):
+    """Weights or a configuration that cannot be quantized as asked."""
+
+
+class StateError(AccelError, RuntimeError):
+    """Process, run or step state was asked for before it exists or after it ended."""
+
+
+class TrackerError(AccelError, RuntimeError):
+    """An experiment tracker failed, or was asked for something that it cannot do."""
+
+
+class CheckpointError(AccelError, RuntimeError):
+    """A checkpoint could not be written or read."""
+
+
+class CheckpointDamagedError(CheckpointError, ValueError):
+    """A checkpoint file is truncated, altered, or in another format than its name says."""
+
+
+class CheckpointMismatchError(CheckpointError, ValueError):
+    """A whole checkpoint that does not fit the objects that it is loaded into."""
+
+
+class CheckpointNotFoundError(CheckpointError, FileNotFoundError):
+    """No complete checkpoint where one was expected."""
+
+
+class UnsafeCheckpointError(CheckpointError, ValueError):
+    """A checkpoint that would run code when read, or that leads outside its folder."""
+
+
+class CollectiveError(AccelError, RuntimeError):
+    """An operation across processes failed."""
+
+
+class RankDisagreementError(CollectiveError):
+    """Ranks brought different structures, shapes, dtypes or operations to one collective."""
+
+
+class RemoteRankError(CollectiveError):
+    """Another rank failed in an operation that all ranks do together."""
+
+
+class DataError(AccelError, ValueError):
+    """A data source or loader that cannot be read as asked."""
+
+
+class DoubleShardingError(DataError):
+    """A loader that already gives each rank its own part would be split by rank again."""

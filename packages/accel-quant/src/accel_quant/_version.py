@@ -1,0 +1,3 @@
+"""Version of the distribution accel-quant."""
+
+__version__ = "0.1.0"

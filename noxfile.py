@@ -1,0 +1,340 @@
+"""Sessions of the project: `nox --list` shows them, a bare `nox` runs what a change has to pass.
+
+Every environment lies in `.nox/` and is made again only when what it is made from changed: the requirements, the
+constraints, and the metadata of the packages it holds. torch is installed first, in the version of `constraints.txt`,
+so that no other requirement can bring another build of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import nox
+import nox.project
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parent.resolve()
+WORKSHOP = ROOT / ".nox"
+CONSTRAINTS = ROOT / "constraints.txt"
+TORCH = next(line for line in CONSTRAINTS.read_text().splitlines() if line.startswith("torch=="))
+
+nox.needs_version = ">=2024.4.15"
+nox.options.sessions = ["lint", "types", "architecture", "tests", "isolated", "integration"]
+nox.options.error_on_external_run = False
+
+
+@dataclass(frozen=True)
+class Package:
+    """One distribution of the repository, as its pyproject.toml declares it."""
+
+    folder: Path
+    name: str
+    module: str
+    requires_python: str
+    dependencies: tuple[str, ...]
+    groups: dict[str, list[str]]
+
+    @classmethod
+    def read(cls, pyproject: Path) -> Package:
+        """Read a package's facts from its pyproject.toml."""
+        data = nox.project.load_toml(pyproject)
+        project = data["project"]
+        module = Path(data["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"][0]).name
+        groups = {name: list(nox.project.dependency_groups(data, name)) for name in data.get("dependency-groups", {})}
+        dependencies = tuple(project.get("dependencies", []))
+        return cls(pyproject.parent, project["name"], module, project["requires-python"], dependencies, groups)
+
+    @property
+    def siblings(self) -> list[str]:
+        """Names of the packages of this repository that this one stands on, itself first, each once."""
+        found = [self.name]
+        for name in found:
+            wanted = (Requirement(text).name for text in PACKAGES[name].dependencies)
+            found.extend(other for other in wanted if other in PACKAGES and other not in found)
+        return found
+
+    @property
+    def third_party(self) -> list[str]:
+        """Requirements of this package and of the siblings it stands on that come from an index."""
+        texts = (text for name in self.siblings for text in PACKAGES[name].dependencies)
+        return sorted({text for text in texts if Requirement(text).name not in PACKAGES})
+
+    def digest(self) -> str:
+        """Return a hash of all that goes into the package's wheel."""
+        files = [*sorted((self.folder / "src").rglob("*")), *(self.folder / n for n in ("pyproject.toml", "README.md"))]
+        return hashed(*(p for p in files if p.is_file() and p.suffix not in (".pyc", ".so")))
+
+
+PACKAGES = {p.name: p for p in map(Package.read, sorted((ROOT / "packages").glob("*/pyproject.toml")))}
+GROUPS = nox.project.load_toml(ROOT / "pyproject.toml")["dependency-groups"]
+
+
+def hashed(*parts: object) -> str:
+    """Return a hash of texts, and of the contents of the files among the parts."""
+    total = hashlib.sha256()
+    for part in parts:
+        total.update(part.read_bytes() if isinstance(part, Path) else str(part).encode())
+        total.update(b"\0")
+    return total.hexdigest()
+
+
+class Environment:
+    """A virtual environment in `.nox/`, kept until what it is made from changes."""
+
+    def __init__(self, session: nox.Session, name: str, python: str = sys.executable) -> None:
+        self.session = session
+        self.folder = WORKSHOP / name
+        self.stamp = self.folder / "made-from.json"
+        self.python = python
+
+    def run(self, program: str, *args: object, **options: object) -> object:
+        """Run one of the environment's programs; its other programs are found by name too."""
+        scripts = self.folder / "bin"
+        env = {
+            "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}",
+            "VIRTUAL_ENV": str(self.folder),
+            **options.pop("env", {}),  # type: ignore[dict-item]
+        }
+        return self.session.run(str(scripts / program), *map(str, args), env=env, external=True, **options)
+
+    def pip(self, *args: object) -> None:
+        """Install with pip under the project's constraints; nothing is compiled to bytecode before it is used."""
+        self.run("python", "-m", "pip", "install", "-q", "--no-compile", "--disable-pip-version-check",
+                 "-c", CONSTRAINTS, *args)  # fmt: skip
+
+    def provide(self, requirements: list[str], packages: list[str], *, wheels: bool = False) -> Environment:
+        """Install third-party requirements and packages of the repository, if that is not what is there already.
+
+        Args:
+            requirements: Third-party requirements, besides those that the packages declare.
+            packages: Names of packages of this repository, with extras in brackets where wanted. All of them go into
+                one pip command, so that a sibling never comes from an index.
+            wheels: Install built wheels rather than the folders of the tree.
+        """
+        chosen = [PACKAGES[re.split(r"\[", text)[0]] for text in packages]
+        versions = [package.folder / "src" / package.module / "_version.py" for package in chosen]
+        made_from = hashed(self.python, TORCH, sorted(requirements), packages, wheels, CONSTRAINTS,
+                           *(p.folder / "pyproject.toml" for p in chosen), *versions)  # fmt: skip
+        contents = hashed(*(package.digest() for package in chosen)) if wheels else ""
+        stamp = json.dumps({"made from": made_from, "contents": contents})
+        before = json.loads(self.stamp.read_text()) if self.stamp.exists() else {}
+        if before == json.loads(stamp):
+            self.session.log(f"reusing {self.folder.relative_to(ROOT)}")
+            return self
+        if before.get("made from") == made_from:
+            self.pip("--force-reinstall", "--no-deps", *targets(self.session, packages, wheels))
+        else:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            self.session.run(self.python, "-m", "venv", str(self.folder), external=True)
+            if packages or any(Requirement(text).name == "torch" for text in requirements):
+                self.pip(TORCH)
+            self.pip(*requirements, *targets(self.session, packages, wheels))
+        self.stamp.write_text(stamp)
+        return self
+
+
+def targets(session: nox.Session, packages: list[str], wheels: bool) -> list[str]:
+    """Return what pip is given for each package: its folder to be used in place, or its wheel."""
+    if wheels:
+        return [str(built(session, PACKAGES[name])) for name in packages]
+    arguments = []
+    for text in packages:
+        name, bracket, extras = text.partition("[")
+        arguments += ["-e", f"{PACKAGES[name].folder}{bracket}{extras}"]
+    return arguments
+
+
+def built(session: nox.Session, package: Package) -> Path:
+    """Return the package's wheel, built now unless this very tree has been built before."""
+    folder = WORKSHOP / "wheels" / f"{package.name}-{package.digest()[:16]}"
+    if not list(folder.glob("*.whl")):
+        for old in folder.parent.glob(f"{package.name}-*"):
+            shutil.rmtree(old)
+        builder = Environment(session, "build").provide(GROUPS["build"], [])
+        with session.chdir(package.folder):
+            builder.run("hatch", "build", "-t", "wheel", folder, silent=True)
+    return next(folder.glob("*.whl"))
+
+
+def tree(session: nox.Session) -> Environment:
+    """Return the one environment that holds every package from the tree, all test requirements and the type checker."""
+    wanted = {text for package in PACKAGES.values() for name in ("test", "test-full")
+              for text in package.groups.get(name, [])}  # fmt: skip
+    groups = ("architecture", "types", "build", "examples")
+    requirements = sorted(wanted | {text for name in groups for text in GROUPS[name]})
+    return Environment(session, "tree").provide(requirements, list(PACKAGES))
+
+
+def chosen_packages(session: nox.Session) -> tuple[list[Package], list[str]]:
+    """Split a session's arguments into the packages that are named (all, if none is) and the rest."""
+    names = [word for word in session.posargs if word in PACKAGES]
+    rest = [word for word in session.posargs if word not in PACKAGES]
+    return [PACKAGES[name] for name in names or PACKAGES], rest
+
+
+def single_package(session: nox.Session) -> Package:
+    """Return the one package that a session was given, or stop with the list of names."""
+    if len(session.posargs) < 1 or session.posargs[0] not in PACKAGES:
+        session.error(f"name a package: nox -s {session.name} -- {{{','.join(PACKAGES)}}}")
+    return PACKAGES[session.posargs[0]]
+
+
+def pytest(environment: Environment, title: str, *args: object) -> None:
+    """Run pytest with a cache of its own for each session."""
+    environment.run("pytest", *args, "-o", f"cache_dir={WORKSHOP / 'pytest' / title}")
+
+
+@nox.session(venv_backend="none")
+def quickstart(session: nox.Session) -> None:
+    """Train on two processes, save, resume, then run the model from CPU and disk: the main job on real digits."""
+    packages = ["accel-core", "accel-bigmodel", "accel-launch", "accel-trackers[tensorboard]"]
+    environment = Environment(session, "quickstart").provide(GROUPS["examples"], packages)
+    runs = ROOT / "runs" / "quickstart"
+    shutil.rmtree(runs, ignore_errors=True)
+    launch = ("launch", "--cpu", "--num-processes", "2")
+    digits = ROOT / "examples" / "train_digits.py"
+    environment.run("accel", *launch, digits, "--folder", runs)
+    environment.run("python", ROOT / "examples" / "run_big_model.py", "--folder", runs)
+
+
+@nox.session(venv_backend="none")
+def tests(session: nox.Session) -> None:
+    """Test packages from the tree, all in one environment: `nox -s tests -- accel-core -k shard`."""
+    packages, rest = chosen_packages(session)
+    folders = [package.folder / "tests" for package in packages if (package.folder / "tests").is_dir()]
+    pytest(tree(session), "tests", *folders, *rest)
+
+
+@nox.session(venv_backend="none")
+@nox.parametrize("package", [nox.param(name, id=name) for name in PACKAGES])
+def isolated(session: nox.Session, package: str) -> None:
+    """Test one package's wheel with nothing but what it declares, and prove that no other sibling is there."""
+    own = PACKAGES[package]
+    requirements = own.third_party + own.groups.get("test", [])
+    environment = Environment(session, f"isolated-{package}").provide(requirements, own.siblings, wheels=True)
+    strangers = sorted(other.module for other in PACKAGES.values() if other.name not in own.siblings)
+    environment.run("python", "-I", "-c", ALONE, own.module, *strangers)
+    pytest(environment, f"isolated-{package}", own.folder / "tests", *session.posargs)
+
+
+ALONE = """
+import importlib, importlib.util, sys
+own, strangers = sys.argv[1], sys.argv[2:]
+found = [name for name in strangers if importlib.util.find_spec(name)]
+assert not found, f"{own} was installed alone, yet these can be imported: {found}"
+importlib.import_module(own)
+loaded = [name for name in sys.modules if name.split(".")[0] in strangers]
+assert not loaded, f"importing {own} loaded {loaded}"
+print(f"{own} imports; not importable beside it: {', '.join(strangers) or 'nothing is left out'}")
+"""
+
+
+@nox.session(venv_backend="none")
+def integration(session: nox.Session) -> None:
+    """Test the packages together: packaging, equivalence, faults, typing, simulated device."""
+    slow = ROOT / "tests-integration" / "interop"
+    architecture = ROOT / "tests-integration" / "architecture"
+    folders = session.posargs or [ROOT / "tests-integration", f"--ignore={slow}", f"--ignore={architecture}"]
+    pytest(tree(session), "integration", *folders)
+
+
+@nox.session(venv_backend="none")
+def architecture(session: nox.Session) -> None:
+    """Check which way imports point, between the packages and inside them, and the other laws of the house."""
+    environment = Environment(session, "architecture").provide(GROUPS["architecture"], [])
+    sources = os.pathsep.join(str(package.folder / "src") for package in PACKAGES.values())
+    environment.run("lint-imports", "--config", ROOT / "pyproject.toml", env={"PYTHONPATH": sources})
+    pytest(environment, "architecture", ROOT / "tests-integration" / "architecture", *session.posargs)
+
+
+@nox.session(venv_backend="none")
+def lint(session: nox.Session) -> None:
+    """Check style with ruff."""
+    environment = Environment(session, "lint").provide(GROUPS["lint"], [])
+    environment.run("ruff", "check", *(session.posargs or ["."]))
+
+
+@nox.session(venv_backend="none")
+def types(session: nox.Session) -> None:
+    """Check types with mypy, strictly, package by package from the bottom up."""
+    packages, rest = chosen_packages(session)
+    folders = [package.folder / "src" / package.module for package in packages]
+    tree(session).run("mypy", "--cache-dir", WORKSHOP / "mypy", *folders, *rest)
+
+
+@nox.session(venv_backend="none", default=False)
+def build(session: nox.Session) -> None:
+    """Build wheels and sdists into `dist/`: of the packages that are named, or of all."""
+    packages, rest = chosen_packages(session)
+    environment = Environment(session, "build").provide(GROUPS["build"], [])
+    for package in packages:
+        with session.chdir(package.folder):
+            environment.run("hatch", "build", ROOT / "dist", *rest)
+
+
+@nox.session(venv_backend="none", default=False)
+def floor(session: nox.Session) -> None:
+    """Test with the lowest declared version of everything: Python (of those found here), torch, libraries, siblings."""
+    packages, rest = chosen_packages(session)
+    python = lowest_python()
+    session.log(f"the lowest declared Python that is found here and that torch has a wheel for: {python}")
+    for package in packages:
+        lowest = [lowest_version(text) for text in package.third_party]
+        name = f"floor-{package.name}"
+        environment = Environment(session, name, python)
+        environment.provide(lowest + package.groups.get("test", []), package.siblings, wheels=True)
+        pytest(environment, name, package.folder / "tests", *rest)
+
+
+def lowest_python() -> str:
+    """Return the lowest Python from 3.10 upwards that is found on PATH and that torch can be installed for."""
+    for minor in range(10, sys.version_info.minor):
+        program = shutil.which(f"python3.{minor}")
+        if program:
+            return program
+    return sys.executable
+
+
+def lowest_version(text: str) -> str:
+    """Pin a requirement to its own lower bound: `rich>=13.0` becomes `rich==13.0`."""
+    requirement = Requirement(text)
+    bounds = [bound.version for bound in requirement.specifier if bound.operator in (">=", "~=")]
+    if requirement.name == "torch":
+        return TORCH
+    return f"{requirement.name}=={bounds[0]}" if bounds else text
+
+
+@nox.session(venv_backend="none", default=False)
+def bench(session: nox.Session) -> None:
+    """Measure, beside plain PyTorch and accelerate 1.15.0, into benchmarks/RESULTS.md: `nox -s bench -- data`."""
+    peer = Environment(session, "peer").provide([TORCH, "accelerate==1.15.0", "psutil"], [])
+    folder = ROOT / "benchmarks"
+    names = session.posargs or sorted(p.stem for p in folder.glob("*.py") if p.stem != "record")
+    for name in names:
+        tree(session).run("python", folder / "record.py", name, "--peer", peer.folder / "bin" / "python")
+
+
+@nox.session(venv_backend="none", default=False)
+def release(session: nox.Session) -> None:
+    """Bump one package: version file, changelog, dependants' ranges: `nox -s release -- accel-core minor`."""
+    single_package(session)
+    environment = Environment(session, "release").provide(["packaging"], [])
+    environment.run("python", ROOT / ".ci" / "release.py", *session.posargs, "--root", ROOT)
+
+
+@nox.session(venv_backend="none", default=False)
+def interop(session: nox.Session) -> None:
+    """Run transformers, peft, trl and diffusers on the drop-in, beside accelerate 1.15.0 (slow)."""
+    clients = PACKAGES["accelerate"].groups["interop"]
+    peer = Environment(session, "interop-peer").provide([TORCH, "accelerate==1.15.0", *clients], [])
+    test = PACKAGES["accelerate"].groups.get("test", [])
+    environment = Environment(session, "interop").provide([*clients, *test], list(PACKAGES))
+    python = peer.folder / "bin" / "python"
+    environment.run("pytest", ROOT / "tests-integration" / "interop", *session.posargs, env={"ACCEL_PEER": str(python)})

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+
 from accel_core.options import enums
 
 ENUMS = [

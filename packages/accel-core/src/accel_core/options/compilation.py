@@ -1,0 +1,48 @@
+"""Options of `torch.compile`."""
+
+from dataclasses import dataclass
+
+from accel_core.options.enums import DynamoBackend
+from accel_core.options.option import boolean, option, upper
+
+__all__ = ["TORCH_DYNAMO_MODES", "CompilationOptions"]
+
+TORCH_DYNAMO_MODES = ["default", "reduce-overhead", "max-autotune"]
+
+
+@dataclass(frozen=True)
+class CompilationOptions:
+    """How models are compiled."""
+
+    dynamo_backend: str = option(
+        "ACCELERATE_DYNAMO_BACKEND",
+        upper,
+        "NO",
+        "Compiler behind torch.compile; NO leaves the model uncompiled.",
+        choices=tuple(DynamoBackend.list()),
+        field="backend",
+    )
+    dynamo_mode: str = option(
+        "ACCELERATE_DYNAMO_MODE", str, "default", "How hard the compiler optimizes.", field="mode"
+    )
+    dynamo_use_fullgraph: bool = option(
+        "ACCELERATE_DYNAMO_USE_FULLGRAPH",
+        boolean,
+        False,
+        "Fail rather than break the model into several graphs.",
+        field="fullgraph",
+    )
+    dynamo_use_dynamic: bool | None = option(
+        "ACCELERATE_DYNAMO_USE_DYNAMIC",
+        boolean,
+        None,
+        "Compile for shapes that change; unset lets torch find out.",
+        field="dynamic",
+    )
+    dynamo_use_regional_compilation: bool = option(
+        "ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION",
+        boolean,
+        False,
+        "Compile the block that repeats once instead of the whole model.",
+        field="use_regional_compilation",
+    )

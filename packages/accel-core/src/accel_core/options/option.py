@@ -1,0 +1,198 @@
+"""One line per option.
+
+A table is a frozen dataclass whose every field is made by `option`. From that one line come the default, the way the
+environment variable is read and written, the command-line flag and its help, the question that is asked about it and
+its row in the reference:
+
+    @dataclass(frozen=True)
+    class CompilationOptions:
+        dynamo_mode: str = option("ACCELERATE_DYNAMO_MODE", str, "default", "How hard the compiler optimizes.")
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from accel_core.errors import ConfigurationError
+from accel_core.host import environ
+
+__all__ = [
+    "Option",
+    "boolean",
+    "boolean_triple",
+    "names",
+    "option",
+    "option_named",
+    "options_of",
+    "upper",
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class Option:
+    """One thing that can be configured.
+
+    Attributes:
+        name: Key in a configuration file, and the command-line flag without its dashes.
+        environment: Environment variable that holds it.
+        parser: Turns text into the value; raises ValueError for text that it cannot read.
+        default: Value where nobody says anything.
+        help: One sentence for the command line, the question and the reference.
+        choices: Values allowed, empty where any is.
+        field: Name of the plugin's field that it fills.
+    """
+
+    name: str
+    environment: str
+    parser: Callable[[str], Any]
+    default: Any
+    help: str
+    choices: tuple[Any, ...] = ()
+    field: str = ""
+
+    @property
+    def flag(self) -> str:
+        """Return the command-line flag."""
+        return f"--{self.name}"
+
+    def check(self, value: Any, said_by: str) -> Any:
+        """Return `value` where it is allowed.
+
+        Args:
+            value: A parsed value.
+            said_by: Where the value comes from, for the message.
+
+        Raises:
+            ConfigurationError: The value is not among the choices.
+        """
+        if self.choices and value not in self.choices:
+            raise ConfigurationError(
+                f"{self.name} cannot be {value!r}, as {said_by} says. Use one of {list(self.choices)}."
+            )
+        return value
+
+    def parse(self, text: str, said_by: str) -> Any:
+        """Read text into a checked value.
+
+        Args:
+            text: What was written.
+            said_by: Where it was written, for the message.
+
+        Raises:
+            ConfigurationError: The text cannot be read, or its value is not among the choices.
+        """
+        try:
+            value = self.parser(text)
+        except ValueError as error:
+            raise ConfigurationError(
+                f"{self.name} cannot be read from {text!r}, as {said_by} says ({error}). {self.help}"
+            ) from None
+        return self.check(value, said_by)
+
+    def read(self) -> Any:
+        """Return the value that the environment gives, or the default where the variable is unset or empty.
+
+        Raises:
+            ConfigurationError: The variable holds something that cannot be read or is not allowed.
+        """
+        text = environ.text(self.environment)
+        if text is None or text == "":
+            return self.default
+        return self.parse(text, f"the environment variable {self.environment}")
+
+    def write(self, value: Any) -> str:
+        """Return the text that the environment of a child process carries for `value`.
+
+        Reading the text with `parse` gives an equal value.
+        """
+        if isinstance(value, bool):
+            return str(value).lower()
+        if isinstance(value, (list, tuple)):
+            return ",".join(self.write(part) for part in value)
+        return str(value)
+
+
+def option(
+    environment: str,
+    parser: Callable[[str], Any],
+    default: Any,
+    help: str,
+    *,
+    choices: tuple[Any, ...] = (),
+    field: str = "",
+) -> Any:
+    """Define one option of a table.
+
+    Args:
+        environment: Environment variable that holds it.
+        parser: Turns text into the value; raises ValueError for text that it cannot read.
+        default: Value where nobody says anything.
+        help: One sentence.
+        choices: Values allowed after parsing, empty where any is.
+        field: Name of the plugin's field that it fills; the option's own name where empty.
+
+    Returns:
+        A dataclass field.
+    """
+    return dataclasses.field(
+        default=default,
+        metadata={"environment": environment, "parser": parser, "help": help, "choices": choices, "field": field},
+    )
+
+
+def options_of(table: type) -> tuple[Option, ...]:
+    """Return the options of a table in the order of their definition."""
+    return tuple(
+        Option(
+            name=field.name,
+            environment=field.metadata["environment"],
+            parser=field.metadata["parser"],
+            default=field.default,
+            help=field.metadata["help"],
+            choices=field.metadata["choices"],
+            field=field.metadata["field"] or field.name,
+        )
+        for field in dataclasses.fields(table)
+    )
+
+
+def option_named(table: type, field: str) -> Option:
+    """Return the option of `table` that fills the plugin's field `field`.
+
+    Raises:
+        KeyError: The table has no such option.
+    """
+    for candidate in options_of(table):
+        if candidate.field == field:
+            return candidate
+    raise KeyError(field)
+
+
+def boolean(text: str) -> bool:
+    """Read yes, true, on, 1 or no, false, off, 0, in any case."""
+    return bool(environ.str_to_bool(text))
+
+
+def upper(text: str) -> str:
+    """Read a word in upper case."""
+    return text.strip().upper()
+
+
+def names(text: str) -> list[str]:
+    """Read words that stand between commas; empty ones are left out."""
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def boolean_triple(text: str) -> tuple[bool, bool, bool]:
+    """Read three truth values between commas, with or without brackets around them.
+
+    Raises:
+        ValueError: There are not three.
+    """
+    words = names(text.strip("()[] "))
+    if len(words) != 3:
+        raise ValueError(f"three yes-or-no values between commas are needed, not {len(words)}")
+    first, second, third = (boolean(word) for word in words)
+    return first, second, third

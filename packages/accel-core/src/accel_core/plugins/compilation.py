@@ -1,0 +1,65 @@
+"""How models are compiled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from accel_core.errors import ConfigurationError
+from accel_core.options.compilation import CompilationOptions
+from accel_core.options.enums import DynamoBackend
+from accel_core.options.option import options_of
+from accel_core.plugins.handlers import KwargsHandler
+
+__all__ = ["TorchDynamoPlugin"]
+
+
+@dataclass
+class TorchDynamoPlugin(KwargsHandler):
+    """Arguments of `torch.compile`; a field left at `None` is read from ACCELERATE_DYNAMO_*.
+
+    Args:
+        backend: The compiler, by name in any case or as a `DynamoBackend`.
+        mode: "default", "reduce-overhead" or "max-autotune".
+        fullgraph: Fail rather than break the model into several graphs.
+        dynamic: Compile for shapes that change; torch finds out where `None`.
+        options: Options of the compiler.
+        disable: Make `torch.compile` do nothing.
+        use_regional_compilation: Compile the block that repeats once instead of the whole model.
+
+    Raises:
+        ConfigurationError: A backend or an environment variable that cannot be read.
+    """
+
+    backend: DynamoBackend | None = None
+    mode: str | None = None
+    fullgraph: bool | None = None
+    dynamic: bool | None = None
+    options: Any = None
+    disable: bool = False
+    use_regional_compilation: bool | None = None
+
+    def __post_init__(self) -> None:
+        """Fill what is left open from the environment, then from the defaults."""
+        for option in options_of(CompilationOptions):
+            if getattr(self, option.field) is None:
+                setattr(self, option.field, option.read())
+        name = str(self.backend).upper()
+        if name not in DynamoBackend:
+            raise ConfigurationError(
+                f"The compiler is not known; got {self.backend!r}. Use one of "
+                f"{[value.lower() for value in DynamoBackend.list()]}."
+            )
+        self.backend = DynamoBackend(name)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a deep copy of all fields, the backend by the name that torch knows it by."""
+        return {**super().to_dict(), "backend": str(self.backend).lower()}
+
+    def to_kwargs(self) -> dict[str, Any]:
+        """Return the arguments of `torch.compile` that differ from the defaults."""
+        return {name: value for name, value in super().to_kwargs().items() if name != "use_regional_compilation"}
+
+    def _unset(self) -> dict[str, Any]:
+        unset = {option.field: option.default for option in options_of(CompilationOptions)}
+        return {**unset, "backend": DynamoBackend.NO.value.lower(), "options": None, "disable": False}

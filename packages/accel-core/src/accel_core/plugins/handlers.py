@@ -1,0 +1,255 @@
+"""Keyword arguments for the parts of torch that a run is built from."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Literal
+
+from accel_core.errors import ConfigurationError
+from accel_core.options.enums import DDPCommunicationHookType
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = [
+    "MITA_PROFILING_AVAILABLE_PYTORCH_VERSION",
+    "XPU_PROFILING_AVAILABLE_PYTORCH_VERSION",
+    "AutocastKwargs",
+    "DistributedDataParallelKwargs",
+    "GradScalerKwargs",
+    "InitProcessGroupKwargs",
+    "KwargsHandler",
+    "ProfileKwargs",
+]
+
+ProfilerActivityName = Literal["cpu", "xpu", "mtia", "cuda", "hpu"]
+
+MITA_PROFILING_AVAILABLE_PYTORCH_VERSION = "2.1.0"
+XPU_PROFILING_AVAILABLE_PYTORCH_VERSION = "2.4.0"
+
+_NCCL_TIMEOUT = timedelta(minutes=10)
+_OTHER_TIMEOUT = timedelta(minutes=30)
+
+
+class KwargsHandler:
+    """Base of the dataclasses that become keyword arguments of something else."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a deep copy of all fields."""
+        return copy.deepcopy(self.__dict__)
+
+    def to_kwargs(self) -> dict[str, Any]:
+        """Return a deep copy of the fields whose value differs from the one they have when nobody sets them."""
+        unset = self._unset()
+        return {name: value for name, value in self.to_dict().items() if name not in unset or unset[name] != value}
+
+    def _unset(self) -> dict[str, Any]:
+        """Return every field with the value it has when neither code nor environment sets it."""
+        return type(self)().to_dict()
+
+
+@dataclass
+class AutocastKwargs(KwargsHandler):
+    """Arguments of `torch.autocast`.
+
+    Args:
+        enabled: Whether the block computes in the run's mixed precision at all.
+        cache_enabled: Whether casts of the same weight are kept for the length of the block.
+    """
+
+    enabled: bool = True
+    cache_enabled: bool | None = None
+
+
+@dataclass
+class DistributedDataParallelKwargs(KwargsHandler):
+    """Arguments of `torch.nn.parallel.DistributedDataParallel`, and how it compresses gradients.
+
+    Args:
+        dim: Dim along which inputs are scattered.
+        broadcast_buffers: Whether buffers are made equal on all ranks before each forward pass.
+        bucket_cap_mb: Size of a gradient bucket in MiB.
+        find_unused_parameters: Whether parameters that take no part in a loss are looked for at each step.
+        check_reduction: Accepted and without effect, as in torch.
+        gradient_as_bucket_view: Whether gradients are views into the buckets, which saves their memory once.
+        static_graph: Whether the graph is promised never to change.
+        comm_hook: How gradients are compressed on the wire.
+        comm_wrapper: Number format around `comm_hook`: none, FP16 or BF16.
+        comm_state_option: Arguments of the state of a PowerSGD hook (`PowerSGDState`).
+
+    Raises:
+        ConfigurationError: The hook or the wrapper is not known.
+    """
+
+    dim: int = 0
+    broadcast_buffers: bool = True
+    bucket_cap_mb: int = 25
+    find_unused_parameters: bool = False
+    check_reduction: bool = False
+    gradient_as_bucket_view: bool = False
+    static_graph: bool = False
+
+    comm_hook: DDPCommunicationHookType = DDPCommunicationHookType.NO
+    comm_wrapper: Literal[
+        DDPCommunicationHookType.NO, DDPCommunicationHookType.FP16, DDPCommunicationHookType.BF16
+    ] = DDPCommunicationHookType.NO
+    comm_state_option: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Refuse a hook or wrapper that would later be passed over in silence."""
+        if self.comm_hook not in DDPCommunicationHookType:
+            raise ConfigurationError(
+                f"The communication hook is not known; got {self.comm_hook!r}. "
+                f"Use one of {DDPCommunicationHookType.list()}."
+            )
+        wrappers = ("no", "fp16", "bf16")
+        if self.comm_wrapper not in DDPCommunicationHookType or self._wrapper.value not in wrappers:
+            raise ConfigurationError(
+                f"The communication wrapper is not known; got {self.comm_wrapper!r}. Use one of {list(wrappers)}."
+            )
+
+    @property
+    def _wrapper(self) -> DDPCommunicationHookType:
+        return DDPCommunicationHookType(self.comm_wrapper)
+
+    def to_dict(
+        self, ignore_keys: tuple[str, ...] = ("comm_hook", "comm_wrapper", "comm_state_option")
+    ) -> dict[str, Any]:
+        """Return a deep copy of the fields that `DistributedDataParallel` itself takes.
+
+        Args:
+            ignore_keys: Fields left out.
+        """
+        return {name: value for name, value in super().to_dict().items() if name not in ignore_keys}
+
+    def register_comm_hook(self, model: torch.nn.parallel.DistributedDataParallel) -> None:
+        """Give a wrapped model the communication hook that is configured, if any.
+
+        Args:
+            model: A `DistributedDataParallel` that has no hook yet.
+        """
+        hook = DDPCommunicationHookType(self.comm_hook)
+        if hook is DDPCommunicationHookType.NO and self._wrapper is DDPCommunicationHookType.NO:
+            return
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+
+        hooks: dict[DDPCommunicationHookType, Callable[..., Any]] = {
+            DDPCommunicationHookType.NO: default_hooks.allreduce_hook,
+            DDPCommunicationHookType.FP16: default_hooks.fp16_compress_hook,
+            DDPCommunicationHookType.BF16: default_hooks.bf16_compress_hook,
+            DDPCommunicationHookType.POWER_SGD: powerSGD_hook.powerSGD_hook,
+            DDPCommunicationHookType.BATCHED_POWER_SGD: powerSGD_hook.batched_powerSGD_hook,
+        }
+        wrappers: dict[DDPCommunicationHookType, Callable[..., Any]] = {
+            DDPCommunicationHookType.FP16: default_hooks.fp16_compress_wrapper,
+            DDPCommunicationHookType.BF16: default_hooks.bf16_compress_wrapper,
+        }
+        function = hooks[hook]
+        if self._wrapper in wrappers:
+            function = wrappers[self._wrapper](function)
+        state = None
+        if hook in (DDPCommunicationHookType.POWER_SGD, DDPCommunicationHookType.BATCHED_POWER_SGD):
+            state = powerSGD_hook.PowerSGDState(None, **self.comm_state_option)
+        model.register_comm_hook(state=state, hook=function)
+
+
+@dataclass
+class GradScalerKwargs(KwargsHandler):
+    """Arguments of `torch.amp.GradScaler`.
+
+    Args:
+        init_scale: Factor on the loss at the start.
+        growth_factor: What the factor is multiplied by after `growth_interval` good steps.
+        backoff_factor: What it is multiplied by after a step with infinite or NaN gradients.
+        growth_interval: Number of good steps in a row before it grows.
+        enabled: Whether the loss is scaled at all.
+    """
+
+    init_scale: float = 65536.0
+    growth_factor: float = 2.0
+    backoff_factor: float = 0.5
+    growth_interval: int = 2000
+    enabled: bool = True
+
+
+@dataclass
+class InitProcessGroupKwargs(KwargsHandler):
+    """Arguments of `torch.distributed.init_process_group`.
+
+    Args:
+        backend: Name of the collective backend; the one that fits the device where it is left as it is.
+        init_method: URL by which the processes find one another.
+        timeout: How long a collective may take; 10 minutes for nccl and 30 for others where it is `None`.
+    """
+
+    backend: str | None = "nccl"
+    init_method: str | None = None
+    timeout: timedelta | None = None
+
+    def __post_init__(self) -> None:
+        """Fill the time limit from the backend."""
+        if self.timeout is None:
+            self.timeout = _NCCL_TIMEOUT if self.backend == "nccl" else _OTHER_TIMEOUT
+
+
+@dataclass
+class ProfileKwargs(KwargsHandler):
+    """Arguments of `torch.profiler.profile`, and where its traces go.
+
+    Args:
+        activities: What to record: "cpu", "cuda", "xpu", "mtia", "hpu"; all that the machine has where `None`.
+        schedule_option: Arguments of `torch.profiler.schedule` (wait, warmup, active, repeat, skip_first), in steps.
+        on_trace_ready: Called with the profiler each time a trace is complete.
+        record_shapes: Whether shapes of operator inputs are recorded.
+        profile_memory: Whether memory taken and given back is recorded.
+        with_stack: Whether source lines are recorded.
+        with_flops: Whether floating-point operations are estimated.
+        with_modules: Whether the module hierarchy is recorded.
+        output_trace_dir: Folder for one Chrome trace per rank; none is written where `None`.
+    """
+
+    activities: list[ProfilerActivityName] | None = None
+    schedule_option: dict[str, int] | None = None
+    on_trace_ready: Callable[..., Any] | None = None
+    record_shapes: bool = False
+    profile_memory: bool = False
+    with_stack: bool = False
+    with_flops: bool = False
+    with_modules: bool = False
+    output_trace_dir: str | None = None
+
+    def build(self) -> torch.profiler.profile:
+        """Make the profiler.
+
+        Raises:
+            ConfigurationError: An activity is not one that the installed torch can record.
+        """
+        import torch
+
+        schedule = torch.profiler.schedule(**self.schedule_option) if self.schedule_option is not None else None
+        return torch.profiler.profile(
+            activities=self._activities(),
+            schedule=schedule,
+            on_trace_ready=self.on_trace_ready,
+            record_shapes=self.record_shapes,
+            profile_memory=self.profile_memory,
+            with_stack=self.with_stack,
+            with_flops=self.with_flops,
+            with_modules=self.with_modules,
+        )
+
+    def _activities(self) -> list[torch.profiler.ProfilerActivity] | None:
+        if self.activities is None:
+            return None
+        import torch
+
+        known = {name.lower(): value for name, value in torch.profiler.ProfilerActivity.__members__.items()}
+        unknown = [name for name in self.activities if name not in known]
+        if unknown:
+            raise ConfigurationError(
+                f"The profiler cannot record every activity asked for; got {unknown}. Use some of {sorted(known)}."
+            )
+        return [known[name] for name in self.activities]

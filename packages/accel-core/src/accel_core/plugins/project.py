@@ -1,0 +1,42 @@
+"""Where a run keeps its files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["ProjectConfiguration"]
+
+
+@dataclass
+class ProjectConfiguration:
+    """Folders of a run, and how its checkpoints are named and kept.
+
+    Args:
+        project_dir: Folder for everything that the run writes.
+        logging_dir: Folder for trackers that write files; `project_dir` where `None`.
+        automatic_checkpoint_naming: Number the checkpoints under `project_dir/checkpoints`.
+        total_limit: Number of checkpoints to keep; all where `None`.
+        iteration: Number of the next checkpoint.
+        save_on_each_node: Save on the main process of every machine instead of on the first machine only.
+    """
+
+    project_dir: str | None = None
+    logging_dir: str | None = None
+    automatic_checkpoint_naming: bool = False
+    total_limit: int | None = None
+    iteration: int = 0
+    save_on_each_node: bool = False
+
+    def __post_init__(self) -> None:
+        """Fill the logging folder."""
+        self.set_directories(self.project_dir)
+
+    def set_directories(self, project_dir: str | None = None) -> None:
+        """Set the project's folder, and the logging folder where none is set yet.
+
+        Args:
+            project_dir: The folder; `None` takes it away.
+        """
+        self.project_dir = project_dir
+        if self.logging_dir is None:
+            self.logging_dir = project_dir

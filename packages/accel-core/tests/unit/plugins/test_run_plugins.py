@@ -1,0 +1,80 @@
+"""Plugins of loading, project, accumulation and compilation fill and check their fields."""
+
+import pytest
+
+from accel_core.errors import ConfigurationError
+from accel_core.options.enums import DynamoBackend
+from accel_core.plugins.accumulation import GradientAccumulationPlugin
+from accel_core.plugins.compilation import TorchDynamoPlugin
+from accel_core.plugins.loading import DataLoaderConfiguration
+from accel_core.plugins.project import ProjectConfiguration
+
+
+def test_project_fills_the_logging_folder_once() -> None:
+    """The logging folder follows the project's folder until it is set."""
+    project = ProjectConfiguration()
+    project.set_directories("run")
+    assert (project.project_dir, project.logging_dir) == ("run", "run")
+    project.set_directories("other")
+    assert (project.project_dir, project.logging_dir) == ("other", "run")
+    assert ProjectConfiguration("run", logging_dir="logs").logging_dir == "logs"
+
+
+def test_uneven_end_is_checked() -> None:
+    """A way of ending uneven streams that does not exist is refused with those that do."""
+    assert DataLoaderConfiguration().uneven_end == "drop"
+    with pytest.raises(ConfigurationError, match=r"'wait'.*drop.*repeat.*empty"):
+        DataLoaderConfiguration(uneven_end="wait")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("steps", [0, -1, "two", 1.5])
+def test_accumulation_windows_end(steps: object) -> None:
+    """A window of no, negative or broken length is refused."""
+    with pytest.raises(ConfigurationError, match="num_steps"):
+        GradientAccumulationPlugin(num_steps=steps)  # type: ignore[arg-type]
+
+
+def test_accumulation_kwargs_are_what_was_changed() -> None:
+    """Only fields that differ from the default are passed on."""
+    assert GradientAccumulationPlugin(num_steps=2, adjust_scheduler=False).to_kwargs() == {
+        "num_steps": 2,
+        "adjust_scheduler": False,
+    }
+
+
+def test_compilation_defaults_to_none_at_all() -> None:
+    """Without arguments and environment nothing is compiled and nothing differs."""
+    plugin = TorchDynamoPlugin()
+    assert plugin.backend is DynamoBackend.NO
+    assert (plugin.mode, plugin.fullgraph, plugin.dynamic) == ("default", False, None)
+    assert plugin.use_regional_compilation is False
+    assert plugin.to_kwargs() == {}
+
+
+def test_compilation_reads_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every ACCELERATE_DYNAMO_* variable fills its field, and an argument is stronger."""
+    monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "eager")
+    monkeypatch.setenv("ACCELERATE_DYNAMO_MODE", "reduce-overhead")
+    monkeypatch.setenv("ACCELERATE_DYNAMO_USE_FULLGRAPH", "1")
+    monkeypatch.setenv("ACCELERATE_DYNAMO_USE_DYNAMIC", "true")
+    monkeypatch.setenv("ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION", "yes")
+    plugin = TorchDynamoPlugin(dynamic=False)
+    assert plugin.backend is DynamoBackend.EAGER
+    assert (plugin.mode, plugin.fullgraph, plugin.dynamic) == ("reduce-overhead", True, False)
+    assert plugin.use_regional_compilation is True
+    assert plugin.to_kwargs() == {"backend": "eager", "mode": "reduce-overhead", "fullgraph": True, "dynamic": False}
+
+
+@pytest.mark.parametrize("name", ["inductor", "INDUCTOR", DynamoBackend.INDUCTOR])
+def test_compilers_are_known_by_any_spelling(name: str) -> None:
+    """A compiler is accepted by name in any case, and torch gets its lower-case name."""
+    plugin = TorchDynamoPlugin(backend=name)  # type: ignore[arg-type]
+    assert plugin.backend is DynamoBackend.INDUCTOR
+    assert plugin.to_kwargs() == {"backend": "inductor"}
+    assert plugin.to_dict()["backend"] == "inductor"
+
+
+def test_unknown_compiler_is_refused() -> None:
+    """A compiler that does not exist is refused with the list of those that do."""
+    with pytest.raises(ConfigurationError, match=r"'gcc'.*inductor"):
+        TorchDynamoPlugin(backend="gcc")  # type: ignore[arg-type]

@@ -1,0 +1,40 @@
+"""Names that are imported when they are first used.
+
+`import accel_core` must cost nothing: torch is loaded when a name that needs it is touched.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+__all__ = ["attach"]
+
+
+def attach(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """Make the lazy `__getattr__`, `__dir__` and `__all__` of a package.
+
+    Args:
+        package: The package's `__name__`.
+        homes: For every public name, the absolute module that defines it.
+
+    Returns:
+        `__getattr__`, `__dir__` and the sorted `__all__`, to be bound at module level.
+    """
+
+    def getattr_(name: str) -> Any:
+        home = homes.get(name)
+        if home is None:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value = getattr(importlib.import_module(home), name)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    names = sorted(homes)
+
+    def dir_() -> list[str]:
+        return sorted({*names, *vars(sys.modules[package])})
+
+    return getattr_, dir_, names

@@ -1,0 +1,60 @@
+"""Each rank's part of an input that all ranks hold."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset, Subset
+
+from accel_core.errors import DataError
+
+__all__ = ["split_for_rank"]
+
+
+def split_for_rank(inputs: Any, rank: int, size: int, *, apply_padding: bool = False) -> Any:
+    """Return this rank's contiguous part of `inputs`.
+
+    The parts differ by one element at most; the first ranks hold the longer ones.
+
+    Args:
+        inputs: A list, tuple, tensor (split along its first dim), dataset, or a dict of such of equal lengths. What has
+            no length of its own is given whole to every rank.
+        rank: This rank.
+        size: Number of ranks.
+        apply_padding: Repeat the last element so that every rank gets as many as the first.
+
+    Raises:
+        DataError: The values of a dict have different lengths.
+    """
+    if size == 1:
+        return inputs
+    if isinstance(inputs, dict):
+        lengths = {key: len(value) for key, value in inputs.items()}
+        if len(set(lengths.values())) > 1:
+            raise DataError(
+                f"All values of a dict that is split between processes need the same length; got {lengths}. "
+                "Give values of one length."
+            )
+        return {key: split_for_rank(value, rank, size, apply_padding=apply_padding) for key, value in inputs.items()}
+    if not isinstance(inputs, list | tuple | torch.Tensor | Dataset) and not hasattr(inputs, "select"):
+        return inputs
+    indices = _indices(len(inputs), rank, size, apply_padding)
+    if isinstance(inputs, torch.Tensor):
+        return inputs[torch.as_tensor(indices, dtype=torch.long, device=inputs.device)]
+    if hasattr(inputs, "select"):
+        return inputs.select(indices)
+    if isinstance(inputs, Dataset):
+        return Subset(inputs, indices)
+    part = [inputs[index] for index in indices]
+    return part if isinstance(inputs, list) else tuple(part)
+
+
+def _indices(length: int, rank: int, size: int, apply_padding: bool) -> list[int]:
+    share, longer = divmod(length, size)
+    start = rank * share + min(rank, longer)
+    indices = list(range(start, start + share + (rank < longer)))
+    if apply_padding and length:
+        widest = share + (longer > 0)
+        indices += [indices[-1] if indices else length - 1] * (widest - len(indices))
+    return indices

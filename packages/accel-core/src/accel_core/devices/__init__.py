@@ -1,0 +1,1 @@
+"""Hardware: one file per kind of device, and the table that chooses among them."""

@@ -1,0 +1,96 @@
+"""What accel needs to know about one kind of hardware."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from types import ModuleType
+from typing import ClassVar
+
+import torch
+
+from accel_core.errors import DeviceUnavailableError
+from accel_core.options.enums import DistributedType
+
+__all__ = ["Device"]
+
+
+class Device(ABC):
+    """One kind of hardware.
+
+    Called in this order: `is_available` while a kind is chosen, `place` once when the process is set up,
+    `backend` when its process group is joined, the rest whenever they are needed. A kind that torch serves through a
+    module `torch.<name>` (cuda, xpu, npu, …) sets `name`, `backend`, `label` and inherits everything else.
+    """
+
+    name: ClassVar[str]
+    """The device type of torch, such as `cuda`."""
+    backend: ClassVar[str]
+    """The process-group backend that moves this device's tensors between processes."""
+    label: ClassVar[DistributedType]
+    """What users see as `distributed_type` when several processes use this device."""
+    visible_variable: ClassVar[str | None] = None
+    """The environment variable that says which devices a process may see."""
+    supports_fp16: ClassVar[bool] = True
+    has_scaler: ClassVar[bool] = True
+    """Whether fp16 training needs, and has, a gradient scaler here."""
+    ran_on_hardware: ClassVar[bool] = False
+    """Whether accel's tests were ever run on this hardware."""
+
+    @property
+    def module(self) -> ModuleType:
+        """The module of torch that drives this device.
+
+        Raises:
+            DeviceUnavailableError: The installed torch has no such module.
+        """
+        module = getattr(torch, self.name, None)
+        if not isinstance(module, ModuleType):
+            raise DeviceUnavailableError(
+                f"torch drives no device named {self.name!r}; found torch {torch.__version__}. "
+                f"Install the torch extension for {self.name}, or choose another device."
+            )
+        return module
+
+    @abstractmethod
+    def is_available(self) -> bool:
+        """Say whether a process can use this device here."""
+
+    def count(self) -> int:
+        """Return how many devices of this kind the process sees."""
+        return int(self.module.device_count())
+
+    def place(self, local_rank: int) -> torch.device:
+        """Make a device current for this process and return it.
+
+        Args:
+            local_rank: The rank within this machine; ranks go round the visible devices.
+        """
+        device = torch.device(self.name, local_rank % max(self.count(), 1))
+        self.module.set_device(device)
+        return device
+
+    def default_device(self) -> torch.device:
+        """Return the device of a process that was given none in particular."""
+        return torch.device(self.name)
+
+    def supports_bf16(self) -> bool:
+        """Say whether the hardware computes in bfloat16."""
+        probe = getattr(self.module, "is_bf16_supported", None)
+        return bool(probe()) if probe is not None else True
+
+    def synchronize(self) -> None:
+        """Wait until all work given to the device is done."""
+        self.module.synchronize()
+
+    def empty_cache(self) -> None:
+        """Give memory that is cached but unused back to the device."""
+        self.module.empty_cache()
+
+    def rng_state(self) -> torch.Tensor | None:
+        """Return the state of this device's random number generator, `uint8` on the CPU."""
+        state: torch.Tensor = self.module.get_rng_state()
+        return state
+
+    def set_rng_state(self, state: torch.Tensor) -> None:
+        """Put back a state that `rng_state` returned."""
+        self.module.set_rng_state(state)

@@ -1,0 +1,1 @@
+"""The machine around the process: environment, installed libraries, versions, affinity, ports."""

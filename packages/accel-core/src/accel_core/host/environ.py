@@ -1,0 +1,239 @@
+"""The one reader of environment variables.
+
+Everything that accel learns from its environment passes through here, so that a spelling, a default or a precedence
+is decided once. Nothing in this file imports torch.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from accel_core.errors import ConfigurationError
+
+__all__ = [
+    "choice",
+    "clear_environment",
+    "convert_dict_to_env_variables",
+    "first_integer",
+    "flag",
+    "get_int_from_env",
+    "integer",
+    "parse_choice_from_env",
+    "parse_flag_from_env",
+    "patch_environment",
+    "purge_accelerate_environment",
+    "remove",
+    "snapshot",
+    "str_to_bool",
+    "text",
+    "with_prefix",
+    "write",
+]
+
+_TRUE = frozenset({"y", "yes", "t", "true", "on", "1"})
+_FALSE = frozenset({"n", "no", "f", "false", "off", "0"})
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def str_to_bool(value: str, to_bool: bool = False) -> int | bool:
+    """Read a word as truth.
+
+    Args:
+        value: One of y, yes, t, true, on, 1 or n, no, f, false, off, 0, in any case.
+        to_bool: Return `True`/`False` instead of `1`/`0`.
+
+    Raises:
+        ConfigurationError: The word is neither.
+    """
+    word = str(value).lower()
+    if word in _TRUE:
+        return True if to_bool else 1
+    if word in _FALSE:
+        return False if to_bool else 0
+    raise ConfigurationError(
+        f"A yes-or-no value cannot be read; got {value!r}. Use one of {sorted(_TRUE)} or {sorted(_FALSE)}."
+    )
+
+
+def text(name: str, default: str | None = None) -> str | None:
+    """Return the variable as text, or `default` where it is not set."""
+    return os.environ.get(name, default)
+
+
+def flag(name: str, default: bool = False) -> bool:
+    """Return the variable as truth, or `default` where it is not set or empty.
+
+    Raises:
+        ConfigurationError: It is set to a word that is neither yes nor no.
+    """
+    value = os.environ.get(name)
+    if value is None or value == "":
+        return default
+    try:
+        return bool(str_to_bool(value))
+    except ConfigurationError as error:
+        raise ConfigurationError(f"Environment variable {name}: {error}") from None
+
+
+def integer(name: str, default: int | None = None) -> int | None:
+    """Return the variable as a whole number, or `default` where it is not set or empty.
+
+    Raises:
+        ConfigurationError: It is set to something else.
+    """
+    value = os.environ.get(name)
+    if value is None or value == "":
+        return default
+    try:
+        return int(value)
+    except ValueError:
+        raise ConfigurationError(
+            f"Environment variable {name} must be a whole number; got {value!r}. Set it to digits or unset it."
+        ) from None
+
+
+def first_integer(names: Iterable[str], default: int) -> int:
+    """Return the first of `names` that is set to a number of zero or more, else `default`."""
+    for name in names:
+        value = integer(name, -1)
+        if value is not None and value >= 0:
+            return value
+    return default
+
+
+def choice(name: str, allowed: Iterable[str], default: str) -> str:
+    """Return the variable in lower case, checked against `allowed`.
+
+    Raises:
+        ConfigurationError: It is set to a word that is not allowed.
+    """
+    value = os.environ.get(name, default).lower()
+    words = list(allowed)
+    if value not in words:
+        raise ConfigurationError(f"Environment variable {name} cannot be {value!r}. Use one of {words}.")
+    return value
+
+
+def with_prefix(prefix: str) -> dict[str, str]:
+    """Return all variables whose names start with `prefix`."""
+    return {name: value for name, value in os.environ.items() if name.startswith(prefix)}
+
+
+def snapshot() -> dict[str, str]:
+    """Return a copy of the whole environment, to hand to a child process."""
+    return dict(os.environ)
+
+
+def write(name: str, value: object) -> None:
+    """Set a variable of this process."""
+    os.environ[name] = str(value)
+
+
+def remove(name: str) -> None:
+    """Unset a variable of this process; a missing one is fine."""
+    os.environ.pop(name, None)
+
+
+def get_int_from_env(env_keys: Iterable[str], default: int) -> int:
+    """Return the first variable of `env_keys` that holds a number of zero or more, else `default`."""
+    return first_integer(env_keys, default)
+
+
+def parse_flag_from_env(key: str, default: bool = False) -> bool:
+    """Return the variable `key` as truth, `default` where it is not set."""
+    return flag(key, default)
+
+
+def parse_choice_from_env(key: str, default: str = "no") -> str:
+    """Return the variable `key` as text, `default` where it is not set."""
+    return str(os.environ.get(key, str(default)))
+
+
+def convert_dict_to_env_variables(current_env: Mapping[str, object]) -> list[str]:
+    """Write an environment as `NAME=value` lines, leaving out what a line cannot hold.
+
+    Args:
+        current_env: Names and values. An entry with a newline, `;` or an equals sign in its name is left out.
+
+    Returns:
+        One line an entry, each ending in a newline.
+    """
+    lines = []
+    for name, value in current_env.items():
+        if all(char not in f"{name}{value}" for char in ("\n", ";")) and "=" not in name:
+            lines.append(f"{name}={value}\n")
+    return lines
+
+
+@contextmanager
+def clear_environment() -> Iterator[None]:
+    """Empty the environment inside the block; afterwards it is as it was before."""
+    before = dict(os.environ)
+    os.environ.clear()
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+@contextmanager
+def patch_environment(**kwargs: object) -> Iterator[None]:
+    """Set variables inside the block; afterwards these names are as they were before.
+
+    Args:
+        **kwargs: Names (written in upper case) and values (written as text).
+    """
+    before: dict[str, str | None] = {}
+    for name, value in kwargs.items():
+        before[name.upper()] = os.environ.get(name.upper())
+        os.environ[name.upper()] = str(value)
+    try:
+        yield
+    finally:
+        for name, old in before.items():
+            if old is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = old
+
+
+def purge_accelerate_environment(func_or_cls: _F) -> _F:
+    """Undo, after each call, what a function or a class's methods did to `ACCELERATE_*` variables.
+
+    Args:
+        func_or_cls: A function, or a class whose own `test*`, `setUp*` and other public methods are wrapped.
+
+    Returns:
+        The function wrapped, or the same class with wrapped methods.
+    """
+
+    def restore(before: dict[str, str]) -> None:
+        for name in [name for name in os.environ if name.startswith("ACCELERATE_")]:
+            if name not in before:
+                del os.environ[name]
+        os.environ.update(before)
+
+    def wrap(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            before = with_prefix("ACCELERATE_")
+            try:
+                return function(*args, **kwargs)
+            finally:
+                restore(before)
+
+        return wrapper
+
+    if inspect.isclass(func_or_cls):
+        for name, member in list(vars(func_or_cls).items()):
+            if inspect.isfunction(member) and not name.startswith("__"):
+                setattr(func_or_cls, name, wrap(member))
+        return func_or_cls
+    return wrap(func_or_cls)  # type: ignore[return-value]

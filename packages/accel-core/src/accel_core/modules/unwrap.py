@@ -1,0 +1,102 @@
+"""The model inside the layers that preparation put around it."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+from accel_core.modules.compilation import has_compiled_regions, is_compiled_module
+
+__all__ = ["canonical_name", "canonical_state_dict", "extract_model_from_parallel"]
+
+_PREFIXES = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
+
+
+def _containers() -> tuple[type, ...]:
+    """Return the wrapper classes whose `module` is the model; engines count only where they are loaded."""
+    kinds: list[type] = [DistributedDataParallel, DataParallel]
+    fsdp = sys.modules.get("torch.distributed.fsdp.fully_sharded_data_parallel")
+    if fsdp is not None:
+        kinds.append(fsdp.FullyShardedDataParallel)
+    deepspeed = sys.modules.get("deepspeed.runtime.engine")
+    if deepspeed is not None:
+        kinds.append(deepspeed.DeepSpeedEngine)
+    return tuple(kinds)
+
+
+def extract_model_from_parallel(
+    model: Any, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True, recursive: bool = False
+) -> Any:
+    """Take a model out of the containers around it.
+
+    Args:
+        model: The model, prepared or not.
+        keep_fp32_wrapper: Keep the mixed-precision forward that preparation installed.
+        keep_torch_compile: Keep the compiled form.
+        recursive: Take submodules out of their containers as well, in place.
+
+    Returns:
+        The model inside; compiled again if it was, and that is to be kept.
+    """
+    containers = _containers()
+    compiled = model if is_compiled_module(model) else None
+    regions = model if has_compiled_regions(model) else None
+    if compiled is not None:
+        model = compiled._orig_mod
+    elif regions is not None:
+        model = regions.__dict__["_orig_mod"]
+    while isinstance(model, containers):
+        model = model.module
+        if is_compiled_module(model):
+            compiled, model = model, model._orig_mod
+        elif has_compiled_regions(model):
+            regions, model = model, model.__dict__["_orig_mod"]
+    if recursive:
+        _unwrap_children(model, containers)
+    if not keep_fp32_wrapper:
+        for form in (model, regions):
+            _restore_forward(form)
+    if keep_torch_compile:
+        if compiled is not None:
+            compiled.__dict__["_modules"]["_orig_mod"] = model
+            return compiled
+        if regions is not None:
+            return regions
+    return model
+
+
+def _unwrap_children(module: torch.nn.Module, containers: tuple[type, ...]) -> None:
+    for name, child in list(module.named_children()):
+        inner: Any = child
+        while isinstance(inner, containers):
+            inner = inner.module
+        if inner is not child:
+            module._modules[name] = inner
+        _unwrap_children(inner, containers)
+
+
+def _restore_forward(model: Any) -> None:
+    """Give a model its own forward back."""
+    if model is None or "_original_forward" not in model.__dict__:
+        return
+    original = model.__dict__.pop("_original_forward")
+    if getattr(original, "__self__", None) is model and getattr(type(model), "forward", None) is original.__func__:
+        model.__dict__.pop("forward", None)
+    else:
+        model.forward = original
+
+
+def canonical_name(name: str) -> str:
+    """Return a parameter's name without the prefixes of wrappers (compilation, activation checkpointing, FSDP)."""
+    for prefix in _PREFIXES:
+        name = name.replace(prefix, "")
+    return name
+
+
+def canonical_state_dict(model: torch.nn.Module) -> dict[str, Any]:
+    """Return the model's state dict under the names that the bare model has, whatever wraps it."""
+    inner = extract_model_from_parallel(model, keep_torch_compile=False)
+    return {canonical_name(name): value for name, value in inner.state_dict().items()}

@@ -1,0 +1,1 @@
+"""Optimizers and schedules that know about accumulation windows."""

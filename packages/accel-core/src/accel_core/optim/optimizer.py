@@ -1,0 +1,194 @@
+"""`AcceleratedOptimizer`: an optimizer that moves only where an accumulation window ends."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from accel_core.state.gradient import GradientState
+
+__all__ = ["AcceleratedOptimizer", "move_to_device", "patch_optimizer_step"]
+
+
+def move_to_device(state: Any, device: torch.device | str) -> Any:
+    """Move every tensor of a nest of lists, tuples and mappings to `device`.
+
+    Args:
+        state: The nest, such as an optimizer's state dict.
+        device: Where the tensors go.
+
+    Returns:
+        A nest of the same types; what is no tensor is the same object.
+    """
+    if isinstance(state, list | tuple):
+        moved = [move_to_device(item, device) for item in state]
+        if isinstance(state, tuple) and hasattr(state, "_fields"):
+            return type(state)(*moved)
+        return type(state)(moved)
+    if isinstance(state, dict):
+        return type(state)({key: move_to_device(value, device) for key, value in state.items()})
+    return state.to(device) if isinstance(state, torch.Tensor) else state
+
+
+def patch_optimizer_step(accelerated_optimizer: AcceleratedOptimizer, method: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap an optimizer's `step` so that its wrapper learns whether the gradient scaler really called it.
+
+    Args:
+        accelerated_optimizer: The wrapper to tell.
+        method: The optimizer's own `step`.
+    """
+
+    def step(*args: Any, **kwargs: Any) -> Any:
+        accelerated_optimizer._accelerate_step_called = True
+        return method(*args, **kwargs)
+
+    return step
+
+
+class AcceleratedOptimizer(torch.optim.Optimizer):
+    """An optimizer that steps, and zeroes gradients, only where the accumulation window ends.
+
+    Everything else is the wrapped optimizer's. Under fp16 it steps through the gradient scaler and says whether the
+    scaler skipped the step.
+
+    Args:
+        optimizer: The optimizer to wrap.
+        device_placement: Whether its state is moved to the process's device.
+        scaler: The gradient scaler of fp16 training, or `None`.
+    """
+
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, device_placement: bool = True, scaler: Any = None
+    ) -> None:
+        self.optimizer = optimizer
+        self.scaler = scaler
+        self.device_placement = device_placement
+        self.gradient_state = GradientState()
+        self._is_overflow = False
+        self._accelerate_step_called = False
+        self._plain_step: Callable[..., Any] = optimizer.step
+        self._patched_step: Callable[..., Any] | None = None
+        if scaler is not None:
+            self._patched_step = patch_optimizer_step(self, self._plain_step)
+
+    def place(self, device: torch.device) -> None:
+        """Move the optimizer's state to `device`, where it was asked to and there is any."""
+        if self.device_placement and self.optimizer.state:
+            self.optimizer.load_state_dict(move_to_device(self.optimizer.state_dict(), device))
+
+    @property  # type: ignore[override]
+    def state(self) -> Any:
+        """The wrapped optimizer's state."""
+        return self.optimizer.state
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        self.optimizer.state = state
+
+    @property  # type: ignore[override]
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The wrapped optimizer's parameter groups."""
+        return self.optimizer.param_groups
+
+    @param_groups.setter
+    def param_groups(self, param_groups: list[dict[str, Any]]) -> None:
+        self.optimizer.param_groups = param_groups
+
+    @property  # type: ignore[override]
+    def defaults(self) -> dict[str, Any]:
+        """The wrapped optimizer's defaults."""
+        return self.optimizer.defaults
+
+    @defaults.setter
+    def defaults(self, defaults: dict[str, Any]) -> None:
+        self.optimizer.defaults = defaults
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "optimizer" or name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.optimizer, name)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a parameter group to the wrapped optimizer."""
+        self.optimizer.add_param_group(param_group)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load the wrapped optimizer's state."""
+        self.optimizer.load_state_dict(state_dict)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the wrapped optimizer's state."""
+        return self.optimizer.state_dict()
+
+    def zero_grad(self, set_to_none: bool | None = None) -> None:
+        """Clear the gradients where the window ends; inside a window they are kept to be added to.
+
+        Args:
+            set_to_none: As in torch; `None` leaves the choice to the wrapped optimizer.
+        """
+        if not self.gradient_state.sync_gradients:
+            return
+        if set_to_none is None or "set_to_none" not in inspect.signature(self.optimizer.zero_grad).parameters:
+            self.optimizer.zero_grad()
+        else:
+            self.optimizer.zero_grad(set_to_none=set_to_none)
+
+    def train(self) -> Any:
+        """Switch the optimizer to training; those without modes (all but schedule-free ones) have nothing to do."""
+        if callable(getattr(self.optimizer, "train", None)):
+            return self.optimizer.train()
+        return None
+
+    def eval(self) -> Any:
+        """Switch the optimizer to evaluation; those without modes have nothing to do."""
+        if callable(getattr(self.optimizer, "eval", None)):
+            return self.optimizer.eval()
+        return None
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """Step where the accumulation window ends; elsewhere do nothing.
+
+        Args:
+            closure: Passed to the wrapped optimizer.
+
+        Returns:
+            What the wrapped optimizer returns.
+        """
+        if not self.gradient_state.sync_gradients:
+            return None
+        if self.scaler is None:
+            return self.optimizer.step() if closure is None else self.optimizer.step(closure)
+        return self._scaled_step(closure)
+
+    def _scaled_step(self, closure: Callable[[], Any] | None) -> Any:
+        """Step through the scaler, and note whether it found infinite gradients and skipped."""
+        self._accelerate_step_called = False
+        self.optimizer.step = self._patched_step  # type: ignore[method-assign,assignment]
+        try:
+            result = self.scaler.step(self.optimizer, closure) if closure is not None else self.scaler.step(self.optimizer)
+            self.scaler.update()
+        finally:
+            self.optimizer.step = self._plain_step  # type: ignore[method-assign]
+        self._is_overflow = not self._accelerate_step_called
+        return result
+
+    @property
+    def step_was_skipped(self) -> bool:
+        """Whether the last step was skipped because of infinite or NaN gradients."""
+        return self._is_overflow
+
+    def __repr__(self) -> str:
+        return f"AcceleratedOptimizer({self.optimizer!r})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        left_out = {"_plain_step", "_patched_step", "_accelerate_step_called"}
+        return {name: value for name, value in self.__dict__.items() if name not in left_out}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._accelerate_step_called = False
+        self._plain_step = self.optimizer.step
+        self._patched_step = None if self.scaler is None else patch_optimizer_step(self, self._plain_step)

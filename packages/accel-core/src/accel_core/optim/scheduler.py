@@ -1,0 +1,116 @@
+"""`AcceleratedScheduler`: a learning-rate schedule that moves when its optimizers moved."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from accel_core.process import world
+from accel_core.state.gradient import GradientState
+
+__all__ = ["AcceleratedScheduler"]
+
+_logger = logging.getLogger(__name__)
+
+
+class AcceleratedScheduler:
+    """A schedule that steps when its optimizers stepped.
+
+    A schedule is usually written for one process. Its batches are spread over N processes, so by default it moves N
+    times for each optimizer step and ends at the same sample as with one process. A schedule that counts optimizer
+    steps itself needs `step_scheduler_with_optimizer=False` or `split_batches=True`; at its first step the log says at
+    which optimizer step a schedule with a known length will end.
+
+    Args:
+        scheduler: The schedule to wrap.
+        optimizers: The optimizer, or optimizers, that it belongs to.
+        step_with_optimizer: Move only when the optimizers moved.
+        split_batches: Batches are split between processes, so the schedule moves once for each optimizer step.
+    """
+
+    def __init__(
+        self, scheduler: Any, optimizers: Any, step_with_optimizer: bool = True, split_batches: bool = False
+    ) -> None:
+        self.scheduler = scheduler
+        self.optimizers: Sequence[Any] = optimizers if isinstance(optimizers, list | tuple) else [optimizers]
+        self.split_batches = split_batches
+        self.step_with_optimizer = step_with_optimizer
+        self.gradient_state = GradientState()
+        self._told_end = False
+
+    def step(self, *args: Any, **kwargs: Any) -> None:
+        """Move the schedule as far as the optimizers moved.
+
+        Args:
+            *args: Passed to the wrapped schedule.
+            **kwargs: Passed to the wrapped schedule.
+        """
+        if not self.step_with_optimizer:
+            self.scheduler.step(*args, **kwargs)
+            return
+        if not self.gradient_state.sync_gradients:
+            if self.gradient_state.adjust_scheduler and hasattr(self.scheduler, "_step_count"):
+                self.scheduler._step_count += 1
+            return
+        for optimizer in self.optimizers:
+            if optimizer.step_was_skipped:
+                return
+        if not self._told_end:
+            self._tell_end()
+        times = self._times
+        if times == 1:
+            self.scheduler.step(*args, **kwargs)
+            return
+        for _ in range(times):
+            total = getattr(self.scheduler, "total_steps", None)
+            if total is None or self.scheduler._step_count <= total:
+                self.scheduler.step(*args, **kwargs)
+
+    @property
+    def _times(self) -> int:
+        """Number of moves for each optimizer step."""
+        if self.split_batches:
+            return 1
+        here = world.current()
+        return 1 if here is None else here.size
+
+    def _tell_end(self) -> None:
+        """Log, once, the optimizer step at which a schedule of known length ends."""
+        self._told_end = True
+        total = getattr(self.scheduler, "total_steps", None) or getattr(self.scheduler, "T_max", None)
+        if isinstance(total, int) and total > 0:
+            here = world.current()
+            if here is None or here.is_main:
+                _logger.info(
+                    "The schedule %s ends at optimizer step %d: it has %d steps and moves %d for each optimizer step.",
+                    type(self.scheduler).__name__,
+                    -(-total // self._times),
+                    total,
+                    self._times,
+                )
+
+    def get_last_lr(self) -> Any:
+        """Return the learning rates of the last step, one a parameter group."""
+        return self.scheduler.get_last_lr()
+
+    def get_lr(self) -> Any:
+        """Return what the wrapped schedule computes now."""
+        return self.scheduler.get_lr()
+
+    def print_lr(self, *args: Any, **kwargs: Any) -> None:
+        """Print the learning rate, through the wrapped schedule."""
+        self.scheduler.print_lr(*args, **kwargs)
+
+    def state_dict(self) -> Any:
+        """Return the wrapped schedule's state."""
+        return self.scheduler.state_dict()
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        """Load the wrapped schedule's state."""
+        self.scheduler.load_state_dict(state_dict)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "scheduler" or name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.scheduler, name)

@@ -1,0 +1,1 @@
+"""The number formats that a run computes in."""

@@ -1,0 +1,76 @@
+"""Half precision through torch's autocast."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from types import MethodType
+from typing import Any, TypeVar
+
+import torch
+
+from accel_core.plugins.handlers import AutocastKwargs, GradScalerKwargs
+from accel_core.precision.outputs import convert_outputs_to_fp32
+from accel_core.precision.precision import Precision
+
+__all__ = ["AutocastPrecision"]
+
+_M = TypeVar("_M", bound=torch.nn.Module)
+
+
+class AutocastPrecision(Precision):
+    """Forward passes under `torch.autocast`, outputs given back in fp32; with fp16, a gradient scaler.
+
+    Args:
+        name: `fp16` or `bf16`.
+        device: Where the run computes.
+        handler: Arguments of `torch.autocast`.
+        scaler_handler: Arguments of `torch.amp.GradScaler`.
+        scale: Whether fp16 needs a gradient scaler here.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        device: torch.device,
+        handler: AutocastKwargs,
+        scaler_handler: GradScalerKwargs,
+        *,
+        scale: bool = True,
+    ) -> None:
+        super().__init__(name)
+        self.native_amp = True
+        self.device_type = device.type
+        self.dtype = torch.float16 if name == "fp16" else torch.bfloat16
+        self.handler = handler
+        if name == "fp16" and scale:
+            self.scaler = torch.amp.GradScaler(device.type, **scaler_handler.to_kwargs())
+
+    def autocast(self, handler: AutocastKwargs | None = None) -> AbstractContextManager[object]:
+        """Return `torch.autocast` for the run's device and dtype."""
+        arguments = (handler or self.handler).to_dict()
+        return torch.autocast(self.device_type, dtype=self.dtype, **arguments)
+
+    def wrap(self, model: _M) -> _M:
+        """Run `model.forward` under autocast and give its half-precision outputs back in fp32."""
+        if "_original_forward" in model.__dict__:
+            return model
+        original: Any = model.forward
+        bound = isinstance(original, MethodType)
+        function: Callable[..., Any] = original.__func__ if bound else original
+        model.__dict__["_original_forward"] = original
+        mixed = convert_outputs_to_fp32(self._under_autocast(function))
+        model.forward = MethodType(mixed, model) if bound else mixed  # type: ignore[method-assign]
+        return model
+
+    def _under_autocast(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        arguments = self.handler.to_dict()
+        device_type, dtype = self.device_type, self.dtype
+
+        @functools.wraps(function)
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            with torch.autocast(device_type, dtype=dtype, **arguments):
+                return function(*args, **kwargs)
+
+        return forward

@@ -1,0 +1,48 @@
+"""Full precision: the base of all number formats, which changes nothing."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import TypeVar
+
+import torch
+
+from accel_core.plugins.handlers import AutocastKwargs
+
+__all__ = ["Precision"]
+
+_M = TypeVar("_M", bound=torch.nn.Module)
+
+
+class Precision:
+    """How a run computes its forward pass. This one computes as the model was written.
+
+    Called in this order: `convert` once for each model before it is wrapped, `wrap` once after it is on its device,
+    `autocast` around each piece of code that asks for it.
+
+    Attributes:
+        name: The word that users chose: `no`, `fp16`, `bf16` or `fp8`.
+        scaler: The gradient scaler of fp16 training, or `None`.
+        native_amp: Whether torch's autocast does the work.
+    """
+
+    def __init__(self, name: str = "no") -> None:
+        self.name = name
+        self.scaler: torch.amp.GradScaler | None = None
+        self.native_amp = False
+
+    def autocast(self, handler: AutocastKwargs | None = None) -> AbstractContextManager[object]:
+        """Return a context in which operations choose their own precision.
+
+        Args:
+            handler: Replaces the run's own autocast arguments inside this block.
+        """
+        return nullcontext()
+
+    def convert(self, model: _M) -> _M:
+        """Exchange layers of `model` for those of this format, in place."""
+        return model
+
+    def wrap(self, model: _M) -> _M:
+        """Make `model.forward` compute in this format; a second call changes nothing."""
+        return model

@@ -1,0 +1,1 @@
+"""The process and its fellows: who they are, how they meet, who goes first."""

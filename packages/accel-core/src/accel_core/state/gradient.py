@@ -1,0 +1,171 @@
+"""`GradientState`: where the step stands in its accumulation window and in its data."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, ClassVar
+
+from accel_core.plugins.accumulation import GradientAccumulationPlugin
+
+__all__ = ["GradientState"]
+
+
+class GradientState:
+    """Where the step stands: whether gradients are synchronised, and which loaders are being read.
+
+    Every instance shares one state. Loaders enter when their iteration begins, report every batch, and leave when it
+    ends. Training asks for the loader that feeds it, which an evaluation loop inside the epoch does not become.
+
+    Args:
+        gradient_accumulation_plugin: How gradients are accumulated.
+
+    Attributes:
+        sync_gradients (bool): Whether the current step synchronises gradients and moves the optimizer.
+        plugin_kwargs (dict): What the plugin says that differs from its defaults; read at every step.
+    """
+
+    _shared_state: ClassVar[dict[str, Any]] = {}
+
+    sync_gradients: bool
+    plugin_kwargs: dict[str, Any]
+    _references: list[weakref.ref[Any]]
+    _fresh: list[weakref.ref[Any]]
+    _training: weakref.ref[Any] | None
+
+    def __init__(self, gradient_accumulation_plugin: GradientAccumulationPlugin | None = None) -> None:
+        self.__dict__ = self._shared_state
+        if not self.initialized:
+            self.__dict__.update(
+                sync_gradients=True,
+                plugin_kwargs={},
+                _is_xla_gradients_synced=False,
+                _references=[],
+                _fresh=[],
+                _training=None,
+            )
+        if gradient_accumulation_plugin is not None:
+            wanted = gradient_accumulation_plugin.to_kwargs()
+            if self.plugin_kwargs != wanted:
+                self.plugin_kwargs = wanted
+
+    @property
+    def initialized(self) -> bool:
+        """Whether the shared state is set."""
+        return GradientState._shared_state != {}
+
+    @property
+    def num_steps(self) -> int:
+        """Number of batches that make one optimizer step."""
+        return int(self.plugin_kwargs.get("num_steps", 1))
+
+    @property
+    def adjust_scheduler(self) -> bool:
+        """Whether the schedule counts the batches of a window although it does not step on them."""
+        return bool(self.plugin_kwargs.get("adjust_scheduler", False))
+
+    @property
+    def sync_with_dataloader(self) -> bool:
+        """Whether the end of the data ends the accumulation window."""
+        return bool(self.plugin_kwargs.get("sync_with_dataloader", True))
+
+    @property
+    def sync_each_batch(self) -> bool:
+        """Whether ranks synchronise gradients at every batch, to save memory at the price of speed."""
+        return bool(self.plugin_kwargs.get("sync_each_batch", False))
+
+    @property
+    def dataloader_references(self) -> list[Any]:
+        """The loaders being read, outermost first, after a leading `None`."""
+        return [None, *(loader for ref in self._references if (loader := ref()) is not None)]
+
+    @property
+    def active_dataloader(self) -> Any:
+        """The innermost loader being read, or `None`."""
+        for reference in reversed(self._references):
+            loader = reference()
+            if loader is not None:
+                return loader
+        return None
+
+    @property
+    def in_dataloader(self) -> bool:
+        """Whether any loader is being read."""
+        return self.active_dataloader is not None
+
+    @property
+    def end_of_dataloader(self) -> bool:
+        """Whether the innermost loader has given its last batch."""
+        loader = self.active_dataloader
+        return loader is not None and bool(loader.end_of_dataloader)
+
+    @property
+    def remainder(self) -> int:
+        """Number of real samples in the innermost loader's last global batch, or -1 where that is not known."""
+        loader = self.active_dataloader
+        return -1 if loader is None else int(loader.remainder)
+
+    @property
+    def is_xla_gradients_synced(self) -> bool:
+        """Whether gradients were reduced across XLA devices since the last step."""
+        return bool(self.__dict__["_is_xla_gradients_synced"])
+
+    @is_xla_gradients_synced.setter
+    def is_xla_gradients_synced(self, is_synced: bool) -> None:
+        self.__dict__["_is_xla_gradients_synced"] = is_synced
+
+    def _set_sync_gradients(self, sync_gradients: bool) -> None:
+        self.sync_gradients = sync_gradients
+
+    def _add_dataloader(self, dataloader: Any) -> None:
+        """Enter a loader whose iteration begins; a loader that is read again starts anew."""
+        self._remove_dataloader(dataloader)
+        self._references.append(weakref.ref(dataloader))
+        dataloader.__dict__["_batches_served"] = 0
+
+    def _advance(self, dataloader: Any) -> None:
+        """Note that `dataloader` gives a batch now."""
+        dataloader.__dict__["_batches_served"] += 1
+        fresh = self._fresh
+        if not fresh or fresh[-1]() is not dataloader:
+            fresh[:] = [ref for ref in fresh if ref() is not dataloader]
+            fresh.append(weakref.ref(dataloader))
+
+    def _remove_dataloader(self, dataloader: Any) -> None:
+        """Let a loader go whose iteration ended or was broken off."""
+        self._references = [ref for ref in self._references if ref() is not None and ref() is not dataloader]
+
+    def training_dataloader(self) -> Any:
+        """Return the loader that feeds the step about to be taken, or `None`.
+
+        It is the one that fed the previous step if it gave a batch since then, else the one that gave a batch last:
+        so neither an evaluation loop inside the epoch nor one broken off becomes the training loader.
+        """
+        before = self._training() if self._training is not None else None
+        fresh = [loader for ref in self._fresh if (loader := ref()) is not None]
+        self._fresh.clear()
+        if fresh and not any(loader is before for loader in fresh):
+            before = fresh[-1]
+            self._training = weakref.ref(before)
+        if before is None or not any(ref() is before for ref in self._references):
+            return None
+        return before
+
+    def batches_left(self, dataloader: Any) -> int | None:
+        """Return how many batches `dataloader` still gives after the current one, or `None` where it has no length."""
+        try:
+            return max(len(dataloader) - int(dataloader.__dict__["_batches_served"]), 0)
+        except TypeError:
+            return None
+
+    def __repr__(self) -> str:
+        return (
+            f"Sync Gradients: {self.sync_gradients}\n"
+            f"At end of current dataloader: {self.end_of_dataloader}\n"
+            f"Extra samples added: {self.remainder}\n"
+            f"Gradient accumulation plugin: {self.plugin_kwargs}\n"
+        )
+
+    @classmethod
+    def _reset_state(cls) -> None:
+        """Empty the shared state."""
+        cls._shared_state.clear()

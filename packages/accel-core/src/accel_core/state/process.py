@@ -1,0 +1,258 @@
+"""`PartialState`: the process as users see it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+
+from accel_core.comm.split import split_for_rank
+from accel_core.devices import registry
+from accel_core.errors import ConfigurationError, StateError
+from accel_core.host import environ
+from accel_core.options.enums import DistributedType
+from accel_core.process import control, world
+from accel_core.process.world import World
+
+__all__ = ["PartialState", "ThreadLocalSharedDict", "do_nothing"]
+
+
+def do_nothing(*args: Any, **kwargs: Any) -> None:
+    """Accept anything and return nothing."""
+
+
+class ThreadLocalSharedDict(threading.local):
+    """A descriptor that holds one dictionary for each thread, for runtimes that run ranks as threads.
+
+    Args:
+        thread_local: Kept for callers of the existing name; the dictionary is always the thread's own.
+    """
+
+    def __init__(self, thread_local: bool = False) -> None:
+        self._storage: dict[str, Any] = {}
+
+    def __get__(self, obj: object, objtype: type | None = None) -> dict[str, Any]:
+        """Return this thread's dictionary."""
+        return self._storage
+
+    def __set__(self, obj: object, value: dict[str, Any]) -> None:
+        """Replace this thread's dictionary."""
+        self._storage = value
+
+
+class PartialState:
+    """The process among its fellows, and control over who does what.
+
+    Every instance shares one state. The first one sets the process up: it finds the device and the rank and, with
+    several processes, joins the process group, so all ranks have to make one.
+
+    Args:
+        cpu: Compute on the CPU whatever hardware is here.
+        **kwargs: Passed to `torch.distributed.init_process_group`, for example `backend` or `timeout`.
+
+    Attributes:
+        device (torch.device): The device of this process.
+        distributed_type (DistributedType): How the run is spread, as a label.
+        num_processes (int): Number of processes.
+        process_index (int): Number of this process, from 0.
+        local_process_index (int): Number of this process on its machine.
+        backend (str | None): The process group's backend.
+        debug (bool): Whether collectives are checked across ranks.
+        fork_launched (bool): Whether a notebook launcher forked this process.
+
+    Raises:
+        ConfigurationError: The environment or the arguments contradict each other.
+    """
+
+    _shared_state: ClassVar[dict[str, Any]] = {}
+    _known_attributes: ClassVar[tuple[str, ...]] = (
+        "_cpu",
+        "_mixed_precision",
+        "_shared_state",
+        "backend",
+        "debug",
+        "device",
+        "distributed_type",
+        "fork_launched",
+        "local_process_index",
+        "num_processes",
+        "process_index",
+    )
+
+    device: torch.device
+    distributed_type: DistributedType
+    num_processes: int
+    process_index: int
+    local_process_index: int
+    backend: str | None
+    debug: bool
+    fork_launched: bool
+
+    def __init__(self, cpu: bool = False, **kwargs: Any) -> None:
+        self.__dict__ = self._shared_state
+        if self.initialized:
+            return
+        kwargs.pop("_use_sagemaker_dp", None)
+        found = world.ensure(cpu, **kwargs)
+        if cpu and found.device.type != "cpu":
+            raise ConfigurationError(
+                f"The CPU was asked for, and this process already computes on {found.device}. "
+                "Ask for the CPU where the first state or Accelerator is made."
+            )
+        self.__dict__.update(
+            _cpu=cpu or environ.flag("ACCELERATE_USE_CPU"),
+            backend=found.backend,
+            debug=found.debug,
+            device=found.device,
+            distributed_type=found.base_label,
+            fork_launched=found.fork_launched,
+            local_process_index=found.local_rank,
+            num_processes=found.size,
+            process_index=found.rank,
+        )
+
+    def __repr__(self) -> str:
+        return (
+            f"Distributed environment: {self.distributed_type}{('  Backend: ' + self.backend) if self.backend else ''}\n"
+            f"Num processes: {self.num_processes}\n"
+            f"Process index: {self.process_index}\n"
+            f"Local process index: {self.local_process_index}\n"
+            f"Device: {self.device}\n"
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self._known_attributes:
+            raise StateError(
+                f"PartialState has no {name!r}; its state was reset while this object lived. "
+                "Make a new PartialState() or Accelerator()."
+            )
+        raise AttributeError(f"'PartialState' object has no attribute '{name}'")
+
+    @staticmethod
+    def _reset_state() -> None:
+        """Empty the shared state. The process group stays; the next PartialState finds it again."""
+        PartialState._shared_state.clear()
+        world.forget()
+
+    @property
+    def _world(self) -> World:
+        return world.ensure()
+
+    @property
+    def initialized(self) -> bool:
+        """Whether the shared state is set."""
+        return self._shared_state != {}
+
+    @property
+    def use_distributed(self) -> bool:
+        """Whether several processes take part."""
+        return self.distributed_type != DistributedType.NO and self.num_processes > 1
+
+    @property
+    def is_main_process(self) -> bool:
+        """Whether this is rank 0 of all."""
+        return self.process_index == 0
+
+    @property
+    def is_local_main_process(self) -> bool:
+        """Whether this is the first process of its machine."""
+        return self.local_process_index == 0
+
+    @property
+    def is_last_process(self) -> bool:
+        """Whether this is the highest rank."""
+        return self.process_index == self.num_processes - 1
+
+    @property
+    def default_device(self) -> torch.device:
+        """The device that a process without any setting would use here."""
+        return registry.choose().default_device()
+
+    def wait_for_everyone(self) -> None:
+        """Stop until every process has come here; with one process, return at once."""
+        control.wait_for_everyone(self._world)
+
+    @contextmanager
+    def split_between_processes(
+        self, inputs: list[Any] | tuple[Any, ...] | dict[str, Any] | torch.Tensor, apply_padding: bool = False
+    ) -> Iterator[Any]:
+        """Give each process its part of `inputs` inside the block.
+
+        Args:
+            inputs: A list, tuple, tensor (split along its first dim), dataset, or a dict of such of equal lengths.
+            apply_padding: Repeat the last element so that every process gets equally many.
+
+        Yields:
+            This process's part, of the same type.
+
+        Raises:
+            DataError: The values of a dict have different lengths.
+        """
+        yield split_for_rank(inputs, self.process_index, self.num_processes, apply_padding=apply_padding)
+
+    def main_process_first(self) -> AbstractContextManager[None]:
+        """Let the main process through a `with` block before all others.
+
+        Raises:
+            RemoteRankError: On the others, when the main process raised in the block.
+        """
+        return control.main_first(self._world, self.is_main_process)
+
+    def local_main_process_first(self) -> AbstractContextManager[None]:
+        """Let the first process of each machine through a `with` block before the others."""
+        return control.main_first(self._world, self.is_local_main_process)
+
+    def on_main_process(self, function: Callable[..., Any] | None = None) -> Callable[..., Any]:
+        """Make a function run on the main process only; elsewhere it returns `None`."""
+        if not self.initialized:
+            raise StateError(
+                "on_main_process was used before the state exists. Make a PartialState() or Accelerator() first."
+            )
+        if function is None:
+            return partial(self.on_main_process)
+        return control.only_when(self.is_main_process, function)
+
+    def on_local_main_process(self, function: Callable[..., Any] | None = None) -> Callable[..., Any]:
+        """Make a function run on the first process of each machine only."""
+        if function is None:
+            return partial(self.on_local_main_process)
+        return control.only_when(self.is_local_main_process, function)
+
+    def on_last_process(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Make a function run on the highest rank only."""
+        return control.only_when(self.is_last_process, function)
+
+    def on_process(
+        self, function: Callable[..., Any] | None = None, process_index: int | None = None
+    ) -> Callable[..., Any]:
+        """Make a function run on the process numbered `process_index` only."""
+        if function is None:
+            return partial(self.on_process, process_index=process_index)
+        return control.only_when(self.process_index == process_index, function)
+
+    def on_local_process(
+        self, function: Callable[..., Any] | None = None, local_process_index: int | None = None
+    ) -> Callable[..., Any]:
+        """Make a function run, on each machine, on the process numbered `local_process_index` only."""
+        if function is None:
+            return partial(self.on_local_process, local_process_index=local_process_index)
+        return control.only_when(self.local_process_index == local_process_index, function)
+
+    def print(self, *args: Any, **kwargs: Any) -> None:
+        """Print once per machine."""
+        if self.is_local_main_process:
+            print(*args, **kwargs)
+
+    def set_device(self) -> None:
+        """Make this process's device current; it is chosen and made current when the state is set up."""
+        self.device = registry.named(self.device.type).place(self.local_process_index)
+
+    def destroy_process_group(self, group: Any = None) -> None:
+        """Leave the process group (`None`: the default one); without one, do nothing."""
+        if self.fork_launched and group is None:
+            return
+        world.destroy(group)

@@ -1,0 +1,227 @@
+"""`AcceleratorState`: the run as users see it."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any, ClassVar
+
+from accel_core.errors import ConfigurationError, StateError
+from accel_core.host import environ
+from accel_core.options.enums import DistributedType, PrecisionType
+from accel_core.state.process import PartialState
+
+__all__ = ["AcceleratorState", "is_initialized"]
+
+
+def is_initialized() -> bool:
+    """Say whether an AcceleratorState, and so an Accelerator, was made in this process."""
+    return AcceleratorState._shared_state != {}
+
+
+class AcceleratorState:
+    """The process and how it trains: precision, plugins, the label of the strategy.
+
+    Every instance shares one state. An Accelerator makes the first one; users make others to read it.
+
+    Args:
+        mixed_precision: `no`, `fp16`, `bf16` or `fp8`; `None` reads ACCELERATE_MIXED_PRECISION.
+        cpu: Compute on the CPU whatever hardware is here.
+        dynamo_plugin: How models are compiled.
+        deepspeed_plugin: A DeepSpeed plugin, or several by name.
+        fsdp_plugin: An FSDP plugin.
+        torch_tp_plugin: A tensor-parallel plugin.
+        megatron_lm_plugin: A Megatron-LM plugin.
+        parallelism_config: The axes of an N-D mesh.
+        **kwargs: Passed to `torch.distributed.init_process_group`.
+
+    Raises:
+        ConfigurationError: An unknown precision, or one that contradicts the state that exists.
+    """
+
+    _shared_state: ClassVar[dict[str, Any]] = {}
+    _known_attributes: ClassVar[tuple[str, ...]] = (
+        *PartialState._known_attributes,
+        "deepspeed_plugins",
+        "device_mesh",
+        "dynamo_plugin",
+        "fsdp_plugin",
+        "megatron_lm_plugin",
+        "parallelism_config",
+        "torch_tp_plugin",
+    )
+
+    def __init__(
+        self,
+        mixed_precision: str | None = None,
+        cpu: bool = False,
+        dynamo_plugin: Any = None,
+        deepspeed_plugin: Any = None,
+        fsdp_plugin: Any = None,
+        torch_tp_plugin: Any = None,
+        megatron_lm_plugin: Any = None,
+        parallelism_config: Any = None,
+        _from_accelerator: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        self.__dict__ = self._shared_state
+        if PartialState._shared_state == {}:
+            PartialState(cpu, **kwargs)
+        self.__dict__.update({k: v for k, v in PartialState._shared_state.items() if k != "distributed_type"})
+        self.__dict__.setdefault("distributed_type", PartialState().distributed_type)
+        wanted = None if mixed_precision is None else str(mixed_precision).lower()
+        if "_mixed_precision" in self.__dict__:
+            self._refuse_change(wanted, cpu)
+            return
+        wanted = wanted or environ.text("ACCELERATE_MIXED_PRECISION", "no") or "no"
+        wanted = wanted.lower()
+        if wanted not in PrecisionType:
+            raise ConfigurationError(
+                f"Unknown mixed precision {wanted!r}. Use one of {PrecisionType.list()} "
+                "(the argument mixed_precision or ACCELERATE_MIXED_PRECISION)."
+            )
+        plugins = deepspeed_plugin if isinstance(deepspeed_plugin, dict) or deepspeed_plugin is None else None
+        if plugins is None and deepspeed_plugin is not None:
+            plugins = {"default": deepspeed_plugin}
+        self.__dict__.update(
+            _mixed_precision=wanted,
+            dynamo_plugin=dynamo_plugin,
+            deepspeed_plugins=plugins,
+            fsdp_plugin=fsdp_plugin,
+            torch_tp_plugin=torch_tp_plugin,
+            megatron_lm_plugin=megatron_lm_plugin,
+            parallelism_config=parallelism_config,
+            device_mesh=None,
+            use_ipex=False,
+        )
+        PartialState._shared_state["distributed_type"] = self.distributed_type
+
+    def _refuse_change(self, wanted: str | None, cpu: bool) -> None:
+        if wanted is not None and wanted != self._mixed_precision:
+            raise ConfigurationError(
+                f"This process already trains with mixed precision {self._mixed_precision!r}; {wanted!r} was asked "
+                "for. Use one precision for all Accelerators, or call AcceleratorState._reset_state() in between."
+            )
+        if cpu and self.device.type != "cpu":
+            raise ConfigurationError(
+                f"The CPU was asked for, and this process already computes on {self.device}. "
+                "Pass cpu=True where the first Accelerator is made."
+            )
+
+    def __repr__(self) -> str:
+        text = repr(PartialState()) + f"Mixed precision type: {self.mixed_precision}\n"
+        if self.deepspeed_plugins:
+            text += f"ds_config: {self.deepspeed_plugin.deepspeed_config}\n"
+        return text
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self._known_attributes:
+            raise StateError(
+                f"AcceleratorState has no {name!r}; its state was reset while this object lived. "
+                "Make a new Accelerator()."
+            )
+        raise AttributeError(f"'AcceleratorState' object has no attribute '{name}'")
+
+    @staticmethod
+    def _reset_state(reset_partial_state: bool = False) -> None:
+        """Empty the shared state, and with `reset_partial_state` that of the process; the process group stays."""
+        AcceleratorState._shared_state.clear()
+        if reset_partial_state:
+            PartialState._reset_state()
+
+    def _label(self, label: DistributedType) -> None:
+        """Write the strategy's label into both views."""
+        self.distributed_type = label
+        PartialState._shared_state["distributed_type"] = label
+
+    @property
+    def initialized(self) -> bool:
+        """Whether the shared state is set."""
+        return self._shared_state != {}
+
+    @property
+    def mixed_precision(self) -> str:
+        """The number format of the forward pass: `no`, `fp16`, `bf16` or `fp8`."""
+        return str(self._mixed_precision)
+
+    @property
+    def use_distributed(self) -> bool:
+        """Whether several processes take part."""
+        return PartialState().use_distributed
+
+    @property
+    def fork_launched(self) -> bool:
+        """Whether a notebook launcher forked this process."""
+        return bool(PartialState().fork_launched)
+
+    @property
+    def is_fsdp2(self) -> bool:
+        """Whether models are sharded in place (FSDP version 2)."""
+        return self.fsdp_plugin is not None and getattr(self.fsdp_plugin, "fsdp_version", 1) == 2
+
+    @property
+    def is_last_process(self) -> bool:
+        """Whether this is the highest rank."""
+        return PartialState().is_last_process
+
+    @property
+    def is_main_process(self) -> bool:
+        """Whether this is rank 0 of all."""
+        return PartialState().is_main_process
+
+    @property
+    def is_local_main_process(self) -> bool:
+        """Whether this is the first process of its machine."""
+        return PartialState().is_local_main_process
+
+    @property
+    def deepspeed_plugin(self) -> Any:
+        """The DeepSpeed plugin in use, or `None`."""
+        plugins = self.deepspeed_plugins
+        if not plugins:
+            return None
+        for plugin in plugins.values():
+            if getattr(plugin, "selected", False):
+                return plugin
+        return next(iter(plugins.values()))
+
+    def get_deepspeed_plugin(self, name: str) -> Any:
+        """Return the DeepSpeed plugin that was given under `name`.
+
+        Raises:
+            ConfigurationError: There is none of that name.
+        """
+        plugins = self.deepspeed_plugins or {}
+        if name not in plugins:
+            raise ConfigurationError(f"No DeepSpeed plugin is called {name!r}; given were {sorted(plugins)}.")
+        return plugins[name]
+
+    def select_deepspeed_plugin(self, name: str | None = None) -> None:
+        """Put the DeepSpeed plugin called `name` to use, and the others out of it."""
+        chosen = self.get_deepspeed_plugin(str(name))
+        for plugin in (self.deepspeed_plugins or {}).values():
+            plugin._unselect()
+        chosen.select(_from_accelerator_state=True)
+
+    def wait_for_everyone(self) -> None:
+        """Stop until every process has come here."""
+        PartialState().wait_for_everyone()
+
+    def split_between_processes(self, inputs: Any, apply_padding: bool = False) -> AbstractContextManager[Any]:
+        """Give each process its part of `inputs` inside the block; see `PartialState.split_between_processes`."""
+        return PartialState().split_between_processes(inputs, apply_padding=apply_padding)
+
+    def main_process_first(self) -> AbstractContextManager[None]:
+        """Let the main process through a `with` block before all others."""
+        return PartialState().main_process_first()
+
+    def local_main_process_first(self) -> AbstractContextManager[None]:
+        """Let the first process of each machine through a `with` block before the others."""
+        return PartialState().local_main_process_first()
+
+    def print(self, *args: Any, **kwargs: Any) -> None:
+        """Print once per machine."""
+        PartialState().print(*args, **kwargs)
+
+    def destroy_process_group(self, group: Any = None) -> None:
+        """Leave the process group; see `PartialState.destroy_process_group`."""
+        PartialState().destroy_process_group(group)

@@ -1,0 +1,1 @@
+"""How models, optimizers and gradients live across processes: one file or folder per way."""

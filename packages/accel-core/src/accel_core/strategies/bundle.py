@@ -1,0 +1,99 @@
+"""The objects of one `prepare` call, sorted by what they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from accel_core.errors import PreparationError
+from accel_core.optim.optimizer import AcceleratedOptimizer
+from accel_core.optim.scheduler import AcceleratedScheduler
+
+__all__ = ["Bundle", "Slot"]
+
+
+@dataclass
+class Slot:
+    """One object on its way through `prepare`.
+
+    Attributes:
+        given: What the caller passed.
+        place: Whether it is moved to the device; `None` leaves that to the run.
+        result: What the caller gets back.
+    """
+
+    given: Any
+    place: bool | None
+    result: Any
+
+
+@dataclass
+class Bundle:
+    """The slots of one `prepare` call: all in the caller's order, and again by kind."""
+
+    slots: list[Slot] = field(default_factory=list)
+    models: list[Slot] = field(default_factory=list)
+    optimizers: list[Slot] = field(default_factory=list)
+    schedulers: list[Slot] = field(default_factory=list)
+    loaders: list[Slot] = field(default_factory=list)
+
+    @classmethod
+    def sort(
+        cls,
+        objects: Sequence[Any],
+        placement: Sequence[bool | None] | None,
+        is_loader: Callable[[Any], bool] | None = None,
+    ) -> Bundle:
+        """Sort `objects`; what is none of the four kinds passes through untouched.
+
+        Args:
+            objects: What the caller passed to `prepare`.
+            placement: For each object, whether it is moved to the device.
+            is_loader: Says what else than a torch `DataLoader` counts as a loader.
+
+        Raises:
+            PreparationError: `placement` has another length than `objects`.
+        """
+        if placement is not None and len(placement) != len(objects):
+            raise PreparationError(
+                f"device_placement needs one entry for each object; got {len(placement)} for {len(objects)} objects. "
+                "Pass a list of True, False or None of the same length, or leave it out."
+            )
+        bundle = cls()
+        for index, given in enumerate(objects):
+            slot = Slot(given, None if placement is None else placement[index], given)
+            bundle.slots.append(slot)
+            kind = bundle._kind(given, is_loader)
+            if kind is not None:
+                kind.append(slot)
+        return bundle
+
+    def _kind(self, given: Any, is_loader: Callable[[Any], bool] | None) -> list[Slot] | None:
+        if isinstance(given, torch.nn.Module):
+            return self.models
+        if isinstance(given, torch.optim.Optimizer | AcceleratedOptimizer):
+            return self.optimizers
+        if isinstance(given, DataLoader) or (is_loader is not None and is_loader(given)):
+            return self.loaders
+        if isinstance(given, torch.optim.lr_scheduler.LRScheduler | AcceleratedScheduler) or _steps_like_a_schedule(given):
+            return self.schedulers
+        return None
+
+    @property
+    def results(self) -> tuple[Any, ...]:
+        """What the caller gets back, in the order of the objects passed."""
+        return tuple(slot.result for slot in self.slots)
+
+
+def _steps_like_a_schedule(given: Any) -> bool:
+    """Say whether an object is a schedule by its looks: it steps, knows its rates, and belongs to an optimizer."""
+    return (
+        not isinstance(given, type)
+        and callable(getattr(given, "step", None))
+        and hasattr(given, "optimizer")
+        and (hasattr(given, "get_last_lr") or hasattr(given, "get_lr") or hasattr(given, "num_bad_epochs"))
+    )

@@ -1,0 +1,84 @@
+"""Data parallel: every process holds the whole model and reads its own part of the data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch.distributed.algorithms.join import Join
+from torch.nn.parallel import DistributedDataParallel
+
+from accel_core.options.enums import DistributedType
+from accel_core.strategies.strategy import Parts, Strategy
+
+__all__ = ["DataParallelStrategy", "sync_next_backward"]
+
+
+class DataParallelStrategy(Strategy):
+    """`DistributedDataParallel` around each model; gradients are averaged while backward runs."""
+
+    name = "ddp"
+
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts)
+        self._wrappers: WeakKeyDictionary[torch.nn.Module, DistributedDataParallel] = WeakKeyDictionary()
+
+    def label(self) -> DistributedType:
+        """Return the label of several processes on this device."""
+        return self.world.hardware.label
+
+    def distribute(self, model: torch.nn.Module) -> torch.nn.Module:
+        """Wrap a model that has something to train; the same model again gives the same wrapper."""
+        if not any(parameter.requires_grad for parameter in model.parameters()):
+            return model
+        wrapper = self._wrappers.get(model)
+        if wrapper is None:
+            arguments = self.parts.ddp.to_kwargs()
+            if self.world.device.index is not None and not getattr(model, "hf_device_map", None):
+                arguments |= {"device_ids": [self.world.device.index], "output_device": self.world.device.index}
+            wrapper = DistributedDataParallel(model, **arguments)
+            self.parts.ddp.register_comm_hook(wrapper)
+            self._wrappers[model] = wrapper
+        return wrapper
+
+    def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
+        """Return DDP's own context; what is no DDP model has nothing to leave out."""
+        wrapper = _ddp_of(model)
+        return nullcontext() if wrapper is None else wrapper.no_sync()
+
+    def sync_next_backward(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
+        """Return a context whose backward pass averages gradients although its forward ran under `no_sync`."""
+        return sync_next_backward(model)
+
+    def join(self, joinables: Sequence[Any]) -> AbstractContextManager[Any]:
+        """Return torch's `Join` over the given models and optimizers."""
+        return Join([_ddp_of(item) or item for item in joinables], enable=True, throw_on_early_termination=False)
+
+
+def _ddp_of(model: Any) -> DistributedDataParallel | None:
+    """Return the DDP wrapper of a model, looking through a compiled form."""
+    model = getattr(model, "_orig_mod", model)
+    return model if isinstance(model, DistributedDataParallel) else None
+
+
+@contextmanager
+def sync_next_backward(model: Any) -> Iterator[None]:
+    """Make the next backward of a DDP model average gradients although its forward ran under `no_sync`.
+
+    DDP decides in forward whether its reducer is armed; this arms it for the block. (See
+    `torch.nn.parallel.DistributedDataParallel.no_sync`.)
+    """
+    wrapper = _ddp_of(model)
+    if wrapper is None:
+        yield
+        return
+    before = wrapper.require_backward_grad_sync, wrapper.require_forward_param_sync
+    wrapper.require_backward_grad_sync = wrapper.require_forward_param_sync = True
+    wrapper.reducer.prepare_for_backward([])
+    try:
+        yield
+    finally:
+        wrapper.require_backward_grad_sync, wrapper.require_forward_param_sync = before

@@ -1,0 +1,24 @@
+"""One process: the model trains where it stands."""
+
+from __future__ import annotations
+
+import torch
+
+from accel_core.options.enums import DistributedType
+from accel_core.strategies.strategy import Strategy
+
+__all__ = ["SingleStrategy"]
+
+
+class SingleStrategy(Strategy):
+    """One process trains one copy of the model."""
+
+    name = "single"
+
+    def label(self) -> DistributedType:
+        """Return the label that the device alone gives: nothing is distributed."""
+        return self.world.base_label
+
+    def distribute(self, model: torch.nn.Module) -> torch.nn.Module:
+        """Return the model as it is."""
+        return model

@@ -1,0 +1,6 @@
+"""What accel's own tests are made of, for third-party strategies, trackers and devices as well."""
+
+from accel_core.testing.requires import requires
+from accel_core.testing.world import world
+
+__all__ = ["requires", "world"]

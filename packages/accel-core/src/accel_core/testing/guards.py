@@ -1,0 +1,78 @@
+"""Fixtures that make a leaking test fail itself instead of its neighbour.
+
+A package's `conftest.py` takes them all with `from accel_core.testing.guards import *`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+__all__ = ["fresh_state", "no_environment_leak", "no_process_group_leak", "no_state_leak", "no_thread_leak"]
+
+_OWNED_BY_PYTEST = ("PYTEST_", "COV_", "HYPOTHESIS_")
+
+
+@pytest.fixture
+def fresh_state() -> Iterator[None]:
+    """Give a test that makes an Accelerator or a state clean state before and after."""
+    from accel_core.state import reset_all
+
+    reset_all()
+    yield
+    reset_all()
+
+
+@pytest.fixture(autouse=True)
+def no_environment_leak() -> Iterator[None]:
+    """Fail a test that leaves the environment changed, and put it back."""
+    before = dict(os.environ)
+    yield
+    after = {name: value for name, value in os.environ.items() if not name.startswith(_OWNED_BY_PYTEST)}
+    kept = {name: value for name, value in before.items() if not name.startswith(_OWNED_BY_PYTEST)}
+    if after != kept:
+        changed = sorted(
+            name for name in after.keys() | kept.keys() if after.get(name) != kept.get(name)
+        )
+        os.environ.clear()
+        os.environ.update(before)
+        pytest.fail(f"the test left environment variables changed: {changed}")
+
+
+@pytest.fixture(autouse=True)
+def no_process_group_leak() -> Iterator[None]:
+    """Fail a test that leaves a process group open, and close it."""
+    yield
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        distributed.destroy_process_group()
+        pytest.fail("the test left a process group open")
+
+
+@pytest.fixture(autouse=True)
+def no_state_leak(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a test that leaves process, run or step state behind, and clear it."""
+    yield
+    if "fresh_state" in request.fixturenames:
+        return
+    state = sys.modules.get("accel_core.state")
+    if state is not None and state.any_set():
+        state.reset_all()
+        pytest.fail("the test left state behind; ask for the fixture fresh_state")
+
+
+@pytest.fixture(autouse=True)
+def no_thread_leak() -> Iterator[None]:
+    """Fail a test that leaves a non-daemon thread running."""
+    before = set(threading.enumerate())
+    yield
+    left = [t for t in threading.enumerate() if t not in before and not t.daemon and t.is_alive()]
+    for thread in left:
+        thread.join(1.0)
+    left = [thread.name for thread in left if thread.is_alive()]  # type: ignore[misc]
+    if left:
+        pytest.fail(f"the test left threads running: {left}")

@@ -1,0 +1,44 @@
+"""Marks that skip a test where it cannot run, and say why."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+
+import pytest
+
+__all__ = ["requires"]
+
+
+def _missing(need: str) -> str | None:
+    """Return why `need` is not met here, or `None` where it is."""
+    kind, _, name = need.partition(":")
+    if not name:
+        kind, name = "library", need
+    if kind == "library":
+        return None if importlib.util.find_spec(name) is not None else f"needs the library {name}, not installed here"
+    if kind == "program":
+        return None if shutil.which(name) else f"needs the program {name}, not on this machine"
+    if kind == "device":
+        import torch
+
+        module = getattr(torch, name, None)
+        return None if module is not None and module.is_available() else f"needs a {name} device, none on this machine"
+    if kind == "user":
+        return None if os.geteuid() == 0 else "needs root"
+    if kind == "platform":
+        return None if sys.platform == name else f"needs {name}; this is {sys.platform}"
+    raise ValueError(f"A requirement has an unknown kind {kind!r}. Use library, program, device, user or platform.")
+
+
+def requires(*needs: str) -> pytest.MarkDecorator:
+    """Skip the test unless all `needs` are met, and give the first that is not as the reason.
+
+    Args:
+        *needs: `"tensorboard"` (an importable library), `"program:g++"`, `"device:cuda"`, `"user:root"`,
+            `"platform:linux"`.
+    """
+    reasons = [reason for reason in map(_missing, needs) if reason]
+    return pytest.mark.skipif(bool(reasons), reason=reasons[0] if reasons else "")

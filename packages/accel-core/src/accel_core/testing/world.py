@@ -1,0 +1,201 @@
+"""Test bodies that run on several gloo ranks.
+
+The ranks are forked from a server process that has torch and accel loaded already, so a trivial test on two ranks
+takes a few hundredths of a second.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import functools
+import importlib.util
+import inspect
+import multiprocessing
+import os
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+import torch.distributed as dist
+
+__all__ = ["RankFailure", "run", "world"]
+
+_F = TypeVar("_F", bound=Callable[..., None])
+_PRELOAD = ["accel_core.testing._preload"]
+
+
+class RankFailure(AssertionError):
+    """A rank of a test failed; the message holds that rank's traceback."""
+
+
+def world(size: int, *, timeout: float = 60.0, environment: dict[str, str] | None = None) -> Callable[[_F], _F]:
+    """Run the body of a test on `size` ranks that talk through gloo.
+
+    Fixtures and parameters reach every rank (they have to be picklable; `tmp_path` is the same folder on all).
+
+    Args:
+        size: Number of ranks.
+        timeout: Seconds after which the ranks are ended and the test fails with the stack of each.
+        environment: Variables to set on every rank.
+
+    Example::
+
+        @world(2)
+        def test_there_are_two_ranks():
+            assert ensure().size == 2
+    """
+
+    def decorate(test: _F) -> _F:
+        @functools.wraps(test)
+        def spread(*args: Any, **kwargs: Any) -> None:
+            failure = run(test, size, args, kwargs, timeout=timeout, environment=environment)
+            if failure is not None:
+                raise RankFailure(failure)
+
+        spread.ranks_body = test  # type: ignore[attr-defined]
+        return spread  # type: ignore[return-value]
+
+    return decorate
+
+
+def run(
+    body: Callable[..., None],
+    size: int,
+    args: tuple[Any, ...] = (),
+    kwargs: dict[str, Any] | None = None,
+    *,
+    timeout: float = 60.0,
+    environment: dict[str, str] | None = None,
+) -> str | None:
+    """Call `body` on `size` ranks and return what failed, or `None`.
+
+    A rank that skips (`pytest.skip`) skips the test.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_PRELOAD)
+    source = inspect.getsourcefile(body)
+    assert source is not None, "a test body comes from a file"
+    with tempfile.TemporaryDirectory(prefix="accel-ranks-") as folder:
+        ranks: list[tuple[BaseProcess, Connection]] = []
+        for rank in range(size):
+            receiver, sender = context.Pipe(duplex=False)
+            variables = {
+                **os.environ,
+                "RANK": str(rank),
+                "WORLD_SIZE": str(size),
+                "LOCAL_RANK": str(rank),
+                "LOCAL_WORLD_SIZE": str(size),
+                "OMP_NUM_THREADS": "1",
+                "ACCELERATE_USE_CPU": "true",
+                "ACCELERATE_DEBUG_RDV_FILE": os.path.join(folder, "meeting"),
+                **(environment or {}),
+            }
+            process = context.Process(
+                target=_rank_main,
+                args=(sender, source, body.__qualname__, args, kwargs or {}, variables, sys.path, folder, rank),
+                daemon=False,
+            )
+            process.start()
+            sender.close()
+            ranks.append((process, receiver))
+        try:
+            return _collect(ranks, Path(folder), timeout)
+        finally:
+            for process, receiver in ranks:
+                if process.is_alive():
+                    process.kill()
+                process.join()
+                receiver.close()
+
+
+def _collect(ranks: list[tuple[BaseProcess, Connection]], folder: Path, timeout: float) -> str | None:
+    """Wait for every rank's verdict; after the first failure, give the others two seconds to add theirs."""
+    deadline = time.monotonic() + timeout
+    verdicts: dict[int, tuple[str, str]] = {}
+    pending = {receiver: rank for rank, (_, receiver) in enumerate(ranks)}
+    while pending:
+        ready = wait(list(pending), timeout=max(0.0, deadline - time.monotonic()))
+        if not ready:
+            break
+        for receiver in ready:
+            rank = pending.pop(receiver)  # type: ignore[index]
+            try:
+                verdicts[rank] = receiver.recv()  # type: ignore[union-attr]
+            except EOFError:
+                ranks[rank][0].join(5)
+                verdicts[rank] = ("fail", f"the process ended with exit code {ranks[rank][0].exitcode}, no verdict")
+            if verdicts[rank][0] == "fail":
+                deadline = min(deadline, time.monotonic() + 2.0)
+    failed = [(rank, text) for rank, (kind, text) in sorted(verdicts.items()) if kind == "fail"]
+    hung = sorted(pending.values())
+    if hung:
+        for rank in hung:
+            pid = ranks[rank][0].pid
+            if pid is not None and ranks[rank][0].is_alive():
+                os.kill(pid, signal.SIGUSR2)
+        time.sleep(0.3)
+    if failed or hung:
+        lines = [f"rank {rank} failed:\n{text}" for rank, text in failed]
+        for rank in hung:
+            stack = folder / f"stack-{rank}"
+            lines.append(f"rank {rank} did not end; it stood at:\n{stack.read_text() if stack.exists() else ''}")
+        return "\n".join(lines)
+    skipped = [text for kind, text in verdicts.values() if kind == "skip"]
+    if skipped:
+        pytest.skip(skipped[0])
+    return None
+
+
+def _rank_main(
+    sender: Connection,
+    source: str,
+    qualname: str,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    variables: dict[str, str],
+    path: list[str],
+    folder: str,
+    rank: int,
+) -> None:
+    os.environ.clear()
+    os.environ.update(variables)
+    sys.path[:] = path
+    with open(os.path.join(folder, f"stack-{rank}"), "w") as stack:
+        faulthandler.register(signal.SIGUSR2, file=stack, all_threads=True)
+        verdict = ("ok", "")
+        try:
+            _body(source, qualname)(*args, **kwargs)
+        except pytest.skip.Exception as skip:
+            verdict = ("skip", str(skip))
+        except BaseException:
+            verdict = ("fail", traceback.format_exc())
+        sender.send(verdict)
+        sender.close()
+        if verdict[0] == "ok" and dist.is_initialized():
+            dist.destroy_process_group()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0 if verdict[0] != "fail" else 1)
+
+
+def _body(source: str, qualname: str) -> Callable[..., None]:
+    """Import the test's file in this process and return the undecorated body."""
+    name = "ranks_" + str(abs(hash(source)))
+    spec = importlib.util.spec_from_file_location(name, source)
+    assert spec is not None and spec.loader is not None, f"{source} cannot be imported"
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    found: Any = module
+    for part in qualname.split("."):
+        found = getattr(found, part)
+    body: Callable[..., None] = getattr(found, "ranks_body", found)
+    return body

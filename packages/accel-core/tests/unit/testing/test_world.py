@@ -1,0 +1,72 @@
+"""The testing kit itself: ranks, failures, skips."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from accel_core.process.world import ensure
+from accel_core.testing import requires, world
+from accel_core.testing.world import run
+
+
+@world(2)
+def test_body_runs_on_every_rank(tmp_path: Path) -> None:
+    """Each rank sees itself, its size and the same folder."""
+    import torch.distributed as dist
+
+    here = ensure()
+    assert (here.size, here.backend, here.device.type) == (2, "gloo", "cpu")
+    (tmp_path / f"rank-{here.rank}").touch()
+    dist.barrier()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["rank-0", "rank-1"]
+
+
+def _fails_on_rank_one() -> None:
+    if ensure().rank == 1:
+        raise ValueError("only here")
+
+
+def _hangs_on_rank_zero() -> None:
+    import threading
+
+    if os.environ["RANK"] == "0":
+        threading.Event().wait()
+
+
+def test_failure_of_one_rank_is_shown() -> None:
+    """The message names the rank and holds its traceback."""
+    failure = run(_fails_on_rank_one, 2)
+    assert failure is not None
+    assert "rank 1 failed" in failure and "ValueError: only here" in failure
+
+
+def test_hang_of_one_rank_shows_its_stack() -> None:
+    """A rank that never ends is ended, and the place where it stood is shown."""
+    failure = run(_hangs_on_rank_zero, 2, timeout=0.8)
+    assert failure is not None
+    assert "rank 0 did not end" in failure and "_hangs_on_rank_zero" in failure
+
+
+@pytest.mark.parametrize("value", [1, "two"])
+@world(2)
+def test_parameters_reach_every_rank(value: object) -> None:
+    """A parametrized body gets its parameters on each rank."""
+    assert value in (1, "two")
+
+
+def _skips() -> None:
+    pytest.skip("found out on the rank")
+
+
+def test_skip_on_a_rank_skips_the_test() -> None:
+    """A body may find out on its ranks that it cannot run."""
+    with pytest.raises(pytest.skip.Exception, match="found out on the rank"):
+        run(_skips, 2)
+
+
+def test_requirement_that_is_missing_gives_its_reason() -> None:
+    """The mark skips, and says what is missing."""
+    mark = requires("library:surely_not_installed").mark
+    assert mark.args == (True,)
+    assert "surely_not_installed" in mark.kwargs["reason"]

@@ -1,0 +1,63 @@
+"""Models whose weights live elsewhere: how the core saves what another package holds.
+
+The package that offloads weights registers an `OffloadedWeights`; code that reads a model's state dict asks `find`
+first, so that it never writes empty tensors.
+"""
+
+from typing import Protocol
+
+import torch
+from torch import nn
+
+__all__ = ["OffloadedWeights", "find", "register", "state_dict"]
+
+
+class OffloadedWeights(Protocol):
+    """A holder of weights that a model shows as empty."""
+
+    def holds(self, model: nn.Module) -> bool:
+        """Tell whether some tensors of the model are held elsewhere."""
+
+    def state_dict(self, model: nn.Module) -> dict[str, torch.Tensor]:
+        """Give the model's whole state dict on the CPU, under the names of `model.state_dict()`."""
+
+
+_holders: list[OffloadedWeights] = []
+
+
+def register(holder: OffloadedWeights) -> None:
+    """Make a holder known; registering it twice is no error.
+
+    Args:
+        holder: The holder.
+    """
+    if holder not in _holders:
+        _holders.append(holder)
+
+
+def find(model: nn.Module) -> OffloadedWeights | None:
+    """Find who holds weights of a model.
+
+    Args:
+        model: The model.
+
+    Returns:
+        The holder, or None when all weights are in the model.
+    """
+    for holder in _holders:
+        if holder.holds(model):
+            return holder
+    return None
+
+
+def state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Give a model's state dict, wherever its weights live.
+
+    Args:
+        model: The model.
+
+    Returns:
+        `model.state_dict()`, with every offloaded tensor read back onto the CPU.
+    """
+    holder = find(model)
+    return dict(model.state_dict()) if holder is None else holder.state_dict(model)

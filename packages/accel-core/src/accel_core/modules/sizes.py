@@ -1,0 +1,118 @@
+"""Bytes of dtypes, tensors and written sizes."""
+
+import re
+
+import torch
+
+from accel_core.errors import ConfigurationError
+from accel_core.modules import packed
+from accel_core.options.enums import CustomDtype
+
+__all__ = ["as_dtype", "convert_file_size_to_int", "dtype_byte_size", "id_tensor_storage", "tensor_bytes"]
+
+_CUSTOM_BYTES = {CustomDtype.FP8: 1.0, CustomDtype.INT4: 0.5, CustomDtype.INT2: 0.25}
+_UNITS = {
+    "TIB": 2**40, "GIB": 2**30, "MIB": 2**20, "KIB": 2**10,
+    "TB": 10**12, "GB": 10**9, "MB": 10**6, "KB": 10**3,
+}  # fmt: skip
+_WRITTEN_SIZE = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([KMGT]i?[bB])\s*", re.IGNORECASE)
+
+
+def dtype_byte_size(dtype: torch.dtype | CustomDtype) -> int | float:
+    """Give the bytes of one element of a dtype.
+
+    Args:
+        dtype: A torch dtype, or a `CustomDtype` that torch has no dtype for.
+
+    Returns:
+        Bytes; a fraction for packed formats, and 1/8 for `torch.bool`, which counts its information.
+        What a tensor really occupies is `tensor_bytes`.
+    """
+    if isinstance(dtype, CustomDtype):
+        size = _CUSTOM_BYTES[dtype]
+        return int(size) if size == int(size) else size
+    if dtype == torch.bool:
+        return 1 / 8
+    return dtype.itemsize
+
+
+def as_dtype(dtype: str | torch.dtype | CustomDtype | None) -> torch.dtype | CustomDtype | None:
+    """Turn a dtype's name, with or without `torch.`, into the dtype.
+
+    Args:
+        dtype: A dtype, its name, or None.
+
+    Returns:
+        The dtype; None stays None.
+
+    Raises:
+        ConfigurationError: When torch has no dtype of that name.
+    """
+    if not isinstance(dtype, str):
+        return dtype
+    found = getattr(torch, dtype.removeprefix("torch."), None)
+    if not isinstance(found, torch.dtype):
+        raise ConfigurationError(
+            f"There is no dtype of this name. Found {dtype!r}. Use a torch dtype or its name, such as 'bfloat16'."
+        )
+    return found
+
+
+def tensor_bytes(tensor: torch.Tensor, dtype: torch.dtype | CustomDtype | None = None) -> int:
+    """Count the bytes that a tensor occupies, or would occupy after loading it in a dtype.
+
+    Args:
+        tensor: The tensor, which may be on the meta device.
+        dtype: The dtype it will be loaded in. Only floating point tensors are cast, and never to a wider dtype.
+
+    Returns:
+        Bytes, rounded up.
+    """
+    form = packed.find(tensor)
+    if form is not None:
+        return form.nbytes(tensor)
+    if dtype is None or not tensor.is_floating_point():
+        return tensor.nbytes
+    wanted = _CUSTOM_BYTES[dtype] if isinstance(dtype, CustomDtype) else dtype.itemsize
+    if wanted >= tensor.element_size():
+        return tensor.nbytes
+    return -int(-tensor.numel() * wanted // 1)
+
+
+def convert_file_size_to_int(size: int | str) -> int:
+    """Turn a written size into bytes.
+
+    Args:
+        size: Bytes, or a number with a unit: `"10GiB"` (2**30), `"10GB"` (10**9), `"10Gb"` (bits), from KB to TB.
+
+    Returns:
+        Bytes.
+
+    Raises:
+        ConfigurationError: When `size` is negative or not a size.
+    """
+    if isinstance(size, int) and size >= 0:
+        return size
+    match = _WRITTEN_SIZE.fullmatch(size) if isinstance(size, str) else None
+    if match is None:
+        raise ConfigurationError(
+            f"`size` {size} is not in a valid format. Found neither a count of bytes nor a number with a unit. Use an "
+            "integer for bytes, or a string with a unit (like '5.0GB')."
+        )
+    unit = match[2]
+    count = float(match[1]) * _UNITS[unit.upper()]
+    bits = unit.endswith("b") and not unit.lower().endswith("ib")
+    return int(count // 8) if bits else int(count)
+
+
+def id_tensor_storage(tensor: torch.Tensor) -> tuple[torch.device, int, int]:
+    """Identify the memory behind a tensor, so that tensors sharing it can be found.
+
+    Args:
+        tensor: Any strided tensor.
+
+    Returns:
+        Its device, the address of its storage (unique among living tensors of that device) and the storage's bytes.
+    """
+    storage = tensor.untyped_storage()
+    return tensor.device, storage.data_ptr(), storage.nbytes()

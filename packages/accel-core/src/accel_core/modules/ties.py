@@ -1,0 +1,41 @@
+"""Tied tensors: one parameter registered under several names."""
+
+from typing import Any
+
+from torch import nn
+
+__all__ = ["find_tied_parameters", "tied_tensor_groups"]
+
+
+def find_tied_parameters(model: nn.Module, **kwargs: Any) -> list[list[str]]:  # noqa: ARG001
+    """List the groups of parameter names that are one parameter.
+
+    Identity decides, not the storage: on the meta device all storages look alike.
+
+    Args:
+        model: The model to look through.
+        kwargs: Accepted and unused; callers of older versions pass their recursion's state.
+
+    Returns:
+        One sorted list of dotted names per tied parameter, in the order of first registration.
+    """
+    return tied_tensor_groups(model, include_buffers=False)
+
+
+def tied_tensor_groups(model: nn.Module, include_buffers: bool = True) -> list[list[str]]:
+    """List the groups of names that are one parameter or one buffer.
+
+    Args:
+        model: The model to look through.
+        include_buffers: Whether buffers registered twice count too.
+
+    Returns:
+        One sorted list of dotted names per tied tensor, in the order of first registration.
+    """
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    if include_buffers:
+        for name, buffer in model.named_buffers(remove_duplicate=False):
+            names.setdefault(id(buffer), []).append(name)
+    return [sorted(group) for group in names.values() if len(group) > 1]

@@ -1,0 +1,137 @@
+"""Walks over the modules and tensors of a model."""
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Literal, overload
+
+import torch
+from torch import nn
+
+__all__ = [
+    "get_module_children_bottom_up",
+    "get_non_persistent_buffers",
+    "has_repeated_blocks",
+    "named_module_tensors",
+    "owner_of",
+]
+
+
+def named_module_tensors(
+    module: nn.Module, include_buffers: bool = True, recurse: bool = False, remove_non_persistent: bool = False
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the parameters, then the buffers, of a module with their names.
+
+    Args:
+        module: The module to walk.
+        include_buffers: Whether buffers follow the parameters.
+        recurse: Whether to walk the submodules too; tied tensors come once, as in `named_parameters`.
+        remove_non_persistent: Whether to leave out buffers that `state_dict` does not hold.
+
+    Yields:
+        Pairs of dotted name and tensor.
+    """
+    yield from module.named_parameters(recurse=recurse)
+    if not include_buffers:
+        return
+    left_out = get_non_persistent_buffers(module, recurse=recurse, fqns=recurse) if remove_non_persistent else set()
+    for name, buffer in module.named_buffers(recurse=recurse):
+        if name not in left_out:
+            yield name, buffer
+
+
+def get_non_persistent_buffers(module: nn.Module, recurse: bool = False, fqns: bool = False) -> set[str]:
+    """Name the buffers of a module that its `state_dict` leaves out.
+
+    Args:
+        module: The module to ask.
+        recurse: Whether to ask the submodules too.
+        fqns: With `recurse`, whether names are dotted from `module` instead of the buffer's own.
+
+    Returns:
+        The names.
+    """
+    if not recurse:
+        return set(module._non_persistent_buffers_set)
+    names: set[str] = set()
+    for prefix, submodule in module.named_modules():
+        own = submodule._non_persistent_buffers_set
+        names |= {f"{prefix}.{name}" if prefix else name for name in own} if fqns else own
+    return names
+
+
+@overload
+def get_module_children_bottom_up(model: nn.Module, return_fqns: Literal[False] = False) -> list[nn.Module]: ...
+
+
+@overload
+def get_module_children_bottom_up(model: nn.Module, return_fqns: Literal[True]) -> list[tuple[str, nn.Module]]: ...
+
+
+def get_module_children_bottom_up(
+    model: nn.Module, return_fqns: bool = False
+) -> list[nn.Module] | list[tuple[str, nn.Module]]:
+    """List every module of a model, children before their parents and the model itself last.
+
+    Args:
+        model: The model to walk; a module registered under two names is listed under both.
+        return_fqns: Whether to list pairs of dotted name and module.
+
+    Returns:
+        The modules, or the pairs.
+    """
+    ordered: list[tuple[str, nn.Module]] = []
+    stack: list[tuple[str, nn.Module, bool]] = [("", model, False)]
+    while stack:
+        name, module, children_done = stack.pop()
+        if children_done:
+            ordered.append((name, module))
+            continue
+        stack.append((name, module, True))
+        prefix = f"{name}." if name else ""
+        stack.extend(
+            (prefix + child_name, child, False)
+            for child_name, child in reversed(module._modules.items())
+            if child is not None
+        )
+    return ordered if return_fqns else [module for _, module in ordered]
+
+
+def has_repeated_blocks(module: nn.Module) -> bool:
+    """Tell whether a module lists several blocks of one class, as a transformer lists its layers.
+
+    Args:
+        module: The module to ask; every `nn.ModuleList` below it counts.
+
+    Returns:
+        True when some `nn.ModuleList` holds more than one module, all of one class.
+    """
+    for submodule in module.modules():
+        if isinstance(submodule, nn.ModuleList) and len(submodule) > 1 and len(Counter(map(type, submodule))) == 1:
+            return True
+    return False
+
+
+def owner_of(module: nn.Module, tensor_name: str) -> tuple[nn.Module, str]:
+    """Find the submodule that holds a tensor directly.
+
+    Args:
+        module: The module that the name starts from.
+        tensor_name: Dotted name of a parameter, buffer or attribute.
+
+    Returns:
+        The holding submodule and the tensor's name in it.
+
+    Raises:
+        ValueError: When a module on the way does not exist.
+    """
+    path, _, leaf = tensor_name.rpartition(".")
+    owner = module
+    for part in path.split(".") if path else ():
+        child = owner._modules.get(part)
+        if child is None:
+            raise ValueError(
+                f"{tensor_name!r} leads through a module that does not exist: {type(owner).__name__} has no submodule "
+                f"{part!r}. Use a name of `named_parameters` or `named_buffers`."
+            )
+        owner = child
+    return owner, leaf

@@ -106,7 +106,7 @@ class Environment:
 
     def pip(self, *args: object) -> None:
         """Install with pip under the project's constraints; nothing is compiled to bytecode before it is used."""
-        self.run("python", "-m", "pip", "install", "-q", "--no-compile", "--disable-pip-version-check",
+        self.run("python", "-m", "pip", "install", "-qq", "--no-compile", "--disable-pip-version-check",
                  "-c", CONSTRAINTS, *args)  # fmt: skip
 
     def provide(self, requirements: list[str], packages: list[str], *, wheels: bool = False) -> Environment:
@@ -194,13 +194,14 @@ def pytest(environment: Environment, title: str, *args: object) -> None:
 @nox.session(venv_backend="none")
 def quickstart(session: nox.Session) -> None:
     """Train on two processes, save, resume, then run the model from CPU and disk: the main job on real digits."""
-    packages = ["accel-core", "accel-bigmodel", "accel-launch", "accel-trackers[tensorboard]"]
+    packages = [name for name in PACKAGES if name != "accelerate"]
+    packages[packages.index("accel-trackers")] += "[tensorboard]"
     environment = Environment(session, "quickstart").provide(GROUPS["examples"], packages)
-    runs = ROOT / "runs" / "quickstart"
+    runs = ROOT / "runs" / "digits"
     shutil.rmtree(runs, ignore_errors=True)
-    launch = ("launch", "--cpu", "--num-processes", "2")
-    digits = ROOT / "examples" / "train_digits.py"
-    environment.run("accel", *launch, digits, "--folder", runs)
+    train = ("launch", "--cpu", "--num-processes", "2", ROOT / "examples" / "train_digits.py", "--folder", runs)
+    environment.run("accel", *train)
+    environment.run("accel", *train, "--resume")
     environment.run("python", ROOT / "examples" / "run_big_model.py", "--folder", runs)
 
 

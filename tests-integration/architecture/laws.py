@@ -1,0 +1,96 @@
+"""What a breach of the laws of ARCHITECTURE.md looks like in source code."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = sorted((ROOT / "packages").glob("*/src/*"))
+FORBIDDEN_NAMES = re.compile(r"^_?(utils?|helpers?|common|misc|other|base_.*)$")
+ENVIRONMENT_READERS = {"accel_core/host/environ.py", "accel_launch/settings/environ.py"}
+OWN = {path.name for path in SOURCES}
+
+
+@dataclass(frozen=True)
+class Breach:
+    """A place that breaks a law."""
+
+    file: str
+    line: int
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}: {self.what}"
+
+
+def files() -> Iterator[tuple[str, ast.Module]]:
+    """Yield every source file of every package: its path below `src/`, and its syntax tree."""
+    for package in SOURCES:
+        for path in sorted(package.rglob("*.py")):
+            yield path.relative_to(package.parent).as_posix(), ast.parse(path.read_text())
+
+
+def badly_named() -> list[Breach]:
+    """Find files and folders whose name says nothing about their job."""
+    return [
+        Breach(path.relative_to(package.parent).as_posix(), 1, f"a file or folder called {path.stem}")
+        for package in SOURCES
+        if package.name != "accelerate"  # the drop-in has the original's paths
+        for path in sorted(package.rglob("*"))
+        if path.suffix in ("", ".py") and FORBIDDEN_NAMES.match(path.stem)
+    ]
+
+
+def imported(node: ast.Import | ast.ImportFrom) -> list[str]:
+    """Return the modules that an import statement names."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    return [node.module or "."]
+
+
+def local_imports(name: str, tree: ast.Module) -> list[Breach]:
+    """Find imports inside functions of what is always there: own packages and the standard library.
+
+    torch is left out: files that must be read without it may import it in a method.
+    """
+    found = {}
+    for function in ast.walk(tree):
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+            for node in ast.walk(function):
+                if isinstance(node, ast.Import | ast.ImportFrom):
+                    for module in imported(node):
+                        top = module.split(".")[0]
+                        if top in OWN or top in sys.stdlib_module_names:
+                            found[node.lineno] = Breach(name, node.lineno, f"imports {module} inside a function")
+    return list(found.values())
+
+
+def environment_reads(name: str, tree: ast.Module) -> list[Breach]:
+    """Find `os.environ` and `os.getenv` outside the environment's readers and the guards of the testing kit."""
+    if name in ENVIRONMENT_READERS or name.startswith("accel_core/testing/"):
+        return []
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "os":
+            if node.attr in ("environ", "getenv", "putenv", "unsetenv"):
+                found.append(Breach(name, node.lineno, f"uses os.{node.attr}"))
+        elif isinstance(node, ast.ImportFrom) and node.module == "os":
+            found += [Breach(name, node.lineno, f"imports os.{a.name}") for a in node.names if a.name == "environ"]
+    return found
+
+
+def label_ladders(name: str, tree: ast.Module) -> list[Breach]:
+    """Find comparisons with `distributed_type`: the label is for users, a strategy answers by a method."""
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare):
+            for side in (node.left, *node.comparators):
+                label = side.attr if isinstance(side, ast.Attribute) else side.id if isinstance(side, ast.Name) else ""
+                if label == "distributed_type":
+                    found.append(Breach(name, node.lineno, "compares distributed_type"))
+    return found

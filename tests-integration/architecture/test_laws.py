@@ -1,0 +1,58 @@
+"""The laws of ARCHITECTURE.md that are read off the source."""
+
+import ast
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+
+def load(name: str) -> ModuleType:
+    """Load a module that lies beside this file."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+laws = load("laws")
+Law = Callable[[str, ast.Module], list[object]]
+BREACHES = [
+    (laws.local_imports, "def f():\n    import json\n"),
+    (laws.local_imports, "def f():\n    from accel_core.state import PartialState\n"),
+    (laws.environment_reads, "import os\nx = os.environ['A']\n"),
+    (laws.environment_reads, "from os import environ\n"),
+    (laws.label_ladders, "def f(state, T):\n    if state.distributed_type == T.FSDP:\n        pass\n"),
+    (laws.label_ladders, "def f(distributed_type, T):\n    return distributed_type in (T.FSDP,)\n"),
+]
+
+
+def test_names_are_nouns_of_the_field() -> None:
+    """No file or folder is called utils, helpers, common, misc, other or base_*."""
+    assert not list(map(str, laws.badly_named()))
+
+
+@pytest.mark.parametrize("law", [laws.local_imports, laws.environment_reads, laws.label_ladders])
+def test_the_law_holds_in_every_file(law: Law) -> None:
+    """No source file of any package breaks the law."""
+    found = [str(breach) for name, tree in laws.files() for breach in law(name, tree)]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(("law", "source"), BREACHES)
+def test_a_breach_is_found(law: Law, source: str) -> None:
+    """The check of each law finds what it is there to find."""
+    assert law("accel_core/somewhere.py", ast.parse(source))
+
+
+def test_every_source_file_is_read() -> None:
+    """The checks see the files of all packages, so that they cannot pass on nothing."""
+    tops = {name.split("/")[0] for name, _ in laws.files()}
+    assert tops == laws.OWN
+    assert len(tops) >= 7

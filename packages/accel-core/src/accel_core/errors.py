@@ -15,6 +15,8 @@ expect, so that `except ValueError` keeps working.
     ├── QuantizationError (ValueError)           weights that cannot be packed as asked
     ├── StateError (RuntimeError)                process, run or step state asked for in the wrong order
     ├── TrackerError (RuntimeError)              an experiment tracker failed
+    │   └── TrackerInterfaceError (NotImplementedError)  a tracker's class lacks what every tracker has
+    ├── UnsupportedTypeError (TypeError)         a value of a type that an operation cannot take
     ├── CheckpointError (RuntimeError)
     │   ├── CheckpointDamagedError (ValueError)      truncated, altered, or not ours
     │   ├── CheckpointMismatchError (ValueError)     whole, but does not fit what it is loaded into
@@ -49,7 +51,9 @@ __all__ = [
     "RemoteRankError",
     "StateError",
     "TrackerError",
+    "TrackerInterfaceError",
     "UnsafeCheckpointError",
+    "UnsupportedTypeError",
 ]
 
 
@@ -99,6 +103,14 @@ class StateError(AccelError, RuntimeError):
 
 class TrackerError(AccelError, RuntimeError):
     """An experiment tracker failed, or was asked for something that it cannot do."""
+
+
+class TrackerInterfaceError(TrackerError, NotImplementedError):
+    """The class of an experiment tracker lacks an attribute or method that every tracker has."""
+
+
+class UnsupportedTypeError(AccelError, TypeError):
+    """A value of a type that an operation cannot take."""
 
 
 class CheckpointError(AccelError, RuntimeError):

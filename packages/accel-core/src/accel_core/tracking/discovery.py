@@ -1,0 +1,202 @@
+"""Which trackers there are: found by entry point, ours and third parties' alike."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import os
+import warnings
+from collections.abc import Iterable, Iterator, MutableMapping
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from accel_core.errors import ConfigurationError, MissingDependencyError
+from accel_core.options.enums import LoggerType
+from accel_core.tracking.tracker import GeneralTracker
+
+__all__ = [
+    "ENTRY_POINT_GROUP",
+    "LOGGER_TYPE_TO_CLASS",
+    "filter_trackers",
+    "get_available_trackers",
+    "is_available",
+    "register_tracker_class",
+]
+
+ENTRY_POINT_GROUP = "accel.trackers"
+"""Entry-point group in which a distribution offers tracker classes by name."""
+
+_SIBLING = "accel-trackers"
+
+Wanted = str | LoggerType | GeneralTracker
+
+
+class _TrackerClasses(MutableMapping[str, type[GeneralTracker]]):
+    """The classes of trackers by name, imported when asked for."""
+
+    def __init__(self) -> None:
+        self._points: dict[str, EntryPoint] | None = None
+        self._classes: dict[str, type[GeneralTracker]] = {}
+
+    def _offered(self) -> dict[str, EntryPoint]:
+        if self._points is None:
+            self._points = {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
+        return self._points
+
+    def __getitem__(self, name: str) -> type[GeneralTracker]:
+        if name not in self._classes:
+            self._classes[name] = self._offered()[name].load()
+        return self._classes[name]
+
+    def __setitem__(self, name: str, tracker_class: type[GeneralTracker]) -> None:
+        self._classes[name] = tracker_class
+
+    def __delitem__(self, name: str) -> None:
+        known = name in self._classes or name in self._offered()
+        if not known:
+            raise KeyError(name)
+        self._classes.pop(name, None)
+        self._offered().pop(name, None)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys([*self._offered(), *self._classes]))
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._classes or name in self._offered()
+
+
+LOGGER_TYPE_TO_CLASS = _TrackerClasses()
+"""Every known tracker class by its name."""
+
+
+def is_available(name: str) -> bool:
+    """Tell whether a tracker is known and its library is installed."""
+    return name in LOGGER_TYPE_TO_CLASS and _missing_library(LOGGER_TYPE_TO_CLASS[name]) is None
+
+
+def get_available_trackers() -> list[Any]:
+    """Return the trackers that can be used here: `LoggerType` members, and names of registered ones."""
+    found = (name for name in LOGGER_TYPE_TO_CLASS if is_available(name))
+    return [LoggerType(name) if name in LoggerType else name for name in found]
+
+
+def register_tracker_class(tracker_class: type[GeneralTracker]) -> None:
+    """Make a tracker usable by its name in `log_with`, in this process.
+
+    A distribution offers its tracker without a call, through the entry-point group `accel.trackers`.
+
+    Args:
+        tracker_class: A subclass of `GeneralTracker` with a `name`.
+
+    Raises:
+        ConfigurationError: It is no such class, or its name is empty.
+    """
+    if not (isinstance(tracker_class, type) and issubclass(tracker_class, GeneralTracker)):
+        raise ConfigurationError(
+            f"A tracker's class has to be a subclass of GeneralTracker; got {tracker_class!r}. Derive it from "
+            "accel_core.tracking.tracker.GeneralTracker."
+        )
+    name = getattr(tracker_class, "name", None)
+    if not isinstance(name, str) or not name:
+        raise ConfigurationError(
+            f"A tracker's class needs a name to be asked for by; {tracker_class.__name__}.name is {name!r}. Give the "
+            "class an attribute `name` that is a non-empty text."
+        )
+    if name in LOGGER_TYPE_TO_CLASS:
+        warnings.warn(
+            f"A tracker named {name!r} is already known and is now replaced by {tracker_class.__name__}. Choose "
+            "another name to keep both.",
+            UserWarning,
+            stacklevel=2,
+        )
+    LOGGER_TYPE_TO_CLASS[name] = tracker_class
+
+
+def filter_trackers(
+    log_with: Wanted | Iterable[Wanted] | None, logging_dir: str | os.PathLike[str] | None = None
+) -> list[Any]:
+    """Check what a user asks to log with.
+
+    Args:
+        log_with: Names, `LoggerType` members, tracker objects, a list of these, or `"all"` for every tracker whose
+            library is installed (those that need a folder only where there is one).
+        logging_dir: Folder for trackers that write to one.
+
+    Returns:
+        `LoggerType` members, names of registered trackers and tracker objects, each once, in the order asked for.
+
+    Raises:
+        ConfigurationError: A name is unknown, or a tracker needs a folder and none is given.
+        MissingDependencyError: A tracker's library is not installed.
+    """
+    if log_with is None:
+        return []
+    wanted = [log_with] if isinstance(log_with, str | LoggerType | GeneralTracker) else list(log_with)
+    chosen: list[Any] = []
+    for item in wanted:
+        if isinstance(item, GeneralTracker):
+            chosen += [] if any(item is known for known in chosen) else [item]
+            continue
+        name = str(item.value) if isinstance(item, LoggerType) else item
+        if name == LoggerType.ALL.value:
+            usable = [name for name in LOGGER_TYPE_TO_CLASS if is_available(name)]
+            names = [name for name in usable if logging_dir is not None or not _needs_folder(name)]
+        else:
+            names = [_checked(name, logging_dir)]
+        found = [LoggerType(name) if name in LoggerType else name for name in names]
+        chosen += [item for item in found if item not in chosen]
+    return chosen
+
+
+def _checked(name: Any, logging_dir: str | os.PathLike[str] | None) -> str:
+    if not isinstance(name, str) or name not in LOGGER_TYPE_TO_CLASS:
+        raise _unknown(name)
+    tracker_class = LOGGER_TYPE_TO_CLASS[name]
+    library = _missing_library(tracker_class)
+    if library is not None:
+        ours = tracker_class.__module__.startswith("accel_trackers.")
+        install = f'pip install "{_SIBLING}[{name}]"' if ours else f"pip install {library}"
+        raise MissingDependencyError(
+            f"The tracker {name!r} needs a library that is not installed; looked for "
+            f"{' or '.join(tracker_class.libraries)}. Install it: {install}"
+        )
+    if logging_dir is None and _needs_folder(name):
+        raise ConfigurationError(
+            f"The tracker {name!r} writes to a folder and none is known; logging_dir is None. Pass "
+            "project_dir=... or project_config=ProjectConfiguration(logging_dir=...) to the Accelerator."
+        )
+    return name
+
+
+def _unknown(name: Any) -> ConfigurationError:
+    known = sorted({"all", *LOGGER_TYPE_TO_CLASS})
+    close = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
+    ours = isinstance(name, str) and name in LoggerType
+    if ours:
+        hint = f'It comes with {_SIBLING}; install it: pip install "{_SIBLING}[{name}]"'
+    elif close:
+        hint = f"Did you mean {close[0]!r}?"
+    else:
+        hint = "Use one of them, register a class with register_tracker_class, or pass a tracker object."
+    return ConfigurationError(f"No tracker is named {name!r}; known are {', '.join(known)}. {hint}")
+
+
+def _needs_folder(name: str) -> bool:
+    return bool(getattr(LOGGER_TYPE_TO_CLASS[name], "requires_logging_directory", False))
+
+
+def _missing_library(tracker_class: type[GeneralTracker]) -> str | None:
+    """Return the library to install, or `None` where one of those that serve is here."""
+    if not tracker_class.libraries or any(map(_importable, tracker_class.libraries)):
+        return None
+    return tracker_class.libraries[0]
+
+
+def _importable(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False

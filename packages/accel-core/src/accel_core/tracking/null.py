@@ -1,0 +1,105 @@
+"""Trackers of the ranks that do not track: the same attributes, and nothing happens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from accel_core.tracking.tracker import GeneralTracker
+
+__all__ = ["NOTHING", "Nothing", "null_tracker"]
+
+
+class Nothing:
+    """Object that takes every call and attribute and gives itself, so that code for one rank runs on all."""
+
+    def __getattr__(self, name: str) -> Nothing:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        return None
+
+    def __call__(self, *_args: Any, **_kwargs: Any) -> Nothing:
+        """Take any call."""
+        return self
+
+    def __getitem__(self, key: Any) -> Nothing:
+        return self
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        return None
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
+
+    def __bool__(self) -> bool:
+        return False
+
+    def __enter__(self) -> Nothing:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        return None
+
+    def __repr__(self) -> str:
+        return "Nothing()"
+
+
+NOTHING = Nothing()
+"""The one instance that null trackers give."""
+
+
+class _Null:
+    """First base of every null tracker: answers for what the class does not name."""
+
+    def __init__(self) -> None:
+        return None
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return NOTHING
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of another rank: does nothing>"
+
+
+def null_tracker(like: type[GeneralTracker] | GeneralTracker) -> GeneralTracker:
+    """Make a tracker that is an instance of the same class, and does nothing.
+
+    Args:
+        like: The class of a tracker, or a tracker.
+
+    Returns:
+        A tracker whose methods return `None`, whose `tracker` and other attributes are `NOTHING`.
+    """
+    kind = like if isinstance(like, type) else type(like)
+    members: dict[str, Any] = {}
+    for name in dir(kind):
+        if name.startswith("_") or hasattr(object, name):
+            continue
+        found = getattr(kind, name)
+        if callable(found):
+            members[name] = _no_operation(name)
+        elif isinstance(found, property):
+            members[name] = property(lambda _self: NOTHING)
+    members["state_dict"] = lambda _self: {}
+    name = getattr(like, "name", kind.__name__)
+    if isinstance(name, str):
+        members["name"] = name
+    made = type(kind.__name__, (_Null, kind), members)
+    null: GeneralTracker = made()
+    return null
+
+
+def _no_operation(name: str) -> Any:
+    def do_nothing(_self: Any, *_args: Any, **_kwargs: Any) -> None:
+        return None
+
+    do_nothing.__name__ = name
+    return do_nothing

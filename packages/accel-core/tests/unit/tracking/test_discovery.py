@@ -1,0 +1,133 @@
+"""Tests of finding trackers by name."""
+
+import pytest
+
+from accel_core.errors import ConfigurationError, MissingDependencyError, TrackerInterfaceError
+from accel_core.options.enums import LoggerType
+from accel_core.tracking import discovery
+from accel_core.tracking.tracker import GeneralTracker, on_main_process
+
+
+class Mine(GeneralTracker):
+    """A third party's tracker."""
+
+    name = "mine"
+    requires_logging_directory = False
+    tracker = None
+
+
+class Lacking(Mine):
+    """Needs a library that nobody has."""
+
+    name = "lacking"
+    libraries = ("no_such_library_of_trackers",)
+
+
+class Writing(Mine):
+    """Writes to a folder."""
+
+    name = "writing"
+    requires_logging_directory = True
+
+
+@pytest.fixture(autouse=True)
+def _registered():
+    for kind in (Mine, Lacking, Writing):
+        discovery.register_tracker_class(kind)
+    yield
+    for kind in (Mine, Lacking, Writing):
+        del discovery.LOGGER_TYPE_TO_CLASS[kind.name]
+
+
+def test_known_by_name():
+    """A registered class is found by its name, and is available when its library is."""
+    assert discovery.LOGGER_TYPE_TO_CLASS["mine"] is Mine
+    assert discovery.is_available("mine")
+    assert not discovery.is_available("lacking")
+    assert "mine" in discovery.get_available_trackers()
+    assert "lacking" not in discovery.get_available_trackers()
+
+
+def test_filter_takes_names_types_objects_and_lists():
+    """Whatever is asked for comes back once, in order."""
+    tracker = Mine()
+    assert discovery.filter_trackers(None) == []
+    assert discovery.filter_trackers("mine") == ["mine"]
+    assert discovery.filter_trackers(tracker) == [tracker]
+    assert discovery.filter_trackers([tracker, "mine", tracker, "mine"]) == [tracker, "mine"]
+
+
+@pytest.mark.parametrize("everything", ["all", LoggerType.ALL, ["mine", "all"]])
+def test_all(everything):
+    """All means those that work here: with their library, and with a folder where they need one."""
+    without = discovery.filter_trackers(everything)
+    assert "mine" in without
+    assert "lacking" not in without
+    assert "writing" not in without
+    assert "writing" in discovery.filter_trackers(everything, "logs")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("mein", "Did you mean 'mine'"), (3, "known are"), ("zzzzzz", "register_tracker_class"), (None, "known are")],
+)
+def test_unknown_name(name, message):
+    """An unknown name is an error with the closest one, or all."""
+    with pytest.raises(ConfigurationError, match=message):
+        discovery.filter_trackers([name])
+
+
+def test_missing_library():
+    """A tracker whose library is missing is an error that says what to install."""
+    with pytest.raises(MissingDependencyError, match="pip install no_such_library_of_trackers"):
+        discovery.filter_trackers("lacking")
+
+
+def test_missing_folder():
+    """A tracker that writes to a folder needs one."""
+    with pytest.raises(ConfigurationError, match="logging_dir is None"):
+        discovery.filter_trackers("writing")
+    assert discovery.filter_trackers("writing", "logs") == ["writing"]
+
+
+@pytest.mark.parametrize(
+    "kind", [int, Mine(), type("Nameless", (GeneralTracker,), {}), type("Empty", (Mine,), {"name": ""})]
+)
+def test_register_refuses_what_is_no_tracker(kind):
+    """Only named subclasses of GeneralTracker are registered."""
+    known = set(discovery.LOGGER_TYPE_TO_CLASS)
+    with pytest.raises(ConfigurationError, match="tracker's class"):
+        discovery.register_tracker_class(kind)
+    assert set(discovery.LOGGER_TYPE_TO_CLASS) == known
+
+
+def test_register_warns_when_it_replaces():
+    """Replacing a known tracker is told."""
+    with pytest.warns(UserWarning, match="'mine' is already known"):
+        discovery.register_tracker_class(type("Other", (Mine,), {}))
+
+
+def test_incomplete_class():
+    """A class that lacks what every tracker has cannot be made."""
+    with pytest.raises(TrackerInterfaceError, match="name, requires_logging_directory, tracker") as info:
+        type("Bare", (GeneralTracker,), {})()
+    assert isinstance(info.value, NotImplementedError)
+    GeneralTracker(_blank=True)
+
+
+@pytest.mark.parametrize(("rank", "main_only", "runs"), [("0", True, True), ("1", True, False), ("1", False, True)])
+def test_on_main_process(monkeypatch, rank, main_only, runs):
+    """A marked method runs on rank 0, and everywhere for trackers of every rank."""
+    monkeypatch.setenv("RANK", rank)
+
+    class Ranked(Mine):
+        """Tells that it ran."""
+
+        main_process_only = main_only
+
+        @on_main_process
+        def go(self):
+            """Return True."""
+            return True
+
+    assert (Ranked().go() is True) == runs

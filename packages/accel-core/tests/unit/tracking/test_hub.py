@@ -1,0 +1,475 @@
+"""Tests of the hub: queue, policy, steps, resume, other ranks."""
+
+import json
+import logging
+import threading
+import time
+
+import pytest
+import torch
+
+from accel_core.errors import ConfigurationError, StateError, TrackerError
+from accel_core.tracking import spool
+from accel_core.tracking.hub import TrackerHub
+from accel_core.tracking.null import NOTHING
+from accel_core.tracking.settings import TrackerKwargs
+from accel_core.tracking.tracker import GeneralTracker
+
+
+class Keeping(GeneralTracker):
+    """Keeps every call."""
+
+    name = "keeping"
+    requires_logging_directory = False
+
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+        self.threads = set()
+
+    @property
+    def tracker(self):
+        """The list of calls."""
+        return self.calls
+
+    def keep(self, *call):
+        """Keep one call."""
+        self.threads.add(threading.current_thread().name)
+        self.calls.append(call)
+
+    def start(self):
+        """Keep the call."""
+        self.keep("start")
+
+    def store_init_configuration(self, values):
+        """Keep the call."""
+        self.keep("config", values)
+
+    def log(self, values, step=None, **kwargs):
+        """Keep the call."""
+        self.keep("log", values, step, kwargs)
+
+    def log_images(self, values, step=None, **kwargs):
+        """Keep the call."""
+        self.keep("images", values, step, kwargs)
+
+    def log_artifact(self, local_path, artifact_path=None):
+        """Keep the file's content."""
+        with open(local_path) as file:
+            self.keep("artifact", file.read(), artifact_path)
+
+    def finish(self):
+        """Keep the call."""
+        self.keep("finish")
+
+    def state_dict(self):
+        """Return an id."""
+        return {"id": "abc"}
+
+    def load_state_dict(self, state):
+        """Keep the call."""
+        self.keep("load", dict(state))
+
+    def logged(self):
+        """Return steps and values in order."""
+        return [(call[2], call[1]) for call in self.calls if call[0] == "log"]
+
+
+class Raising(Keeping):
+    """Raises at every call that reaches the library."""
+
+    name = "raising"
+
+    def keep(self, *call):
+        """Raise."""
+        raise ConnectionError("no network")
+
+
+class Held(Keeping):
+    """Blocks in `log` until it is let go."""
+
+    name = "held"
+
+    def __init__(self):
+        super().__init__()
+        self.gate = threading.Event()
+
+    def log(self, values, step=None, **kwargs):
+        """Wait, then keep the call."""
+        self.gate.wait(30)
+        self.keep("log", values, step, kwargs)
+
+
+def _hub(tmp_path, *trackers, **kwargs):
+    return TrackerHub(list(trackers), settings=TrackerKwargs(spool_dir=tmp_path / "spool", **kwargs))
+
+
+def _values(path, tracker):
+    return [(entry["step"], entry["values"]) for entry in spool.read(path).unsent(tracker) if entry["kind"] == "log"]
+
+
+def test_calls_arrive_in_order_in_one_thread(tmp_path):
+    """Configuration, values and arguments arrive as given, in order, and the spool goes when nothing is owed."""
+    tracker = Keeping()
+    hub = _hub(tmp_path, tracker)
+    hub.init("project", {"lr": 0.1, "nested": {"a": [1, None]}})
+    for step in range(3):
+        hub.log({"loss": step * 0.5}, step=step, log_kwargs={"keeping": {"extra": step}, "other": {"x": 1}})
+    hub.finish()
+    assert tracker.calls == [
+        ("start",),
+        ("config", {"lr": 0.1, "nested": {"a": [1, None]}}),
+        *[("log", {"loss": step * 0.5}, step, {"extra": step}) for step in range(3)],
+        ("finish",),
+    ]
+    assert tracker.threads == {"tracker-keeping"}
+    assert not (tmp_path / "spool").exists()
+
+
+def test_finish_twice_and_log_after_end(tmp_path):
+    """A second end does nothing, and neither does a value that comes after it."""
+    tracker = Keeping()
+    hub = _hub(tmp_path, tracker)
+    hub.init("project")
+    hub.finish()
+    hub.finish()
+    hub.log({"late": 1})
+    assert tracker.calls == [("start",), ("finish",)]
+
+
+def test_values_are_copied_when_logged(tmp_path):
+    """What a training step changes in place after logging is not what is logged."""
+    tracker = Held()
+    hub = _hub(tmp_path, tracker)
+    hub.init("project")
+    total, history = torch.zeros(()), [1]
+    hub.log({"total": total, "history": history}, step=0)
+    total += 7
+    history.append(2)
+    tracker.gate.set()
+    hub.finish()
+    assert tracker.logged() == [(0, {"total": torch.tensor(0.0), "history": [1]})]
+
+
+def test_a_blocked_tracker_does_not_hold_the_run(tmp_path, caplog):
+    """Steps and end go on while a tracker is blocked; what it did not take is in the spool, the rest is delivered."""
+    held, good = Held(), Keeping()
+    hub = _hub(tmp_path, held, good, drain_seconds=0.2)
+    hub.init("project")
+    began = time.monotonic()
+    for step in range(100):
+        hub.log({"loss": float(step)}, step=step)
+    logging_took = time.monotonic() - began
+    path = hub.spool_path
+    hub.finish()
+    held.gate.set()
+    expected = [(step, {"loss": float(step)}) for step in range(100)]
+    assert good.logged() == expected
+    assert _values(path, "held") == expected
+    assert _values(path, "keeping") == []
+    assert "held" in caplog.text
+    assert logging_took < 5
+
+
+def test_warn_keeps_what_a_raising_tracker_did_not_take(tmp_path, caplog):
+    """A tracker that raises at every call costs warnings, no value and no step."""
+    bad, good = Raising(), Keeping()
+    hub = _hub(tmp_path, bad, good)
+    hub.init("project", {"a": 1})
+    path = hub.spool_path
+    for step in range(5):
+        hub.log({"loss": torch.tensor(step / 4), "text": "x"}, step=step)
+    hub.finish()
+    kept = spool.read(path)
+    assert good.logged() == [(step, {"loss": torch.tensor(step / 4), "text": "x"}) for step in range(5)]
+    assert [entry["kind"] for entry in kept.unsent("raising")] == ["config"] + ["log"] * 5
+    assert [entry["values"]["loss"] for entry in kept.unsent("raising")[1:]] == [step / 4 for step in range(5)]
+    assert "no network" in kept.errors["raising"] or "did not start" in kept.errors["raising"]
+    assert "accel trackers replay" in caplog.text
+    assert kept.ended
+
+
+def test_raise_comes_with_the_next_call(tmp_path):
+    """With the policy `raise` the tracker's own error is the cause of ours."""
+
+    class Late(Keeping):
+        """Raises when it logs."""
+
+        def log(self, values, step=None, **kwargs):
+            """Raise."""
+            raise ConnectionError("no network")
+
+    hub = TrackerHub(Late(), policy="raise", settings=TrackerKwargs(spool_dir=tmp_path))
+    hub.init("project")
+    hub.log({"loss": 1.0}, step=0)
+    with pytest.raises(TrackerError, match="'keeping' failed in `log`; it raised ConnectionError: no network") as info:
+        hub.finish()
+    assert isinstance(info.value.__cause__, ConnectionError)
+    assert not hub.running
+
+
+def test_raise_at_start(tmp_path):
+    """With the policy `raise`, a tracker that does not start stops `init`."""
+    hub = TrackerHub(Raising(), policy="raise", settings=TrackerKwargs(spool_dir=tmp_path))
+    with pytest.raises(TrackerError, match="failed in `start`"):
+        hub.init("project")
+    hub.finish()
+
+
+def test_off_is_silent_and_keeps_nothing(tmp_path, caplog):
+    """With the policy `off` a failing tracker is switched off; the others go on and no file is left."""
+    good = Keeping()
+    hub = _hub(tmp_path, Raising(), good, policy="off")
+    hub.init("project")
+    for step in range(3):
+        hub.log({"loss": 1.0}, step=step)
+    hub.finish()
+    assert len(good.logged()) == 3
+    assert caplog.text == ""
+    assert not list(tmp_path.rglob("*.jsonl"))
+
+
+def test_policy_is_checked():
+    """An unknown policy is named, with those there are."""
+    with pytest.raises(ConfigurationError, match=r"got 'explode'\. Use one of raise, warn, off"):
+        TrackerHub(policy="explode")
+
+
+def test_policy_comes_from_the_environment(monkeypatch):
+    """The environment names the policy where the code does not."""
+    monkeypatch.setenv("ACCELERATE_TRACKER_POLICY", "raise")
+    assert TrackerHub().settings.policy == "raise"
+    assert TrackerHub(policy="off").settings.policy == "off"
+
+
+def test_other_ranks_hold_trackers_that_do_nothing(tmp_path):
+    """A null tracker has the class, the name and the attributes, and takes no call."""
+    tracker = Keeping()
+    hub = TrackerHub([tracker], tmp_path, is_main=False)
+    hub.init("project", {"a": 1})
+    hub.log({"loss": 1.0}, step=0)
+    (null,) = hub.trackers
+    assert isinstance(null, Keeping)
+    assert null.name == "keeping"
+    assert null.log({"x": 1}) is None
+    assert null.log_images({"x": 1}, step=1) is None
+    assert null.tracker.anything["goes"](1).here is NOTHING
+    assert null.writer.add_images("x", [1]) is NOTHING
+    assert hub.get("keeping") is null
+    assert hub.get("keeping", unwrap=True) is NOTHING
+    hub.finish()
+    assert tracker.calls == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_handle_is_the_tracker_to_its_users(tmp_path):
+    """`isinstance`, attributes, setting and unwrapping reach the tracker; logging calls go through the hub."""
+    tracker = Keeping()
+    hub = _hub(tmp_path, tracker)
+    hub.init("project")
+    handle = hub.get("keeping")
+    assert isinstance(handle, Keeping)
+    assert hub.get("keeping", unwrap=True) is tracker.calls
+    handle.log({"direct": 1}, step=4, kind="x")
+    handle.log_images({"image": torch.zeros(1)}, step=5)
+    handle.note = "written"
+    assert tracker.note == "written"
+    assert handle.calls is tracker.calls
+    with pytest.raises(AttributeError, match="missing"):
+        _ = handle.missing
+    hub.finish()
+    assert ("log", {"direct": 1}, 4, {"kind": "x"}) in tracker.calls
+    assert tracker.threads == {"tracker-keeping"}
+
+
+def test_artifact_may_be_removed_at_once(tmp_path):
+    """A file is copied when it is logged, so that its owner may remove it before the tracker reads it."""
+    tracker = Keeping()
+    hub = _hub(tmp_path, tracker)
+    hub.init("project")
+    file = tmp_path / "notes.txt"
+    file.write_text("hello")
+    hub.get("keeping").log_artifact(str(file), artifact_path="docs")
+    file.unlink()
+    hub.finish()
+    assert ("artifact", "hello", "docs") in tracker.calls
+    assert not (tmp_path / "spool").exists()
+
+
+def test_missing_artifact_is_a_warning(tmp_path, caplog):
+    """A file that is not there fails like a tracker fails."""
+    hub = _hub(tmp_path, Keeping())
+    hub.init("project")
+    hub.get("keeping").log_artifact(str(tmp_path / "none"))
+    hub.finish()
+    assert "log_artifact" in caplog.text
+
+
+def test_unknown_tracker_in_get(tmp_path):
+    """Asking for a tracker that does not run names those that do."""
+    hub = _hub(tmp_path, Keeping())
+    hub.init("project")
+    with pytest.raises(ConfigurationError, match=r"No tracker 'wandb' is running; running are \['keeping'\]"):
+        hub.get("wandb")
+    hub.finish()
+
+
+@pytest.mark.parametrize("values", [3, "loss", [("loss", 1)], None])
+def test_values_have_to_be_a_mapping(tmp_path, values):
+    """Values that are not named are an error that says how to name them, and nothing is logged."""
+    tracker = Keeping()
+    hub = _hub(tmp_path, tracker)
+    hub.init("project")
+    with pytest.raises(ConfigurationError, match="mapping from names to values"):
+        hub.log(values)
+    hub.finish()
+    assert tracker.logged() == []
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [(torch.tensor(3), 3), (4.0, 4), (None, None), ("x", None), (1.5, None), (float("nan"), None)],
+)
+def test_step_is_a_whole_number(tmp_path, given, expected):
+    """Steps of other types are read as whole numbers, or left out with a warning; the values are logged."""
+    tracker = Keeping()
+    hub = _hub(tmp_path, tracker)
+    hub.init("project")
+    hub.log({"a": 1}, step=given)
+    hub.finish()
+    assert tracker.logged() == [(expected, {"a": 1})]
+
+
+def test_trackers_that_cannot_count_get_a_step(tmp_path):
+    """Where the user gives no step, a tracker that asks for one gets the run's next, others get None."""
+
+    class Counting(Keeping):
+        """Cannot count."""
+
+        name = "counting"
+        fills_step = True
+
+    plain, counting = Keeping(), Counting()
+    hub = _hub(tmp_path, plain, counting)
+    hub.init("project")
+    hub.log({"a": 1})
+    hub.log({"a": 2})
+    hub.log({"a": 3}, step=10)
+    hub.log({"b": 4})
+    hub.finish()
+    assert [step for step, _ in plain.logged()] == [None, None, 10, None]
+    assert [step for step, _ in counting.logged()] == [0, 1, 10, 10]
+
+
+def test_resume_goes_on_with_run_and_steps(tmp_path, caplog):
+    """The run's id and its steps come back from a checkpoint, through JSON, before or after `init`."""
+    first = Keeping()
+    hub = _hub(tmp_path, first)
+    hub.init("project")
+    for step in range(5):
+        hub.log({"loss": 1.0, "acc": 0.5}, step=step)
+    state = json.loads(json.dumps(hub.state_dict()))
+    hub.finish()
+
+    before, after = Keeping(), Keeping()
+    early, late = _hub(tmp_path, before), _hub(tmp_path, after)
+    early.load_state_dict(state)
+    early.init("project")
+    late.init("project")
+    late.load_state_dict(state)
+    assert early.run_id == late.run_id == state["run_id"]
+    for resumed in (early, late):
+        resumed.log({"loss": 2.0}, step=0)
+        resumed.log({"loss": 3.0}, step=1)
+        resumed.log({"acc": 4.0}, step=5)
+        resumed.finish()
+    assert before.calls[:2] == [("load", {"id": "abc", "step": 4}), ("start",)]
+    assert after.calls[:2] == [("start",), ("load", {"id": "abc", "step": 4})]
+    for tracker in (before, after):
+        assert tracker.logged() == [(5, {"loss": 2.0}), (6, {"loss": 3.0}), (5, {"acc": 4.0})]
+    assert "'loss' start at 0 after a resume at 4" in caplog.text
+
+
+def test_foreign_state_is_refused(tmp_path):
+    """A mapping that is not a hub's state changes nothing."""
+    hub = _hub(tmp_path, Keeping())
+    with pytest.raises(StateError, match="run_id, steps, trackers are missing"):
+        hub.load_state_dict({})
+    assert hub.run_id is None
+
+
+def test_logging_dir_that_cannot_be_written(tmp_path):
+    """A folder that cannot be made is an error that names it and who needs it, before any tracker starts."""
+
+    class Writing(Keeping):
+        """Writes to a folder."""
+
+        requires_logging_directory = True
+
+    file = tmp_path / "file"
+    file.write_text("")
+    tracker = Writing()
+    hub = TrackerHub(tracker, file / "logs")
+    with pytest.raises(ConfigurationError, match=r"file/logs cannot be written, and keeping write there"):
+        hub.init("project")
+    assert tracker.calls == []
+    assert not hub.running
+
+
+def test_spool_that_cannot_be_written_is_a_warning(tmp_path, caplog):
+    """Without a place for the spool the trackers still get everything."""
+    (tmp_path / "spool").write_text("a file")
+    tracker = Keeping()
+    hub = _hub(tmp_path, tracker)
+    hub.init("project")
+    hub.log({"a": 1}, step=0)
+    hub.finish()
+    assert tracker.logged() == [(0, {"a": 1})]
+    assert "No spool file can be written" in caplog.text
+
+
+def test_two_trackers_of_one_name(tmp_path):
+    """Two trackers of the same name both get every value."""
+    first, second = Keeping(), Keeping()
+    hub = _hub(tmp_path, first, second)
+    hub.init("project")
+    hub.log({"a": 1}, step=0)
+    assert [tracker.name for tracker in hub.trackers] == ["keeping", "keeping#2"]
+    hub.finish()
+    assert first.logged() == second.logged() == [(0, {"a": 1})]
+
+
+def test_keep_spool(tmp_path):
+    """A run that keeps its spool leaves every value in it, marked as sent."""
+    hub = _hub(tmp_path, Keeping(), keep_spool=True)
+    hub.init("my/project", {"a": 1})
+    hub.log({"loss": 1.0}, step=0)
+    path = hub.spool_path
+    hub.finish()
+    kept = spool.read(path)
+    assert kept.unsent("keeping") == []
+    assert [entry["kind"] for entry in kept.entries] == ["config", "log"]
+    assert kept.project == "my/project"
+    assert kept.run_id == hub.run_id
+
+
+def test_slow_start_does_not_hold_the_run(tmp_path, caplog):
+    """A tracker that is still starting gets everything once it is there."""
+    gate = threading.Event()
+
+    class Starting(Keeping):
+        """Starts when it is let."""
+
+        def start(self):
+            """Wait."""
+            gate.wait(30)
+
+    tracker = Starting()
+    hub = _hub(tmp_path, tracker, start_seconds=0.05)
+    with caplog.at_level(logging.WARNING):
+        hub.init("project", {"a": 1})
+    hub.log({"b": 2}, step=0)
+    gate.set()
+    hub.finish()
+    assert [call[0] for call in tracker.calls] == ["config", "log", "finish"]
+    assert "did not start within" in caplog.text

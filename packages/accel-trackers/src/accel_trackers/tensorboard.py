@@ -1,0 +1,138 @@
+"""TensorBoard, through torch's writer or tensorboardX."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from accel_core.tracking.flatten import as_scalar, flatten
+from accel_core.tracking.tracker import GeneralTracker, on_main_process
+
+__all__ = ["TensorBoardTracker"]
+
+
+class TensorBoardTracker(GeneralTracker):
+    """Writes event files below a folder.
+
+    Args:
+        run_name: Name of the run: the folder below `logging_dir`.
+        logging_dir: Where the runs are.
+        **kwargs: Passed to the `SummaryWriter`.
+
+    Attributes:
+        writer: The `SummaryWriter`, once started.
+    """
+
+    name = "tensorboard"
+    requires_logging_directory = True
+    fills_step = True
+    libraries = ("tensorboard", "tensorboardX")
+
+    @on_main_process
+    def __init__(self, run_name: str, logging_dir: str | os.PathLike[str], **kwargs: Any) -> None:
+        super().__init__()
+        self.run_name = run_name
+        self.logging_dir = os.path.join(os.fspath(logging_dir), run_name)
+        self.init_kwargs = kwargs
+        self.writer: Any = None
+
+    @on_main_process
+    def start(self) -> None:
+        """Open the event file."""
+        self.writer = _writer_class()(self.logging_dir, **self.init_kwargs)
+
+    @property
+    def tracker(self) -> Any:
+        """The `SummaryWriter`."""
+        return self.writer
+
+    @on_main_process
+    def store_init_configuration(self, values: dict[str, Any]) -> None:
+        """Store the configuration as hyperparameters, as text, and exactly in `config.json` of the run's folder.
+
+        Args:
+            values: Any nesting of anything.
+        """
+        flat = flatten(values)
+        named = {name or "value": value for name, value in flat.values.items()}
+        text = json.dumps({"values": named, "kinds": flat.kinds}, indent=1)
+        Path(self.logging_dir, "config.json").write_text(text, encoding="utf-8")
+        self.writer.add_text("config", "".join(f"    {line}\n" for line in text.splitlines()), 0)
+        summary = importlib.import_module(f"{type(self.writer).__module__.rpartition('.')[0]}.summary")
+        for part in summary.hparams(named, {}):
+            self.writer.file_writer.add_summary(part)
+        self.writer.flush()
+
+    @on_main_process
+    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        """Write numbers as scalars, texts as text and mappings of numbers as one chart of several curves.
+
+        Args:
+            values: The values by tag; anything else is written as its text.
+            step: Number of the step.
+            **kwargs: Passed to the writer's `add_scalar`, `add_text` or `add_scalars`.
+        """
+        for tag, value in values.items():
+            number = as_scalar(value)
+            if isinstance(number, bool | int | float):
+                self.writer.add_scalar(tag, float(number), global_step=step, **kwargs)
+            elif isinstance(number, str):
+                self.writer.add_text(tag, number, global_step=step, **kwargs)
+            elif isinstance(value, Mapping) and value and all(_is_number(item) for item in value.values()):
+                curves = {str(name): as_scalar(item) for name, item in value.items()}
+                self.writer.add_scalars(tag, curves, global_step=step, **kwargs)
+            else:
+                self._log_text(tag, value, step)
+        self.writer.flush()
+
+    def _log_text(self, tag: str, value: Any, step: int | None) -> None:
+        for path, text in flatten({tag: value}).values.items():
+            self.writer.add_text(path, str(text), global_step=step)
+
+    @on_main_process
+    def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        """Write images.
+
+        Args:
+            values: By tag, arrays or tensors of shape (N, C, H, W), or as `dataformats` says.
+            step: Number of the step.
+            **kwargs: Passed to the writer's `add_images`.
+        """
+        for tag, images in values.items():
+            self.writer.add_images(tag, images, global_step=step, **kwargs)
+        self.writer.flush()
+
+    @on_main_process
+    def finish(self) -> None:
+        """Close the event file; a second call does nothing."""
+        if self.writer is not None:
+            self.writer.close()
+
+    @on_main_process
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on in the same folder; what lies after the stored step is dropped by TensorBoard when it reads.
+
+        Args:
+            state: `step`, the last step of the stored run.
+        """
+        if state.get("step", -1) >= 0:
+            self.init_kwargs = {**self.init_kwargs, "purge_step": state["step"] + 1}
+        if self.writer is not None:
+            self.writer.close()
+            self.start()
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(as_scalar(value), bool | int | float)
+
+
+def _writer_class() -> Any:
+    """Return torch's writer where tensorboard is installed, else tensorboardX's."""
+    try:
+        return importlib.import_module("torch.utils.tensorboard").SummaryWriter
+    except ImportError:
+        return importlib.import_module("tensorboardX").SummaryWriter

@@ -1,0 +1,123 @@
+"""Tests of the TensorBoard adapter with the real library, read back with its own reader."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from accel_core.testing import requires
+from accel_core.tracking.flatten import FlatConfig
+from accel_core.tracking.hub import TrackerHub
+from accel_trackers.tensorboard import TensorBoardTracker
+
+pytestmark = requires("tensorboard")
+
+
+def _read(folder):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder), size_guidance={"scalars": 0, "tensors": 0, "images": 0})
+    events.Reload()
+    return events
+
+
+def _texts(events, tag):
+    return [(event.step, event.tensor_proto.string_val[0].decode()) for event in events.Tensors(f"{tag}/text_summary")]
+
+
+def test_scalars_and_text_through_the_hub(tmp_path):
+    """Every number and text is in the event file at its step, exactly."""
+    hub = TrackerHub("tensorboard", tmp_path)
+    hub.init("project", {"lr": 0.5, "none": None, "nested": {"sizes": [1, 2]}, "dtype": torch.bfloat16})
+    for step in range(20):
+        hub.log({"loss": torch.tensor(step / 8), "note": f"step {step}"}, step=step)
+    hub.log({"count": np.int64(3), "flag": True, "odd": [1, None]}, step=20)
+    hub.finish()
+    events = _read(tmp_path / "project")
+    assert [(event.step, event.value) for event in events.Scalars("loss")] == [(step, step / 8) for step in range(20)]
+    assert _texts(events, "note") == [(step, f"step {step}") for step in range(20)]
+    assert events.Scalars("count")[0].value == 3
+    assert events.Scalars("flag")[0].value == 1
+    assert _texts(events, "odd.1") == [(20, "None")]
+    written = FlatConfig(**json.loads((tmp_path / "project" / "config.json").read_text()))
+    assert written.restore() == {"lr": 0.5, "none": None, "nested": {"sizes": [1, 2]}, "dtype": torch.bfloat16}
+    assert written.values["nested.sizes.1"] == 2
+
+
+def test_hyperparameters(tmp_path):
+    """The flat configuration is stored where TensorBoard looks for hyperparameters."""
+    from tensorboard.plugins.hparams import plugin_data_pb2
+
+    tracker = TensorBoardTracker("run", tmp_path)
+    tracker.start()
+    tracker.store_init_configuration({"lr": 0.5, "model": {"name": "small"}, "flag": True})
+    tracker.finish()
+    events = _read(tmp_path / "run")
+    content = events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
+    stored = plugin_data_pb2.HParamsPluginData.FromString(content).session_start_info.hparams
+    assert stored["lr"].number_value == 0.5
+    assert stored["model.name"].string_value == "small"
+    assert stored["flag"].number_value == 1
+
+
+def test_images(tmp_path):
+    """An image comes back pixel by pixel."""
+    import io
+
+    from PIL import Image
+
+    pixels = np.random.default_rng(0).integers(0, 255, (1, 5, 7, 3), dtype=np.uint8)
+    hub = TrackerHub("tensorboard", tmp_path)
+    hub.init("project")
+    hub.get("tensorboard").log_images({"picture": pixels}, step=3, dataformats="NHWC")
+    hub.finish()
+    (event,) = _read(tmp_path / "project").Images("picture")
+    assert event.step == 3
+    assert np.array_equal(np.asarray(Image.open(io.BytesIO(event.encoded_image_string))), pixels[0])
+
+
+def test_several_curves(tmp_path):
+    """A mapping of numbers becomes one chart with a curve for each."""
+    hub = TrackerHub("tensorboard", tmp_path)
+    hub.init("project")
+    hub.log({"loss": {"train": 1.0, "test": 2.0}}, step=1)
+    hub.finish()
+    found = {
+        folder.name: [event.value for event in _read(folder).Scalars("loss")]
+        for folder in Path(tmp_path / "project").iterdir()
+        if folder.is_dir()
+    }
+    assert found == {"loss_train": [1.0], "loss_test": [2.0]}
+
+
+def test_resume_continues_the_curve(tmp_path):
+    """A resumed run replaces what was logged after its checkpoint and goes on in the same folder."""
+    hub = TrackerHub("tensorboard", tmp_path)
+    hub.init("project")
+    for step in range(4):
+        hub.log({"loss": float(step)}, step=step)
+    state = hub.state_dict()
+    for step in range(4, 7):
+        hub.log({"loss": -1.0}, step=step)
+    hub.finish()
+    resumed = TrackerHub("tensorboard", tmp_path)
+    resumed.init("project")
+    resumed.load_state_dict(state)
+    for step in range(4, 8):
+        resumed.log({"loss": float(step)}, step=step)
+    resumed.finish()
+    curve = [(event.step, event.value) for event in _read(tmp_path / "project").Scalars("loss")]
+    assert curve == [(step, float(step)) for step in range(8)]
+
+
+def test_writer_is_given(tmp_path):
+    """`writer` and `tracker` are torch's writer, and arguments reach it."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    hub = TrackerHub("tensorboard", tmp_path)
+    hub.init("project", init_kwargs={"tensorboard": {"filename_suffix": ".mine"}})
+    assert isinstance(hub.get("tensorboard").writer, SummaryWriter)
+    assert isinstance(hub.get("tensorboard", unwrap=True), SummaryWriter)
+    hub.finish()
+    assert [path for path in (tmp_path / "project").iterdir() if path.name.endswith(".mine")]

@@ -23,13 +23,20 @@ class Accumulation:
 
     Attributes:
         step: Number of batches since the last end of the data.
+        models: The models that the current batch trains; empty for all.
     """
 
     def __init__(self, gradient_state: GradientState) -> None:
         self.gradient_state = gradient_state
         self.step = 0
+        self.models: tuple[torch.nn.Module, ...] = ()
         self._window: int | None = None
         self._weight: torch.Tensor | None = None
+
+    @property
+    def weighted(self) -> bool:
+        """Whether batches of the open window brought weights."""
+        return self._weight is not None
 
     def advance(self) -> bool:
         """Count one batch; set and return whether it synchronises gradients."""
@@ -84,5 +91,6 @@ class Accumulation:
     def restart(self) -> None:
         """Forget the current window."""
         self.step = 0
+        self.models = ()
         self._window = None
         self._weight = None

@@ -27,16 +27,24 @@ class AcceleratedScheduler:
         optimizers: The optimizer, or optimizers, that it belongs to.
         step_with_optimizer: Move only when the optimizers moved.
         split_batches: Batches are split between processes, so the schedule moves once for each optimizer step.
+        replicas: Number of processes that read different data; all processes where `None`.
     """
 
     def __init__(
-        self, scheduler: Any, optimizers: Any, step_with_optimizer: bool = True, split_batches: bool = False
+        self,
+        scheduler: Any,
+        optimizers: Any,
+        step_with_optimizer: bool = True,
+        split_batches: bool = False,
+        *,
+        replicas: int | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.optimizers: Sequence[Any] = optimizers if isinstance(optimizers, list | tuple) else [optimizers]
         self.split_batches = split_batches
         self.step_with_optimizer = step_with_optimizer
         self.gradient_state = GradientState()
+        self._replicas = replicas
         self._told_end = False
 
     def step(self, *args: Any, **kwargs: Any) -> None:
@@ -72,16 +80,14 @@ class AcceleratedScheduler:
         """Number of moves for each optimizer step."""
         if self.split_batches:
             return 1
-        here = world.current()
-        return 1 if here is None else here.size
+        return world.ensure().size if self._replicas is None else self._replicas
 
     def _tell_end(self) -> None:
         """Log, once, the optimizer step at which a schedule of known length ends."""
         self._told_end = True
         total = getattr(self.scheduler, "total_steps", None) or getattr(self.scheduler, "T_max", None)
         if isinstance(total, int) and total > 0:
-            here = world.current()
-            if here is None or here.is_main:
+            if world.ensure().is_main:
                 _logger.info(
                     "The schedule %s ends at optimizer step %d: it has %d steps and moves %d for each optimizer step.",
                     type(self.scheduler).__name__,

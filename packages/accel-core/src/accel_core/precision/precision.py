@@ -7,6 +7,7 @@ from typing import TypeVar
 
 import torch
 
+from accel_core.options.enums import FP8BackendType
 from accel_core.plugins.handlers import AutocastKwargs
 
 __all__ = ["Precision"]
@@ -24,12 +25,14 @@ class Precision:
         name: The word that users chose: `no`, `fp16`, `bf16` or `fp8`.
         scaler: The gradient scaler of fp16 training, or `None`.
         native_amp: Whether torch's autocast does the work.
+        fp8_backend: The library behind fp8; `NO` for all other formats.
     """
 
     def __init__(self, name: str = "no") -> None:
         self.name = name
         self.scaler: torch.amp.GradScaler | None = None
         self.native_amp = False
+        self.fp8_backend = FP8BackendType.NO
 
     def autocast(self, handler: AutocastKwargs | None = None) -> AbstractContextManager[object]:
         """Return a context in which operations choose their own precision.

@@ -84,6 +84,11 @@ class Bundle:
         return None
 
     @property
+    def recognised(self) -> list[Slot]:
+        """The slots of the four kinds, kind by kind."""
+        return [*self.models, *self.optimizers, *self.loaders, *self.schedulers]
+
+    @property
     def results(self) -> tuple[Any, ...]:
         """What the caller gets back, in the order of the objects passed."""
         return tuple(slot.result for slot in self.slots)

@@ -24,7 +24,6 @@ class Request:
 
     Attributes:
         processes: Number of processes.
-        device: torch's device type.
         deepspeed: The DeepSpeed plugin, or `None`.
         fsdp: The FSDP plugin, or `None`.
         megatron: The Megatron-LM plugin, or `None`.
@@ -34,7 +33,6 @@ class Request:
     """
 
     processes: int
-    device: str
     deepspeed: Any = None
     fsdp: Any = None
     megatron: Any = None

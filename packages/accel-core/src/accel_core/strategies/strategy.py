@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
@@ -22,6 +22,8 @@ from accel_core.process.world import World
 from accel_core.strategies.bundle import Bundle
 
 __all__ = ["Parts", "Replica", "Strategy"]
+
+_L = TypeVar("_L")
 
 
 @dataclass(frozen=True)
@@ -192,6 +194,19 @@ class Strategy(ABC):
     def join(self, joinables: Sequence[Any]) -> AbstractContextManager[Any]:
         """Return a context in which ranks with fewer batches shadow the collectives of those with more."""
         return nullcontext()
+
+    def split_context(
+        self,
+        buffers: list[torch.Tensor] | None,
+        buffer_seq_dims: list[int] | None,
+        no_restore_buffers: set[torch.Tensor] | None,
+    ) -> AbstractContextManager[None]:
+        """Return a context that splits buffers along their sequence dims; without context parallel, it does nothing."""
+        return nullcontext()
+
+    def adapt_loader(self, loader: _L, model: Any) -> _L:
+        """Adapt a loader to sequence parallel; without it, the loader is right as it is."""
+        return loader
 
     def clip_grad_norm_(
         self, parameters: Iterable[torch.Tensor] | torch.Tensor, max_norm: float, norm_type: float = 2.0

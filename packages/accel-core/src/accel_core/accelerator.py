@@ -1,0 +1,1055 @@
+"""`Accelerator`: the one object that a training loop talks to. It delegates, and decides nothing."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+import torch
+from torch.utils.hooks import RemovableHandle
+
+from accel_core.checkpoint import folder, plain, weights
+from accel_core.checkpoint.report import Report
+from accel_core.comm import collectives
+from accel_core.comm.padding import pad_across_processes
+from accel_core.comm.trigger import Trigger
+from accel_core.data.loader import DataLoaderStateMixin
+from accel_core.data.remainder import gather_for_metrics
+from accel_core.data.skip import skip_first_batches
+from accel_core.devices.memory import release_memory
+from accel_core.errors import ConfigurationError, EngineUnavailableError, PreparationError, StateError
+from accel_core.optim import lomo
+from accel_core.optim.optimizer import AcceleratedOptimizer
+from accel_core.optim.scheduler import AcceleratedScheduler
+from accel_core.options.enums import DistributedType, DynamoBackend, FP8BackendType, LoggerType, PrecisionType, RNGType
+from accel_core.plugins.accumulation import GradientAccumulationPlugin
+from accel_core.plugins.compilation import TorchDynamoPlugin
+from accel_core.plugins.handlers import AutocastKwargs, KwargsHandler, ProfileKwargs
+from accel_core.plugins.loading import DataLoaderConfiguration
+from accel_core.plugins.project import ProjectConfiguration
+from accel_core.process import world
+from accel_core.profiling import profile
+from accel_core.resolve import UNSET, Arguments, resolve
+from accel_core.runtime import Runtime
+from accel_core.state.gradient import GradientState
+from accel_core.state.process import PartialState
+from accel_core.state.run import AcceleratorState
+from accel_core.strategies.ddp import sync_next_backward
+from accel_core.tracking.tracker import GeneralTracker
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+    from torch.optim.lr_scheduler import LRScheduler
+    from torch.utils.data import DataLoader
+
+__all__ = ["Accelerator"]
+
+_T = TypeVar("_T")
+_T1 = TypeVar("_T1")
+_T2 = TypeVar("_T2")
+_T3 = TypeVar("_T3")
+_T4 = TypeVar("_T4")
+_T5 = TypeVar("_T5")
+
+
+class Accelerator:
+    """Runs a plain PyTorch loop on one process or many, in the precision and with the strategy asked for.
+
+    Args:
+        device_placement: Whether `prepare` moves objects to the process's device.
+        split_batches: Whether a loader's batches are split between processes instead of each process reading its own
+            batch of that size. Prefer `DataLoaderConfiguration(split_batches=…)`.
+        mixed_precision: `no`, `fp16`, `bf16` or `fp8`; `None` reads ACCELERATE_MIXED_PRECISION.
+        gradient_accumulation_steps: Number of batches that make one optimizer step.
+        cpu: Compute on the CPU whatever hardware is here.
+        dataloader_config: How loaders are prepared.
+        deepspeed_plugin: Asks for DeepSpeed.
+        fsdp_plugin: Asks for fully sharded data parallel.
+        torch_tp_plugin: Asks for tensor parallel.
+        megatron_lm_plugin: Asks for Megatron-LM.
+        rng_types: Generators that are made equal on all processes at the start of each epoch (`torch`, `cuda`,
+            `generator` …).
+        log_with: Trackers, by name, `LoggerType`, instance, a list of these, or `"all"`.
+        project_dir: Folder for checkpoints and logs.
+        project_config: Where and how they are kept, in detail.
+        gradient_accumulation_plugin: Accumulation in detail, instead of `gradient_accumulation_steps`.
+        step_scheduler_with_optimizer: Whether schedules move only when their optimizers moved. They then move once for
+            each process (see `AcceleratedScheduler`).
+        kwargs_handlers: Arguments for what works underneath: `DistributedDataParallelKwargs`, `AutocastKwargs` …
+        dynamo_backend: Compile models with this backend.
+        dynamo_plugin: Compilation in detail, instead of `dynamo_backend`.
+        deepspeed_plugins: As `deepspeed_plugin`, several by name.
+        parallelism_config: The axes of an N-D mesh.
+
+    Attributes:
+        state (AcceleratorState): The process and how it trains.
+        gradient_state (GradientState): Where the step stands.
+        project_configuration (ProjectConfiguration): Where checkpoints and logs go.
+        dataloader_config (DataLoaderConfiguration): How loaders are prepared.
+        device_placement (bool): As given.
+        step_scheduler_with_optimizer (bool): As given.
+
+    Raises:
+        ConfigurationError: Arguments that contradict each other or the environment.
+        DeviceUnavailableError: Hardware that is not here, or does not compute in the precision asked for.
+        EngineUnavailableError: An engine that this version does not contain; it is never replaced by another one.
+    """
+
+    def __init__(
+        self,
+        device_placement: bool = True,
+        split_batches: bool = UNSET,
+        mixed_precision: PrecisionType | str | None = None,
+        gradient_accumulation_steps: int = 1,
+        cpu: bool = False,
+        dataloader_config: DataLoaderConfiguration | None = None,
+        deepspeed_plugin: Any = None,
+        fsdp_plugin: Any = None,
+        torch_tp_plugin: Any = None,
+        megatron_lm_plugin: Any = None,
+        rng_types: list[str | RNGType] | None = None,
+        log_with: str | LoggerType | GeneralTracker | list[str | LoggerType | GeneralTracker] | None = None,
+        project_dir: str | os.PathLike[str] | None = None,
+        project_config: ProjectConfiguration | None = None,
+        gradient_accumulation_plugin: GradientAccumulationPlugin | None = None,
+        step_scheduler_with_optimizer: bool = True,
+        kwargs_handlers: list[KwargsHandler] | None = None,
+        dynamo_backend: DynamoBackend | str | None = None,
+        dynamo_plugin: TorchDynamoPlugin | None = None,
+        deepspeed_plugins: Any = None,
+        parallelism_config: Any = None,
+    ) -> None:
+        if deepspeed_plugin is not None and deepspeed_plugins is not None:
+            raise ConfigurationError("DeepSpeed was given twice: deepspeed_plugin and deepspeed_plugins. Give one.")
+        self._runtime, self.state = resolve(
+            Arguments(
+                device_placement=device_placement,
+                split_batches=split_batches,
+                mixed_precision=mixed_precision,
+                gradient_accumulation_steps=gradient_accumulation_steps,
+                cpu=cpu,
+                dataloader_config=dataloader_config,
+                deepspeed_plugin=deepspeed_plugin if deepspeed_plugins is None else deepspeed_plugins,
+                fsdp_plugin=fsdp_plugin,
+                torch_tp_plugin=torch_tp_plugin,
+                megatron_lm_plugin=megatron_lm_plugin,
+                rng_types=rng_types,
+                log_with=log_with,
+                project_dir=project_dir,
+                project_config=project_config,
+                gradient_accumulation_plugin=gradient_accumulation_plugin,
+                step_scheduler_with_optimizer=step_scheduler_with_optimizer,
+                kwargs_handlers=kwargs_handlers,
+                dynamo_backend=dynamo_backend,
+                dynamo_plugin=dynamo_plugin,
+                parallelism_config=parallelism_config,
+            )
+        )
+        self.gradient_state: GradientState = self._runtime.gradient_state
+        self.project_configuration: ProjectConfiguration = self._runtime.project
+        self.dataloader_config: DataLoaderConfiguration = self._runtime.data
+        self.device_placement = device_placement
+        self.step_scheduler_with_optimizer = step_scheduler_with_optimizer
+        self.has_lomo_optimizer = False
+        self._trigger = Trigger()
+        given = self._runtime.handlers.given
+        self.ddp_handler = given.get("DistributedDataParallelKwargs")
+        self.scaler_handler = given.get("GradScalerKwargs")
+        self.init_handler = given.get("InitProcessGroupKwargs")
+        self.autocast_handler = given.get("AutocastKwargs")
+        self.profile_handler = given.get("ProfileKwargs")
+        self.fp8_recipe_handler = given.get("FP8RecipeKwargs")
+        self.te_recipe_handler = given.get("TERecipeKwargs")
+        self.msamp_recipe_handler = given.get("MSAMPRecipeKwargs")
+        self.ao_recipe_handler = given.get("AORecipeKwargs")
+        self.has_fp8_handler = any("RecipeKwargs" in name for name in given)
+
+    # The process
+
+    @property
+    def device(self) -> torch.device:
+        """The device of this process."""
+        return self._runtime.world.device
+
+    @property
+    def distributed_type(self) -> DistributedType:
+        """How the run is spread, as a label."""
+        return self.state.distributed_type  # type: ignore[no-any-return]
+
+    @property
+    def num_processes(self) -> int:
+        """Number of processes."""
+        return self._runtime.world.size
+
+    @property
+    def process_index(self) -> int:
+        """Number of this process, from 0."""
+        return self._runtime.world.rank
+
+    @property
+    def local_process_index(self) -> int:
+        """Number of this process on its machine."""
+        return self._runtime.world.local_rank
+
+    @property
+    def is_main_process(self) -> bool:
+        """Whether this is rank 0 of all."""
+        return self._runtime.world.is_main
+
+    @property
+    def is_local_main_process(self) -> bool:
+        """Whether this is the first process of its machine."""
+        return self._runtime.world.is_local_main
+
+    @property
+    def is_last_process(self) -> bool:
+        """Whether this is the highest rank."""
+        return self._runtime.world.is_last
+
+    @property
+    def use_distributed(self) -> bool:
+        """Whether several processes take part."""
+        return self._runtime.world.size > 1
+
+    @property
+    def multi_device(self) -> bool:
+        """Whether several processes train copies of the model on devices of their own."""
+        return self.use_distributed and self.distributed_type.value.startswith("MULTI_")
+
+    def wait_for_everyone(self) -> None:
+        """Stop until every process has come here; with one process, return at once."""
+        self.state.wait_for_everyone()
+
+    def main_process_first(self) -> AbstractContextManager[None]:
+        """Let the main process through a `with` block before all others."""
+        return self.state.main_process_first()
+
+    def local_main_process_first(self) -> AbstractContextManager[None]:
+        """Let the first process of each machine through a `with` block before the others."""
+        return self.state.local_main_process_first()
+
+    def on_main_process(self, function: Callable[..., Any] | None = None) -> Callable[..., Any]:
+        """Make a function run on the main process only; elsewhere it returns `None`."""
+        return PartialState().on_main_process(function)
+
+    def on_local_main_process(self, function: Callable[..., Any] | None = None) -> Callable[..., Any]:
+        """Make a function run on the first process of each machine only."""
+        return PartialState().on_local_main_process(function)
+
+    def on_last_process(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Make a function run on the highest rank only."""
+        return PartialState().on_last_process(function)
+
+    def on_process(
+        self, function: Callable[..., Any] | None = None, process_index: int | None = None
+    ) -> Callable[..., Any]:
+        """Make a function run on the process numbered `process_index` only."""
+        return PartialState().on_process(function, process_index=process_index)
+
+    def on_local_process(
+        self, function: Callable[..., Any] | None = None, local_process_index: int | None = None
+    ) -> Callable[..., Any]:
+        """Make a function run, on each machine, on the process numbered `local_process_index` only."""
+        return PartialState().on_local_process(function, local_process_index=local_process_index)
+
+    def print(self, *args: Any, **kwargs: Any) -> None:
+        """Print once per machine."""
+        self.state.print(*args, **kwargs)
+
+    def split_between_processes(
+        self, inputs: list[Any] | tuple[Any, ...] | dict[str, Any] | torch.Tensor, apply_padding: bool = False
+    ) -> AbstractContextManager[Any]:
+        """Give each process its part of `inputs` inside the block; see `PartialState.split_between_processes`."""
+        return PartialState().split_between_processes(inputs, apply_padding=apply_padding)
+
+    # How the run is set up
+
+    @property
+    def mixed_precision(self) -> str:
+        """The number format of the forward pass."""
+        return self.state.mixed_precision
+
+    @property
+    def native_amp(self) -> bool:
+        """Whether torch's autocast does mixed precision."""
+        return self._runtime.precision.native_amp
+
+    @property
+    def scaler(self) -> torch.amp.GradScaler | None:
+        """The gradient scaler of fp16 training, or `None`."""
+        return self._runtime.precision.scaler
+
+    @scaler.setter
+    def scaler(self, scaler: torch.amp.GradScaler | None) -> None:
+        self._runtime.precision.scaler = scaler
+
+    @property
+    def fp8_backend(self) -> FP8BackendType:
+        """The library behind fp8; `NO` without fp8."""
+        return self._runtime.precision.fp8_backend
+
+    @property
+    def fp8_enabled(self) -> bool:
+        """Whether the run computes in fp8."""
+        return self.mixed_precision == "fp8"
+
+    @property
+    def rng_types(self) -> list[Any]:
+        """Generators that are made equal on all processes at the start of each epoch."""
+        return self._runtime.rng_types
+
+    @rng_types.setter
+    def rng_types(self, rng_types: list[Any]) -> None:
+        self._runtime.rng_types = rng_types
+
+    @property
+    def split_batches(self) -> bool:
+        """Whether a loader's batches are split between processes."""
+        return self.dataloader_config.split_batches
+
+    @property
+    def dispatch_batches(self) -> bool | None:
+        """Whether the main process reads for all; `None` decides by the kind of dataset."""
+        return self.dataloader_config.dispatch_batches
+
+    @property
+    def even_batches(self) -> bool:
+        """Whether first samples are repeated so that every process gets equally many batches."""
+        return self.dataloader_config.even_batches
+
+    @even_batches.setter
+    def even_batches(self, even_batches: bool) -> None:
+        self.dataloader_config.even_batches = even_batches
+
+    @property
+    def use_seedable_sampler(self) -> bool:
+        """Whether shuffling depends on a seed and the epoch alone."""
+        return self.dataloader_config.use_seedable_sampler
+
+    @property
+    def non_blocking(self) -> bool:
+        """Whether batches travel to the device while the process goes on."""
+        return self.dataloader_config.non_blocking
+
+    @property
+    def use_stateful_dataloader(self) -> bool:
+        """Whether loaders are torchdata's StatefulDataLoader."""
+        return bool(self.dataloader_config.use_stateful_dataloader)
+
+    @property
+    def project_dir(self) -> str | None:
+        """Folder for checkpoints and logs."""
+        return self.project_configuration.project_dir
+
+    @property
+    def logging_dir(self) -> str | None:
+        """Folder for logs."""
+        return self.project_configuration.logging_dir
+
+    @property
+    def save_iteration(self) -> int:
+        """Number of the next automatically named checkpoint."""
+        return self.project_configuration.iteration
+
+    @property
+    def deepspeed_plugin(self) -> Any:
+        """The DeepSpeed plugin in use, or `None`."""
+        return self.state.deepspeed_plugin
+
+    @property
+    def parallelism_config(self) -> Any:
+        """The axes of the mesh, or `None`."""
+        return self.state.parallelism_config
+
+    @property
+    def torch_device_mesh(self) -> Any:
+        """The device mesh, or `None`."""
+        return self.state.device_mesh
+
+    @property
+    def is_fsdp2(self) -> bool:
+        """Whether models are sharded in place (FSDP version 2)."""
+        return self.state.is_fsdp2
+
+    @property
+    def is_composable_parallelism_enabled(self) -> bool:
+        """Whether strategies are composed on one mesh."""
+        return self.is_fsdp2
+
+    @property
+    def should_save_model(self) -> bool:
+        """Whether this process writes the model when it is saved."""
+        return self.is_local_main_process if self.project_configuration.save_on_each_node else self.is_main_process
+
+    def _mesh_rank(self, axis: str, kind: str) -> int:
+        mesh = self.torch_device_mesh
+        if mesh is None:
+            raise StateError(
+                f"{kind} has no rank here: no parallelism_config was given. "
+                "Pass Accelerator(parallelism_config=ParallelismConfig(...)) first."
+            )
+        return int(mesh.get_local_rank(axis))
+
+    @property
+    def tensor_parallel_rank(self) -> int:
+        """This process's place on the tensor-parallel axis."""
+        return self._mesh_rank("tp", "Tensor parallel")
+
+    @property
+    def data_parallel_rank(self) -> int:
+        """This process's place on the replicated data-parallel axis."""
+        return self._mesh_rank("dp_replicate", "Data parallel")
+
+    @property
+    def data_parallel_shard_rank(self) -> int:
+        """This process's place on the sharded data-parallel axis."""
+        return self._mesh_rank("dp_shard", "Sharded data parallel")
+
+    @property
+    def pipeline_parallel_rank(self) -> int:
+        """This process's place on the pipeline axis; training has none."""
+        raise EngineUnavailableError(
+            "Training has no pipeline axis, so there is no pipeline rank. Use prepare_pippy for pipelined inference."
+        )
+
+    @property
+    def context_parallel_rank(self) -> int:
+        """This process's place on the context-parallel axis."""
+        return self._mesh_rank("cp", "Context parallel")
+
+    # What was prepared
+
+    @property
+    def _models(self) -> list[Any]:
+        return self._runtime.models
+
+    @_models.setter
+    def _models(self, models: list[Any]) -> None:
+        self._runtime.models = models
+
+    @property
+    def _optimizers(self) -> list[Any]:
+        return self._runtime.optimizers
+
+    @_optimizers.setter
+    def _optimizers(self, optimizers: list[Any]) -> None:
+        self._runtime.optimizers = optimizers
+
+    @property
+    def _schedulers(self) -> list[Any]:
+        return self._runtime.schedulers
+
+    @_schedulers.setter
+    def _schedulers(self, schedulers: list[Any]) -> None:
+        self._runtime.schedulers = schedulers
+
+    @property
+    def _dataloaders(self) -> list[Any]:
+        return self._runtime.dataloaders
+
+    @_dataloaders.setter
+    def _dataloaders(self, dataloaders: list[Any]) -> None:
+        self._runtime.dataloaders = dataloaders
+
+    @property
+    def _custom_objects(self) -> list[Any]:
+        return self._runtime.custom_objects
+
+    @overload
+    def prepare(self, obj: _T, /, *, device_placement: list[bool] | None = None) -> _T: ...
+    @overload
+    def prepare(
+        self, first: _T1, second: _T2, /, *, device_placement: list[bool] | None = None
+    ) -> tuple[_T1, _T2]: ...
+    @overload
+    def prepare(
+        self, first: _T1, second: _T2, third: _T3, /, *, device_placement: list[bool] | None = None
+    ) -> tuple[_T1, _T2, _T3]: ...
+    @overload
+    def prepare(
+        self, first: _T1, second: _T2, third: _T3, fourth: _T4, /, *, device_placement: list[bool] | None = None
+    ) -> tuple[_T1, _T2, _T3, _T4]: ...
+    @overload
+    def prepare(
+        self,
+        first: _T1,
+        second: _T2,
+        third: _T3,
+        fourth: _T4,
+        fifth: _T5,
+        /,
+        *,
+        device_placement: list[bool] | None = None,
+    ) -> tuple[_T1, _T2, _T3, _T4, _T5]: ...
+    @overload
+    def prepare(self, *args: Any, device_placement: list[bool] | None = None) -> Any: ...
+    def prepare(self, *args: Any, device_placement: list[bool] | None = None) -> Any:
+        """Prepare models, optimizers, loaders and schedules for this run.
+
+        Args:
+            *args: The objects, in any order; what is none of these comes back untouched.
+            device_placement: For each object, whether it is moved to the device.
+
+        Returns:
+            The prepared objects in the same order; one object alone, not in a tuple.
+
+        Raises:
+            PreparationError: Objects that cannot train together; nothing was prepared then.
+        """
+        prepared = self._runtime.prepare(args, device_placement)
+        self._note_lomo()
+        return prepared if len(prepared) > 1 else prepared[0] if prepared else prepared
+
+    def prepare_model(
+        self, model: torch.nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
+    ) -> torch.nn.Module:
+        """Prepare one model.
+
+        Args:
+            model: The model.
+            device_placement: Whether it is moved to the device; `None` leaves that to the run.
+            evaluation_mode: It is not trained, so it is not distributed. Preparing it again later for training is
+                legal, and distributes it.
+        """
+        prepared: torch.nn.Module = self._runtime.prepare_model(model, device_placement, evaluation=evaluation_mode)
+        return prepared
+
+    def prepare_optimizer(
+        self, optimizer: Optimizer, device_placement: bool | None = None
+    ) -> AcceleratedOptimizer:
+        """Wrap one optimizer; the same optimizer again gives the same wrapper."""
+        prepared = self._runtime.prepare_optimizer(optimizer, device_placement)
+        self._note_lomo()
+        return prepared
+
+    def prepare_scheduler(self, scheduler: LRScheduler) -> AcceleratedScheduler:
+        """Wrap one schedule."""
+        return self._runtime.prepare_scheduler(scheduler)
+
+    def prepare_data_loader(
+        self,
+        data_loader: DataLoader[Any],
+        device_placement: bool | None = None,
+        slice_fn_for_dispatch: Callable[..., Any] | None = None,
+    ) -> Any:
+        """Give each process its part of one loader.
+
+        Args:
+            data_loader: The loader.
+            device_placement: Whether batches are moved to the device; `None` leaves that to the run.
+            slice_fn_for_dispatch: Cuts a batch for one process where the main process reads for all.
+        """
+        return self._runtime.prepare_loader(data_loader, device_placement, slice_fn_for_dispatch)
+
+    def _note_lomo(self) -> None:
+        self.has_lomo_optimizer = any(lomo.is_lomo(optimizer) for optimizer in self._optimizers)
+
+    def unwrap_model(
+        self, model: torch.nn.Module, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True
+    ) -> Any:
+        """Return the model inside what `prepare` returned.
+
+        Args:
+            model: A prepared model, or a plain one.
+            keep_fp32_wrapper: Keep the mixed-precision forward.
+            keep_torch_compile: Keep the compiled form.
+        """
+        return self._runtime.strategy.unwrap(
+            model, keep_fp32_wrapper=keep_fp32_wrapper, keep_torch_compile=keep_torch_compile
+        )
+
+    def verify_device_map(self, model: torch.nn.Module) -> bool:
+        """Say whether a device map spreads any part of `model` over several devices."""
+        return any(len(getattr(module, "hf_device_map", None) or ()) > 1 for module in model.modules())
+
+    def free_memory(self, *objects: Any) -> list[Any]:
+        """Let go of everything that was prepared, restart `step`, and collect garbage.
+
+        Args:
+            *objects: The caller's own references, to be replaced by the `None`s that come back.
+        """
+        self._runtime.release()
+        return release_memory(*objects)
+
+    def clear(self, *objects: Any) -> list[Any]:
+        """Do the same as `free_memory`."""
+        return self.free_memory(*objects)
+
+    # The step
+
+    @property
+    def step(self) -> int:
+        """Number of batches since the last end of the data."""
+        return self._runtime.accumulation.step
+
+    @step.setter
+    def step(self, step: int) -> None:
+        self._runtime.accumulation.step = step
+
+    @property
+    def sync_gradients(self) -> bool:
+        """Whether the current step synchronises gradients and moves the optimizer."""
+        return self.gradient_state.sync_gradients
+
+    @sync_gradients.setter
+    def sync_gradients(self, sync_gradients: bool) -> None:
+        self.gradient_state._set_sync_gradients(sync_gradients)
+
+    @property
+    def gradient_accumulation_steps(self) -> int:
+        """Number of batches that make one optimizer step."""
+        return self.gradient_state.num_steps
+
+    @gradient_accumulation_steps.setter
+    def gradient_accumulation_steps(self, steps: int) -> None:
+        self.gradient_state.plugin_kwargs.update({"num_steps": steps})
+
+    def accumulate(self, *models: torch.nn.Module) -> AbstractContextManager[None]:
+        """Count one batch; inside the block gradients are synchronised only where the window ends.
+
+        Args:
+            *models: The models that the block trains.
+        """
+        return _Accumulate(self._runtime, models)
+
+    def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
+        """Leave gradients of `model` unsynchronised in backward passes of the block."""
+        return self._runtime.strategy.no_sync(model)
+
+    @staticmethod
+    def trigger_sync_in_backward(model: torch.nn.Module) -> AbstractContextManager[None]:
+        """Synchronise gradients in the backward pass of the block although forward ran under `no_sync`."""
+        return sync_next_backward(model)
+
+    def backward(self, loss: torch.Tensor, *, weight: torch.Tensor | float | None = None, **kwargs: Any) -> None:
+        """Compute gradients of `loss`, divided for the accumulation window and scaled for the precision.
+
+        With `weight`, `loss` is a *sum* over that many units (tokens, say), which may differ between batches and
+        processes and may be zero. When the window closes, gradients are those of the sum of all losses over the sum
+        of all weights of all processes: exactly what one big batch would give.
+
+        Args:
+            loss: A scalar: the batch's mean loss, or with `weight` its summed loss.
+            weight: Number of units behind a summed loss; give it for all batches of a window or none.
+            **kwargs: Passed to `Tensor.backward`; `learning_rate` is taken by LOMO optimizers.
+
+        Raises:
+            ConfigurationError: Some batches of a window have a weight and others do not.
+        """
+        runtime = self._runtime
+        accumulation = runtime.accumulation
+        learning_rate = kwargs.pop("learning_rate", None)
+        if weight is not None:
+            accumulation.add_weight(weight, runtime.world.device)
+        elif accumulation.weighted:
+            raise ConfigurationError(
+                "Some batches of this accumulation window have a weight and this one has none. "
+                "Pass backward(loss, weight=...) for every batch of the window."
+            )
+        elif runtime.strategy.divides_loss and accumulation.divisor != 1:
+            loss = loss / accumulation.divisor
+        if learning_rate is not None and self.has_lomo_optimizer:
+            self.lomo_backward(loss, learning_rate)
+            return
+        runtime.strategy.backward(loss, **kwargs)
+        if weight is not None and self.gradient_state.sync_gradients:
+            accumulation.close_weighted(runtime.training_parameters(accumulation.models), runtime.world)
+
+    def lomo_backward(self, loss: torch.Tensor, learning_rate: float) -> None:
+        """Run the fused backward and update of a LOMO optimizer.
+
+        Args:
+            loss: A scalar.
+            learning_rate: The rate of this update.
+
+        Raises:
+            PreparationError: No LOMO optimizer was prepared, or no rate was given.
+        """
+        if learning_rate is None:
+            raise PreparationError("A LOMO optimizer updates inside backward; pass learning_rate to backward().")
+        lomo.backward(self._optimizers, loss, learning_rate)
+
+    def unscale_gradients(self, optimizer: Any = None) -> None:
+        """Divide gradients by the scale of fp16 training, once a window; elsewhere do nothing.
+
+        Args:
+            optimizer: A prepared optimizer or a list of them; all where `None`.
+        """
+        scaler = self.scaler
+        if scaler is None or not self.sync_gradients:
+            return
+        chosen = self._optimizers if optimizer is None else optimizer
+        for item in chosen if isinstance(chosen, list | tuple) else [chosen]:
+            while isinstance(item, AcceleratedOptimizer):
+                item = item.optimizer
+            already = scaler._per_optimizer_states[id(item)]["stage"].value != 0
+            has_gradients = any(p.grad is not None for group in item.param_groups for p in group["params"])
+            if not already and has_gradients:
+                scaler.unscale_(item)
+
+    def clip_grad_norm_(
+        self, parameters: Iterable[torch.Tensor] | torch.Tensor, max_norm: float, norm_type: float = 2
+    ) -> torch.Tensor:
+        """Scale gradients down to a common norm of at most `max_norm`.
+
+        Args:
+            parameters: The parameters.
+            max_norm: Largest norm.
+            norm_type: Which p-norm.
+
+        Returns:
+            The norm before, a scalar tensor.
+        """
+        if self._runtime.precision.scaler is not None:
+            self.unscale_gradients()
+        return self._runtime.strategy.clip_grad_norm_(parameters, max_norm, norm_type)
+
+    def clip_grad_value_(self, parameters: Iterable[torch.Tensor] | torch.Tensor, clip_value: float) -> None:
+        """Clip each gradient element to [-clip_value, clip_value]."""
+        self.unscale_gradients()
+        self._runtime.strategy.clip_grad_value_(parameters, clip_value)
+
+    @property
+    def optimizer_step_was_skipped(self) -> bool:
+        """Whether any optimizer's last step was skipped because of infinite or NaN gradients."""
+        return any(optimizer.step_was_skipped for optimizer in self._optimizers)
+
+    def autocast(self, autocast_handler: AutocastKwargs | None = None) -> AbstractContextManager[object]:
+        """Compute the block in the run's mixed precision.
+
+        Args:
+            autocast_handler: Replaces the run's own autocast arguments in this block.
+        """
+        return self._runtime.precision.autocast(autocast_handler)
+
+    @contextmanager
+    def join_uneven_inputs(self, joinables: list[Any], even_batches: bool | None = None) -> Iterator[None]:
+        """Let processes with fewer batches go along until the last one is done (`torch.distributed.algorithms.join`).
+
+        Args:
+            joinables: Prepared models and optimizers that take part.
+            even_batches: Overrides, inside the block, whether first samples are repeated to make batches even.
+        """
+        with _even_batches(self._dataloaders, even_batches), self._runtime.strategy.join(joinables):
+            yield
+
+    def maybe_context_parallel(
+        self,
+        buffers: list[torch.Tensor] | None = None,
+        buffer_seq_dims: list[int] | None = None,
+        no_restore_buffers: set[torch.Tensor] | None = None,
+    ) -> AbstractContextManager[None]:
+        """Split buffers along their sequence dims where context parallel is on; elsewhere do nothing.
+
+        Args:
+            buffers: Tensors to split.
+            buffer_seq_dims: For each, its sequence dim.
+            no_restore_buffers: Those that need not be put back together.
+        """
+        return self._runtime.strategy.split_context(buffers, buffer_seq_dims, no_restore_buffers)
+
+    def deepspeed_ulysses_dl_adapter(self, dl: _T, model: Any) -> _T:
+        """Adapt a loader to Ulysses sequence parallel; a run without it gets its loader back."""
+        return self._runtime.strategy.adapt_loader(dl, model)
+
+    # Across processes
+
+    def gather(self, tensor: Any) -> Any:
+        """Concatenate every process's tensors along their first dim, on every process.
+
+        Args:
+            tensor: A tensor, or any nest of tensors, of equal shape on all processes.
+        """
+        return collectives.gather(tensor)
+
+    def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
+        """Gather, and drop what was only repeated to make the last batch even.
+
+        Args:
+            input_data: Tensors or objects of the current batch, one entry a sample.
+            use_gather_object: Gather as objects even what are tensors.
+        """
+        return gather_for_metrics(input_data, self.gradient_state, use_gather_object=use_gather_object)
+
+    def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
+        """Add up (`sum`), average (`mean`) or leave (`none`) tensors over all processes, times `scale`."""
+        return collectives.reduce(tensor, reduction, scale)
+
+    def pad_across_processes(self, tensor: Any, dim: int = 0, pad_index: int = 0, pad_first: bool = False) -> Any:
+        """Pad tensors along `dim` with `pad_index` to the largest size of any process."""
+        return pad_across_processes(tensor, dim=dim, pad_index=pad_index, pad_first=pad_first)
+
+    @property
+    def flag_tensor(self) -> torch.Tensor | None:
+        """This process's trigger: a scalar tensor, or `None` before the first use."""
+        return self._trigger.flag
+
+    @flag_tensor.setter
+    def flag_tensor(self, flag: torch.Tensor | None) -> None:
+        self._trigger.flag = flag
+
+    def set_trigger(self) -> None:
+        """Raise a flag here, for `check_trigger` to see on every process."""
+        self._trigger.set()
+
+    def check_trigger(self) -> bool:
+        """Say, on every process alike, whether any process raised the flag since the last check, and lower it."""
+        return self._trigger.check()
+
+    # Data
+
+    def skip_first_batches(self, dataloader: Any, num_batches: int = 0) -> Any:
+        """Return a loader that starts after the first `num_batches` of `dataloader`."""
+        return skip_first_batches(dataloader, num_batches=num_batches)
+
+    # Checkpoints
+
+    def save(self, obj: Any, f: str | os.PathLike[str], safe_serialization: bool = False) -> None:
+        """Save an object once (or once a machine, with `save_on_each_node`).
+
+        Args:
+            obj: What to save.
+            f: Where.
+            safe_serialization: As safetensors; `obj` is then a state dict.
+        """
+        plain.save(
+            obj,
+            f,
+            save_on_each_node=self.project_configuration.save_on_each_node,
+            safe_serialization=safe_serialization,
+        )
+
+    def save_model(
+        self,
+        model: torch.nn.Module,
+        save_directory: str | os.PathLike[str],
+        max_shard_size: int | str = "10GB",
+        safe_serialization: bool = True,
+    ) -> None:
+        """Save a model's weights so that `load_checkpoint_in_model` reads them.
+
+        Args:
+            model: The model, prepared or not.
+            save_directory: The folder.
+            max_shard_size: Largest file, in bytes or as `"10GB"`.
+            safe_serialization: As safetensors rather than torch's format.
+        """
+        weights.save_model(
+            model,
+            self.get_state_dict(model),
+            save_directory,
+            max_shard_size=max_shard_size,
+            safe_serialization=safe_serialization,
+            save_on_each_node=self.project_configuration.save_on_each_node,
+        )
+
+    def get_state_dict(self, model: torch.nn.Module, unwrap: bool = True) -> dict[str, Any]:
+        """Return a model's whole state.
+
+        Args:
+            model: The model.
+            unwrap: Under the bare model's names; else under those of what wraps it.
+        """
+        return self._runtime.state_dict(model) if unwrap else dict(model.state_dict())
+
+    def save_state(
+        self,
+        output_dir: str | None = None,
+        safe_serialization: bool = True,
+        *,
+        blocking: bool = True,
+        **save_model_func_kwargs: Any,
+    ) -> Any:
+        """Save models, optimizers, schedules, data positions, random states and registered objects.
+
+        Args:
+            output_dir: The folder; with `automatic_checkpoint_naming`, `checkpoints/checkpoint_<iteration>` of the
+                project folder instead.
+            safe_serialization: Weights as safetensors.
+            blocking: Return when the checkpoint is complete; else return a handle at once and write meanwhile.
+            **save_model_func_kwargs: Passed to what writes the models.
+
+        Returns:
+            The folder, or with `blocking=False` a handle with `wait()`.
+        """
+        return folder.save_state(
+            self._runtime,
+            output_dir,
+            safe_serialization=safe_serialization,
+            blocking=blocking,
+            **save_model_func_kwargs,
+        )
+
+    def load_state(
+        self,
+        input_dir: str | None = None,
+        load_kwargs: dict[str, Any] | None = None,
+        *,
+        strict: bool = True,
+        **load_model_func_kwargs: Any,
+    ) -> Report:
+        """Restore what `save_state` saved.
+
+        Args:
+            input_dir: The folder; `None` takes the latest complete automatically named one.
+            load_kwargs: Passed to what reads optimizers and schedules.
+            strict: Refuse a checkpoint that is not whole or does not fit, on all processes and before anything changes.
+            **load_model_func_kwargs: Passed to what loads the models.
+
+        Returns:
+            What was restored, missing and unexpected.
+
+        Raises:
+            CheckpointNotFoundError: There is no complete checkpoint.
+            CheckpointDamagedError: A file is truncated or altered.
+            CheckpointMismatchError: It does not fit.
+        """
+        return folder.load_state(
+            self._runtime, input_dir, load_kwargs=load_kwargs, strict=strict, **load_model_func_kwargs
+        )
+
+    def register_for_checkpointing(self, *objects: Any) -> None:
+        """Save and restore these objects with the state.
+
+        Args:
+            *objects: Objects with `state_dict()` and `load_state_dict(state)`.
+
+        Raises:
+            ConfigurationError: An object lacks one of the two.
+        """
+        wrong = [
+            f"{type(item).__name__} (number {index})"
+            for index, item in enumerate(objects)
+            if not callable(getattr(item, "state_dict", None)) or not callable(getattr(item, "load_state_dict", None))
+        ]
+        if wrong:
+            raise ConfigurationError(
+                f"Objects to be checkpointed need state_dict() and load_state_dict(); these lack one: "
+                f"{', '.join(wrong)}. Add the two methods; nothing was registered."
+            )
+        self._custom_objects.extend(objects)
+
+    def register_save_state_pre_hook(self, hook: Callable[..., None]) -> RemovableHandle:
+        """Call `hook(models, weights, output_dir)` before `save_state` writes weights; it may change the list."""
+        handle = RemovableHandle(self._runtime.save_state_pre_hooks)
+        self._runtime.save_state_pre_hooks[handle.id] = hook
+        return handle
+
+    def register_load_state_pre_hook(self, hook: Callable[..., None]) -> RemovableHandle:
+        """Call `hook(models, input_dir)` before `load_state` loads weights; it may change the list."""
+        handle = RemovableHandle(self._runtime.load_state_pre_hooks)
+        self._runtime.load_state_pre_hooks[handle.id] = hook
+        return handle
+
+    # Trackers, profiles, the end
+
+    @property
+    def log_with(self) -> list[Any]:
+        """What the run logs with."""
+        return self._runtime.hub.log_with
+
+    @property
+    def trackers(self) -> list[Any]:
+        """The trackers of the run, after `init_trackers`."""
+        return self._runtime.hub.trackers
+
+    def init_trackers(
+        self,
+        project_name: str,
+        config: dict[str, Any] | None = None,
+        init_kwargs: dict[str, dict[str, Any]] | None = None,
+    ) -> None:
+        """Start the trackers.
+
+        Args:
+            project_name: Name of the project or experiment.
+            config: What to record of the run's configuration; any nest of plain values.
+            init_kwargs: For each tracker's name, arguments of its constructor.
+        """
+        self._runtime.hub.init(project_name, config, init_kwargs)
+
+    def log(
+        self, values: dict[str, Any], step: int | None = None, log_kwargs: dict[str, dict[str, Any]] | None = None
+    ) -> None:
+        """Log values to every tracker.
+
+        Args:
+            values: Names and values.
+            step: The step they belong to.
+            log_kwargs: For each tracker's name, arguments of its `log`.
+        """
+        self._runtime.hub.log(values, step, log_kwargs)
+
+    def get_tracker(self, name: str, unwrap: bool = False) -> Any:
+        """Return a tracker by name, or with `unwrap` the library's own run object."""
+        return self._runtime.hub.get(name, unwrap)
+
+    def profile(self, profile_handler: ProfileKwargs | None = None) -> AbstractContextManager[torch.profiler.profile]:
+        """Profile the block; see `ProfileKwargs`.
+
+        Args:
+            profile_handler: Replaces the run's own in this block.
+        """
+        return profile(profile_handler or self._runtime.handlers.profile, self.process_index)
+
+    def end_training(self) -> None:
+        """Finish the trackers and leave the process group; call it at the end of a script."""
+        self._runtime.hub.finish()
+        if self.use_distributed:
+            world.destroy()
+
+    def __repr__(self) -> str:
+        return f"Accelerator({self.num_processes} × {self.device}, {self.mixed_precision}, {self.distributed_type})"
+
+
+class _Accumulate(AbstractContextManager[None]):
+    """The block of one batch; see `Accelerator.accumulate`."""
+
+    __slots__ = ("_entered", "_models", "_runtime")
+
+    def __init__(self, runtime: Runtime, models: tuple[torch.nn.Module, ...]) -> None:
+        self._runtime = runtime
+        self._models = models
+        self._entered: list[AbstractContextManager[Any]] = []
+
+    def __enter__(self) -> None:
+        runtime = self._runtime
+        runtime.accumulation.models = self._models
+        if runtime.accumulation.advance() or runtime.gradient_state.sync_each_batch:
+            return
+        for model in self._models:
+            context = runtime.strategy.no_sync(model)
+            context.__enter__()
+            self._entered.append(context)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        while self._entered:
+            self._entered.pop().__exit__(kind, error, trace)
+
+
+@contextmanager
+def _even_batches(loaders: list[Any], even_batches: bool | None) -> Iterator[None]:
+    """Override `even_batches` of the map-style loaders inside the block."""
+    changed: list[tuple[Any, bool]] = []
+    if even_batches is not None:
+        for loader in loaders:
+            sampler = getattr(loader, "batch_sampler", None) if isinstance(loader, DataLoaderStateMixin) else None
+            if sampler is not None and hasattr(sampler, "even_batches"):
+                changed.append((sampler, sampler.even_batches))
+                sampler.even_batches = even_batches
+        if loaders and not changed:
+            warnings.warn(
+                "even_batches was overridden, but only loaders over iterable datasets were prepared; they keep theirs.",
+                stacklevel=4,
+            )
+    try:
+        yield
+    finally:
+        for sampler, before in changed:
+            sampler.even_batches = before

@@ -1,0 +1,40 @@
+"""LOMO optimizers, which update each parameter as soon as its gradient is known (lomo-optim, arXiv:2306.09782)."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+
+from accel_core.errors import PreparationError
+
+__all__ = ["backward", "is_lomo"]
+
+
+def is_lomo(optimizer: Any) -> bool:
+    """Say whether an optimizer, or the one it wraps, is one of lomo-optim's."""
+    library = sys.modules.get("lomo_optim")
+    inner = getattr(optimizer, "optimizer", optimizer)
+    return library is not None and isinstance(inner, library.Lomo | library.AdaLomo)
+
+
+def backward(optimizers: list[Any], loss: torch.Tensor, learning_rate: float) -> None:
+    """Run the fused backward of the LOMO optimizers among `optimizers`.
+
+    Args:
+        optimizers: Prepared optimizers.
+        loss: A scalar.
+        learning_rate: The rate of this update.
+
+    Raises:
+        PreparationError: None of them is a LOMO optimizer.
+    """
+    found = [optimizer.optimizer for optimizer in optimizers if is_lomo(optimizer)]
+    if not found:
+        raise PreparationError(
+            f"lomo_backward needs a prepared LOMO optimizer; {len(optimizers)} optimizers were prepared, none of them "
+            "from lomo_optim. Prepare one, or call backward()."
+        )
+    for optimizer in found:
+        optimizer.fused_backward(loss, learning_rate)

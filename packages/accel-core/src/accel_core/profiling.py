@@ -1,0 +1,37 @@
+"""Recording where the time goes: one Chrome trace a rank."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from accel_core.plugins.handlers import ProfileKwargs
+
+__all__ = ["PROFILE_PATTERN_NAME", "profile"]
+
+PROFILE_PATTERN_NAME = "profile_{suffix}.json"
+
+
+@contextmanager
+def profile(handler: ProfileKwargs, rank: int) -> Iterator[torch.profiler.profile]:
+    """Profile the block.
+
+    Args:
+        handler: What to record. With `output_trace_dir`, each rank writes `profile_<rank>.json` there when the block
+            ends (a Chrome trace: open it at chrome://tracing or in Perfetto).
+        rank: This rank.
+
+    Yields:
+        The running profiler of `torch.profiler`.
+    """
+    folder = handler.output_trace_dir
+    if folder is not None:
+        os.makedirs(folder, exist_ok=True)
+    with handler.build() as profiler:
+        yield profiler
+    if folder is not None:
+        profiler.export_chrome_trace(str(Path(folder) / PROFILE_PATTERN_NAME.format(suffix=rank)))

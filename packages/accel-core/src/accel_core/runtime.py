@@ -1,0 +1,238 @@
+"""The wired parts of one Accelerator."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from accel_core.data.loader import DataLoaderStateMixin
+from accel_core.data.prepare import prepare_data_loader
+from accel_core.errors import PreparationError
+from accel_core.optim.accumulation import Accumulation
+from accel_core.optim.optimizer import AcceleratedOptimizer
+from accel_core.optim.scheduler import AcceleratedScheduler
+from accel_core.plugins.handlers import AutocastKwargs, KwargsHandler, ProfileKwargs
+from accel_core.plugins.loading import DataLoaderConfiguration
+from accel_core.plugins.project import ProjectConfiguration
+from accel_core.precision.precision import Precision
+from accel_core.process.world import World
+from accel_core.state.gradient import GradientState
+from accel_core.strategies.bundle import Bundle
+from accel_core.strategies.strategy import Strategy
+from accel_core.tracking.hub import TrackerHub
+
+__all__ = ["Handlers", "Runtime"]
+
+
+@dataclass(frozen=True)
+class Handlers:
+    """The keyword handlers of a run, each at most once.
+
+    Attributes:
+        given: By type name, exactly what the user passed.
+        autocast: Arguments of `torch.autocast`.
+        profile: What a profile records.
+    """
+
+    given: dict[str, KwargsHandler]
+    autocast: AutocastKwargs
+    profile: ProfileKwargs
+
+
+@dataclass
+class Runtime:
+    """Everything that one Accelerator works with; made by `resolve`, told to everybody else.
+
+    Attributes:
+        world: The processes.
+        strategy: How models live across them.
+        precision: The number format.
+        gradient_state: Where the step stands.
+        accumulation: The accumulation window.
+        data: How loaders are prepared.
+        project: Where files go.
+        hub: The trackers.
+        handlers: Keyword handlers.
+        rng_types: Generators that are made equal on all ranks at the start of each epoch.
+        device_placement: Whether objects are moved to the device.
+        step_scheduler_with_optimizer: Whether schedules move with their optimizers.
+        models: Prepared models, and so on for the other lists.
+    """
+
+    world: World
+    strategy: Strategy
+    precision: Precision
+    gradient_state: GradientState
+    accumulation: Accumulation
+    data: DataLoaderConfiguration
+    project: ProjectConfiguration
+    hub: TrackerHub
+    handlers: Handlers
+    rng_types: list[Any]
+    device_placement: bool
+    step_scheduler_with_optimizer: bool
+    models: list[Any] = field(default_factory=list)
+    optimizers: list[Any] = field(default_factory=list)
+    schedulers: list[Any] = field(default_factory=list)
+    dataloaders: list[Any] = field(default_factory=list)
+    custom_objects: list[Any] = field(default_factory=list)
+    save_state_pre_hooks: OrderedDict[int, Callable[..., None]] = field(default_factory=OrderedDict)
+    load_state_pre_hooks: OrderedDict[int, Callable[..., None]] = field(default_factory=OrderedDict)
+
+    @property
+    def scaler(self) -> torch.amp.GradScaler | None:
+        """The gradient scaler of fp16 training."""
+        return self.precision.scaler
+
+    @property
+    def step(self) -> int:
+        """Number of batches since the last end of the data."""
+        return self.accumulation.step
+
+    @step.setter
+    def step(self, step: int) -> None:
+        self.accumulation.step = step
+
+    @property
+    def trackers(self) -> list[Any]:
+        """The trackers of the run."""
+        return list(self.hub.trackers)
+
+    def state_dict(self, model: torch.nn.Module) -> dict[str, Any]:
+        """Return a model's whole state under canonical names; every rank calls it."""
+        return self.strategy.state_dict(model)
+
+    def prepare(self, objects: Sequence[Any], placement: Sequence[bool | None] | None = None) -> tuple[Any, ...]:
+        """Prepare objects together: models, then optimizers and loaders, then schedules.
+
+        Args:
+            objects: What the user passed to `prepare`.
+            placement: For each, whether it is moved to the device.
+
+        Returns:
+            The prepared objects in the same order; what is none of the four kinds comes back untouched.
+
+        Raises:
+            PreparationError: Objects that cannot be prepared; nothing was prepared then.
+        """
+        bundle = Bundle.sort(objects, placement)
+        self.strategy.check(bundle)
+        self.strategy.prepare(bundle)
+        for slot in bundle.models:
+            self._keep_model(slot.result)
+        for slot in bundle.optimizers:
+            slot.result = self.prepare_optimizer(slot.given, slot.place)
+        for slot in bundle.loaders:
+            slot.result = self.prepare_loader(slot.given, slot.place)
+        for slot in bundle.schedulers:
+            slot.result = self.prepare_scheduler(slot.given)
+        for slot in bundle.recognised:
+            slot.result.__dict__["_is_accelerate_prepared"] = True
+        return bundle.results
+
+    def prepare_model(self, model: Any, placement: bool | None = None, *, evaluation: bool = False) -> Any:
+        """Prepare one model; see `Strategy.prepare_model`."""
+        if not isinstance(model, torch.nn.Module):
+            raise PreparationError(
+                f"A model is a torch.nn.Module; got {type(model).__name__}. Pass it to prepare() to let it through."
+            )
+        bundle = Bundle.sort([model], [placement])
+        if not evaluation:
+            self.strategy.check(bundle)
+        prepared = self.strategy.prepare_model(model, device_placement=placement, evaluation=evaluation)
+        self._keep_model(prepared)
+        return prepared
+
+    def _keep_model(self, model: Any) -> None:
+        """Register a prepared model in place of any earlier form of the same model."""
+        inner = self.strategy.unwrap(model, keep_torch_compile=False)
+        for index, kept in enumerate(self.models):
+            if kept is model or self.strategy.unwrap(kept, keep_torch_compile=False) is inner:
+                self.models[index] = model
+                return
+        self.models.append(model)
+
+    def prepare_optimizer(self, optimizer: Any, placement: bool | None = None) -> AcceleratedOptimizer:
+        """Wrap one optimizer; the same optimizer again gives the same wrapper."""
+        if isinstance(optimizer, AcceleratedOptimizer):
+            if all(kept is not optimizer for kept in self.optimizers):
+                self.optimizers.append(optimizer)
+            return optimizer
+        for kept in self.optimizers:
+            if kept.optimizer is optimizer:
+                return kept  # type: ignore[no-any-return]
+        wrapper = AcceleratedOptimizer(
+            optimizer,
+            device_placement=self.device_placement if placement is None else placement,
+            scaler=self.scaler,
+        )
+        wrapper.place(self.world.device)
+        self.optimizers.append(wrapper)
+        return wrapper
+
+    def prepare_scheduler(self, scheduler: Any) -> AcceleratedScheduler:
+        """Wrap one schedule, bound to the prepared optimizer that it moves, or else to all of them."""
+        if isinstance(scheduler, AcceleratedScheduler):
+            if all(kept is not scheduler for kept in self.schedulers):
+                self.schedulers.append(scheduler)
+            return scheduler
+        for kept in self.schedulers:
+            if kept.scheduler is scheduler:
+                return kept  # type: ignore[no-any-return]
+        moved = getattr(scheduler, "optimizer", None)
+        own = [kept for kept in self.optimizers if moved is not None and (kept is moved or kept.optimizer is moved)]
+        wrapper = AcceleratedScheduler(
+            scheduler,
+            own or list(self.optimizers),
+            step_with_optimizer=self.step_scheduler_with_optimizer,
+            split_batches=self.data.split_batches,
+            replicas=self.strategy.replica.size,
+        )
+        self.schedulers.append(wrapper)
+        return wrapper
+
+    def prepare_loader(
+        self, loader: Any, placement: bool | None = None, slice_fn: Callable[..., Any] | None = None
+    ) -> Any:
+        """Give each rank its part of a loader; a prepared one comes back as it is."""
+        if isinstance(loader, DataLoaderStateMixin):
+            if all(kept is not loader for kept in self.dataloaders):
+                self.dataloaders.append(loader)
+            return loader
+        replica = self.strategy.replica
+        extra = {} if self.data.uneven_end == "drop" else {"uneven_end": self.data.uneven_end}
+        prepared = prepare_data_loader(
+            loader,
+            self.world.device,
+            num_processes=replica.size,
+            process_index=replica.rank,
+            split_batches=self.data.split_batches,
+            put_on_device=self.device_placement if placement is None else placement,
+            rng_types=list(self.rng_types),
+            dispatch_batches=self.data.dispatch_batches,
+            even_batches=self.data.even_batches,
+            slice_fn_for_dispatch=slice_fn,
+            use_seedable_sampler=self.data.use_seedable_sampler,
+            data_seed=self.data.data_seed,
+            non_blocking=self.data.non_blocking,
+            use_stateful_dataloader=self.data.use_stateful_dataloader,
+            **extra,
+        )
+        self.dataloaders.append(prepared)
+        return prepared
+
+    def training_parameters(self, models: Sequence[Any]) -> list[torch.nn.Parameter]:
+        """Return the parameters of `models`, or of all prepared ones where none is named, each once."""
+        chosen = models or self.models
+        return list({id(p): p for model in chosen for p in model.parameters()}.values())
+
+    def release(self) -> None:
+        """Let go of every prepared object and restart the accumulation window."""
+        for kept in (self.models, self.optimizers, self.schedulers, self.dataloaders):
+            kept.clear()
+        self.accumulation.restart()
+

@@ -1,0 +1,68 @@
+"""Reading the environment."""
+
+import os
+
+import pytest
+
+from accel_core.errors import ConfigurationError
+from accel_core.host import environ
+
+
+@pytest.mark.parametrize(
+    ("word", "truth"), [("1", True), ("TRUE", True), ("yes", True), ("on", True), ("0", False), ("No", False)]
+)
+def test_words_are_read_as_truth(word: str, truth: bool) -> None:
+    """Every documented word, in any case, is read."""
+    assert environ.str_to_bool(word, to_bool=True) is truth
+
+
+def test_word_that_is_neither_names_the_variable() -> None:
+    """The error says which variable, what it held, and what it may hold."""
+    with environ.patch_environment(ACCELERATE_DEBUG_MODE="maybe"):
+        with pytest.raises(ConfigurationError, match="ACCELERATE_DEBUG_MODE.*'maybe'.*Use one of"):
+            environ.flag("ACCELERATE_DEBUG_MODE")
+
+
+def test_number_that_is_none_names_the_variable() -> None:
+    """A rank that is no number is refused by name."""
+    with environ.patch_environment(rank="first"), pytest.raises(ConfigurationError, match="RANK.*'first'"):
+        environ.integer("RANK")
+
+
+def test_first_number_of_several_names_counts() -> None:
+    """The order of names is the precedence."""
+    with environ.patch_environment(PMI_SIZE=4, WORLD_SIZE=2):
+        assert environ.get_int_from_env(["WORLD_SIZE", "PMI_SIZE"], 1) == 2
+    assert environ.get_int_from_env(["SURELY_UNSET_A", "SURELY_UNSET_B"], 7) == 7
+
+
+def test_patched_variables_are_put_back_after_an_error() -> None:
+    """What was there is there again, and what was not is gone."""
+    before = dict(os.environ)
+    with pytest.raises(KeyError), environ.patch_environment(HOME="elsewhere", SURELY_UNSET=1):
+        assert os.environ["HOME"] == "elsewhere" and os.environ["SURELY_UNSET"] == "1"
+        raise KeyError
+    assert dict(os.environ) == before
+
+
+def test_cleared_environment_comes_back() -> None:
+    """Inside there is nothing, afterwards everything."""
+    before = dict(os.environ)
+    with environ.clear_environment():
+        assert not os.environ
+        os.environ["LEFT"] = "behind"
+    assert dict(os.environ) == before
+
+
+def test_purged_function_leaves_no_accelerate_variable() -> None:
+    """Variables that a decorated function sets are gone after it, those set before stay."""
+
+    @environ.purge_accelerate_environment
+    def leaks() -> None:
+        os.environ["ACCELERATE_LEAK"] = "1"
+        os.environ["ACCELERATE_KEPT"] = "changed"
+
+    with environ.patch_environment(ACCELERATE_KEPT="kept"):
+        leaks()
+        assert os.environ["ACCELERATE_KEPT"] == "kept"
+        assert "ACCELERATE_LEAK" not in os.environ

@@ -1,0 +1,93 @@
+"""Accumulation windows."""
+
+import pytest
+import torch
+
+from accel_core.optim.accumulation import Accumulation
+from accel_core.plugins.accumulation import GradientAccumulationPlugin
+from accel_core.process.world import ensure
+from accel_core.state import GradientState
+
+pytestmark = pytest.mark.usefixtures("fresh_state")
+
+
+class _Loader:
+    remainder = -1
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+        self.end_of_dataloader = False
+
+    def __len__(self) -> int:
+        return self.length
+
+    def read(self, state: GradientState, batches: int):
+        state._add_dataloader(self)
+        for index in range(batches):
+            self.end_of_dataloader = index == self.length - 1
+            state._advance(self)
+            yield index
+        state._remove_dataloader(self)
+
+
+@pytest.mark.parametrize("num_steps", [1, 2, 3, 4])
+@pytest.mark.parametrize("length", [1, 2, 3, 5, 7, 8])
+def test_windows_cover_an_epoch(num_steps: int, length: int) -> None:
+    """Each window's divisor is its real length, the last batch synchronises, and every window closes once."""
+    state = GradientState(GradientAccumulationPlugin(num_steps=num_steps))
+    accumulation = Accumulation(state)
+    for _ in range(2):
+        windows: list[list[int]] = [[]]
+        for _ in _Loader(length).read(state, length):
+            sync = accumulation.advance()
+            windows[-1].append(accumulation.divisor)
+            if sync:
+                windows.append([])
+        assert windows.pop() == []
+        assert [len(window) for window in windows] == [
+            min(num_steps, length - start) for start in range(0, length, num_steps)
+        ]
+        assert all(set(window) == {len(window)} for window in windows)
+
+
+def test_window_goes_on_where_the_end_of_data_does_not_end_it() -> None:
+    """With sync_with_dataloader=False windows run across epochs."""
+    state = GradientState(GradientAccumulationPlugin(num_steps=2, sync_with_dataloader=False))
+    accumulation = Accumulation(state)
+    syncs = [accumulation.advance() for _ in range(2) for _ in _Loader(3).read(state, 3)]
+    assert syncs == [False, True, False, True, False, True]
+    assert accumulation.divisor == 2
+
+
+def test_epoch_broken_off_keeps_the_count() -> None:
+    """A break inside a window does not drop what was accumulated."""
+    state = GradientState(GradientAccumulationPlugin(num_steps=3))
+    accumulation = Accumulation(state)
+    assert [accumulation.advance() for _ in _Loader(9).read(state, 2)] == [False, False]
+    assert [accumulation.advance() for _ in _Loader(9).read(state, 3)] == [True, False, False]
+
+
+def test_weights_make_the_gradient_that_of_one_big_batch() -> None:
+    """Sums over batches of 3, 0 and 5 units give the mean over 8 units."""
+    GradientState(GradientAccumulationPlugin(num_steps=3))
+    accumulation = Accumulation(GradientState())
+    weight = torch.nn.Parameter(torch.ones(2))
+    x = torch.arange(16.0).reshape(8, 2)
+    (x @ weight).mean().backward()
+    expected, weight.grad = weight.grad, None
+    for part in (x[:3], x[3:3], x[3:]):
+        accumulation.add_weight(len(part), torch.device("cpu"))
+        (part @ weight).sum().backward()
+    accumulation.close_weighted([weight], ensure())
+    torch.testing.assert_close(weight.grad, expected)
+    assert not accumulation.weighted
+
+
+def test_window_without_weight_has_no_gradient() -> None:
+    """Nothing to learn from leaves zeroes, not NaN."""
+    accumulation = Accumulation(GradientState())
+    weight = torch.nn.Parameter(torch.ones(2))
+    accumulation.add_weight(0, torch.device("cpu"))
+    (weight * 0).sum().backward()
+    accumulation.close_weighted([weight], ensure())
+    assert torch.equal(weight.grad, torch.zeros(2))

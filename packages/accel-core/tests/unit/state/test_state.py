@@ -1,0 +1,157 @@
+"""The three views."""
+
+import pickle
+
+import pytest
+import torch
+
+from accel_core.errors import ConfigurationError, DataError, StateError
+from accel_core.host.environ import patch_environment
+from accel_core.options.enums import DistributedType
+from accel_core.plugins.accumulation import GradientAccumulationPlugin
+from accel_core.state import AcceleratorState, GradientState, PartialState, is_initialized
+
+pytestmark = pytest.mark.usefixtures("fresh_state")
+
+
+def test_every_partial_state_is_one() -> None:
+    """Instances share one real dict, which a reset empties."""
+    assert PartialState._shared_state == {}
+    first, second = PartialState(), PartialState()
+    assert first.__dict__ is second.__dict__ is PartialState._shared_state
+    assert (first.num_processes, first.process_index, first.device.type) == (1, 0, "cpu")
+    assert first.distributed_type is DistributedType.NO and not first.use_distributed
+    PartialState._reset_state()
+    assert PartialState._shared_state == {}
+
+
+def test_old_object_after_a_reset_says_so() -> None:
+    """An attribute of a state that was reset is a named error, not nonsense."""
+    state = PartialState()
+    PartialState._reset_state()
+    with pytest.raises(StateError, match="reset while this object lived"):
+        _ = state.device
+
+
+def test_label_follows_the_environment_of_the_moment() -> None:
+    """Consumers set ACCELERATE_USE_DEEPSPEED for a moment and read the label."""
+    with patch_environment(ACCELERATE_USE_DEEPSPEED="true"):
+        assert PartialState().distributed_type is DistributedType.DEEPSPEED
+
+
+def test_run_state_reads_precision_from_the_environment() -> None:
+    """ACCELERATE_MIXED_PRECISION counts where no argument is given."""
+    with patch_environment(ACCELERATE_MIXED_PRECISION="BF16"):
+        assert AcceleratorState().mixed_precision == "bf16"
+    assert is_initialized()
+
+
+def test_unknown_precision_leaves_no_state() -> None:
+    """The error lists the known ones, and nothing was set."""
+    with pytest.raises(ConfigurationError, match=r"'fp4'.*bf16"):
+        AcceleratorState(mixed_precision="fp4")
+    assert "_mixed_precision" not in AcceleratorState._shared_state
+
+
+def test_second_precision_is_refused() -> None:
+    """One process trains in one precision."""
+    AcceleratorState(mixed_precision="bf16")
+    with pytest.raises(ConfigurationError, match="'bf16'.*'fp16'"):
+        AcceleratorState(mixed_precision="fp16")
+    assert AcceleratorState().mixed_precision == "bf16"
+
+
+def test_reset_of_the_run_keeps_the_process() -> None:
+    """Only reset_partial_state also forgets the process."""
+    AcceleratorState()
+    AcceleratorState._reset_state()
+    assert PartialState._shared_state != {}
+    AcceleratorState()
+    AcceleratorState._reset_state(reset_partial_state=True)
+    assert PartialState._shared_state == {}
+
+
+def test_states_are_pickled() -> None:
+    """Consumers pickle arguments that hold a state."""
+    assert pickle.loads(pickle.dumps(PartialState())).num_processes == 1
+
+
+def test_functions_of_chosen_processes() -> None:
+    """With one process every choice that names it runs, and no other."""
+    state = PartialState()
+    assert state.on_main_process(lambda: 1)() == 1
+    assert state.on_last_process(lambda: 2)() == 2
+    assert state.on_process(process_index=0)(lambda: 3)() == 3
+    assert state.on_process(lambda: 4, process_index=1)() is None
+    assert state.on_local_process(lambda: 5, local_process_index=3)() is None
+
+
+def test_split_of_a_dict_with_unequal_lengths_is_refused() -> None:
+    """The error names each key's length."""
+    from accel_core.comm.split import split_for_rank
+
+    with pytest.raises(DataError, match="'a': 2.*'b': 3"):
+        split_for_rank({"a": [1, 2], "b": [1, 2, 3]}, 0, 2)
+
+
+@pytest.mark.parametrize("length", range(0, 9))
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_split_covers_everything_once(length: int, size: int) -> None:
+    """Parts in rank order are the input; padded parts have one length."""
+    from accel_core.comm.split import split_for_rank
+
+    whole = list(range(length))
+    parts = [split_for_rank(whole, rank, size) for rank in range(size)]
+    assert sum(parts, []) == whole
+    padded = [split_for_rank(torch.arange(length), rank, size, apply_padding=True) for rank in range(size)]
+    assert len({len(part) for part in padded}) == 1
+
+
+class _Loader:
+    end_of_dataloader = False
+    remainder = -1
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+
+def test_evaluation_inside_an_epoch_is_not_the_training_loader() -> None:
+    """A peek into another loader between two batches does not change which loader feeds the step."""
+    state = GradientState(GradientAccumulationPlugin(num_steps=2))
+    train, peek = _Loader(5), _Loader(1)
+    state._add_dataloader(train)
+    state._advance(train)
+    assert state.training_dataloader() is train
+    state._advance(train)
+    state._add_dataloader(peek)
+    state._advance(peek)
+    peek.end_of_dataloader = True
+    assert state.active_dataloader is peek and state.end_of_dataloader
+    assert state.training_dataloader() is train
+    assert state.batches_left(train) == 3
+    state._remove_dataloader(peek)
+    assert state.dataloader_references == [None, train]
+
+
+def test_training_on_another_loader_is_noticed() -> None:
+    """After an epoch broken off, the loader that gives batches is the one that counts."""
+    state = GradientState()
+    first, second = _Loader(3), _Loader(3)
+    state._add_dataloader(first)
+    state._advance(first)
+    assert state.training_dataloader() is first
+    state._add_dataloader(second)
+    state._advance(second)
+    assert state.training_dataloader() is second
+
+
+def test_forgotten_loader_does_not_linger() -> None:
+    """Loaders are held weakly."""
+    state = GradientState()
+    loader = _Loader(1)
+    state._add_dataloader(loader)
+    del loader
+    assert not state.in_dataloader and state.remainder == -1

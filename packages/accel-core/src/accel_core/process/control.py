@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from accel_core.errors import RemoteRankError
+from accel_core.process import rollcall
 from accel_core.process.world import World
 
 __all__ = ["main_first", "only_when", "wait_for_everyone"]
@@ -22,6 +23,8 @@ _R = TypeVar("_R")
 def wait_for_everyone(world: World) -> None:
     """Stop until every rank has come here; with one process, return at once."""
     if world.size > 1:
+        if world.debug:
+            rollcall.arrive(world, "wait_for_everyone")
         dist.barrier(device_ids=[world.device.index or 0] if world.device.type == "cuda" else None)
 
 
@@ -58,6 +61,8 @@ def main_first(world: World, is_first: bool) -> Iterator[None]:
 
 def _tell(world: World, failed: bool) -> bool:
     """Meet all ranks and return whether any of them failed."""
+    if world.debug:
+        rollcall.arrive(world, "main_process_first")
     verdict = torch.tensor([int(failed)], device=world.device)
     dist.all_reduce(verdict, op=dist.ReduceOp.MAX)
     return bool(verdict.item())

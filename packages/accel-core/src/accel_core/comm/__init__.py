@@ -1,0 +1,1 @@
+"""Tensors and objects across processes."""

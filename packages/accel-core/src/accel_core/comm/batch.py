@@ -1,0 +1,255 @@
+"""Nests of tensors in one process: size, device, shape, slices, joins and moves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from accel_core.comm.tree import honor_mapping, honor_type, is_torch_tensor, leaf_paths, recursively_apply
+from accel_core.errors import DataError, UnsupportedTypeError
+
+__all__ = [
+    "TENSOR_INT_TO_DTYPE",
+    "TENSOR_TYPE_TO_INT",
+    "GatheredParameters",
+    "TensorInformation",
+    "concatenate",
+    "find_batch_size",
+    "find_device",
+    "get_data_structure",
+    "get_shape",
+    "ignorant_find_batch_size",
+    "initialize_tensors",
+    "is_tensor_information",
+    "listify",
+    "pad_input_tensors",
+    "send_to_device",
+    "slice_tensors",
+]
+
+TENSOR_TYPE_TO_INT = {
+    torch.float32: 1,
+    torch.float64: 2,
+    torch.float16: 3,
+    torch.bfloat16: 4,
+    torch.uint8: 5,
+    torch.int8: 6,
+    torch.int16: 7,
+    torch.int32: 8,
+    torch.int64: 9,
+    torch.bool: 10,
+}
+"""A number for each dtype, the same in every process."""
+
+TENSOR_INT_TO_DTYPE = {number: dtype for dtype, number in TENSOR_TYPE_TO_INT.items()}
+"""The dtype behind each number."""
+
+
+@dataclass
+class TensorInformation:
+    """What a tensor is made of, without its values.
+
+    Attributes:
+        shape: Its shape.
+        dtype: Its dtype.
+    """
+
+    shape: torch.Size
+    dtype: torch.dtype
+
+
+def send_to_device(
+    tensor: Any, device: Any, non_blocking: bool = False, skip_keys: str | Sequence[str] | None = None
+) -> Any:
+    """Move a nest to a device.
+
+    Args:
+        tensor: A nest; tensors and whatever has a `to` method are moved, other leaves stay.
+        device: The device, as `torch.Tensor.to` takes it.
+        non_blocking: Let the copy run beside the host, where memory is pinned.
+        skip_keys: Keys of mappings, at any depth, whose values stay where they are.
+    """
+    skipped = (skip_keys,) if isinstance(skip_keys, str) else tuple(skip_keys or ())
+    return _send(tensor, device, non_blocking, skipped)
+
+
+def _send(value: Any, device: Any, non_blocking: bool, skipped: tuple[str, ...]) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.to(device, non_blocking=non_blocking)
+    if hasattr(value, "to"):
+        try:
+            return value.to(device, non_blocking=non_blocking)
+        except TypeError:
+            return value.to(device)
+    if isinstance(value, tuple | list):
+        return honor_type(value, (_send(item, device, non_blocking, skipped) for item in value))
+    if isinstance(value, Mapping):
+        return honor_mapping(
+            value,
+            {
+                key: item if key in skipped else _send(item, device, non_blocking, skipped)
+                for key, item in value.items()
+            },
+        )
+    return value
+
+
+def find_batch_size(data: Any) -> int:
+    """Return the size of the first dim of the first tensor of a nest.
+
+    Raises:
+        DataError: A list, tuple or mapping on the way is empty.
+        UnsupportedTypeError: The first leaf is no tensor, or has no dims.
+    """
+    if isinstance(data, tuple | list | Mapping):
+        if not data:
+            raise DataError(
+                f"Cannot find the batch size of something empty; got an empty {type(data)}. Pass at least one tensor."
+            )
+        return find_batch_size(next(iter(data.values())) if isinstance(data, Mapping) else data[0])
+    if not isinstance(data, torch.Tensor) or data.dim() == 0:
+        found = "a tensor without dims" if isinstance(data, torch.Tensor) else str(type(data))
+        raise UnsupportedTypeError(
+            f"The batch size is the first size of the first tensor of a batch; got {found} there. "
+            "Put a tensor with a batch dim first."
+        )
+    return data.shape[0]
+
+
+def ignorant_find_batch_size(data: Any) -> int | None:
+    """Return what `find_batch_size` returns, or `None` where it finds none."""
+    try:
+        return find_batch_size(data)
+    except (DataError, UnsupportedTypeError):
+        return None
+
+
+def find_device(data: Any) -> torch.device | None:
+    """Return the device of the first tensor of a nest, or `None` where it holds none."""
+    for _, leaf in leaf_paths(data):
+        if isinstance(leaf, torch.Tensor):
+            return leaf.device
+    return None
+
+
+def get_shape(data: Any) -> Any:
+    """Return a nest with each tensor's shape, as a list, in its place."""
+    return recursively_apply(lambda tensor: list(tensor.shape), data)
+
+
+def get_data_structure(data: Any) -> Any:
+    """Return a nest with a `TensorInformation` in the place of each tensor."""
+    return recursively_apply(lambda tensor: TensorInformation(shape=tensor.shape, dtype=tensor.dtype), data)
+
+
+def is_tensor_information(tensor_info: Any) -> bool:
+    """Tell whether `tensor_info` is a `TensorInformation`."""
+    return isinstance(tensor_info, TensorInformation)
+
+
+def initialize_tensors(data_structure: Any) -> Any:
+    """Return a nest with an uninitialised tensor, on the CPU, in the place of each `TensorInformation`."""
+    return recursively_apply(
+        lambda information: torch.empty(*information.shape, dtype=information.dtype),
+        data_structure,
+        test_type=is_tensor_information,
+    )
+
+
+def listify(data: Any) -> Any:
+    """Return a nest with plain Python numbers, or lists of them, in the place of each tensor."""
+    return recursively_apply(lambda tensor: tensor.detach().cpu().tolist(), data)
+
+
+def slice_tensors(
+    data: Any, tensor_slice: Any, process_index: int | None = None, num_processes: int | None = None
+) -> Any:
+    """Take the same slice of every tensor of a nest.
+
+    Args:
+        data: The nest; other leaves stay.
+        tensor_slice: What stands between the brackets: `slice(0, 8)`.
+        process_index: Unused; data loaders pass it to functions that slice in other ways.
+        num_processes: Unused, likewise.
+    """
+    del process_index, num_processes
+    return recursively_apply(lambda tensor: tensor[tensor_slice], data)
+
+
+def concatenate(data: Any, dim: int = 0) -> Any:
+    """Join a list of nests of the same structure, tensor by tensor.
+
+    Args:
+        data: A list or tuple of nests.
+        dim: The dim along which tensors are joined.
+
+    Returns:
+        One nest of the structure of the first.
+
+    Raises:
+        DataError: The list is empty.
+        UnsupportedTypeError: A leaf is no tensor.
+    """
+    if isinstance(data, tuple | list) and not data:
+        raise DataError(f"Nothing to concatenate; got an empty {type(data)}. Pass at least one batch.")
+    first = data[0]
+    if isinstance(first, tuple | list):
+        return honor_type(first, (concatenate([part[place] for part in data], dim=dim) for place in range(len(first))))
+    if isinstance(first, Mapping):
+        return honor_mapping(first, {key: concatenate([part[key] for part in data], dim=dim) for key in first})
+    if not is_torch_tensor(first):
+        raise UnsupportedTypeError(
+            f"Only tensors can be concatenated; got {type(first)}. Take this value out of the batches."
+        )
+    return torch.cat(list(data), dim=dim)
+
+
+def pad_input_tensors(tensor: Any, batch_size: int, num_processes: int, dim: int = 0) -> Any:
+    """Fill a batch with zeros until it can be dealt evenly to the processes.
+
+    Args:
+        tensor: A nest of tensors.
+        batch_size: Number of samples in the batch.
+        num_processes: Number of processes that share it.
+        dim: The dim that counts samples.
+
+    Returns:
+        The nest with tensors whose size along `dim` is the next multiple of `num_processes`.
+
+    Raises:
+        UnsupportedTypeError: A leaf is no tensor.
+    """
+    wanted = -(-batch_size // num_processes) * num_processes
+
+    def fill(leaf: torch.Tensor) -> torch.Tensor:
+        missing = wanted - leaf.shape[dim]
+        if missing <= 0:
+            return leaf
+        shape = list(leaf.shape)
+        shape[dim] = missing
+        return torch.cat([leaf, leaf.new_zeros(shape)], dim=dim)
+
+    return recursively_apply(fill, tensor, error_on_other_type=True)
+
+
+@contextmanager
+def GatheredParameters(  # noqa: N802  the name that DeepSpeed gave it
+    params: Any, modifier_rank: int | None = None, fwd_module: Any = None, enabled: bool = True
+) -> Iterator[Any]:
+    """Enter a block in which parameters are whole; without an engine that shards them they always are.
+
+    Args:
+        params: The parameters.
+        modifier_rank: Rank whose changes win.
+        fwd_module: The module that they belong to.
+        enabled: Whether to gather at all.
+
+    Yields:
+        `params`.
+    """
+    del modifier_rank, fwd_module, enabled
+    yield params

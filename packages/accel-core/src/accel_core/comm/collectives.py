@@ -1,0 +1,340 @@
+"""Nests of tensors across ranks: gather, reduce, broadcast, pad.
+
+Each operation packs a whole nest into one buffer and opens with one frame (see `transport`), so its cost hardly depends
+on how many tensors the nest holds, and ranks that bring different nests get an error on every rank. With one process
+every operation gives back what it got.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from accel_core.comm.batch import (
+    TENSOR_INT_TO_DTYPE,
+    TENSOR_TYPE_TO_INT,
+    GatheredParameters,
+    TensorInformation,
+    concatenate,
+    find_batch_size,
+    find_device,
+    get_data_structure,
+    get_shape,
+    ignorant_find_batch_size,
+    initialize_tensors,
+    is_tensor_information,
+    listify,
+    pad_input_tensors,
+    send_to_device,
+    slice_tensors,
+)
+from accel_core.comm.packing import Block, Layout, layout_of, split_copy
+from accel_core.comm.padding import CannotPadNestedTensorWarning, gather_tensor_shape, pad_across_processes
+from accel_core.comm.transport import Channel, Parcel, check_rank, digest_of, open_channel
+from accel_core.comm.tree import (
+    flatten,
+    honor_type,
+    is_namedtuple,
+    is_torch_tensor,
+    is_torch_xpu_tensor,
+    leaf_paths,
+    recursively_apply,
+    unflatten,
+    view_of,
+)
+from accel_core.errors import CollectiveError, ConfigurationError
+from accel_core.process import world
+from accel_core.process.world import World
+
+__all__ = [
+    "TENSOR_INT_TO_DTYPE",
+    "TENSOR_TYPE_TO_INT",
+    "CannotPadNestedTensorWarning",
+    "GatheredParameters",
+    "TensorInformation",
+    "broadcast",
+    "concatenate",
+    "copy_tensor_to_devices",
+    "find_batch_size",
+    "find_device",
+    "gather",
+    "gather_tensor_shape",
+    "get_data_structure",
+    "get_shape",
+    "honor_type",
+    "ignorant_find_batch_size",
+    "initialize_tensors",
+    "is_namedtuple",
+    "is_tensor_information",
+    "is_torch_tensor",
+    "is_torch_xpu_tensor",
+    "listify",
+    "pad_across_processes",
+    "pad_input_tensors",
+    "recursively_apply",
+    "reduce",
+    "send_to_device",
+    "slice_tensors",
+]
+
+_REDUCTIONS = ("mean", "sum", "none")
+_INTEGERS_OF_GLOO = frozenset({torch.uint8, torch.int8, torch.int32, torch.int64})
+_proven: set[tuple[str, bytes]] = set()
+
+
+def gather(tensor: Any) -> Any:
+    """Gather a nest of tensors from all ranks and concatenate along the first dim.
+
+    Args:
+        tensor: A nest of tensors, each of the same shape and dtype on all ranks. A tensor without dims counts as one of
+            shape `(1,)`.
+
+    Returns:
+        The nest with tensors of shape `(ranks * n, ...)`, rank 0 first, on the device they came from and without
+        gradient. With one process, `tensor` itself.
+
+    Raises:
+        RankDisagreementError: Structure, shapes or dtypes differ between ranks; pad_across_processes makes sizes
+            equal.
+        UnsupportedTypeError: A leaf is no tensor; the other ranks get RemoteRankError.
+    """
+    here = world.ensure()
+    if here.size == 1:
+        return tensor
+    return _gather(tensor, here)
+
+
+@torch.no_grad()
+def _gather(nest: Any, here: World) -> Any:
+    channel = open_channel(here)
+    with channel.taking_part("gather"):
+        leaves, skeleton = flatten(nest, "gather")
+        layout = layout_of(leaves, skeleton, channel.device, here.size)
+        fits = layout.nbytes <= channel.capacity
+        if fits:
+            layout.pack(leaves, channel.payload)
+    channel.exchange(Parcel("gather", layout.digest, layout.nbytes, lambda: view_of(nest)))
+    results: list[Any] = [None] * len(leaves)
+    if fits:
+        layout.unpack_rows(channel.rows(0, layout.nbytes), results)
+    else:
+        packed = _packed(layout, leaves, channel)
+        layout.unpack_rows(channel.all_gather(packed).view(here.size, -1), results)
+    for place in layout.alone:
+        single = leaves[place].to(channel.device).contiguous().reshape(-1).view(torch.uint8)
+        results[place] = channel.all_gather(single).view(leaves[place].dtype).view(layout.gathered[place])
+    return unflatten(nest, iter(layout.home(results)))
+
+
+def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0) -> Any:
+    """Add up a nest of tensors over all ranks.
+
+    Args:
+        tensor: A nest of tensors, each of the same shape and dtype on all ranks.
+        reduction: `"mean"` divides the sum by the number of ranks; `"sum"` and `"none"` do not.
+        scale: Factor for the result on XLA devices; elsewhere it has no effect, and one other than 1 is warned of.
+
+    Returns:
+        A nest of new tensors, the same on all ranks, without gradient. Boolean tensors are combined by "or". With one
+        process, a copy.
+
+    Raises:
+        CollectiveError: The mean of whole numbers or booleans was asked for.
+        ConfigurationError: The reduction is unknown.
+        RankDisagreementError: Structure, shapes or dtypes differ between ranks.
+        UnsupportedTypeError: A leaf is no tensor; the other ranks get RemoteRankError.
+    """
+    here = world.ensure()
+    if reduction not in _REDUCTIONS:
+        raise ConfigurationError(f"Unknown reduction; got {reduction!r}. Use one of {', '.join(_REDUCTIONS)}.")
+    if scale != 1.0 and here.device.type != "xla":
+        warnings.warn(
+            f"`reduce` applies its scale on XLA devices alone; got scale={scale} on {here.device}. "
+            "Multiply the result yourself.",
+            stacklevel=2,
+        )
+    if here.size == 1:
+        return recursively_apply(_copy, tensor, error_on_other_type=True)
+    return _reduce(tensor, reduction, scale, here)
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.clone()
+
+
+@torch.no_grad()
+def _reduce(nest: Any, reduction: str, scale: float, here: World) -> Any:
+    channel = open_channel(here)
+    operation = f"reduce({reduction})"
+    with channel.taking_part(operation):
+        leaves, skeleton = flatten(nest, "reduce")
+        if reduction == "mean":
+            _refuse_whole_numbers(nest)
+        layout = layout_of(leaves, skeleton, channel.device, here.size)
+        in_frame = channel.on_host and layout.nbytes <= channel.capacity and not layout.alone
+        if in_frame:
+            layout.pack(leaves, channel.payload)
+    proof = (operation, layout.digest)
+    if channel.on_host or here.debug or proof not in _proven:
+        channel.exchange(Parcel(operation, layout.digest, layout.nbytes, lambda: view_of(nest)))
+        _proven.add(proof)
+    divisor = here.size if reduction == "mean" else 1
+    factor = scale if here.device.type == "xla" else 1.0
+    results: list[Any] = [None] * len(leaves)
+    packed = None if in_frame else _packed(layout, leaves, channel)
+    for block in layout.blocks:
+        if packed is None:
+            total = _add_rows(channel.rows(block.start, block.stop).view(block.dtype), divisor)
+        else:
+            total = _all_reduce(packed[block.start : block.stop].view(block.dtype), divisor)
+        _share_out(total if factor == 1.0 else total * factor, block, layout, results)
+    for place in layout.alone:
+        total = _all_reduce(leaves[place].to(channel.device).contiguous().clone(), divisor)
+        results[place] = total if factor == 1.0 else total * factor
+    return unflatten(nest, iter(layout.home(results)))
+
+
+def _refuse_whole_numbers(nest: Any) -> None:
+    for path, leaf in leaf_paths(nest):
+        if not (leaf.dtype.is_floating_point or leaf.dtype.is_complex):
+            raise CollectiveError(
+                f"Whole numbers and booleans have no mean of their own dtype; got {leaf.dtype}"
+                f"{f' at {path}' if path else ''}. Use reduction='sum', or call .float() on it first."
+            )
+
+
+def _add_rows(rows: torch.Tensor, divisor: int) -> torch.Tensor:
+    """Add up `(ranks, n)` over the ranks, in the order of ranks, so that all get the same bits."""
+    dtype = rows.dtype
+    if dtype is torch.bool:
+        return rows.any(0)
+    if dtype.is_complex or dtype in (torch.float32, torch.float64):
+        total = rows.sum(0)
+        return total.div_(divisor) if divisor > 1 else total
+    if dtype.is_floating_point:
+        total = rows.to(torch.float32).sum(0)
+        return (total.div_(divisor) if divisor > 1 else total).to(dtype)
+    return rows.to(torch.int64).sum(0).to(dtype)
+
+
+def _all_reduce(data: torch.Tensor, divisor: int) -> torch.Tensor:
+    """Add up a contiguous tensor, which may be overwritten, over the ranks."""
+    dtype = data.dtype
+    if dtype is torch.bool:
+        dist.all_reduce(data.view(torch.uint8), op=dist.ReduceOp.MAX)
+        return data
+    wire = data
+    if dtype.is_complex:
+        wire = torch.view_as_real(data)
+    elif dtype.is_floating_point and dtype.itemsize == 1:
+        wire = data.to(torch.float32)
+    elif not dtype.is_floating_point and dtype not in _INTEGERS_OF_GLOO:
+        wire = data.to(torch.int64)
+    dist.all_reduce(wire)
+    if divisor > 1:
+        wire.div_(divisor)
+    return data if dtype.is_complex else wire.to(dtype)
+
+
+def _share_out(total: torch.Tensor, block: Block, layout: Layout, results: list[Any]) -> None:
+    pieces = split_copy(total, block.sizes)
+    for member, piece in zip(block.members, pieces, strict=True):
+        results[member] = piece.view(layout.shapes[member])
+
+
+def broadcast(tensor: Any, from_process: int = 0) -> Any:
+    """Give every rank the tensors of one rank.
+
+    Args:
+        tensor: A nest of tensors of the same structure, shapes and dtypes on all ranks. The tensors of the other ranks
+            are overwritten.
+        from_process: The rank whose values win.
+
+    Returns:
+        `tensor`.
+
+    Raises:
+        ConfigurationError: There is no such rank.
+        RankDisagreementError: Structure, shapes, dtypes or `from_process` differ between ranks.
+        UnsupportedTypeError: A leaf is no tensor; the other ranks get RemoteRankError.
+    """
+    here = world.ensure()
+    if here.size > 1:
+        _broadcast(tensor, from_process, here)
+    return tensor
+
+
+@torch.no_grad()
+def _broadcast(nest: Any, source: int, here: World) -> None:
+    channel = open_channel(here)
+    operation = f"broadcast(from_process={source})"
+    with channel.taking_part(operation):
+        check_rank(source, here.size)
+        leaves, skeleton = flatten(nest, "broadcast")
+        layout = layout_of(leaves, skeleton, channel.device, here.size)
+        fits = layout.nbytes <= channel.capacity
+        if fits and here.rank == source:
+            layout.pack(leaves, channel.payload)
+    channel.exchange(Parcel(operation, layout.digest, layout.nbytes, lambda: view_of(nest)))
+    if fits:
+        packed = channel.rows(0, layout.nbytes)[source]
+    else:
+        packed = _packed(layout, leaves, channel)
+        dist.broadcast(packed, source)
+    if here.rank != source:
+        for block in layout.blocks:
+            held = packed[block.start : block.stop].view(block.dtype)
+            for member, piece in zip(block.members, torch.split(held, list(block.sizes)), strict=True):
+                leaves[member].copy_(piece.view(layout.shapes[member]))
+    for place in layout.alone:
+        single = leaves[place].to(channel.device).contiguous()
+        dist.broadcast(single.reshape(-1).view(torch.uint8), source)
+        if here.rank != source:
+            leaves[place].copy_(single)
+
+
+def copy_tensor_to_devices(tensor: torch.Tensor | None = None) -> torch.Tensor:
+    """Give every rank the tensor that some ranks hold.
+
+    Args:
+        tensor: The tensor, or `None` on ranks that hold none. Where several ranks hold one (of the same shape and
+            dtype), everybody gets the sum.
+
+    Returns:
+        The tensor, on this rank's device.
+
+    Raises:
+        CollectiveError: No rank holds a tensor.
+        RankDisagreementError: Several ranks hold one, of different shapes or dtypes.
+    """
+    here = world.ensure()
+    if here.size > 1:
+        return _copy_to_devices(tensor, here)
+    if tensor is None:
+        raise CollectiveError("No rank holds a tensor to copy; got None on all. Pass the tensor on one rank at least.")
+    return tensor.to(here.device)
+
+
+def _copy_to_devices(tensor: torch.Tensor | None, here: World) -> torch.Tensor:
+    channel = open_channel(here)
+    name = "" if tensor is None else f"{str(tensor.dtype).removeprefix('torch.')} {' '.join(map(str, tensor.shape))}"
+    content = name.encode()
+    parcel = Parcel("copy_tensor_to_devices", digest_of("copy"), len(content), dict)
+    held = [text.decode() for text in channel.exchange_bytes(parcel, content)]
+    if not any(held):
+        raise CollectiveError("No rank holds a tensor to copy; got None on all. Pass the tensor on one rank at least.")
+    if tensor is None:
+        dtype, *shape = next(text for text in held if text).split()
+        tensor = torch.zeros([int(size) for size in shape], dtype=getattr(torch, dtype), device=here.device)
+    copied: torch.Tensor = _reduce(tensor.to(here.device), "sum", 1.0, here)
+    return copied
+
+
+def _packed(layout: Layout, leaves: Sequence[torch.Tensor], channel: Channel) -> torch.Tensor:
+    buffer = torch.empty(layout.nbytes, dtype=torch.uint8, device=channel.device)
+    layout.pack(leaves, buffer)
+    return buffer

@@ -1,0 +1,113 @@
+"""Tensors of different sizes across ranks: their shapes, and padding to one size."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+
+from accel_core.comm.transport import Parcel, digest_of, open_channel
+from accel_core.comm.tree import flatten, recursively_apply, unflatten, view_of
+from accel_core.process import world
+from accel_core.process.world import World
+
+__all__ = ["CannotPadNestedTensorWarning", "gather_tensor_shape", "pad_across_processes"]
+
+
+class CannotPadNestedTensorWarning(UserWarning):
+    """A tensor of torch's nested kind has no size to pad to and was left as it is."""
+
+
+def pad_across_processes(tensor: Any, dim: int = 0, pad_index: float = 0, pad_first: bool = False) -> Any:
+    """Pad the tensors of a nest so that all ranks have the same size along one dim, ready for `gather`.
+
+    Args:
+        tensor: A nest of tensors of the same structure and numbers of dims on all ranks.
+        dim: The dim to pad. A tensor that has no such dim is left as it is.
+        pad_index: The value to fill with. Where a dtype cannot hold it, the tensor is promoted on all ranks.
+        pad_first: Fill in front instead of behind.
+
+    Returns:
+        The nest with padded tensors; one that needs no padding is returned itself.
+
+    Raises:
+        RankDisagreementError: Structure or numbers of dims differ between ranks.
+        UnsupportedTypeError: A leaf is no tensor; the other ranks get RemoteRankError.
+    """
+    here = world.ensure()
+    if here.size == 1:
+        return recursively_apply(_warn_of_nested, tensor, error_on_other_type=True)
+    return _pad_across(tensor, dim, pad_index, pad_first, here)
+
+
+def _warn_of_nested(tensor: torch.Tensor) -> torch.Tensor:
+    if getattr(tensor, "is_nested", False):
+        warnings.warn(
+            "A nested tensor has no single size to pad to; it was left as it is. "
+            "Call .to_padded_tensor(value) on it before padding.",
+            CannotPadNestedTensorWarning,
+            stacklevel=3,
+        )
+    return tensor
+
+
+def _pad_across(nest: Any, dim: int, pad_index: float, pad_first: bool, here: World) -> Any:
+    channel = open_channel(here)
+    operation = f"pad_across_processes(dim={dim})"
+    with channel.taking_part(operation):
+        leaves, skeleton = flatten(nest, "pad_across_processes")
+        for leaf in leaves:
+            _warn_of_nested(leaf)
+        dims = [0 if leaf.is_nested else leaf.dim() for leaf in leaves]
+        sizes = [leaf.shape[dim] if -rank <= dim < rank else 0 for leaf, rank in zip(leaves, dims, strict=True)]
+        content = b"".join(size.to_bytes(8, "little") for size in sizes)
+        digest = digest_of(f"{skeleton!r}{dims}")
+    parcel = Parcel(operation, digest, len(content), lambda: view_of(nest))
+    everywhere = channel.exchange_bytes(parcel, content)
+    padded = []
+    for place, leaf in enumerate(leaves):
+        told = [int.from_bytes(text[place * 8 : place * 8 + 8], "little") for text in everywhere]
+        padded.append(_pad(leaf, dim, max(told), min(told), pad_index, pad_first) if max(told) else leaf)
+    return unflatten(nest, iter(padded))
+
+
+def _pad(leaf: torch.Tensor, dim: int, longest: int, shortest: int, value: float, in_front: bool) -> torch.Tensor:
+    """Pad one tensor to `longest` along `dim`; a dtype that cannot hold `value` is promoted wherever any rank pads."""
+    if longest == shortest:
+        return leaf
+    dtype = leaf.dtype if _holds(leaf.dtype, value) else torch.result_type(leaf, value)
+    missing = longest - leaf.shape[dim]
+    if not missing:
+        return leaf.to(dtype)
+    shape = list(leaf.shape)
+    shape[dim] = missing
+    filling = torch.full(shape, value, dtype=dtype, device=leaf.device)
+    return torch.cat([filling, leaf.to(dtype)] if in_front else [leaf.to(dtype), filling], dim=dim)
+
+
+def _holds(dtype: torch.dtype, value: float) -> bool:
+    if dtype.is_floating_point or dtype.is_complex:
+        return True
+    if dtype is torch.bool:
+        return value in (0, 1)
+    limits = torch.iinfo(dtype)
+    return float(value).is_integer() and limits.min <= value <= limits.max
+
+
+def gather_tensor_shape(tensor: torch.Tensor) -> list[torch.Size]:
+    """Return the shape that each rank's tensor has, by rank; the numbers of dims may differ.
+
+    Args:
+        tensor: This rank's tensor.
+    """
+    here = world.ensure()
+    if here.size == 1:
+        return [tensor.shape]
+    channel = open_channel(here)
+    content = b"".join(size.to_bytes(8, "little") for size in tensor.shape)
+    parcel = Parcel("gather_tensor_shape", digest_of("shape"), len(content), dict)
+    return [
+        torch.Size(int.from_bytes(text[at : at + 8], "little") for at in range(0, len(text), 8))
+        for text in channel.exchange_bytes(parcel, content)
+    ]

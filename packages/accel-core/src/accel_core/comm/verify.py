@@ -1,0 +1,79 @@
+"""Ranks that agree: on whether all succeeded, and on what they bring to an operation."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from accel_core.comm.objects import swap
+from accel_core.comm.transport import disagreement_message, open_channel, remote_message
+from accel_core.comm.tree import view_of
+from accel_core.errors import RankDisagreementError, RemoteRankError
+from accel_core.process import callsite, world
+
+__all__ = ["DistributedOperationException", "agree", "chained_operation", "verify_operation"]
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+DistributedOperationException = RankDisagreementError
+
+
+def agree(failure: Exception | None, doing: str) -> None:
+    """Meet all ranks and go on only if none of them failed.
+
+    Args:
+        failure: What went wrong on this rank, or `None`.
+        doing: What the ranks are doing, the same on all, such as `"load_state"`.
+
+    Raises:
+        Exception: `failure`, on the ranks that failed.
+        RemoteRankError: On the others, with the failed ranks and their messages.
+    """
+    here = world.ensure()
+    failures = open_channel(here).report(doing, failure) if here.size > 1 else {}
+    if failure is not None:
+        raise failure
+    if failures:
+        raise RemoteRankError(remote_message(doing, here.rank, failures))
+
+
+def verify_operation(function: _F) -> _F:
+    """Make a function check, in debug mode, that all ranks call it with tensors of the same shapes and dtypes.
+
+    Args:
+        function: Takes a nest of tensors first or as `tensor`. Outside of ACCELERATE_DEBUG_MODE it runs as it is.
+
+    Returns:
+        The function, which may raise RankDisagreementError on every rank.
+    """
+
+    @functools.wraps(function)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        here = world.ensure()
+        if here.debug and here.size > 1:
+            nest = kwargs["tensor"] if "tensor" in kwargs else args[0]
+            name = f"{function.__module__}.{function.__qualname__}"
+            view = {"operation": name, "site": callsite.find(), "parts": view_of(nest)}
+            views = swap(view, name, here)
+            if any(other["parts"] != view["parts"] for other in views):
+                raise RankDisagreementError(disagreement_message(views))
+        return function(*args, **kwargs)
+
+    return checked  # type: ignore[return-value]
+
+
+def chained_operation(function: _F) -> _F:
+    """Make a disagreement inside a function name that function too, as the one that the user called."""
+
+    @functools.wraps(function)
+    def named(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except RankDisagreementError as failure:
+            raise RankDisagreementError(
+                f"{function.__module__}.{function.__qualname__} was called with data that differs between ranks.\n"
+                f"{failure}"
+            ) from failure
+
+    return named  # type: ignore[return-value]

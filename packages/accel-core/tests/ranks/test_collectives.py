@@ -1,0 +1,339 @@
+"""Gather, reduce, broadcast and pad on real gloo ranks."""
+
+from collections import OrderedDict, UserDict, namedtuple
+
+import pytest
+import torch
+
+from accel_core.comm import collectives, packing, transport
+from accel_core.errors import (
+    CollectiveError,
+    ConfigurationError,
+    RankDisagreementError,
+    RemoteRankError,
+    UnsupportedTypeError,
+)
+from accel_core.process.world import ensure
+from accel_core.testing import world
+
+Pair = namedtuple("Pair", "left right")
+DTYPES = [
+    torch.bool,
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+    torch.complex64,
+    torch.uint16,
+    torch.float8_e4m3fn,
+]
+
+
+class Encoding(UserDict):
+    """A batch that is a mapping and carries something else too."""
+
+    def __init__(self, data, note=None):
+        super().__init__(data)
+        self.note = note
+
+
+def tensor_of(dtype, rank, shape=(2, 3)):
+    """Return a tensor of small numbers that differ between ranks."""
+    count = 1
+    for size in shape:
+        count *= size
+    return (torch.arange(count).reshape(shape) + 2 * rank).to(dtype)
+
+
+@world(2)
+def test_gather_keeps_every_dtype():
+    """A nest with every dtype comes back concatenated, bit for bit."""
+    rank = ensure().rank
+    nest = {str(dtype): tensor_of(dtype, rank) for dtype in DTYPES}
+    gathered = collectives.gather(nest)
+    for dtype in DTYPES:
+        expected = torch.cat([tensor_of(dtype, 0), tensor_of(dtype, 1)])
+        assert gathered[str(dtype)].dtype == dtype
+        assert gathered[str(dtype)].view(torch.uint8).equal(expected.view(torch.uint8))
+
+
+@world(3)
+def test_gather_keeps_the_containers():
+    """Dicts, lists, tuples, named tuples and mappings with attributes come back as they were."""
+    rank = ensure().rank
+    tensor = torch.full((1, 2), float(rank))
+    nest = Encoding({"a": [tensor, (tensor, Pair(tensor, tensor))], "b": OrderedDict(c=tensor), "e": []}, note="kept")
+    gathered = collectives.gather(nest)
+    assert type(gathered) is Encoding
+    assert gathered.note == "kept"
+    assert type(gathered["a"]) is list
+    assert type(gathered["a"][1]) is tuple
+    assert type(gathered["a"][1][1]) is Pair
+    assert type(gathered["b"]) is OrderedDict
+    assert gathered["e"] == []
+    assert gathered["a"][1][1].right.tolist() == [[0.0, 0.0], [1.0, 1.0], [2.0, 2.0]]
+    assert nest["a"][0] is tensor, "the nest that was passed is not changed"
+
+
+@world(2)
+def test_gather_of_odd_tensors():
+    """Tensors without dims, empty, strided or with a gradient are gathered like any other."""
+    rank = ensure().rank
+    nest = {
+        "scalar": torch.tensor(rank + 0.5),
+        "empty": torch.zeros(0, 3),
+        "strided": torch.arange(6).reshape(2, 3).t() + rank,
+        "grad": torch.ones(2, requires_grad=True) * (rank + 1),
+        "parameter": torch.nn.Parameter(torch.ones(1)),
+    }
+    gathered = collectives.gather(nest)
+    assert gathered["scalar"].tolist() == [0.5, 1.5]
+    assert gathered["empty"].shape == (0, 3)
+    assert gathered["strided"].tolist() == [[0, 3], [1, 4], [2, 5], [1, 4], [2, 5], [3, 6]]
+    assert gathered["grad"].tolist() == [1.0, 1.0, 2.0, 2.0]
+    assert not gathered["grad"].requires_grad
+    assert type(gathered["parameter"]) is torch.Tensor
+
+
+@world(2)
+def test_gather_larger_than_a_frame():
+    """What does not fit into the frame, and what is too large to pack, arrives the same."""
+    here = ensure()
+    packing._ALONE = 400_000
+    generator = torch.Generator().manual_seed(0)
+    everywhere = [
+        {
+            "a": torch.rand(100_000, generator=generator),
+            "b": torch.rand(300_000, generator=generator),
+            "c": torch.ones(2),
+        }
+        for _ in range(2)
+    ]
+    assert transport.frame_size(2) < 400_000
+    gathered = collectives.gather(everywhere[here.rank])
+    for key in "abc":
+        assert gathered[key].equal(torch.cat([part[key] for part in everywhere]))
+
+
+@world(2)
+def test_one_collective_for_many_tensors():
+    """Sixty-four small tensors of three dtypes cost one collective, and so does their reduction."""
+    ensure()
+    calls = []
+    real = torch.distributed.all_gather_single
+    torch.distributed.all_gather_single = lambda *args, **kwargs: (calls.append(1), real(*args, **kwargs))[1]
+    nest = [torch.ones(3, dtype=[torch.float32, torch.int64, torch.bool][place % 3]) for place in range(64)]
+    collectives.gather(nest)
+    assert len(calls) == 1
+    collectives.reduce(nest, "sum")
+    assert len(calls) == 2
+
+
+@world(4)
+def test_reduce_equals_arithmetic():
+    """Sum and mean over four ranks equal those of the stacked tensors, for every dtype that has them."""
+    rank = ensure().rank
+    for dtype in DTYPES:
+        parts = torch.stack([tensor_of(dtype, other).to(torch.complex128) for other in range(4)])
+        total = collectives.reduce([tensor_of(dtype, rank)], "sum")[0]
+        assert total.dtype == dtype
+        if dtype is torch.bool:
+            assert total.equal(parts.real.bool().any(0))
+        elif dtype.itemsize > 1 or not dtype.is_floating_point:
+            assert total.to(torch.complex128).equal(parts.sum(0))
+        if (dtype.is_floating_point and dtype.itemsize > 1) or dtype.is_complex:
+            mean = collectives.reduce(tensor_of(dtype, rank))
+            assert mean.to(torch.complex128).equal(parts.mean(0))
+
+
+@world(2)
+def test_reduce_larger_than_a_frame():
+    """A reduction through all_reduce gives what one through the frame gives, for every dtype."""
+    rank = ensure().rank
+    size = transport.frame_size(2)
+    for dtype in DTYPES:
+        small = tensor_of(dtype, rank)
+        large = small.reshape(-1).repeat(size // small.numel() + 1)
+        expected = collectives.reduce(small, "sum").reshape(-1)
+        total = collectives.reduce(large, "sum")
+        assert total[:6].view(torch.uint8).equal(expected.view(torch.uint8)), dtype
+        assert total[-6:].view(torch.uint8).equal(expected.view(torch.uint8)), dtype
+
+
+@world(2)
+def test_reduce_leaves_its_input():
+    """The tensors that are passed keep their values."""
+    rank = ensure().rank
+    for size in (3, 100_000):
+        mine = torch.full((size,), float(rank))
+        assert collectives.reduce(mine)[0].item() == 0.5
+        assert mine.equal(torch.full((size,), float(rank)))
+
+
+@world(2)
+def test_mean_of_whole_numbers_is_refused():
+    """The mean of integers is refused on every rank with what to do instead."""
+    ensure()
+    with pytest.raises(
+        CollectiveError, match=r"no mean of their own dtype; got torch.int64 at \['n'\].*reduction='sum'"
+    ):
+        collectives.reduce({"n": torch.ones(2, dtype=torch.int64)}, "mean")
+    assert collectives.gather(torch.ones(1)).tolist() == [1.0, 1.0]
+
+
+@world(2)
+def test_unknown_reduction():
+    """A word that is no reduction is refused before anything is sent."""
+    ensure()
+    with pytest.raises(ConfigurationError, match=r"got 'average'"):
+        collectives.reduce(torch.ones(1), "average")
+
+
+@world(2)
+def test_broadcast_overwrites_the_others():
+    """Everybody holds the source's values afterwards, in the tensors they passed, small or large."""
+    rank = ensure().rank
+    for size in (3, 100_000):
+        nest = {
+            "a": torch.full((size,), float(rank)),
+            "n": [torch.tensor(rank)],
+            "p": torch.nn.Parameter(torch.ones(2) * rank),
+        }
+        result = collectives.broadcast(nest, from_process=1)
+        assert result is nest
+        assert nest["a"].equal(torch.ones(size))
+        assert nest["n"][0].item() == 1
+        assert nest["p"].tolist() == [1.0, 1.0]
+
+
+@world(2)
+def test_broadcast_from_nobody():
+    """A source that is no rank is refused on every rank."""
+    ensure()
+    with pytest.raises(ConfigurationError, match=r"got 2 with 2 ranks"):
+        collectives.broadcast(torch.ones(1), from_process=2)
+
+
+@world(2)
+def test_pad_then_gather():
+    """Ranks with different sizes gather after padding, at either end and along any dim."""
+    rank = ensure().rank
+    nest = {"a": torch.ones(2 + rank, 1, dtype=torch.int64), "b": [torch.ones(1, 3 - rank)], "s": torch.tensor(1.0)}
+    padded = collectives.pad_across_processes(nest, dim=0, pad_index=7)
+    assert padded["a"].shape == (3, 1)
+    assert padded["a"].dtype == torch.int64
+    assert padded["a"].flatten().tolist() == [1, 1, 1 if rank else 7]
+    assert padded["b"][0] is nest["b"][0]
+    assert padded["s"] is nest["s"]
+    front = collectives.pad_across_processes(nest["b"], dim=-1, pad_index=5, pad_first=True)
+    assert front[0].tolist() == ([[5.0, 1.0, 1.0]] if rank else [[1.0, 1.0, 1.0]])
+    assert collectives.gather(front)[0].shape == (2, 3)
+    assert collectives.pad_across_processes(torch.ones(2 + rank), dim=3).shape == (2 + rank,)
+
+
+@world(2)
+def test_pad_with_a_value_that_the_dtype_cannot_hold():
+    """The tensor is promoted on every rank, also on the one that needs no padding, so gather works."""
+    rank = ensure().rank
+    padded = collectives.pad_across_processes(torch.ones(1 + rank, dtype=torch.bool), pad_index=-100)
+    assert padded.dtype == torch.int64
+    assert collectives.gather(padded).tolist() == [1, -100, 1, 1]
+    kept = collectives.pad_across_processes(torch.ones(1 + rank, dtype=torch.bool))
+    assert collectives.gather(kept).tolist() == [True, False, True, True]
+
+
+@world(2)
+def test_shapes_of_all_ranks():
+    """Every rank learns every rank's shape, with any number of dims."""
+    rank = ensure().rank
+    shapes = collectives.gather_tensor_shape(torch.zeros([2 + rank] * (rank + 1)))
+    assert shapes == [torch.Size([2]), torch.Size([3, 3])]
+
+
+@world(2)
+def test_copy_to_all_ranks():
+    """A tensor that one rank holds reaches all; where all hold one, they get the sum."""
+    rank = ensure().rank
+    only = torch.tensor([[1.0, 2.0]], dtype=torch.bfloat16) if rank else None
+    copied = collectives.copy_tensor_to_devices(only)
+    assert copied.dtype == torch.bfloat16
+    assert copied.tolist() == [[1.0, 2.0]]
+    assert collectives.copy_tensor_to_devices(torch.tensor([rank, 1])).tolist() == [1, 2]
+    with pytest.raises(CollectiveError, match=r"No rank holds a tensor"):
+        collectives.copy_tensor_to_devices(None)
+
+
+@pytest.mark.parametrize(
+    ("mine", "other"),
+    [
+        ("torch.ones(3)", "torch.ones(4)"),
+        ("torch.ones(3)", "torch.ones(3, dtype=torch.float64)"),
+        ("torch.ones(2, 3)", "torch.ones(3, 2)"),
+        ("torch.ones(3)", "torch.ones(300_000)"),
+        ("[torch.ones(3)]", "[torch.ones(3), torch.ones(3)]"),
+        ("{'a': torch.ones(3)}", "{'b': torch.ones(3)}"),
+        ("[]", "torch.ones(3)"),
+    ],
+)
+@world(2)
+def test_disagreement_is_an_error_on_every_rank(mine, other):
+    """Shapes, dtypes or structures that differ raise everywhere, name each rank's view, and the next call works."""
+    rank = ensure().rank
+    nest = eval(other if rank else mine)
+    for operation in (collectives.gather, collectives.reduce, collectives.broadcast):
+        with pytest.raises(RankDisagreementError) as caught:
+            operation(nest)
+        message = str(caught.value)
+        assert "rank 0: " in message
+        assert "rank 1: " in message
+        assert "test_collectives.py:" in message
+        assert "Give every rank the same structure, shapes and dtypes" in message
+    assert collectives.gather(torch.tensor(rank)).tolist() == [0, 1]
+
+
+@world(2)
+def test_the_message_names_what_differs():
+    """Only the parts that differ are shown, each with its path, dtype and shape."""
+    rank = ensure().rank
+    with pytest.raises(RankDisagreementError) as caught:
+        collectives.gather({"same": torch.ones(2), "logits": [torch.ones(3 + rank, 5)]})
+    message = str(caught.value)
+    assert "['logits'][0]: float32[3, 5]" in message
+    assert "['logits'][0]: float32[4, 5]" in message
+    assert "same" not in message.replace("the same structure", "")
+
+
+@world(2)
+def test_ranks_in_different_operations():
+    """A rank that gathers and one that reduces both learn of it, without debug mode."""
+    rank = ensure().rank
+    with pytest.raises(RankDisagreementError, match=r"(?s)different operations.*rank 0: gather at.*rank 1: reduce"):
+        (collectives.reduce if rank else collectives.gather)(torch.ones(2))
+
+
+@world(2)
+def test_a_rank_that_cannot_take_part():
+    """A rank with a leaf that is no tensor gets its error, the other one a RemoteRankError; nobody waits."""
+    rank = ensure().rank
+    if rank:
+        with pytest.raises(UnsupportedTypeError, match=r"<class 'str'>"):
+            collectives.gather({"a": "text"})
+    else:
+        with pytest.raises(RemoteRankError, match=r"rank 1 failed: rank 1: UnsupportedTypeError.*<class 'str'>"):
+            collectives.gather({"a": torch.ones(1)})
+    assert collectives.gather(torch.tensor(rank)).tolist() == [0, 1]
+
+
+@world(2)
+def test_lists_and_tuples_may_meet():
+    """A list on one rank and a tuple on the other hold the same tensors and are gathered, each in its own type."""
+    rank = ensure().rank
+    nest = (torch.ones(1),) if rank else [torch.ones(1)]
+    gathered = collectives.gather(nest)
+    assert type(gathered) is type(nest)
+    assert gathered[0].tolist() == [1.0, 1.0]

@@ -1,0 +1,99 @@
+"""ACCELERATE_DEBUG_MODE: ranks that are in different places are told so instead of hanging."""
+
+import time
+
+import pytest
+import torch
+
+from accel_core.comm import collectives, verify
+from accel_core.errors import RankDisagreementError
+from accel_core.process.control import wait_for_everyone
+from accel_core.process.world import ensure
+from accel_core.testing import world
+
+DEBUG = {"ACCELERATE_DEBUG_MODE": "1", "ACCELERATE_DEBUG_TIMEOUT": "2"}
+
+
+@world(2, environment=DEBUG)
+def test_agreeing_ranks_are_left_alone():
+    """Operations on which ranks agree give their results."""
+    rank = ensure().rank
+    for _ in range(5):
+        assert collectives.gather(torch.tensor([rank])).tolist() == [0, 1]
+        assert collectives.reduce(torch.tensor([rank]), "sum").tolist() == [1]
+
+
+@world(2, environment=DEBUG)
+def test_different_shapes():
+    """Every rank's shape and line are named."""
+    rank = ensure().rank
+    with pytest.raises(RankDisagreementError, match=r"(?s)rank 0: gather at .*py:\d+ in .*float32\[1\].*float32\[2\]"):
+        collectives.gather(torch.ones(1 + rank))
+
+
+@world(3, environment=DEBUG)
+def test_a_rank_that_skips_an_operation():
+    """A rank that leaves out a gather and goes to the next operation: all ranks raise at once and say who is where."""
+    rank = ensure().rank
+    begun = time.monotonic()
+    with pytest.raises(RankDisagreementError) as caught:
+        if rank != 1:
+            collectives.gather(torch.ones(2))
+        collectives.reduce(torch.ones(2))
+    assert time.monotonic() - begun < 2
+    message = str(caught.value)
+    assert "rank 0: gather at" in message
+    assert "rank 1: reduce(mean) at" in message
+    assert "rank 2: gather at" in message
+    assert "test_debug_mode.py:" in message
+
+
+@world(2, environment=DEBUG)
+def test_a_rank_that_never_comes():
+    """A rank that does something else meanwhile is named with where it was last seen; nobody waits for ever."""
+    rank = ensure().rank
+    collectives.gather(torch.ones(1))
+    if rank == 1:
+        time.sleep(3)
+        return
+    begun = time.monotonic()
+    with pytest.raises(
+        RankDisagreementError, match=r"(?s)Ranks \[1\] did not come.*rank 1: not here; last seen in gather at"
+    ):
+        collectives.gather(torch.ones(1))
+    assert time.monotonic() - begun < 10
+
+
+@world(2, environment=DEBUG)
+def test_a_rank_that_comes_too_late():
+    """A rank that arrives after the others gave up raises too, instead of waiting alone."""
+    rank = ensure().rank
+    if rank == 1:
+        time.sleep(2.5)
+    with pytest.raises(RankDisagreementError, match=r"did not come"):
+        collectives.gather(torch.ones(1))
+
+
+@world(2, environment=DEBUG)
+def test_a_barrier_is_an_operation_too():
+    """A rank at wait_for_everyone and one at a gather are told apart."""
+    here = ensure()
+    with pytest.raises(RankDisagreementError, match=r"(?s)rank 0: gather at.*rank 1: wait_for_everyone at"):
+        wait_for_everyone(here) if here.rank else collectives.gather(torch.ones(1))
+
+
+@world(2, environment=DEBUG)
+def test_verify_operation_checks_shapes():
+    """A decorated function is not entered when shapes differ."""
+    rank = ensure().rank
+    entered = []
+
+    @verify.verify_operation
+    def all_to_all(tensor):
+        entered.append(tensor)
+
+    with pytest.raises(verify.DistributedOperationException, match=r"all_to_all"):
+        all_to_all(torch.ones(1 + rank))
+    assert not entered
+    all_to_all(tensor=torch.ones(3))
+    assert len(entered) == 1

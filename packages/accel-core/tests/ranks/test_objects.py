@@ -1,0 +1,114 @@
+"""Objects, triggers and agreement on real gloo ranks."""
+
+import pytest
+import torch
+
+from accel_core.comm import objects, transport, verify
+from accel_core.comm.trigger import Trigger
+from accel_core.errors import (
+    CheckpointError,
+    CollectiveError,
+    RankDisagreementError,
+    RemoteRankError,
+    UnsupportedTypeError,
+)
+from accel_core.process.world import ensure
+from accel_core.testing import world
+
+
+@world(2)
+def test_gather_object_joins_lists_of_any_length():
+    """Items come in the order of ranks, and lists may be empty."""
+    rank = ensure().rank
+    assert objects.gather_object([rank, {"k": (rank,)}] * rank) == [1, {"k": (1,)}]
+    assert objects.gather_object("ab") == ["a", "b", "a", "b"]
+    assert objects.gather_object({f"k{rank}": 1}) == ["k0", "k1"]
+
+
+@world(2)
+def test_gather_object_larger_than_a_frame():
+    """Objects of very different sizes arrive whole."""
+    rank = ensure().rank
+    size = transport.frame_size(2) * 3
+    gathered = objects.gather_object([b"x" * (size if rank else 5)])
+    assert [len(text) for text in gathered] == [5, size]
+
+
+@world(2)
+def test_gather_object_needs_a_list():
+    """Something that is not iterable is refused on the rank that brought it, and no rank waits."""
+    rank = ensure().rank
+    with pytest.raises(RemoteRankError if rank else UnsupportedTypeError, match=r"gather_object"):
+        objects.gather_object([1] if rank else 1)
+
+
+@world(2)
+def test_unpicklable_objects():
+    """The rank with an object that cannot be pickled says which; the other one hears of it."""
+    rank = ensure().rank
+    if rank:
+        with pytest.raises(CollectiveError, match=r"picklable; got <class 'list'>.*Send its data instead"):
+            objects.gather_object([lambda: None])
+    else:
+        with pytest.raises(RemoteRankError, match=r"rank 1: CollectiveError"):
+            objects.gather_object([1])
+    assert objects.gather_object([rank]) == [0, 1]
+
+
+@world(3)
+def test_broadcast_object_list_in_place():
+    """The list of the source replaces the items of the others in place."""
+    rank = ensure().rank
+    mine = [rank, {"k": rank}, "x" * (100_000 if rank == 2 else 1)]
+    assert objects.broadcast_object_list(mine, from_process=2) is mine
+    assert mine == [2, {"k": 2}, "x" * 100_000]
+
+
+@world(2)
+def test_trigger_is_seen_by_all_and_lowered():
+    """A flag that one rank raised is true on all ranks once."""
+    rank = ensure().rank
+    trigger = Trigger()
+    assert not trigger.check()
+    if rank:
+        trigger.set()
+    assert trigger.check()
+    assert not trigger.check()
+
+
+@world(3)
+def test_agree_raises_everywhere():
+    """The failing rank raises its own error, the others one that names it; then the ranks go on."""
+    rank = ensure().rank
+    verify.agree(None, "load_state")
+    failure = CheckpointError("weights.bin is cut short") if rank == 1 else None
+    with pytest.raises(CheckpointError if failure else RemoteRankError, match=r"weights.bin is cut short") as caught:
+        verify.agree(failure, "load_state")
+    if failure:
+        assert caught.value is failure
+    else:
+        assert "rank 1 failed: rank 1: CheckpointError" in str(caught.value)
+    verify.agree(None, "load_state")
+
+
+@world(2)
+def test_agree_on_different_things():
+    """Ranks that agree on different things are told so."""
+    rank = ensure().rank
+    with pytest.raises(RankDisagreementError, match=r"(?s)rank 0: load at.*rank 1: save at"):
+        verify.agree(None, "save" if rank else "load")
+
+
+@world(2)
+def test_chained_operation_names_the_function():
+    """A disagreement inside a decorated function names that function."""
+    rank = ensure().rank
+
+    @verify.chained_operation
+    def mean_of(tensor):
+        from accel_core.comm.collectives import reduce
+
+        return reduce(tensor)
+
+    with pytest.raises(verify.DistributedOperationException, match=r"mean_of was called with data that differs"):
+        mean_of(torch.ones(1 + rank))

@@ -1,0 +1,52 @@
+"""What an import or a command loads: torch only where it is needed, siblings never by chance."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ACCEL = Path(sys.executable).with_name("accel")
+HEAVY = {"torch", "numpy", "rich", "questionary", "transformers", "tensorboard", "bitsandbytes"}
+
+
+def loaded(*command: str) -> set[str]:
+    """Run Python on a command and return the top-level modules that it imports."""
+    env = {**os.environ, "PYTHONPROFILEIMPORTTIME": "1"}
+    done = subprocess.run([sys.executable, *command], env=env, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    lines = (line for line in done.stderr.splitlines() if line.startswith("import time:"))
+    return {line.rpartition("|")[2].strip().split(".")[0] for line in lines}
+
+
+@pytest.mark.parametrize("module", ["accel_core", "accel_launch", "accel_trackers", "accel"])
+def test_importing_a_package_loads_no_torch(module: str) -> None:
+    """`python -X importtime -c "import …"` shows neither torch nor another large library."""
+    names = loaded("-c", f"import {module}")
+    assert module in names
+    assert not names & HEAVY
+
+
+@pytest.mark.parametrize("words", [("--help",), ("launch", "--help"), ("config", "--help"), ("--version",)])
+def test_help_loads_no_torch(words: tuple[str, ...]) -> None:
+    """The command's help is there before torch could be; without a terminal not even rich is loaded."""
+    names = loaded(str(ACCEL), *words)
+    assert "accel_launch" in names
+    assert not names & HEAVY
+
+
+@pytest.mark.parametrize(
+    ("module", "strangers"),
+    [
+        ("accel_core", ("accel_bigmodel", "accel_launch", "accel_trackers", "accel_quant", "accel", "accelerate")),
+        ("accel_bigmodel", ("accel_launch", "accel_trackers", "accel_quant", "accel", "accelerate")),
+        ("accel_launch", ("accel_bigmodel", "accel_trackers", "accel_quant", "accel", "accelerate")),
+        ("accel_trackers", ("accel_bigmodel", "accel_launch", "accel_quant", "accel", "accelerate")),
+        ("accel_quant", ("accel_launch", "accel_trackers", "accel", "accelerate")),
+    ],
+)
+def test_importing_a_package_loads_no_sibling_beside_it(module: str, strangers: tuple[str, ...]) -> None:
+    """Even where all packages are installed, each loads only those that it stands on."""
+    names = loaded("-c", f"import {module}")
+    assert not names & set(strangers)

@@ -1,0 +1,1 @@
+"""Checkpoints that survive a kill at any instant and resume exactly."""

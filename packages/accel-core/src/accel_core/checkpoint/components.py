@@ -1,0 +1,186 @@
+"""Writing and reading the parts of a run's state in a folder that exists, one call for all of them.
+
+These functions have the interface of `accelerate.checkpointing`. `folder.save_state` is what survives a kill.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from accel_core.checkpoint import names, payload, plain, progress, stateful
+from accel_core.checkpoint.format import Part, Source
+from accel_core.checkpoint.manifest import Manifest
+from accel_core.checkpoint.plain import PLAIN
+from accel_core.checkpoint.report import RestoreReport
+from accel_core.modules.unwrap import canonical_state_dict
+from accel_core.plugins.project import ProjectConfiguration
+from accel_core.process import world as process
+from accel_core.process.world import World
+
+__all__ = ["load_accelerator_state", "load_custom_state", "save_accelerator_state", "save_custom_state"]
+
+
+@dataclass
+class _Objects:
+    """A run that is nothing but its parts."""
+
+    models: list[nn.Module]
+    optimizers: list[Any]
+    schedulers: list[Any]
+    dataloaders: list[Any]
+    scaler: torch.amp.GradScaler | None
+    world: World
+    step: int = 0
+    custom_objects: list[Any] = field(default_factory=list)
+    project: ProjectConfiguration = field(default_factory=ProjectConfiguration)
+    trackers: list[Any] = field(default_factory=list)
+    save_state_pre_hooks: OrderedDict[int, Callable[..., None]] = field(default_factory=OrderedDict)
+    load_state_pre_hooks: OrderedDict[int, Callable[..., None]] = field(default_factory=OrderedDict)
+
+    def state_dict(self, model: nn.Module) -> dict[str, Tensor]:
+        """Return a model's state under canonical names."""
+        return canonical_state_dict(model)
+
+
+def save_accelerator_state(
+    output_dir: str,
+    model_states: list[dict[str, Any]],
+    optimizers: list[Any],
+    schedulers: list[Any],
+    dataloaders: list[Any],
+    process_index: int,
+    step: int,
+    scaler: torch.amp.GradScaler | None = None,
+    save_on_each_node: bool = False,
+    safe_serialization: bool = True,
+) -> Path:
+    """Write the parts of a run's state into a folder.
+
+    Args:
+        output_dir: Folder to write into.
+        model_states: State dicts of the models.
+        optimizers: Optimizers.
+        schedulers: Schedulers.
+        dataloaders: Loaders.
+        process_index: The rank whose random states are written.
+        step: Accumulation counter.
+        scaler: Gradient scaler.
+        save_on_each_node: Write what is shared on the first process of every machine.
+        safe_serialization: Write weights as safetensors.
+
+    Returns:
+        The folder.
+
+    Raises:
+        CheckpointError: A state cannot be written.
+    """
+    folder = Path(output_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    world = replace(process.ensure(), rank=process_index)
+    run = _Objects([], optimizers, schedulers, dataloaders, scaler, world, step)
+    writes = world.is_local_main if save_on_each_node else world.is_main
+    parts = PLAIN.parts(run, model_states, writes=writes, safe_serialization=safe_serialization)
+    if writes:
+        parts += stateful.parts(run)
+    for part in [*parts, progress.random_part(run)]:
+        _write(part, folder, process_index)
+    return folder
+
+
+def _write(part: Part, folder: Path, rank: int) -> None:
+    """Write a part under another name first, so that a file that is there is replaced in one step."""
+    with tempfile.TemporaryDirectory(prefix=names.STAGING, dir=folder) as staging:
+        for entry in part.write(Path(staging), rank):
+            os.replace(Path(staging) / entry.name, folder / entry.name)
+
+
+def load_accelerator_state(
+    input_dir: str,
+    models: list[nn.Module],
+    optimizers: list[Any],
+    schedulers: list[Any],
+    dataloaders: list[Any],
+    process_index: int,
+    scaler: torch.amp.GradScaler | None = None,
+    map_location: Any = None,
+    load_kwargs: dict[str, Any] | None = None,
+    **load_model_func_kwargs: Any,
+) -> dict[str, Any]:
+    """Read the parts of a run's state from a folder, after all of them were found to fit.
+
+    Args:
+        input_dir: Folder to read from.
+        models: Models.
+        optimizers: Optimizers.
+        schedulers: Schedulers.
+        dataloaders: Loaders.
+        process_index: The rank whose random states are read.
+        scaler: Gradient scaler.
+        map_location: Where plain objects are read to: `"cpu"` or `"on_device"`.
+        load_kwargs: Passed to `torch.load` for everything but models.
+        **load_model_func_kwargs: Passed to `load_state_dict` of models.
+
+    Returns:
+        Attributes of the run that were stored: `step`.
+
+    Raises:
+        CheckpointError: Something is missing, damaged or does not fit; nothing was changed.
+    """
+    folder = Path(input_dir)
+    world = replace(process.ensure(), rank=process_index)
+    run = _Objects(models, optimizers, schedulers, dataloaders, scaler, world)
+    options = dict(load_kwargs or {})
+    if map_location is not None:
+        options["map_location"] = world.device if map_location == "on_device" else map_location
+    stored = len(list(folder.glob(f"{names.RNG_STATE_NAME}_*.pkl")))
+    source = Source(folder, Manifest.read(folder), max(1, stored), options, load_model_func_kwargs)
+    plans = PLAIN.model_restorations(run, models, source) + PLAIN.optimizer_restorations(run, source)
+    plans += [*stateful.restorations(run, source), progress.random_restoration(run, source)]
+    report = RestoreReport(folder, source.world_size, findings=[found for plan in plans for found in plan.findings])
+    error = report.error()
+    if error is not None:
+        raise error
+    for plan in plans:
+        plan.apply()
+    return {"step": run.step}
+
+
+def save_custom_state(obj: Any, path: str, index: int = 0, save_on_each_node: bool = False) -> None:
+    """Save the state of one object as `custom_checkpoint_<index>.pkl`.
+
+    Args:
+        obj: Something with `state_dict`.
+        path: Folder to write into.
+        index: Number of the object.
+        save_on_each_node: Save on the first process of every machine instead of on the first of all.
+
+    Raises:
+        UnsafeCheckpointError: The state could not be read back without running code.
+    """
+    state = obj.state_dict()
+    payload.prove_readable(state, f"registered object {index} ({type(obj).__name__})")
+    plain.save(state, Path(path) / names.custom_name(index), save_on_each_node=save_on_each_node)
+
+
+def load_custom_state(obj: Any, path: str, index: int = 0) -> None:
+    """Load the state of one object from `custom_checkpoint_<index>.pkl`.
+
+    Args:
+        obj: Something with `load_state_dict`.
+        path: Folder to read from.
+        index: Number of the object.
+
+    Raises:
+        CheckpointError: The file is damaged or would run code.
+        FileNotFoundError: There is no such file.
+    """
+    obj.load_state_dict(payload.read_object(Path(path), names.custom_name(index)))

@@ -1,0 +1,113 @@
+"""Writing and reading bytes with their checksum (xxh3, 128 bits)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import xxhash
+
+__all__ = ["CHUNK", "HashingFile", "digest_of", "digest_of_bytes", "flush_folder"]
+
+CHUNK = 4 << 20
+"""Bytes that are read or written at a time."""
+
+
+class HashingFile:
+    """A new file that computes the checksum of what is written to it and is flushed to disk when it is closed.
+
+    It has the part of the file interface that `torch.save` needs. The file must not exist.
+
+    Args:
+        path: File to create.
+
+    Example:
+        >>> import tempfile, pathlib
+        >>> path = pathlib.Path(tempfile.mkdtemp()) / "a.bin"
+        >>> with HashingFile(path) as file:
+        ...     _ = file.write(b"abc")
+        >>> file.digest == digest_of(path), file.size
+        (True, 3)
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.size = 0
+        self._state = xxhash.xxh3_128()
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+
+    @property
+    def digest(self) -> str:
+        """Checksum of what was written so far, in hexadecimal digits."""
+        return self._state.hexdigest()
+
+    def write(self, data: Any) -> int:
+        """Append bytes, or anything with a contiguous buffer; return how many bytes."""
+        view = memoryview(data).cast("B")
+        for start in range(0, len(view), CHUNK):
+            part = view[start : start + CHUNK]
+            self._state.update(part)
+            while len(part):
+                part = part[os.write(self._descriptor, part) :]
+        self.size += len(view)
+        return len(view)
+
+    def flush(self) -> None:
+        """Do nothing: writes are not buffered; `close` flushes to disk."""
+
+    def close(self) -> None:
+        """Flush to disk and close."""
+        if self._descriptor < 0:
+            return
+        descriptor, self._descriptor = self._descriptor, -1
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def __enter__(self) -> HashingFile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+        elif self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def digest_of_bytes(data: bytes) -> str:
+    """Return the checksum of bytes, in hexadecimal digits."""
+    return xxhash.xxh3_128(data).hexdigest()
+
+
+def digest_of(path: Path, opened: Callable[[Path], int] | None = None) -> str:
+    """Return the checksum of a file, read in small pieces.
+
+    Args:
+        path: The file.
+        opened: Opens it and returns a descriptor; plain `os.open` by default.
+    """
+    descriptor = opened(path) if opened else os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    state = xxhash.xxh3_128()
+    buffer = memoryview(bytearray(CHUNK))
+    try:
+        while count := os.readv(descriptor, [buffer]):
+            state.update(buffer[:count])
+    finally:
+        os.close(descriptor)
+    return state.hexdigest()
+
+
+def flush_folder(folder: Path) -> None:
+    """Flush the entries of a folder to disk."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

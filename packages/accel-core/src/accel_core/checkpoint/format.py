@@ -1,0 +1,79 @@
+"""The door through which a strategy decides how models and optimizers lie in a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from accel_core.checkpoint.manifest import Entry, Manifest
+from accel_core.checkpoint.report import Restoration
+from accel_core.checkpoint.run import Run
+from accel_core.checkpoint.staging import Buffers
+
+__all__ = ["CheckpointFormat", "Part", "Source"]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A checkpoint that is being restored.
+
+    Attributes:
+        folder: Where it lies.
+        manifest: Its list of files, or `None` for a folder of Accelerate.
+        world_size: Number of ranks that wrote it.
+        load_kwargs: What the user passes to the reader of plain objects (`map_location`).
+        model_kwargs: What the user passes to `load_state_dict` of models.
+    """
+
+    folder: Path
+    manifest: Manifest | None
+    world_size: int
+    load_kwargs: dict[str, Any]
+    model_kwargs: dict[str, Any]
+
+
+class Part(Protocol):
+    """Something that one rank writes into a checkpoint: one file, or several."""
+
+    def write(self, folder: Path, rank: int) -> list[Entry]:
+        """Write into `folder`, flush to disk, and return what was written."""
+
+    def snapshot(self, buffers: Buffers) -> Part:
+        """Return a copy that later changes of the run do not reach; tensors go into the reused `buffers`."""
+
+
+class CheckpointFormat(Protocol):
+    """How a strategy's models and optimizers lie in a checkpoint.
+
+    Called in this order: `parts` when saving; when loading `optimizer_restorations` and `model_restorations`,
+    then, after all ranks agreed, `apply` of each. Every rank calls all of them.
+    """
+
+    def parts(
+        self, run: Run, weights: Sequence[dict[str, Tensor]], *, writes: bool, safe_serialization: bool, **kwargs: Any
+    ) -> list[Part]:
+        """Return what this rank writes.
+
+        Args:
+            run: The run.
+            weights: State dicts of the models, after the save hooks.
+            writes: Whether this rank writes what all ranks of its disk share.
+            safe_serialization: Use safetensors for weights.
+            **kwargs: What the user passed to `save_state`.
+        """
+
+    def model_restorations(self, run: Run, models: Sequence[Any], source: Source) -> list[Restoration]:
+        """Compare with the models, changing nothing, and return how each is restored.
+
+        Args:
+            run: The run.
+            models: The models that the load hooks left to be loaded.
+            source: The checkpoint.
+        """
+
+    def optimizer_restorations(self, run: Run, source: Source) -> list[Restoration]:
+        """Compare with the optimizers, changing nothing, and return how each is restored."""

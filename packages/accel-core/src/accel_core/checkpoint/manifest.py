@@ -1,0 +1,279 @@
+"""The list of everything in a checkpoint, and what makes a folder complete."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import stat
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from accel_core._version import __version__
+from accel_core.checkpoint import names
+from accel_core.checkpoint.digest import HashingFile, digest_of, digest_of_bytes
+from accel_core.errors import CheckpointDamagedError, CheckpointNotFoundError, UnsafeCheckpointError
+
+__all__ = ["Entry", "Manifest", "check_name", "is_complete", "open_member", "versions"]
+
+_VERSION = 1
+_PACKAGES = ("accel-core", "accel-bigmodel", "accel-launch", "accel-trackers", "accel-quant", "accelerate")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One file of a checkpoint.
+
+    Attributes:
+        name: Path below the folder, with forward slashes.
+        size: Bytes.
+        digest: xxh3-128 of the content, in hexadecimal digits.
+        rank: The rank that wrote it.
+    """
+
+    name: str
+    size: int
+    digest: str
+    rank: int = 0
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Everything in a checkpoint.
+
+    Attributes:
+        entries: One for each file, sorted by name.
+        world_size: Number of ranks that wrote it.
+        versions: Versions of the installed accel packages and of torch.
+        written_at: Nanoseconds since the epoch.
+    """
+
+    entries: tuple[Entry, ...]
+    world_size: int
+    versions: dict[str, str] = field(default_factory=dict)
+    written_at: int = field(default_factory=time.time_ns)
+
+    @classmethod
+    def read(cls, folder: Path) -> Manifest | None:
+        """Read the manifest of a folder.
+
+        Returns:
+            The manifest, or `None` where the folder holds no file of ours and may be one of Accelerate's.
+
+        Raises:
+            CheckpointNotFoundError: There is no such folder.
+            CheckpointDamagedError: The manifest is missing though the folder is ours, or it is damaged.
+            UnsafeCheckpointError: It lists a file outside the folder.
+        """
+        if not folder.is_dir():
+            raise CheckpointNotFoundError(
+                f"There is no checkpoint folder {str(folder)!r}; found {'a file' if folder.exists() else 'nothing'} "
+                "there. Pass a folder that save_state wrote."
+            )
+        path = folder / names.MANIFEST_NAME
+        try:
+            descriptor = open_member(folder, names.MANIFEST_NAME)
+        except FileNotFoundError:
+            if os.path.lexists(folder / names.PROGRESS_NAME):
+                raise CheckpointDamagedError(
+                    f"The checkpoint {str(folder)!r} has lost its manifest; found {names.PROGRESS_NAME} without "
+                    f"{names.MANIFEST_NAME}. Load another checkpoint."
+                ) from None
+            return None
+        with os.fdopen(descriptor, "rb") as file:
+            return cls.decode(file.read(), path)
+
+    @classmethod
+    def decode(cls, raw: bytes, path: Path) -> Manifest:
+        """Build a manifest from the bytes of its file.
+
+        Raises:
+            CheckpointDamagedError: The bytes are not what `encode` gives.
+            UnsafeCheckpointError: It lists a file outside the folder.
+        """
+        try:
+            data = json.loads(raw)
+            claimed = data.pop("digest")
+            entries = tuple(Entry(**entry) for entry in data["entries"])
+            manifest = cls(entries, data["world_size"], data["versions"], data["written_at"])
+            whole = data.keys() == {"entries", "world_size", "versions", "written_at", "format"}
+            whole = whole and claimed == _digest(data) and all(_well_typed(entry) for entry in entries)
+            whole = whole and type(manifest.world_size) is int and manifest.world_size >= 1
+            whole = whole and type(manifest.written_at) is int and data["format"] == _VERSION
+            whole = whole and raw == manifest.encode()
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise _damaged(path, f"{type(error).__name__}: {error}") from error
+        if not whole:
+            raise _damaged(path, "its own checksum or form does not fit")
+        for entry in entries:
+            check_name(entry.name, path)
+        if len({entry.name for entry in entries}) != len(entries):
+            raise _damaged(path, "it lists a file twice")
+        return manifest
+
+    def encode(self) -> bytes:
+        """Return the bytes of the manifest's file."""
+        data: dict[str, Any] = {
+            "entries": [asdict(entry) for entry in self.entries],
+            "world_size": self.world_size,
+            "versions": self.versions,
+            "written_at": self.written_at,
+            "format": _VERSION,
+        }
+        return json.dumps(data | {"digest": _digest(data)}, indent=1, sort_keys=True).encode() + b"\n"
+
+    def write(self, folder: Path) -> None:
+        """Write the manifest into a folder and flush it to disk."""
+        with HashingFile(folder / names.MANIFEST_NAME) as file:
+            file.write(self.encode())
+
+    def damages(self, folder: Path, only: Iterable[str] | None = None, *, contents: bool = True) -> dict[str, str]:
+        """Compare the files of a folder with this manifest.
+
+        Args:
+            folder: The checkpoint.
+            only: Names to look at; all by default.
+            contents: Compare checksums too, not sizes only.
+
+        Returns:
+            What is wrong with each file that is wrong.
+
+        Raises:
+            UnsafeCheckpointError: A file is no regular file or leads out of the folder.
+        """
+        chosen = None if only is None else set(only)
+        wrong: dict[str, str] = {}
+        for entry in self.entries:
+            if chosen is None or entry.name in chosen:
+                problem = _compare(folder, entry, contents)
+                if problem:
+                    wrong[entry.name] = problem
+        return wrong
+
+    def __contains__(self, name: object) -> bool:
+        return any(entry.name == name for entry in self.entries)
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of the installed accel packages and of torch."""
+    installed = {"accel-core": __version__, "torch": str(torch.__version__)}
+    for distribution in importlib.metadata.distributions(name=None):
+        name = distribution.name
+        if name in _PACKAGES:
+            installed[name] = distribution.version
+    return installed
+
+
+def is_complete(folder: Path, *, foreign: bool = True) -> bool:
+    """Tell whether a folder holds a complete checkpoint.
+
+    Args:
+        folder: Folder to look at.
+        foreign: Whether a folder without any file of ours counts when Accelerate seems to have finished it.
+    """
+    try:
+        manifest = Manifest.read(folder)
+        if manifest is None:
+            return foreign and (folder / names.random_states_name(0)).is_file()
+        return not manifest.damages(folder, contents=False)
+    except (CheckpointNotFoundError, CheckpointDamagedError, UnsafeCheckpointError, OSError):
+        return False
+
+
+def check_name(name: str, where: Path) -> None:
+    """Refuse a file name that leads out of its folder.
+
+    Raises:
+        UnsafeCheckpointError: The name is absolute, holds `..`, or is not normal.
+    """
+    parts = name.split("/")
+    if not name or name.startswith("/") or "\\" in name or "\0" in name or any(p in ("", ".", "..") for p in parts):
+        raise UnsafeCheckpointError(
+            f"A file name in {str(where)!r} leads outside its folder; found {name!r}. "
+            "Do not use this checkpoint: names must be relative and free of '..'."
+        )
+
+
+def open_member(folder: Path, name: str, *, links: bool = False) -> int:
+    """Open a file of a checkpoint for reading and return its descriptor.
+
+    Args:
+        folder: The checkpoint.
+        name: Path below it.
+        links: Allow links that lead out of the folder, as hub caches have them.
+
+    Raises:
+        UnsafeCheckpointError: The name or a link leads out of the folder, or it is no regular file.
+        FileNotFoundError: There is no such file.
+    """
+    check_name(name, folder)
+    path = folder / name
+    if not links and not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder)):
+        raise UnsafeCheckpointError(
+            f"A link in a checkpoint leads out of its folder; {str(path)!r} points to {os.path.realpath(path)!r}. "
+            "Copy the file into the folder if you trust it."
+        )
+    _refuse_irregular(path, os.stat(path).st_mode)
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        _refuse_irregular(path, os.fstat(descriptor).st_mode)
+    except UnsafeCheckpointError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _compare(folder: Path, entry: Entry, contents: bool) -> str | None:
+    try:
+        descriptor = open_member(folder, entry.name)
+    except FileNotFoundError:
+        return "is missing"
+    except NotADirectoryError:
+        return "is missing"
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
+    size = os.fstat(descriptor).st_size
+    if size != entry.size:
+        os.close(descriptor)
+        return f"has {size} bytes instead of {entry.size}"
+    if not contents:
+        os.close(descriptor)
+        return None
+    found = digest_of(folder / entry.name, lambda _: descriptor)
+    return None if found == entry.digest else f"has checksum {found} instead of {entry.digest}"
+
+
+def _refuse_irregular(path: Path, mode: int) -> None:
+    if not stat.S_ISREG(mode):
+        raise UnsafeCheckpointError(
+            f"A checkpoint holds regular files only; {str(path)!r} is {_kind(mode)}. Do not use this checkpoint."
+        )
+
+
+def _digest(data: dict[str, Any]) -> str:
+    return digest_of_bytes(json.dumps(data, sort_keys=True).encode())
+
+
+def _well_typed(entry: Entry) -> bool:
+    return (
+        isinstance(entry.name, str)
+        and type(entry.size) is int
+        and isinstance(entry.digest, str)
+        and type(entry.rank) is int
+    )
+
+
+def _damaged(path: Path, found: str) -> CheckpointDamagedError:
+    return CheckpointDamagedError(
+        f"The manifest {str(path)!r} is damaged; found that {found}. Load another checkpoint."
+    )
+
+
+def _kind(mode: int) -> str:
+    kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFLNK: "a link"}
+    return kinds.get(stat.S_IFMT(mode), "a device")

@@ -1,0 +1,203 @@
+"""Comparing stored weights with a model, and putting them into it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from accel_core.checkpoint import names, payload
+from accel_core.checkpoint.format import Source
+from accel_core.checkpoint.report import Finding, Kind, Restoration, finding_of
+from accel_core.errors import CheckpointDamagedError, CheckpointError
+from accel_core.modules.unwrap import canonical_name, extract_model_from_parallel
+
+__all__ = ["ObjectWeights", "StoredWeights", "open_weights", "restoration"]
+
+
+class StoredWeights(Protocol):
+    """Weights in a file, under canonical names."""
+
+    path: Path
+
+    @property
+    def tensors(self) -> Mapping[str, Any]:
+        """Something with a `shape` and a `dtype` for each name."""
+
+    @property
+    def aliases(self) -> Mapping[str, str]:
+        """Further names, and the names under which their values are stored."""
+
+    def read(self, name: str) -> Tensor:
+        """Return one tensor in fresh memory on the CPU."""
+
+    def read_into(self, name: str, destination: Tensor) -> None:
+        """Copy one tensor into `destination`."""
+
+
+class ObjectWeights:
+    """Weights that `torch.save` wrote.
+
+    Args:
+        folder: The checkpoint.
+        name: File below it.
+        links: Allow links that lead out of the folder.
+
+    Raises:
+        CheckpointError: The file cannot be read, would run code, or holds something else than tensors.
+        FileNotFoundError: There is no such file.
+    """
+
+    aliases: Mapping[str, str] = {}
+
+    def __init__(self, folder: Path, name: str, *, links: bool = False) -> None:
+        content = payload.read_object(folder, name, links=links, mmap=True)
+        if not isinstance(content, Mapping) or not all(isinstance(key, str) for key in content):
+            raise CheckpointDamagedError(
+                f"The weights file {str(folder / name)!r} holds no state dict; found a {type(content).__name__}. "
+                "Load another checkpoint."
+            )
+        self.path = folder / name
+        self.tensors: dict[str, Any] = dict(content)
+
+    def read(self, name: str) -> Tensor:
+        """Return one tensor in fresh memory on the CPU; a value that is no tensor as it is."""
+        value = self.tensors[name]
+        return value.clone() if isinstance(value, Tensor) else value
+
+    @torch.no_grad()
+    def read_into(self, name: str, destination: Tensor) -> None:
+        """Copy one tensor into `destination`."""
+        destination.copy_(self.tensors[name])
+
+
+def open_weights(folder: Path, index: int) -> StoredWeights:
+    """Open the weights of model number `index`, in whichever of the two formats they are.
+
+    Raises:
+        CheckpointError: The file is damaged or unsafe.
+        FileNotFoundError: There is neither.
+    """
+    plain = names.model_name(index, safe=False)
+    safe = names.model_name(index, safe=True)
+    if not (folder / safe).exists() and (folder / plain).exists():
+        return ObjectWeights(folder, plain)
+    return payload.TensorFile(folder, safe)
+
+
+def restoration(model: Any, index: int, source: Source, rank: int) -> Restoration:
+    """Compare the weights number `index` of a checkpoint with a model, changing nothing.
+
+    Args:
+        model: The model, wrapped or not.
+        index: Its number.
+        source: The checkpoint.
+        rank: Who asks.
+    """
+    component = f"model {index}"
+    try:
+        weights = open_weights(source.folder, index)
+    except (CheckpointError, OSError) as error:
+        return Restoration(component, findings=[finding_of(error, component, rank)])
+    found = compare(model, weights, component, rank, **source.model_kwargs)
+    return replace(found, files=frozenset({weights.path.name}))
+
+
+def compare(model: Any, weights: StoredWeights, component: str, rank: int = 0, **kwargs: Any) -> Restoration:
+    """Compare weights with a model, changing nothing.
+
+    Args:
+        model: The model, wrapped or not.
+        weights: What was stored.
+        component: What findings are filed under.
+        rank: Who asks.
+        **kwargs: Passed to `load_state_dict` when the weights are put in (`assign`).
+
+    Returns:
+        The findings, and how to put in what fits.
+    """
+    inner = extract_model_from_parallel(model, keep_torch_compile=False)
+    state = inner.state_dict()
+    actual = {canonical_name(key): key for key in state}
+    findings: list[Finding] = []
+
+    def note(kind: Kind, detail: str) -> None:
+        findings.append(Finding(component, kind, detail, rank))
+
+    stored = weights.tensors.keys() | weights.aliases.keys()
+    own = [state[actual[name]] for name in stored & actual.keys()]
+    reached = {payload.storage_key(value) for value in own if isinstance(value, Tensor)}
+    fitting: list[str] = []
+    for name, key in actual.items():
+        value = state[key]
+        if name not in stored:
+            if not (isinstance(value, Tensor) and payload.storage_key(value) in reached):
+                note("missing", f"{name} is not in the checkpoint")
+            continue
+        entry = weights.tensors[weights.aliases.get(name, name)]
+        problem = _difference(value, entry)
+        if problem:
+            note("mismatch", f"{name} {problem}")
+        else:
+            fitting.append(name)
+    for name in sorted(stored - actual.keys()):
+        if not _same_as_known(name, weights, actual):
+            note("unexpected", f"{name} is not in the model")
+    return Restoration(component, _applier(inner, state, actual, fitting, weights, kwargs), findings, partial=True)
+
+
+def _applier(
+    inner: Any,
+    state: dict[str, Any],
+    actual: dict[str, str],
+    fitting: list[str],
+    weights: StoredWeights,
+    kwargs: dict[str, Any],
+) -> Callable[[], None]:
+    def apply() -> None:
+        if kwargs or _has_own_loading(inner) or not all(isinstance(state[actual[name]], Tensor) for name in fitting):
+            inner.load_state_dict({actual[name]: weights.read(name) for name in fitting}, strict=False, **kwargs)
+            return
+        done: set[Any] = set()
+        for name in fitting:
+            destination = state[actual[name]]
+            key = payload.storage_key(destination)
+            if key not in done:
+                done.add(key)
+                weights.read_into(name, destination)
+
+    return apply
+
+
+def _has_own_loading(module: torch.nn.Module) -> bool:
+    """Tell whether a part of the model wants to see the state dict that is loaded into it."""
+    plain = torch.nn.Module._load_from_state_dict
+    for part in module.modules():
+        if part._load_state_dict_pre_hooks or part._load_state_dict_post_hooks:
+            return True
+        method = type(part)._load_from_state_dict
+        if method is not plain and not type(part).__module__.startswith("torch.nn.modules."):
+            return True
+    return False
+
+
+def _same_as_known(name: str, weights: StoredWeights, actual: dict[str, str]) -> bool:
+    return name in weights.aliases and weights.aliases[name] in actual
+
+
+def _difference(value: Any, entry: Any) -> str | None:
+    if not isinstance(value, Tensor) or not hasattr(entry, "shape"):
+        return (
+            None if type(value) is type(entry) else f"is a {type(entry).__name__} instead of a {type(value).__name__}"
+        )
+    if value.device.type == "meta":
+        return "has no memory in the model: it is on the meta device"
+    if tuple(value.shape) != tuple(entry.shape):
+        return f"has shape {tuple(entry.shape)} instead of {tuple(value.shape)}"
+    if value.dtype != entry.dtype:
+        return f"has dtype {entry.dtype} instead of {value.dtype}"
+    return None

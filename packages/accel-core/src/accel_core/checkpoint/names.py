@@ -1,0 +1,161 @@
+"""Names of the files and folders of a checkpoint.
+
+The names of state and weight files are those that Accelerate documents, so folders can be exchanged with it.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import string
+from pathlib import Path
+
+__all__ = [
+    "CUSTOM_NAME",
+    "DATALOADER_NAME",
+    "GONE",
+    "MANIFEST_NAME",
+    "MODEL_NAME",
+    "OLD",
+    "OPTIMIZER_NAME",
+    "PROGRESS_NAME",
+    "RNG_STATE_NAME",
+    "SAFE_MODEL_NAME",
+    "SAFE_WEIGHTS_INDEX_NAME",
+    "SAFE_WEIGHTS_NAME",
+    "SAFE_WEIGHTS_PATTERN_NAME",
+    "SAMPLER_NAME",
+    "SCALER_NAME",
+    "SCHEDULER_NAME",
+    "STAGING",
+    "WEIGHTS_INDEX_NAME",
+    "WEIGHTS_NAME",
+    "WEIGHTS_PATTERN_NAME",
+    "belongs_to_checkpoint",
+    "beside",
+    "custom_name",
+    "dataloader_name",
+    "fresh_id",
+    "is_shard",
+    "model_name",
+    "optimizer_name",
+    "random_states_name",
+    "sampler_name",
+    "scheduler_name",
+    "split_beside",
+]
+
+MODEL_NAME = "pytorch_model"
+SAFE_MODEL_NAME = "model"
+OPTIMIZER_NAME = "optimizer"
+SCHEDULER_NAME = "scheduler"
+SAMPLER_NAME = "sampler"
+DATALOADER_NAME = "dl_state_dict"
+RNG_STATE_NAME = "random_states"
+CUSTOM_NAME = "custom_checkpoint"
+SCALER_NAME = "scaler.pt"
+WEIGHTS_NAME = f"{MODEL_NAME}.bin"
+WEIGHTS_PATTERN_NAME = "pytorch_model{suffix}.bin"
+WEIGHTS_INDEX_NAME = f"{WEIGHTS_NAME}.index.json"
+SAFE_WEIGHTS_NAME = f"{SAFE_MODEL_NAME}.safetensors"
+SAFE_WEIGHTS_PATTERN_NAME = "model{suffix}.safetensors"
+SAFE_WEIGHTS_INDEX_NAME = f"{SAFE_WEIGHTS_NAME}.index.json"
+PROGRESS_NAME = "accel_progress.json"
+MANIFEST_NAME = "accel_manifest.json"
+
+STAGING = ".tmp-"
+OLD = ".old-"
+GONE = ".gone-"
+
+_ID_LENGTH = 12
+_PARTS = re.compile(
+    r"(model(_\d+)?\.safetensors|pytorch_model(_\d+)?\.bin|optimizer(_\d+)?\.bin|scheduler(_\d+)?\.bin"
+    r"|sampler(_\d+)?\.bin|dl_state_dict(_\d+)?\.bin|scaler\.pt|random_states_\d+\.pkl|custom_checkpoint_\d+\.pkl"
+    r"|accel_progress\.json|accel_manifest\.json)"
+)
+_SHARDS = re.compile(r"(model|pytorch_model)(-\d{5}-of-\d{5})?\.(safetensors|bin)(\.index\.json)?")
+
+
+def model_name(index: int, *, safe: bool) -> str:
+    """Return the file of the model number `index`.
+
+    >>> model_name(0, safe=True), model_name(1, safe=False)
+    ('model.safetensors', 'pytorch_model_1.bin')
+    """
+    return _numbered(SAFE_MODEL_NAME, index, "safetensors") if safe else _numbered(MODEL_NAME, index, "bin")
+
+
+def optimizer_name(index: int) -> str:
+    """Return the file of the optimizer number `index`."""
+    return _numbered(OPTIMIZER_NAME, index, "bin")
+
+
+def scheduler_name(index: int) -> str:
+    """Return the file of the scheduler number `index`."""
+    return _numbered(SCHEDULER_NAME, index, "bin")
+
+
+def sampler_name(index: int) -> str:
+    """Return the file of the data position of the loader number `index`."""
+    return _numbered(SAMPLER_NAME, index, "bin")
+
+
+def dataloader_name(index: int) -> str:
+    """Return the file of the state of the stateful loader number `index`."""
+    return _numbered(DATALOADER_NAME, index, "bin")
+
+
+def random_states_name(rank: int) -> str:
+    """Return the file of the random states of a rank."""
+    return f"{RNG_STATE_NAME}_{rank}.pkl"
+
+
+def custom_name(index: int) -> str:
+    """Return the file of the registered object number `index`."""
+    return f"{CUSTOM_NAME}_{index}.pkl"
+
+
+def belongs_to_checkpoint(name: str) -> bool:
+    """Tell whether `name` is a file that `save_state` writes by itself."""
+    return _PARTS.fullmatch(name) is not None
+
+
+def is_shard(name: str) -> bool:
+    """Tell whether `name` is a file that `save_model` writes: weights, a shard of them, or their index.
+
+    >>> is_shard("model-00001-of-00003.safetensors"), is_shard("model_1.safetensors")
+    (True, False)
+    """
+    return _SHARDS.fullmatch(name) is not None
+
+
+def fresh_id() -> str:
+    """Return an id for one save: letters only, because readers of folder names look for numbers."""
+    return "".join(secrets.choice(string.ascii_lowercase) for _ in range(_ID_LENGTH))
+
+
+def beside(target: Path, prefix: str, identity: str) -> Path:
+    """Return the folder that stands beside `target` during a save.
+
+    >>> str(beside(Path("runs/ckpt"), STAGING, "abcdefghijkl"))
+    'runs/.tmp-ckpt-abcdefghijkl'
+    """
+    return target.parent / f"{prefix}{target.name}-{identity}"
+
+
+def split_beside(name: str) -> tuple[str, str] | None:
+    """Return prefix and target name of a folder that a save put beside its target; `None` for any other name.
+
+    >>> split_beside(".old-ckpt-abcdefghijkl")
+    ('.old-', 'ckpt')
+    """
+    for prefix in (STAGING, OLD, GONE):
+        if name.startswith(prefix):
+            target, dash, identity = name[len(prefix) :].rpartition("-")
+            if dash and target and len(identity) == _ID_LENGTH and identity.isalpha():
+                return prefix, target
+    return None
+
+
+def _numbered(stem: str, index: int, suffix: str) -> str:
+    return f"{stem}.{suffix}" if index == 0 else f"{stem}_{index}.{suffix}"

@@ -1,0 +1,91 @@
+"""Comparing a stored optimizer state with an optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from accel_core.checkpoint import names, payload
+from accel_core.checkpoint.format import Source
+from accel_core.checkpoint.report import Finding, Restoration, finding_of
+from accel_core.errors import CheckpointError
+
+__all__ = ["restoration"]
+
+_LIKE_PARAMETER = frozenset(
+    {"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "grad_avg", "sum", "acc_delta", "ax"}
+)
+"""Entries that have the shape of their parameter in every optimizer of torch."""
+
+_NOT_COMPARED = frozenset({"params", "param_names", "initial_lr", "swa_lr", "base_momentum", "max_momentum"})
+
+
+def restoration(optimizer: Any, index: int, source: Source, rank: int) -> Restoration:
+    """Compare the optimizer file number `index` with an optimizer, changing nothing.
+
+    Args:
+        optimizer: The optimizer, prepared or not.
+        index: Its number.
+        source: The checkpoint.
+        rank: Who asks.
+    """
+    component, name = f"optimizer {index}", names.optimizer_name(index)
+    try:
+        state = payload.read_object(source.folder, name, **source.load_kwargs)
+    except (CheckpointError, OSError) as error:
+        return Restoration(component, findings=[finding_of(error, component, rank)])
+    findings = [Finding(component, "mismatch", detail, rank) for detail in _differences(state, optimizer)]
+    return Restoration(component, lambda: optimizer.load_state_dict(state), findings, files=frozenset({name}))
+
+
+def _differences(state: Any, optimizer: Any) -> list[str]:
+    if not _is_state(state):
+        return ["the file holds no state of an optimizer"]
+    groups, own_groups = state["param_groups"], optimizer.param_groups
+    if len(groups) != len(own_groups):
+        return [f"{len(groups)} parameter groups instead of {len(own_groups)}"]
+    found: list[str] = []
+    parameters: dict[Any, Tensor] = {}
+    for number, (group, own) in enumerate(zip(groups, own_groups, strict=True)):
+        ours, theirs = own.keys() - _NOT_COMPARED, group.keys() - _NOT_COMPARED
+        if ours - theirs and theirs - ours:
+            found.append(
+                f"group {number} has {sorted(theirs - ours)} and lacks {sorted(ours - theirs)}: another optimizer"
+            )
+        if len(group["params"]) != len(own["params"]):
+            found.append(f"group {number} has {len(group['params'])} parameters instead of {len(own['params'])}")
+        else:
+            parameters.update(zip(group["params"], own["params"], strict=True))
+    if found:
+        return found
+    current = getattr(optimizer, "state", {})
+    for key, entries in state["state"].items():
+        parameter = parameters.get(key)
+        if parameter is None or not isinstance(entries, Mapping):
+            continue
+        own_entries = current.get(parameter, {})
+        for name, value in entries.items():
+            problem = _entry_difference(name, value, parameter, own_entries.get(name))
+            if problem:
+                found.append(f"{name} of parameter {key} {problem}")
+    return found
+
+
+def _entry_difference(name: str, value: Any, parameter: Tensor, own: Any) -> str | None:
+    if not isinstance(value, Tensor):
+        return None
+    expected = parameter if name in _LIKE_PARAMETER else own
+    if not isinstance(expected, Tensor) or expected.numel() == 0 or tuple(value.shape) == tuple(expected.shape):
+        return None
+    return f"has shape {tuple(value.shape)} instead of {tuple(expected.shape)}"
+
+
+def _is_state(state: Any) -> bool:
+    return (
+        isinstance(state, Mapping)
+        and isinstance(state.get("state"), Mapping)
+        and isinstance(state.get("param_groups"), list)
+        and all(isinstance(group, Mapping) and isinstance(group.get("params"), list) for group in state["param_groups"])
+    )

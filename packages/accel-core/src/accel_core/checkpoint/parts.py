@@ -1,0 +1,41 @@
+"""The pieces that plain checkpoints are written from: one file each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from accel_core.checkpoint import payload
+from accel_core.checkpoint.manifest import Entry
+from accel_core.checkpoint.staging import Buffers
+
+__all__ = ["FilePart"]
+
+
+@dataclass(frozen=True)
+class FilePart:
+    """One file of a checkpoint.
+
+    Attributes:
+        name: File name.
+        kind: How the content is written: safetensors, `torch.save` or JSON.
+        content: What is written.
+    """
+
+    name: str
+    kind: Literal["tensors", "object", "json"]
+    content: Any
+
+    def write(self, folder: Path, rank: int) -> list[Entry]:
+        """Write into `folder`, flush to disk, and return what was written."""
+        path = folder / self.name
+        if self.kind == "tensors":
+            return [payload.write_tensors(path, self.content, rank=rank)]
+        if self.kind == "json":
+            return [payload.write_json(path, self.content, rank=rank)]
+        return [payload.write_object(path, self.content, rank=rank)]
+
+    def snapshot(self, buffers: Buffers) -> FilePart:
+        """Return a copy that later changes of the run do not reach."""
+        return replace(self, content=buffers.copy(self.content, self.name))

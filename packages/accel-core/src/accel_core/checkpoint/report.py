@@ -1,0 +1,147 @@
+"""What a restore found: per component and rank, missing, unexpected, damaged, unsafe or not fitting."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from accel_core.errors import (
+    CheckpointDamagedError,
+    CheckpointError,
+    CheckpointMismatchError,
+    CheckpointNotFoundError,
+    UnsafeCheckpointError,
+)
+
+__all__ = ["Finding", "Kind", "Restoration", "RestoreReport", "finding_of"]
+
+Kind = Literal["unsafe", "damaged", "missing", "unexpected", "mismatch", "extra"]
+
+_ERRORS: tuple[tuple[Kind, type[CheckpointError]], ...] = (
+    ("unsafe", UnsafeCheckpointError),
+    ("damaged", CheckpointDamagedError),
+    ("missing", CheckpointMismatchError),
+    ("unexpected", CheckpointMismatchError),
+    ("mismatch", CheckpointMismatchError),
+)
+_SHOWN = 40
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is not as it should be.
+
+    Attributes:
+        component: Such as `model 0` or `optimizer 1`.
+        kind: What is the matter. `extra` is a whole component that the run does not have; it is no error.
+        detail: What exactly, with names.
+        rank: The rank that found it.
+    """
+
+    component: str
+    kind: Kind
+    detail: str
+    rank: int = 0
+
+
+@dataclass
+class Restoration:
+    """One component that is about to be restored.
+
+    Attributes:
+        component: Such as `model 0`.
+        apply: Restores it, or what fits of it. Raises nothing that `findings` could have told.
+        findings: What is wrong with it.
+        partial: Whether `apply` does something useful in spite of the findings.
+        files: Names of the files that it reads.
+    """
+
+    component: str
+    apply: Callable[[], None] = lambda: None
+    findings: list[Finding] = field(default_factory=list)
+    partial: bool = False
+    files: frozenset[str] = frozenset()
+
+
+@dataclass
+class RestoreReport:
+    """What was restored from a checkpoint and what was not.
+
+    Attributes:
+        folder: The checkpoint.
+        world_size: Number of ranks that wrote it.
+        restored: Components restored whole.
+        partial: Components of which a part was restored (`strict=False`).
+        findings: Everything that was not as it should be, on all ranks.
+    """
+
+    folder: Path
+    world_size: int
+    restored: list[str] = field(default_factory=list)
+    partial: list[str] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def missing(self) -> list[Finding]:
+        """What the run has and the checkpoint has not."""
+        return self._of("missing")
+
+    @property
+    def unexpected(self) -> list[Finding]:
+        """What the checkpoint has and the run has not."""
+        return [*self._of("unexpected"), *self._of("extra")]
+
+    @property
+    def damaged(self) -> list[Finding]:
+        """What is truncated, altered or unsafe."""
+        return [*self._of("damaged"), *self._of("unsafe")]
+
+    @property
+    def mismatched(self) -> list[Finding]:
+        """What has another shape, dtype or grouping."""
+        return self._of("mismatch")
+
+    def __str__(self) -> str:
+        """One line for each finding; the same finding of several ranks is one line."""
+        ranks: dict[tuple[str, str, str], list[int]] = {}
+        for found in self.findings:
+            ranks.setdefault((found.component, found.kind, found.detail), []).append(found.rank)
+        lines = [
+            f"{component}: {kind}: {detail} (rank {', '.join(map(str, sorted(set(where))))})"
+            for (component, kind, detail), where in ranks.items()
+        ]
+        left = len(lines) - _SHOWN
+        return "\n".join([*lines[:_SHOWN], f"and {left} more"] if left > 0 else lines)
+
+    def error(self) -> CheckpointError | None:
+        """Return the error for the worst finding, or `None` where nothing forbids a strict restore."""
+        kinds = {found.kind for found in self.findings}
+        for kind, error in _ERRORS:
+            if kind in kinds:
+                return error(
+                    f"The checkpoint {str(self.folder)!r} cannot be restored, and nothing was changed; found:\n{self}\n"
+                    "Load another checkpoint, or pass strict=False to restore what fits."
+                )
+        return None
+
+    def _of(self, kind: Kind) -> list[Finding]:
+        return [found for found in self.findings if found.kind == kind]
+
+
+def finding_of(error: Exception, component: str, rank: int) -> Finding:
+    """Turn an error met while reading a component into a finding."""
+    kind: Kind = "damaged"
+    if isinstance(error, UnsafeCheckpointError):
+        kind = "unsafe"
+    elif isinstance(error, FileNotFoundError):
+        kind = "missing"
+    elif isinstance(error, CheckpointMismatchError):
+        kind = "mismatch"
+    detail = str(error)
+    if isinstance(error, FileNotFoundError) and not isinstance(error, CheckpointNotFoundError):
+        detail = f"{Path(str(error.filename)).name} is not there"
+    elif isinstance(error, OSError):
+        detail = f"{error.filename}: {error.strerror}"
+    return Finding(component, kind, detail, rank)

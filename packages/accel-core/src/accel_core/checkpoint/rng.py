@@ -1,0 +1,109 @@
+"""Random number generators of Python, NumPy, torch and the device: saved as plain data, restored or derived."""
+
+from __future__ import annotations
+
+import random
+import sys
+from typing import Any
+
+import torch
+
+from accel_core.checkpoint.digest import digest_of_bytes
+from accel_core.errors import CheckpointMismatchError
+from accel_core.process.world import World
+
+__all__ = ["check", "collect", "derive", "restore"]
+
+_PYTHON = "random_state"
+_NUMPY = "numpy_random_seed"
+_TORCH = "torch_manual_seed"
+_PYTHON_WORDS = 625
+_NUMPY_WORDS = 624
+
+
+def collect(world: World) -> dict[str, Any]:
+    """Return the states of all generators of this process as tensors, lists, tuples and numbers.
+
+    The keys are those of Accelerate. NumPy's state is left out where NumPy is not in use.
+    """
+    states: dict[str, Any] = {_PYTHON: random.getstate()}
+    if "numpy" in sys.modules:
+        name, words, *rest = sys.modules["numpy"].random.get_state()
+        states[_NUMPY] = (str(name), [int(word) for word in words], *rest)
+    states[_TORCH] = torch.get_rng_state()
+    if world.device.type != "cpu":
+        found = _device_states(world)
+        if found:
+            states[_device_key(world)] = found
+    return states
+
+
+def check(states: Any, world: World) -> None:
+    """Make sure that `restore` will succeed.
+
+    Raises:
+        CheckpointMismatchError: A state is missing or is no state of this generator.
+    """
+    try:
+        fits = random.Random()
+        fits.setstate(_python_state(states))
+        torch.Generator().set_state(states[_TORCH])
+        if _NUMPY in states and "numpy" in sys.modules:
+            sys.modules["numpy"].random.RandomState().set_state(_numpy_state(states))
+        if _device_key(world) in states and not isinstance(states[_device_key(world)], (list, torch.Tensor)):
+            raise TypeError("device states are a list of tensors")
+    except (KeyError, TypeError, ValueError, RuntimeError, IndexError) as error:
+        raise CheckpointMismatchError(
+            f"The random states do not fit this process; found {type(error).__name__}: {error}. "
+            "Load another checkpoint, or pass strict=False to go on with the present random states."
+        ) from error
+
+
+def restore(states: dict[str, Any], world: World) -> None:
+    """Put back what `collect` returned, here or in Accelerate."""
+    random.setstate(_python_state(states))
+    torch.set_rng_state(states[_TORCH])
+    if _NUMPY in states and "numpy" in sys.modules:
+        sys.modules["numpy"].random.set_state(_numpy_state(states))
+    found = states.get(_device_key(world))
+    if found is None:
+        return
+    if isinstance(found, torch.Tensor):
+        world.hardware.set_rng_state(found)
+        return
+    for number, state in enumerate(found[: world.hardware.count()]):
+        world.hardware.module.set_rng_state(state, number)
+
+
+def derive(states: dict[str, Any], world: World) -> None:
+    """Seed the generators of a rank that the checkpoint does not know from those of one that it knows."""
+    words = bytes(states[_TORCH].tolist()) + world.rank.to_bytes(8, "little")
+    seed = int(digest_of_bytes(words)[:15], 16)
+    random.seed(seed)
+    torch.manual_seed(seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(seed % 2**32)
+
+
+def _python_state(states: Any) -> tuple[Any, ...]:
+    version, words, gauss = states[_PYTHON]
+    if len(words) != _PYTHON_WORDS:
+        raise ValueError(f"Python's generator has {_PYTHON_WORDS} words, the file {len(words)}")
+    return version, tuple(words), gauss
+
+
+def _numpy_state(states: Any) -> tuple[Any, ...]:
+    name, words, *rest = states[_NUMPY]
+    if len(words) != _NUMPY_WORDS:
+        raise ValueError(f"NumPy's generator has {_NUMPY_WORDS} words, the file {len(words)}")
+    return (name, words, *rest)
+
+
+def _device_key(world: World) -> str:
+    return "xm_seed" if world.device.type == "xla" else f"torch_{world.device.type}_manual_seed"
+
+
+def _device_states(world: World) -> Any:
+    module = getattr(torch, world.device.type, None)
+    everything = getattr(module, "get_rng_state_all", None)
+    return everything() if everything is not None else world.hardware.rng_state()

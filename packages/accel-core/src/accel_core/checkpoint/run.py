@@ -1,0 +1,53 @@
+"""What checkpoints need to know of a run."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from accel_core.plugins.project import ProjectConfiguration
+from accel_core.process.world import World
+
+__all__ = ["Run"]
+
+
+class Run(Protocol):
+    """Everything of a run that is saved and restored; the facade is one.
+
+    Attributes:
+        models: Prepared models.
+        optimizers: Prepared optimizers.
+        schedulers: Prepared schedulers.
+        dataloaders: Prepared loaders.
+        custom_objects: Objects registered for checkpointing.
+        scaler: Gradient scaler, if precision needs one.
+        step: Accumulation counter.
+        project: Where and under which names checkpoints go.
+        trackers: Trackers of the run.
+        save_state_pre_hooks: Called with models, weights and folder before weights are written.
+        load_state_pre_hooks: Called with models and folder before weights are loaded.
+        world: This process among its fellows.
+    """
+
+    models: list[nn.Module]
+    optimizers: list[Any]
+    schedulers: list[Any]
+    dataloaders: list[Any]
+    custom_objects: list[Any]
+    scaler: torch.amp.GradScaler | None
+    step: int
+    project: ProjectConfiguration
+    trackers: list[Any]
+    save_state_pre_hooks: OrderedDict[int, Callable[..., None]]
+    load_state_pre_hooks: OrderedDict[int, Callable[..., None]]
+
+    @property
+    def world(self) -> World:
+        """This process among its fellows."""
+
+    def state_dict(self, model: nn.Module) -> dict[str, Tensor]:
+        """Return the full state of a model under canonical names; every rank calls it."""

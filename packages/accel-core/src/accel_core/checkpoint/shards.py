@@ -1,0 +1,140 @@
+"""Reading the weights of a model from one file, or from several through their index."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from accel_core.checkpoint import names, payload
+from accel_core.checkpoint.manifest import check_name
+from accel_core.checkpoint.model import ObjectWeights, StoredWeights
+from accel_core.errors import CheckpointDamagedError, CheckpointNotFoundError
+
+__all__ = ["ShardedWeights", "open_weights", "read_index"]
+
+_CHOICES = (
+    names.SAFE_WEIGHTS_NAME,
+    names.SAFE_WEIGHTS_INDEX_NAME,
+    names.WEIGHTS_NAME,
+    names.WEIGHTS_INDEX_NAME,
+)
+
+
+class ShardedWeights:
+    """Weights in several files.
+
+    Args:
+        path: The index file.
+
+    Raises:
+        CheckpointError: The index or a shard is damaged or unsafe.
+        CheckpointNotFoundError: The index or a shard is not there.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        table = read_index(path)
+        self._parts = {name: _open_file(path.parent / name) for name in sorted(set(table.values()))}
+        self._where: dict[str, StoredWeights] = {}
+        for name, file in table.items():
+            part = self._parts[file]
+            if name not in part.tensors and name not in part.aliases:
+                raise CheckpointDamagedError(
+                    f"The weights file {str(path.parent / file)!r} does not fit its index; {name!r} is not in it. "
+                    "Download or save the weights again."
+                )
+            self._where[name] = part
+        self.aliases: Mapping[str, str] = {
+            alias: name for part in self._parts.values() for alias, name in part.aliases.items()
+        }
+        for part in self._parts.values():
+            self._where.update(dict.fromkeys(part.aliases, part))
+
+    @property
+    def tensors(self) -> Mapping[str, Any]:
+        """Something with a `shape` and a `dtype` for each name."""
+        return {name: part.tensors[name] for name, part in self._where.items() if name in part.tensors}
+
+    def read(self, name: str) -> Tensor:
+        """Return one tensor in fresh memory on the CPU."""
+        return self._where[name].read(name)
+
+    def read_into(self, name: str, destination: Tensor) -> None:
+        """Copy one tensor into `destination`."""
+        self._where[name].read_into(name, destination)
+
+
+def open_weights(path: Path) -> StoredWeights:
+    """Open weights for reading, in whichever form they are.
+
+    Args:
+        path: Weights file, index file, or a folder that holds one of them. Links are followed: hub caches are made of
+            them.
+
+    Raises:
+        CheckpointNotFoundError: There are no weights.
+        CheckpointDamagedError: A file is truncated or of another kind.
+        UnsafeCheckpointError: A file would run code, is no regular file, or the index leads out of its folder.
+    """
+    if path.is_dir():
+        path = _choose(path)
+    return ShardedWeights(path) if path.name.endswith(".json") else _open_file(path)
+
+
+def read_index(path: Path) -> dict[str, str]:
+    """Read an index of shards: which tensor lies in which file.
+
+    Raises:
+        CheckpointDamagedError: It is no index.
+        UnsafeCheckpointError: A file name is absolute or leads out of the folder.
+        CheckpointNotFoundError: There is no such file.
+    """
+    try:
+        content = payload.read_json(path.parent, path.name, links=True)
+    except FileNotFoundError as error:
+        raise _not_found(path) from error
+    table = content.get("weight_map", content) if isinstance(content, dict) else None
+    if not isinstance(table, dict) or not all(isinstance(file, str) for file in table.values()):
+        raise CheckpointDamagedError(
+            f"The file {str(path)!r} is no index of weights; found a {type(content).__name__} without a weight_map of "
+            "names. Download or save the weights again."
+        )
+    for file in set(table.values()):
+        check_name(file, path)
+    return dict(table)
+
+
+def _open_file(path: Path) -> StoredWeights:
+    try:
+        if path.suffix == ".safetensors":
+            return payload.TensorFile(path.parent, path.name, links=True)
+        return ObjectWeights(path.parent, path.name, links=True)
+    except FileNotFoundError as error:
+        raise _not_found(path) from error
+
+
+def _choose(folder: Path) -> Path:
+    for name in _CHOICES:
+        if os.path.lexists(folder / name):
+            return folder / name
+    found = sorted(folder.glob("*.index.json")) or sorted(folder.glob("*.safetensors")) or sorted(folder.glob("*.bin"))
+    if len(found) == 1:
+        return found[0]
+    raise CheckpointNotFoundError(
+        f"There are no weights to choose in {str(folder)!r}; found {[path.name for path in found] or 'none'}, expected "
+        f"one of {list(_CHOICES)}. Pass the file itself."
+    )
+
+
+def _not_found(path: Path) -> CheckpointNotFoundError:
+    return CheckpointNotFoundError(
+        f"The weights file {str(path)!r} is not there; its folder holds {_listing(path.parent)}. Pass another path."
+    )
+
+
+def _listing(folder: Path) -> str:
+    return ", ".join(sorted(os.listdir(folder))[:10]) or "nothing" if folder.is_dir() else "nothing, and does not exist"

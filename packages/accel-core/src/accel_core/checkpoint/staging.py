@@ -1,0 +1,86 @@
+"""Copies of the state in memory that is allocated once and used again for every save in the background."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from accel_core.checkpoint.payload import storage_key
+
+__all__ = ["Buffers"]
+
+
+class Buffers:
+    """Host memory for snapshots, one buffer for each place in the state.
+
+    A buffer is used again when the tensor at its place has the same shape and dtype as in the snapshot before. Pinned
+    where the tensors come from an accelerator.
+    """
+
+    def __init__(self) -> None:
+        self._buffers: dict[str, Tensor] = {}
+        self._used: set[str] = set()
+        self._copies: dict[tuple[Any, ...], Tensor] = {}
+        self._sources: list[Tensor] = []
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in self._buffers.values())
+
+    def begin(self) -> None:
+        """Start a snapshot: every buffer may be written again."""
+        self._used.clear()
+        self._copies.clear()
+        self._sources.clear()
+
+    def end(self) -> None:
+        """Finish a snapshot: wait for copies under way and drop buffers that it did not need."""
+        if any(source.device.type == "cuda" for source in self._sources):
+            torch.cuda.synchronize()
+        self._sources.clear()
+        self._copies.clear()
+        for place in self._buffers.keys() - self._used:
+            del self._buffers[place]
+
+    def copy(self, content: Any, place: str) -> Any:
+        """Return a copy of nested dicts, lists and tuples; tensors are in the buffers of `place`.
+
+        Tensors that are the same memory seen the same way are copied once and stay the same.
+        """
+        if isinstance(content, Tensor):
+            return self._copy_tensor(content.detach(), place)
+        if isinstance(content, Mapping):
+            copied = {key: self.copy(value, f"{place}/{key}") for key, value in content.items()}
+            return copied if type(content) is dict else _same_mapping(content, copied)
+        if isinstance(content, (list, tuple)):
+            items = [self.copy(value, f"{place}/{number}") for number, value in enumerate(content)]
+            if isinstance(content, list):
+                return items
+            return type(content)(*items) if hasattr(content, "_fields") else tuple(items)
+        return content
+
+    def _copy_tensor(self, tensor: Tensor, place: str) -> Tensor:
+        key = storage_key(tensor)
+        if key in self._copies:
+            return self._copies[key]
+        buffer = self._buffers.get(place)
+        if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
+            buffer = torch.empty(
+                tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=tensor.device.type == "cuda"
+            )
+            self._buffers[place] = buffer
+        buffer.copy_(tensor, non_blocking=tensor.device.type == "cuda")
+        self._used.add(place)
+        self._copies[key] = buffer
+        self._sources.append(tensor)
+        return buffer
+
+
+def _same_mapping(original: Mapping[Any, Any], copied: dict[Any, Any]) -> Any:
+    """Rebuild an OrderedDict or Counter; any other mapping becomes a dict."""
+    kind: Any = type(original)
+    return kind(copied) if kind.__module__ == "collections" and kind.__name__ != "defaultdict" else copied

@@ -1,0 +1,135 @@
+"""The argument parser of every command: both spellings of an option, help grouped by topic, colours on a terminal."""
+
+import argparse
+import re
+import sys
+from typing import Any
+
+from accel_launch.terminal import colours_wanted, paint
+
+__all__ = ["GIVEN", "HelpFormatter", "Parser", "given"]
+
+GIVEN = "_given"
+"""Attribute of the namespace that holds the options that were really written on the command line."""
+
+_FLAG = re.compile(r"(?<![\w-])(--?[a-zA-Z][\w-]*)")
+_HEADING = re.compile(r"^([A-Z][^\n]*:)$", re.MULTILINE)
+
+
+def given(args: argparse.Namespace) -> set[str]:
+    """Return the destinations that were written on the command line.
+
+    Args:
+        args: What `Parser.parse_args` returned.
+    """
+    return set(getattr(args, GIVEN, ()))
+
+
+def _recording(action: type[argparse.Action]) -> type[argparse.Action]:
+    class Recording(action):  # type: ignore[misc, valid-type]
+        def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+            if option_string is not None or values is not self.default:
+                setattr(namespace, GIVEN, {*getattr(namespace, GIVEN, ()), self.dest})
+            super().__call__(parser, namespace, values, option_string)
+
+    Recording.__name__ = action.__name__.lstrip("_")
+    return Recording
+
+
+_ACTIONS = {
+    name: _recording(getattr(argparse, attribute))
+    for name, attribute in {
+        None: "_StoreAction",
+        "store": "_StoreAction",
+        "store_true": "_StoreTrueAction",
+        "store_false": "_StoreFalseAction",
+        "store_const": "_StoreConstAction",
+        "append": "_AppendAction",
+    }.items()
+}
+
+
+class HelpFormatter(argparse.HelpFormatter):
+    """Help with one spelling for each option and without a wall of usage."""
+
+    def __init__(self, prog: str, **sizes: Any) -> None:
+        sizes.setdefault("max_help_position", 34)
+        super().__init__(prog, **sizes)
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if not action.option_strings:
+            return super()._format_action_invocation(action)
+        words = [flag for flag in action.option_strings if "_" not in flag] or list(action.option_strings)
+        shown = ", ".join(sorted(words, key=len))
+        if action.nargs == 0:
+            return shown
+        return f"{shown} {self._format_args(action, self._get_default_metavar_for_optional(action))}"
+
+    def _get_default_metavar_for_optional(self, action: argparse.Action) -> str:
+        return action.dest.rpartition("_")[2].upper() if len(action.dest) > 12 else action.dest.upper()
+
+    def _format_usage(self, usage: str | None, actions: Any, groups: Any, prefix: str | None) -> str:
+        if usage is not None:
+            return super()._format_usage(usage, actions, groups, prefix)
+        words = ["[options]"] if any(action.option_strings for action in actions) else []
+        words.extend(
+            self._format_args(action, self._get_default_metavar_for_positional(action))
+            for action in actions
+            if not action.option_strings
+        )
+        return f"Usage: {self._prog} {' '.join(words)}\n\n"
+
+
+class Parser(argparse.ArgumentParser):
+    """Argument parser that takes `--long-option` and `--long_option`, and remembers what was written.
+
+    The namespace that `parse_args` returns tells `given` which destinations appeared on the command line, so that a
+    default that was written differs from one that was not.
+    """
+
+    def __init__(self, *words: Any, **settings: Any) -> None:
+        settings.setdefault("formatter_class", HelpFormatter)
+        super().__init__(*words, **settings)
+        for name, action in _ACTIONS.items():
+            self.register("action", name, action)
+
+    def add_argument(self, *flags: Any, **settings: Any) -> argparse.Action:
+        """Declare an argument under both spellings of its long flags."""
+        return super().add_argument(*_both_spellings(flags), **settings)
+
+    def add_argument_group(self, *words: Any, **settings: Any) -> "Group":
+        """Open a group of options that help shows together."""
+        group = Group(self, *words, **settings)
+        self._action_groups.append(group)
+        return group
+
+    def format_help(self) -> str:
+        """Return the help, coloured where standard output is a terminal."""
+        text = super().format_help()
+        if not colours_wanted(sys.stdout):
+            return text
+        text = _FLAG.sub(lambda match: paint(match[1], "flag", True), text)
+        return _HEADING.sub(lambda match: paint(match[1], "heading", True), text)
+
+    def error(self, message: str) -> Any:
+        """Print one line that says what is wrong and where help is, and end with status 2."""
+        stream = sys.stderr
+        said = paint("error:", "error", colours_wanted(stream))
+        self.exit(2, f"{self.prog}: {said} {message}\nRun `{self.prog} --help` for the options.\n")
+
+
+class Group(argparse._ArgumentGroup):
+    """Options that help shows under one heading."""
+
+    def add_argument(self, *flags: Any, **settings: Any) -> argparse.Action:
+        """Declare an argument under both spellings of its long flags."""
+        return super().add_argument(*_both_spellings(flags), **settings)
+
+
+def _both_spellings(flags: tuple[str, ...]) -> list[str]:
+    words: list[str] = []
+    for flag in flags:
+        for word in (flag, flag[:2] + flag[2:].replace("-", "_"), flag[:2] + flag[2:].replace("_", "-")):
+            if word not in words and (word == flag or flag.startswith("--")):
+                words.append(word)
+    return words

@@ -1,0 +1,111 @@
+"""The program `accel`: finds the command, reads its options, runs it, and turns errors into messages.
+
+Built-in commands are a static table, so that `accel --help` starts nothing; entry points are looked for only when the
+word is not one of them.
+"""
+
+import sys
+from collections.abc import Sequence
+from difflib import get_close_matches
+from importlib import import_module
+from typing import NamedTuple
+
+from accel_core.errors import AccelError, ConfigurationError
+from accel_launch._version import __version__
+from accel_launch.arguments import Parser
+from accel_launch.command import AnyCommand, resolve_runner
+from accel_launch.terminal import colours_wanted, paint
+
+__all__ = ["BUILT_IN", "build_parser", "find_command", "main"]
+
+
+class _Entry(NamedTuple):
+    topic: str
+    help: str
+    place: str | None
+
+
+BUILT_IN: dict[str, _Entry] = {
+    "launch": _Entry("Run", "Start a script on one or many processes.", "accel_launch.commands.launch"),
+    "env": _Entry("Look", "Show versions, devices and configuration, for a bug report.", "accel_launch.commands.env"),
+}
+"""Commands that come with accel-launch: topic in the help, one sentence, and the module that holds `COMMAND`."""
+
+
+def find_command(word: str) -> AnyCommand:
+    """Return a command by the word typed after `accel`.
+
+    Args:
+        word: Name of a built-in or contributed command; underscores count as dashes.
+
+    Returns:
+        The command, imported.
+
+    Raises:
+        ConfigurationError: Nobody offers such a command.
+    """
+    name = word.replace("_", "-")
+    entry = BUILT_IN.get(name)
+    if entry is not None and entry.place is not None:
+        command: AnyCommand = import_module(entry.place).COMMAND
+        return command
+    contributed = import_module("accel_launch.contributed")
+    found: AnyCommand | None = contributed.find(name)
+    if found is not None:
+        return found
+    known = sorted({*BUILT_IN, *contributed.commands()})
+    near = get_close_matches(name, known, n=1)
+    hint = f"Did you mean `accel {near[0]}`?" if near else "Run `accel --help` for the list."
+    raise ConfigurationError(f"There is no command `{word}`; known are {', '.join(known)}. {hint}")
+
+
+def build_parser(command: AnyCommand) -> Parser:
+    """Return the argument parser of a command.
+
+    Args:
+        command: A built-in or contributed command.
+    """
+    parser = Parser(prog=f"accel {command.name}", description=command.help, epilog=getattr(command, "epilog", None))
+    command.add_arguments(parser)
+    return parser
+
+
+def _overview() -> str:
+    colours = colours_wanted(sys.stdout)
+    lines = [f"{paint('Usage:', 'heading', colours)} accel COMMAND [options]", ""]
+    for topic in dict.fromkeys(entry.topic for entry in BUILT_IN.values()):
+        lines.append(paint(f"{topic}:", "heading", colours))
+        for name, entry in BUILT_IN.items():
+            if entry.topic == topic:
+                lines.append(f"  {paint(name.ljust(18), 'flag', colours)}{entry.help}")
+        lines.append("")
+    lines.append("`accel COMMAND --help` shows a command's options; other packages can add commands of their own.")
+    return "\n".join(lines)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run the program.
+
+    Args:
+        words: The words after `accel`; those of the process when None.
+
+    Returns:
+        The exit status: that of the command, 2 for wrong arguments or configuration, 1 for any other error of accel.
+    """
+    words = sys.argv[1:] if words is None else list(words)
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(_overview())
+        return 0 if words else 2
+    if words[0] in ("-V", "--version", "version"):
+        print(f"accel-launch {__version__}")
+        return 0
+    try:
+        command = find_command(words[0])
+        args = build_parser(command).parse_args(words[1:])
+        return resolve_runner(command)(args) or 0
+    except AccelError as error:
+        said = paint("error:", "error", colours_wanted(sys.stderr))
+        print(f"accel {words[0]}: {said} {error}", file=sys.stderr)
+        return 2 if isinstance(error, ConfigurationError) else 1
+    except BrokenPipeError:
+        return 141

@@ -1,0 +1,1 @@
+"""The commands that come with accel-launch, one file each."""

@@ -1,0 +1,62 @@
+"""`accel launch`: its options. What it does is in `accel_launch.commands.start`."""
+
+import argparse
+from collections.abc import Iterable
+from typing import Any
+
+from accel_launch.arguments import Parser
+from accel_launch.command import Command
+from accel_launch.settings.model import LAUNCH, Setting
+
+__all__ = ["COMMAND", "add_settings", "launch_command_parser"]
+
+
+def add_settings(parser: argparse.ArgumentParser, table: Iterable[Setting]) -> None:
+    """Declare settings as options, grouped by topic.
+
+    Args:
+        parser: An empty parser.
+        table: The settings.
+    """
+    groups: dict[str, Any] = {}
+    for setting in table:
+        if setting.topic not in groups:
+            groups[setting.topic] = parser.add_argument_group(setting.topic)
+        words: dict[str, Any] = {"dest": setting.key, "default": setting.default, "help": _help(setting)}
+        if setting.kind == "switch":
+            words["action"] = "store_true"
+        elif setting.kind == "off-switch":
+            words.update(action="store_const", const=False)
+        else:
+            words.update(action="append" if setting.kind == "append" else "store", type=setting.parse)
+            if setting.choices:
+                words["choices"] = setting.choices
+        groups[setting.topic].add_argument(*setting.words, **words)
+
+
+def _help(setting: Setting) -> str:
+    told = "" if setting.default in (None, False, "") or setting.kind != "value" else f" (default: {setting.default})"
+    return (setting.help + told).replace("%", "%%")
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_settings(parser, LAUNCH)
+    parser.add_argument("training_script", nargs="?", help="Python file to start; a module with -m.")
+    parser.add_argument("training_script_args", nargs=argparse.REMAINDER, help="Words for the script.")
+
+
+COMMAND = Command(
+    "launch",
+    "Start a script on one or many processes.",
+    _add_arguments,
+    "accel_launch.commands.start:launch",
+    "Settings come from flags, then the environment, then the configuration file, then defaults; --explain shows "
+    "who said what.",
+)
+
+
+def launch_command_parser() -> Parser:
+    """Return the parser of `accel launch`."""
+    parser = Parser(prog="accel launch", description=COMMAND.help, epilog=COMMAND.epilog)
+    _add_arguments(parser)
+    return parser

@@ -1,0 +1,1 @@
+"""Ways of starting processes, one file each, behind one small interface."""

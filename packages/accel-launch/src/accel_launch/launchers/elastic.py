@@ -1,0 +1,320 @@
+"""The torch part of launching: one elastic agent in this process, watched like a single command.
+
+Imported only when processes are about to start. On one machine the agent's own store is the meeting point of the
+ranks: it binds a free port itself and hands it on, so no port is ever chosen first and taken by somebody else in
+    between.
+"""
+
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+import torch.distributed.elastic.rendezvous.registry as rendezvous_registry
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, SignalException
+from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousParameters
+from torch.distributed.elastic.rendezvous.api import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousInfo,
+    RendezvousStoreInfo,
+    RendezvousTimeoutError,
+)
+
+from accel_core.errors import LaunchError
+from accel_launch.launchers.launcher import script_command
+from accel_launch.report import failure_record, report_failure
+from accel_launch.settings.layout import Layout, layout_of
+from accel_launch.settings.resolve import Settings
+from accel_launch.supervision.guard import RUN_VARIABLE, Guard, end_group, sweep
+from accel_launch.supervision.outcome import MemoryKills, endings, first_failure, shell_status
+from accel_launch.supervision.run import PATIENCE, SIGNALS, marks
+from accel_launch.supervision.streams import RankLog, Streams
+from accel_launch.supervision.watchdog import VARIABLES, Watchdog
+
+__all__ = ["run_elastic"]
+
+_GRACE = 5.0
+"""Seconds that the other ranks have to end by themselves once one has failed."""
+
+
+class _LocalRendezvous(RendezvousHandler):
+    """Meeting point of one machine: a store on a port that the system chose."""
+
+    def __init__(self, run_id: str, port: int) -> None:
+        self._run_id = run_id
+        self._round = 0
+        try:
+            self._store = dist.TCPStore("127.0.0.1", port, None, True, timedelta(seconds=300), False)
+        except RuntimeError as error:
+            raise LaunchError(
+                f"The processes cannot meet on port {port}; the system says: {str(error).splitlines()[0]}. Say another "
+                "--main-process-port, or none to get a free one."
+            ) from None
+
+    @property
+    def use_agent_store(self) -> bool:
+        return True
+
+    def get_backend(self) -> str:
+        return "local"
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        self._round += 1
+        store = dist.PrefixStore(f"{self._run_id}/{self._round}", self._store)
+        return RendezvousInfo(store, 0, 1, RendezvousStoreInfo("127.0.0.1", self._store.port))
+
+    def is_closed(self) -> bool:
+        return False
+
+    def set_closed(self) -> None:
+        return None
+
+    def num_nodes_waiting(self) -> int:
+        return 0
+
+    def get_run_id(self) -> str:
+        return self._run_id
+
+    def shutdown(self) -> bool:
+        return True
+
+
+class _FollowedStreams(LogsSpecs):
+    """Gives every rank the streams that the launcher reads."""
+
+    def __init__(self, streams: Streams, settings: Settings, variables: Mapping[str, str], folder: str) -> None:
+        super().__init__()
+        self._streams = streams
+        self._settings = settings
+        self._variables = variables
+        self._folder = folder
+
+    @property
+    def root_log_dir(self) -> str:
+        return self._folder
+
+    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+        paths: dict[str, dict[int, str]] = {"stdout": {}, "stderr": {}}
+        for local_rank, variables in envs.items():
+            rank = int(variables["RANK"])
+            variables.update(self._variables)
+            log = self._streams.add_rank(rank, local_rank)
+            wanted = marks(self._settings, local_rank)
+            for stream, chosen in paths.items():
+                follow = stream in wanted
+                chosen[local_rank] = self._streams.follow(log, stream, mark=wanted[stream]).child_path if follow else ""
+        return LogsDest(paths["stdout"], paths["stderr"], {}, {}, dict.fromkeys(envs, ""))
+
+
+class _Agent(LocalElasticAgent):
+    """torch's agent, telling the launcher about every process that it starts."""
+
+    def __init__(self, run: "_Run", spec: WorkerSpec, logs_specs: LogsSpecs) -> None:
+        super().__init__(spec, logs_specs, shutdown_timeout=int(PATIENCE))
+        self._run = run
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        self._run.attempt = worker_group.spec.max_restarts - self._remaining_restarts
+        self._run.failed.clear()
+        pids: dict[int, Any] = super()._start_workers(worker_group)
+        for worker in worker_group.workers:
+            self._run.started(worker.global_rank, pids[worker.local_rank])
+        return pids
+
+    def statuses(self) -> dict[int, int]:
+        """Return how each rank of this machine ended: its exit code, or minus a signal."""
+        handlers = getattr(self._pcontext, "subprocess_handlers", {})
+        return {
+            worker.global_rank: handlers[worker.local_rank].proc.returncode
+            for worker in self._worker_group.workers
+            if worker.local_rank in handlers and handlers[worker.local_rank].proc.returncode is not None
+        }
+
+
+class _Run:
+    """One launch: what is known about it while it runs and what is said when it ends."""
+
+    def __init__(self, settings: Settings, run_id: str) -> None:
+        self.settings = settings
+        self.run_id = run_id
+        self.attempt = 0
+        self.failed: set[int] = set()
+        self.reasons: list[str] = []
+        self.log_dir = Path(settings["log_dir"]) if settings["log_dir"] else None
+        self.streams = Streams(self.log_dir, on_end=self._ended)
+        self.memory = MemoryKills()
+        self.guard = Guard(run_id)
+        self._began = time.monotonic()
+        self._killer: threading.Timer | None = None
+
+    def started(self, rank: int, pid: int) -> None:
+        """Note that a rank's process runs."""
+        self.guard.watch(pid)
+        self.streams.started(self.streams.ranks[rank], pid)
+
+    def _ended(self, log: RankLog) -> None:
+        try:
+            seen = os.waitid(os.P_PID, log.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return
+        if seen is None or seen.si_status == 0 or self.failed:
+            return
+        self.failed.add(log.rank)
+        self._killer = threading.Timer(_GRACE, self._kill_rest, [list(self.streams.ranks.values())])
+        self._killer.daemon = True
+        self._killer.start()
+
+    @staticmethod
+    def _kill_rest(logs: list[RankLog]) -> None:
+        for log in logs:
+            if log.pid and log.ended_at is None:
+                end_group(log.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """Leave no process behind, and read what was printed last."""
+        if self._killer is not None:
+            self._killer.cancel()
+        for log in self.streams.ranks.values():
+            if log.pid:
+                end_group(log.pid, signal.SIGTERM)
+        sweep(self.run_id)
+        self.streams.stop()
+        self.guard.release()
+
+    def report(self, statuses: Mapping[int, int], command: list[str], said: signal.Signals | None) -> int:
+        """Write the record of a failure, tell a person, and return the exit status."""
+        if said is not None:
+            self.reasons.append(said.name)
+        logs = {rank: log for rank, log in self.streams.ranks.items() if rank in statuses}
+        raw = endings(logs, statuses, [], self.memory)
+        first = first_failure(raw)
+        stopped = [
+            ending.rank
+            for ending in raw
+            if self.reasons or (first is not None and ending.rank != first.rank and ending.status in _OURS)
+        ]
+        ended = endings(logs, statuses, stopped, self.memory)
+        reason = self.reasons[0] if self.reasons else "failure"
+        record = failure_record(
+            ended,
+            run_id=self.run_id,
+            command=command,
+            seconds=time.monotonic() - self._began,
+            reason=reason,
+            attempt=self.attempt,
+        )
+        report_failure(ended, logs, record, log_dir=self.log_dir, quiet=bool(self.settings["quiet"]))
+        if said is not None:
+            return shell_status(-said)
+        if reason == "watchdog":
+            return shell_status(-signal.SIGABRT)
+        return shell_status(first.status) if first is not None else 1
+
+
+_OURS = (-signal.SIGTERM, -signal.SIGKILL)
+
+
+def run_elastic(settings: Settings, environment: Mapping[str, str]) -> int:
+    """Start this machine's processes, see them through, and report a failure.
+
+    Args:
+        settings: Settings of the run.
+        environment: Variables that the processes get beyond what they inherit and their ranks.
+
+    Returns:
+        The exit status for the shell: that of the rank that failed first, 128 + N after signal N, 0 if all went well.
+
+    Raises:
+        LaunchError: The processes could not be started, or the machines did not find one another.
+    """
+    run_id = uuid.uuid4().hex
+    layout = layout_of(settings)
+    run = _Run(settings, run_id)
+    _hush(bool(settings["debug"]))
+    variables = {**environment, RUN_VARIABLE: run_id}
+    if settings["watchdog"]:
+        variables.update(VARIABLES)
+    command = script_command(settings)
+    if not settings["no_python"]:
+        command.insert(1, "-u")
+    result: RunResult | None = None
+    said: signal.Signals | None = None
+    agent: _Agent | None = None
+    dog: Watchdog | None = None
+    try:
+        spec = WorkerSpec(
+            role=str(settings["role"]),
+            local_world_size=layout.per_machine,
+            entrypoint=command[0],
+            args=tuple(command[1:]),
+            rdzv_handler=_rendezvous(settings, layout, run_id),
+            max_restarts=int(settings["max_restarts"]),
+            monitor_interval=float(settings["monitor_interval"]),
+            local_addr="127.0.0.1" if layout.machines == 1 else None,
+        )
+        os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ",".join(number.name for number in SIGNALS)
+        agent = _Agent(run, spec, _FollowedStreams(run.streams, settings, variables, str(run.log_dir or "")))
+        if settings["watchdog"]:
+            dog = Watchdog(
+                float(settings["watchdog"]), run.streams.ranks.values, lambda: run.reasons.append("watchdog")
+            )
+        result = agent.run(spec.role)
+    except SignalException as signalled:
+        said = signal.Signals(signalled.sigval)
+    except (RendezvousTimeoutError, RendezvousConnectionError, RendezvousClosedError) as error:
+        raise LaunchError(
+            f"The machines did not find one another; the rendezvous says: {error}. Check --main-process-ip, "
+            "--main-process-port and that every machine was started."
+        ) from None
+    finally:
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+        if dog is not None:
+            dog.stop()
+        run.close()
+    sys.stdout.flush()
+    if said is None and result is not None and not result.is_failed():
+        return 0
+    return run.report(agent.statuses() if agent is not None else {}, command, said)
+
+
+def _rendezvous(settings: Settings, layout: Layout, run_id: str) -> RendezvousHandler:
+    if layout.machines == 1:
+        return _LocalRendezvous(run_id, int(settings["main_process_port"] or 0))
+    configuration: dict[str, Any] = dict(
+        part.partition("=")[::2] for part in str(settings["rdzv_conf"]).split(",") if part.strip()
+    )
+    configuration.setdefault("rank", layout.machine_rank)
+    if settings["rdzv_backend"] == "c10d" and settings.explicit("machine_rank"):
+        configuration.setdefault("is_host", str(layout.machine_rank == 0))
+    configuration.setdefault("timeout", 900)
+    parameters = RendezvousParameters(
+        backend=str(settings["rdzv_backend"]),
+        endpoint=f"{settings['main_process_ip']}:{settings['main_process_port']}",
+        run_id=str(settings["rdzv_id"] or "accel"),
+        min_nodes=layout.fewest_machines,
+        max_nodes=layout.machines,
+        local_addr=None,
+        **configuration,
+    )
+    return rendezvous_registry.get_rendezvous_handler(parameters)
+
+
+def _hush(talk: bool) -> None:
+    level = logging.INFO if talk else logging.CRITICAL
+    for name in ("torch.distributed.elastic", "torch.distributed.launcher"):
+        logging.getLogger(name).setLevel(level)
+    for name in list(logging.root.manager.loggerDict):
+        if name.startswith("torch.distributed.elastic"):
+            logging.getLogger(name).setLevel(level)

@@ -1,0 +1,57 @@
+"""What a launcher is."""
+
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+
+from accel_launch.settings.child import child_environment
+from accel_launch.settings.resolve import Settings
+from accel_launch.supervision.run import supervise
+
+__all__ = ["Launcher", "script_command"]
+
+
+def script_command(settings: Settings) -> list[str]:
+    """Return the command line of the script itself, as one process gets it.
+
+    Args:
+        settings: Settings of the run; its script must be set.
+    """
+    script = str(settings.script)
+    if settings["no_python"]:
+        return [script, *settings.arguments]
+    return [sys.executable, *(["-m"] if settings["module"] else []), script, *settings.arguments]
+
+
+class Launcher(ABC):
+    """A way of starting the processes of a run.
+
+    The launcher is asked in this order: `claims` for every launcher until one answers yes; then `command` and `environ`
+    for what is shown by `--dry-run`; then `run`. A third party offers a launcher under the entry-point group
+    `accel.launchers`: a class, or any object made without arguments, with these methods.
+    """
+
+    name: str = ""
+
+    @abstractmethod
+    def claims(self, settings: Settings) -> bool:
+        """Tell whether this launcher is the one for these settings."""
+
+    @abstractmethod
+    def command(self, settings: Settings) -> list[str]:
+        """Return the command line that starts this machine's part of the run."""
+
+    def environ(self, settings: Settings) -> Mapping[str, str]:
+        """Return the variables that the processes get beyond what they inherit."""
+        return child_environment(settings)
+
+    def run(self, settings: Settings) -> int:
+        """Start the run, wait for it, report a failure, and leave no process behind.
+
+        Args:
+            settings: Settings of the run.
+
+        Returns:
+            The exit status for the shell.
+        """
+        return supervise(self.command(settings), {**settings.inherited, **self.environ(settings)}, settings)

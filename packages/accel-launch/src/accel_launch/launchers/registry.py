@@ -1,0 +1,48 @@
+"""Finds the launcher for a run: those of third parties are asked first, then the built-in ones in a written order."""
+
+from importlib import import_module
+from importlib.metadata import entry_points
+
+from accel_core.errors import ConfigurationError
+from accel_launch.launchers.launcher import Launcher
+from accel_launch.settings.resolve import Settings
+
+__all__ = ["BUILT_IN", "ENTRY_POINT_GROUP", "choose"]
+
+ENTRY_POINT_GROUP = "accel.launchers"
+"""Entry-point group under which other distributions offer launchers."""
+
+BUILT_IN = (
+    "accel_launch.launchers.torchrun:TorchrunLauncher",
+    "accel_launch.launchers.simple:SimpleLauncher",
+)
+"""Launchers that come with accel-launch; the first that claims the run starts it."""
+
+
+def choose(settings: Settings) -> Launcher:
+    """Return the launcher that claims a run.
+
+    Args:
+        settings: Settings of the run.
+
+    Returns:
+        The launcher.
+
+    Raises:
+        ConfigurationError: Launchers of two third parties claim it.
+    """
+    offered = [point.load()() for point in entry_points(group=ENTRY_POINT_GROUP)]
+    claimants: list[Launcher] = [launcher for launcher in offered if launcher.claims(settings)]
+    if len(claimants) > 1:
+        raise ConfigurationError(
+            f"Several launchers claim this run; found {', '.join(launcher.name for launcher in claimants)}. "
+            "Uninstall all but one of the packages that offer them."
+        )
+    if claimants:
+        return claimants[0]
+    for place in BUILT_IN:
+        module, _, name = place.partition(":")
+        launcher: Launcher = getattr(import_module(module), name)()
+        if launcher.claims(settings):
+            return launcher
+    raise AssertionError("the simple launcher claims every run")

@@ -1,0 +1,20 @@
+"""One process, started without torch."""
+
+from accel_launch.launchers.launcher import Launcher, script_command
+from accel_launch.settings.resolve import Settings
+
+__all__ = ["SimpleLauncher"]
+
+
+class SimpleLauncher(Launcher):
+    """One process on this machine."""
+
+    name = "simple"
+
+    def claims(self, settings: Settings) -> bool:  # noqa: ARG002
+        """Take whatever nobody else took."""
+        return True
+
+    def command(self, settings: Settings) -> list[str]:
+        """Return the script's own command line."""
+        return script_command(settings)

@@ -1,0 +1,45 @@
+"""Many processes, or many machines, on torch's elastic agent."""
+
+import sys
+from importlib import import_module
+
+from accel_launch.launchers.launcher import Launcher
+from accel_launch.settings.layout import layout_of
+from accel_launch.settings.resolve import Settings
+
+__all__ = ["TorchrunLauncher"]
+
+
+class TorchrunLauncher(Launcher):
+    """As many processes as asked for, on this machine and on others."""
+
+    name = "torchrun"
+
+    def claims(self, settings: Settings) -> bool:
+        """Take every run of several processes or machines, and the engines that want a process group even for one."""
+        layout = layout_of(settings)
+        return layout.processes > 1 or layout.machines > 1 or bool(settings["max_restarts"])
+
+    def command(self, settings: Settings) -> list[str]:
+        """Return the equivalent command line of torchrun; `run` does the same in this process."""
+        layout = layout_of(settings)
+        words = [
+            sys.executable, "-m", "torch.distributed.run",
+            f"--nnodes={layout.nnodes}", f"--nproc-per-node={layout.per_machine}",
+        ]  # fmt: skip
+        if layout.machines > 1:
+            words += [f"--node-rank={layout.machine_rank}", f"--rdzv-backend={settings['rdzv_backend']}"]
+            words += [f"--rdzv-endpoint={settings['main_process_ip']}:{settings['main_process_port']}"]
+        else:
+            words += ["--standalone"]
+        if settings["max_restarts"]:
+            words += [f"--max-restarts={settings['max_restarts']}"]
+        if settings["module"]:
+            words += ["--module"]
+        if settings["no_python"]:
+            words += ["--no-python"]
+        return [*words, str(settings.script), *settings.arguments]
+
+    def run(self, settings: Settings) -> int:
+        """Start the processes under torch's elastic agent, which is imported here for the first time."""
+        return int(import_module("accel_launch.launchers.elastic").run_elastic(settings, dict(self.environ(settings))))

@@ -1,0 +1,48 @@
+"""Counts accelerators without torch, from what the driver shows in the file system."""
+
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+__all__ = ["count_gpus"]
+
+
+def count_gpus(environment: Mapping[str, str], gpu_ids: str | None = None) -> int:
+    """Count the NVIDIA and AMD GPUs that processes started here would see.
+
+    Args:
+        environment: Variables that the processes inherit.
+        gpu_ids: GPUs asked for, as numbers between commas; None or "all" for every one.
+
+    Returns:
+        Number of GPUs; those named by `gpu_ids` or `CUDA_VISIBLE_DEVICES` where one says so.
+    """
+    present = _present()
+    named = gpu_ids if gpu_ids not in (None, "", "all") else environment.get("CUDA_VISIBLE_DEVICES")
+    if named is None or present == 0:
+        return present
+    return len([word for word in named.split(",") if word.strip() and word.strip() != "-1"])
+
+
+def _present() -> int:
+    nvidia = Path("/proc/driver/nvidia/gpus")
+    if nvidia.is_dir():
+        return len(list(nvidia.iterdir()))
+    nodes = Path("/sys/class/kfd/kfd/topology/nodes")
+    if nodes.is_dir():
+        return sum(_has_compute_units(node) for node in nodes.iterdir())
+    if Path("/dev/dxg").exists() or list(Path("/dev").glob("nvidia[0-9]*")):
+        try:
+            listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=10, check=False)
+        except (OSError, subprocess.TimeoutExpired):
+            return 0
+        return sum(line.startswith("GPU ") for line in listed.stdout.splitlines())
+    return 0
+
+
+def _has_compute_units(node: Path) -> bool:
+    try:
+        properties = (node / "properties").read_text()
+    except OSError:
+        return False
+    return any(line.startswith("simd_count ") and line.split()[1] != "0" for line in properties.splitlines())

@@ -1,0 +1,32 @@
+"""The one reader of the environment in accel-launch."""
+
+from collections.abc import Mapping
+
+from accel_core.host import environ
+
+__all__ = ["snapshot", "text", "wants_colours"]
+
+text = environ.text
+"""Return an environment variable as text, or a default."""
+
+
+def snapshot() -> Mapping[str, str]:
+    """Return a copy of the whole environment, as the processes that are started inherit it."""
+    return environ.snapshot()
+
+
+def wants_colours(terminal: bool) -> bool:
+    """Tell whether output may carry colours.
+
+    Args:
+        terminal: Whether it goes to a terminal.
+
+    Returns:
+        False under `NO_COLOR` (https://no-color.org), else True under `FORCE_COLOR`, else True on a terminal that is
+        not a dumb one.
+    """
+    if text("NO_COLOR"):
+        return False
+    if text("FORCE_COLOR"):
+        return True
+    return terminal and text("TERM") != "dumb"

@@ -1,0 +1,339 @@
+"""What a setting is, and the settings that every launch has.
+
+One row per setting says how it is written on the command line, in a configuration file and in the environment. Rows of
+the training engines come from the option tables of accel-core (`accel_launch.settings.engines`).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from accel_core.options.option import boolean
+
+__all__ = ["HARDWARE", "LAUNCH", "Setting"]
+
+Kind = Literal["value", "switch", "off-switch", "append"]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One thing about a run that can be said in four places.
+
+    Attributes:
+        key: Name in the parsed arguments.
+        topic: Heading of the help under which it stands.
+        help: One sentence.
+        parse: Turns text into the value; raises ValueError for text that it cannot read.
+        default: Value where nobody says anything.
+        choices: Values allowed, empty where any is.
+        kind: A value, a switch that is on when written, one that is off when written, or a value that may be repeated.
+        flags: Flags other than `--key`; they come first.
+        named: Whether `--key` itself is a flag.
+        path: Keys that lead to it in a configuration file, empty where a file cannot say it.
+        environment: Variable that says it to the launcher, empty where none does.
+        kept: Whether the child environment carries `environment` too.
+    """
+
+    key: str
+    topic: str
+    help: str
+    parse: Callable[[str], Any] = str
+    default: Any = None
+    choices: tuple[Any, ...] = ()
+    kind: Kind = "value"
+    flags: tuple[str, ...] = ()
+    named: bool = True
+    path: tuple[str, ...] = ()
+    environment: str = ""
+    kept: bool = False
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Return the flags in the spelling with dashes."""
+        return (*self.flags, f"--{self.key.replace('_', '-')}") if self.named else self.flags
+
+    @property
+    def yes_or_no(self) -> bool:
+        """Return whether the value is a truth value."""
+        return self.kind in ("switch", "off-switch") or self.parse is boolean
+
+
+HARDWARE = "Hardware"
+PROCESSES = "Processes and machines"
+TRAINING = "Training"
+SCRIPT = "Script"
+OUTPUT = "Output and errors"
+ELASTIC = "Rendezvous and restarts"
+LOOK = "Look before starting"
+TPU = "TPU"
+MPI = "MPI"
+SAGEMAKER = "SageMaker"
+
+
+def _switch(key: str, topic: str, help: str, *path: str, environment: str = "", **rest: Any) -> Setting:
+    return Setting(
+        key, topic, help, boolean, rest.pop("default", False), kind="switch", path=path, environment=environment, **rest
+    )
+
+
+LAUNCH: tuple[Setting, ...] = (
+    _switch("cpu", HARDWARE, "Train on the CPU.", "use_cpu", environment="ACCELERATE_USE_CPU"),
+    _switch("multi_gpu", HARDWARE, "Start one process per GPU.", environment="ACCEL_MULTI_GPU"),
+    _switch("tpu", HARDWARE, "Train on a TPU through torch-xla.", environment="ACCEL_TPU"),
+    _switch("use_deepspeed", HARDWARE, "Train with DeepSpeed.", environment="ACCELERATE_USE_DEEPSPEED"),
+    _switch("use_fsdp", HARDWARE, "Shard the model with FSDP.", environment="ACCELERATE_USE_FSDP"),
+    _switch(
+        "use_parallelism_config",
+        HARDWARE,
+        "Lay the ranks out on several mesh axes.",
+        environment="ACCELERATE_USE_PARALLELISM_CONFIG",
+    ),
+    _switch("use_megatron_lm", HARDWARE, "Train with Megatron-LM.", environment="ACCELERATE_USE_MEGATRON_LM"),
+    Setting(
+        "gpu_ids",
+        HARDWARE,
+        "GPUs to use, as numbers between commas, or `all`.",
+        path=("gpu_ids",),
+        environment="ACCEL_GPU_IDS",
+    ),
+    Setting(
+        "num_processes",
+        PROCESSES,
+        "Processes over all machines.",
+        int,
+        path=("num_processes",),
+        environment="ACCEL_NUM_PROCESSES",
+        flags=("-n",),
+    ),
+    Setting(
+        "nproc_per_node",
+        PROCESSES,
+        "Processes on each machine; says more directly what --num-processes says in total.",
+        int,
+        environment="ACCEL_NPROC_PER_NODE",
+    ),
+    Setting(
+        "num_machines",
+        PROCESSES,
+        "Machines that take part.",
+        int,
+        1,
+        path=("num_machines",),
+        environment="ACCEL_NUM_MACHINES",
+    ),
+    Setting(
+        "nnodes",
+        PROCESSES,
+        "Machines that take part, or MIN:MAX for a run that goes on while machines come and go.",
+        environment="ACCEL_NNODES",
+    ),
+    Setting(
+        "machine_rank",
+        PROCESSES,
+        "Number of this machine, from 0.",
+        int,
+        path=("machine_rank",),
+        environment="ACCEL_MACHINE_RANK",
+    ),
+    Setting(
+        "main_process_ip",
+        PROCESSES,
+        "Address of the machine with rank 0.",
+        path=("main_process_ip",),
+        environment="ACCEL_MAIN_PROCESS_IP",
+    ),
+    Setting(
+        "main_process_port",
+        PROCESSES,
+        "Port of rank 0; a free one on a single machine when not said, or 0.",
+        int,
+        path=("main_process_port",),
+        environment="ACCEL_MAIN_PROCESS_PORT",
+    ),
+    _switch(
+        "same_network",
+        PROCESSES,
+        "All machines share one local network.",
+        "same_network",
+        environment="ACCEL_SAME_NETWORK",
+    ),
+    Setting(
+        "num_cpu_threads_per_process",
+        PROCESSES,
+        "Threads that each process computes with.",
+        int,
+        path=("num_cpu_threads_per_process",),
+        environment="OMP_NUM_THREADS",
+        kept=True,
+    ),
+    _switch(
+        "enable_cpu_affinity",
+        PROCESSES,
+        "Bind each process to the cores near its GPU.",
+        "enable_cpu_affinity",
+        environment="ACCELERATE_CPU_AFFINITY",
+    ),
+    Setting(
+        "mixed_precision",
+        TRAINING,
+        "Precision of the computation.",
+        default=None,
+        choices=("no", "fp16", "bf16", "fp8"),
+        path=("mixed_precision",),
+        environment="ACCELERATE_MIXED_PRECISION",
+        kept=True,
+    ),
+    Setting(
+        "gradient_accumulation_steps",
+        TRAINING,
+        "Batches per optimizer step under DeepSpeed; elsewhere the script says it.",
+        int,
+        path=("deepspeed_config", "gradient_accumulation_steps"),
+        environment="ACCELERATE_GRADIENT_ACCUMULATION_STEPS",
+    ),
+    Setting(
+        "config_file",
+        SCRIPT,
+        "Configuration file to read instead of the default one.",
+        environment="ACCEL_CONFIG_FILE",
+    ),
+    Setting(
+        "module",
+        SCRIPT,
+        "The script is a module, as in `python -m`.",
+        boolean,
+        kind="switch",
+        flags=("-m",),
+    ),
+    Setting("no_python", SCRIPT, "The script is a program, not a Python file.", boolean, kind="switch"),
+    Setting(
+        "main_training_function",
+        SCRIPT,
+        "Function of the script that each TPU process runs.",
+        path=("main_training_function",),
+        environment="ACCEL_MAIN_TRAINING_FUNCTION",
+    ),
+    Setting(
+        "quiet",
+        OUTPUT,
+        "Print no report when a process fails, only what the processes print.",
+        boolean,
+        kind="switch",
+        flags=("-q",),
+    ),
+    Setting(
+        "debug",
+        OUTPUT,
+        "Check shapes and operations across ranks, and show what the launcher does.",
+        boolean,
+        kind="switch",
+        path=("debug",),
+        environment="ACCELERATE_DEBUG_MODE",
+    ),
+    Setting(
+        "tee",
+        OUTPUT,
+        "Mark lines with their rank: 1 output, 2 errors, 3 both, or 0:3,1:2 by local rank.",
+        default="0",
+        flags=("-t",),
+        environment="ACCEL_TEE",
+    ),
+    Setting(
+        "log_dir",
+        OUTPUT,
+        "Folder that keeps the output of every rank and the record of a failure.",
+        environment="ACCEL_LOG_DIR",
+    ),
+    Setting(
+        "watchdog",
+        OUTPUT,
+        "Seconds without progress on any rank after which stacks are shown and the run ends.",
+        float,
+        environment="ACCEL_WATCHDOG",
+    ),
+    Setting("role", ELASTIC, "Name of the group of processes.", default="default", environment="ACCEL_ROLE"),
+    Setting(
+        "rdzv_backend",
+        ELASTIC,
+        "How machines find one another: static, c10d, etcd.",
+        default="static",
+        path=("rdzv_backend",),
+        environment="ACCEL_RDZV_BACKEND",
+    ),
+    Setting(
+        "rdzv_conf",
+        ELASTIC,
+        "Details of the rendezvous, as KEY=VALUE between commas.",
+        default="",
+        environment="ACCEL_RDZV_CONF",
+    ),
+    Setting(
+        "rdzv_id",
+        ELASTIC,
+        "Name of the run; the same on every machine.",
+        environment="ACCEL_RDZV_ID",
+    ),
+    Setting(
+        "max_restarts",
+        ELASTIC,
+        "How often the processes are started again after a failure.",
+        int,
+        0,
+        environment="ACCEL_MAX_RESTARTS",
+    ),
+    Setting(
+        "monitor_interval",
+        ELASTIC,
+        "Seconds between looks at the processes.",
+        float,
+        0.1,
+        environment="ACCEL_MONITOR_INTERVAL",
+    ),
+    _switch("explain", LOOK, "Print every setting and who said it, and start nothing."),
+    _switch("dry_run", LOOK, "Print commands, environment and layout of every machine, and start nothing."),
+    _switch("json", LOOK, "Print --explain and --dry-run as JSON."),
+    Setting(
+        "tpu_use_cluster",
+        TPU,
+        "Use every machine of a TPU pod.",
+        boolean,
+        False,
+        kind="switch",
+        named=False,
+        flags=("--tpu-cluster",),
+        path=("tpu_use_cluster",),
+        environment="ACCEL_TPU_USE_CLUSTER",
+    ),
+    Setting(
+        "tpu_use_cluster",
+        TPU,
+        "Use this machine alone.",
+        boolean,
+        True,
+        kind="off-switch",
+        named=False,
+        flags=("--no-tpu-cluster",),
+    ),
+    _switch(
+        "tpu_use_sudo",
+        TPU,
+        "Start the script with sudo on the TPU machines.",
+        "tpu_use_sudo",
+        environment="ACCEL_TPU_USE_SUDO",
+    ),
+    Setting("vm", TPU, "A machine of the pod; may be repeated.", kind="append", path=("tpu_vm",)),
+    Setting("env", TPU, "NAME=VALUE for the machines of the pod; may be repeated.", kind="append", path=("tpu_env",)),
+    _switch(
+        "downcast_bf16", TPU, "Compute in bf16 what asks for float.", "downcast_bf16", environment="ACCEL_DOWNCAST_BF16"
+    ),
+    Setting(
+        "mpirun_hostfile",
+        MPI,
+        "Hosts of an MPI run, one per line; starts the processes with mpirun.",
+        path=("mpirun_config", "mpirun_hostfile"),
+        environment="ACCEL_MPIRUN_HOSTFILE",
+    ),
+    Setting("aws_access_key_id", SAGEMAKER, "Key that may start SageMaker jobs.", environment="AWS_ACCESS_KEY_ID"),
+    Setting("aws_secret_access_key", SAGEMAKER, "Secret of that key.", environment="AWS_SECRET_ACCESS_KEY"),
+)
+"""Settings of every launch, in the order of the help."""

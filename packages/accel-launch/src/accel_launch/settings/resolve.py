@@ -1,0 +1,150 @@
+"""One resolver: flag over environment over file over default, for every setting, with a record of who said it."""
+
+import argparse
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from accel_core.errors import ConfigurationError
+from accel_launch.arguments import given
+from accel_launch.settings.model import Setting
+
+__all__ = ["ORIGINS", "Said", "Settings", "resolve"]
+
+ORIGINS = ("flag", "environment", "cluster", "file", "default")
+"""Who can say a setting, the strongest first; `cluster` is what a scheduler's own variables mean."""
+
+
+@dataclass(frozen=True)
+class Said:
+    """The value of a setting and who said it.
+
+    Attributes:
+        value: The value, parsed.
+        origin: One of `ORIGINS`.
+        where: The flag, the variable, the file and line, or a few words.
+        over: What weaker sources said, the strongest first.
+    """
+
+    value: Any
+    origin: str
+    where: str
+    over: tuple["Said", ...] = ()
+
+
+@dataclass(frozen=True)
+class Settings(Mapping[str, Any]):
+    """The settings of a run, each with its origin.
+
+    Attributes:
+        said: Value and origin by key.
+        script: The script, module or program to start, or None where only a look was asked for.
+        arguments: Words after the script.
+        inherited: Environment that the launcher itself runs in.
+        file: Configuration file that was read, or None.
+    """
+
+    said: Mapping[str, Said]
+    script: str | None = None
+    arguments: tuple[str, ...] = ()
+    inherited: Mapping[str, str] = field(default_factory=dict)
+    file: str | None = None
+
+    def __getitem__(self, key: str) -> Any:
+        """Return the value of a setting."""
+        return self.said[key].value
+
+    def __iter__(self) -> Iterator[str]:
+        """Walk over the keys."""
+        return iter(self.said)
+
+    def __len__(self) -> int:
+        """Return the number of settings."""
+        return len(self.said)
+
+    def explicit(self, key: str) -> bool:
+        """Tell whether anybody said the setting, so that it is not merely a default.
+
+        Args:
+            key: Name of the setting.
+        """
+        return self.said[key].origin != "default"
+
+
+def resolve(
+    table: Iterable[Setting],
+    args: argparse.Namespace,
+    *,
+    environment: Mapping[str, str],
+    cluster: Mapping[str, Said] | None = None,
+    file: Mapping[str, Said] | None = None,
+) -> dict[str, Said]:
+    """Decide every setting.
+
+    Args:
+        table: The settings.
+        args: Parsed command line.
+        environment: Variables that the launcher runs in.
+        cluster: What a scheduler's variables mean, by key.
+        file: What the configuration file says, by key.
+
+    Returns:
+        Value and origin by key, for every key of the table.
+
+    Raises:
+        ConfigurationError: A variable holds something that cannot be read or is not allowed.
+    """
+    written = given(args)
+    decided: dict[str, Said] = {}
+    for setting in table:
+        if setting.key in decided:
+            continue
+        sources: list[Said] = []
+        if setting.key in written:
+            sources.append(Said(getattr(args, setting.key), "flag", setting.words[-1]))
+        text = environment.get(setting.environment, "") if setting.environment else ""
+        if text != "":
+            sources.append(
+                Said(read(setting, text, f"the variable {setting.environment}"), "environment", setting.environment)
+            )
+        sources.extend(source[setting.key] for source in (cluster, file) if source and setting.key in source)
+        sources.append(Said(setting.default, "default", "default"))
+        first = sources[0]
+        decided[setting.key] = Said(first.value, first.origin, first.where, tuple(sources[1:]))
+    return decided
+
+
+def read(setting: Setting, text: str, where: str) -> Any:
+    """Turn what was written into the value of a setting.
+
+    Args:
+        setting: The setting.
+        text: What was written.
+        where: Where, for the message.
+
+    Returns:
+        The value, checked against the choices.
+
+    Raises:
+        ConfigurationError: It cannot be read, or is not allowed.
+    """
+    try:
+        value = setting.parse(text)
+    except ValueError:
+        raise ConfigurationError(
+            f"--{setting.key.replace('_', '-')} cannot be read; {where} says {text!r}. Give it {_wanted(setting)}."
+        ) from None
+    if setting.choices and value not in setting.choices:
+        raise ConfigurationError(
+            f"--{setting.key.replace('_', '-')} cannot be {text!r}, as {where} says. Use one of "
+            f"{', '.join(map(str, setting.choices))}."
+        )
+    return value
+
+
+def _wanted(setting: Setting) -> str:
+    if setting.yes_or_no:
+        return "yes or no"
+    if setting.parse is int:
+        return "a whole number"
+    return "a number" if setting.parse is float else "another value"

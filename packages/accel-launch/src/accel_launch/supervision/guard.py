@@ -1,0 +1,159 @@
+"""A guard that outlives the launcher: whatever ends the launcher, its processes end too.
+
+The guard is a forked process that holds the reading end of a pipe and the list of processes. When the launcher ends,
+even by SIGKILL, the kernel closes the pipe and the guard ends every process that is still there. Processes are known
+by the group that they lead and by a variable in their environment, which children of children inherit.
+"""
+
+import contextlib
+import os
+import select
+import signal
+import time
+from pathlib import Path
+
+__all__ = ["RUN_VARIABLE", "Guard", "alive", "end_group", "stragglers", "sweep"]
+
+RUN_VARIABLE = "ACCEL_RUN_ID"
+"""Variable that marks every process of one run."""
+
+
+def alive(pid: int) -> bool:
+    """Tell whether a process exists and is not a zombie.
+
+    Args:
+        pid: Process id.
+    """
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return False
+    return state not in ("Z", "X")
+
+
+def stragglers(run_id: str) -> list[int]:
+    """Return the processes of a run that are still there, by the variable in their environment.
+
+    Args:
+        run_id: Value of `RUN_VARIABLE`.
+
+    Returns:
+        Process ids, this process excepted.
+    """
+    mark = f"{RUN_VARIABLE}={run_id}".encode()
+    found = []
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdigit() or int(folder.name) == os.getpid():
+            continue
+        try:
+            variables = (folder / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if mark in variables and alive(int(folder.name)):
+            found.append(int(folder.name))
+    return found
+
+
+def end_group(pid: int, number: signal.Signals) -> None:
+    """Send a signal to a process and to the group that it leads.
+
+    Args:
+        pid: Process id.
+        number: The signal.
+    """
+    for send in (os.killpg, os.kill):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            send(pid, number)
+
+
+def sweep(run_id: str, *, patience: float = 2.0) -> list[int]:
+    """End what is left of a run: SIGTERM first, SIGKILL after a while.
+
+    Args:
+        run_id: Value of `RUN_VARIABLE`.
+        patience: Seconds between the two signals.
+
+    Returns:
+        The processes that were found.
+    """
+    left = stragglers(run_id)
+    if not left:
+        return []
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, number)
+        deadline = time.monotonic() + patience
+        while time.monotonic() < deadline and any(alive(pid) for pid in left):
+            time.sleep(0.02)
+        if not any(alive(pid) for pid in left):
+            break
+    return left
+
+
+class Guard:
+    """The forked guard of one run, seen from the launcher.
+
+    Start it before threads and before heavy imports: it is a fork of the launcher.
+    """
+
+    def __init__(self, run_id: str) -> None:
+        self.run_id = run_id
+        read_end, self._pipe = os.pipe()
+        os.set_inheritable(self._pipe, False)
+        self._pid = os.fork()
+        if self._pid == 0:
+            try:
+                os.close(self._pipe)
+                _keep_watch(read_end, run_id)
+            finally:
+                os._exit(0)
+        os.close(read_end)
+
+    def watch(self, pid: int) -> None:
+        """Add a process, the leader of its own group, to those that must not outlive the launcher."""
+        os.write(self._pipe, f"{pid}\n".encode())
+
+    def release(self) -> None:
+        """End the guard: the launcher has seen to its processes itself."""
+        with contextlib.suppress(OSError):
+            os.write(self._pipe, b"done\n")
+        os.close(self._pipe)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self._pid, 0)
+
+
+def _keep_watch(pipe: int, run_id: str) -> None:
+    os.setsid()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_IGN)
+    _let_go_of_files(keep=pipe)
+    said = b""
+    while True:
+        select.select([pipe], [], [])
+        chunk = os.read(pipe, 4096)
+        if not chunk:
+            break
+        said += chunk
+    words = said.decode().split()
+    if "done" in words:
+        return
+    pids = [int(word) for word in words]
+    for number, patience in ((signal.SIGTERM, 2.0), (signal.SIGKILL, 1.0)):
+        for pid in pids:
+            end_group(pid, number)
+        deadline = time.monotonic() + patience
+        while time.monotonic() < deadline and any(alive(pid) for pid in pids):
+            time.sleep(0.02)
+    sweep(run_id)
+
+
+def _let_go_of_files(keep: int) -> None:
+    null = os.open(os.devnull, os.O_RDWR)
+    for standard in (0, 1, 2):
+        os.dup2(null, standard)
+    for name in os.listdir("/proc/self/fd"):
+        number = int(name)
+        if number > 2 and number != keep:
+            with contextlib.suppress(OSError):
+                os.close(number)

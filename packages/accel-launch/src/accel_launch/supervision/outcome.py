@@ -1,0 +1,175 @@
+"""How processes ended: exit code, signal, killed by the system for memory, and which was first."""
+
+import contextlib
+import re
+import signal
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from accel_launch.supervision.streams import TRACEBACK, RankLog
+
+__all__ = ["Ending", "MemoryKills", "endings", "failed_at", "first_failure", "last_traceback", "shell_status"]
+
+_TRACEBACK_COUNTS_FOR = 60.0
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How the process of one rank ended.
+
+    Attributes:
+        rank: Rank among all processes.
+        local_rank: Rank among those of this machine.
+        pid: Process id.
+        status: Exit code, or minus the number of the signal that ended it.
+        stopped: Whether the launcher ended it because of something else.
+        failed_at: When it went wrong, on the monotonic clock in seconds.
+        out_of_memory: Whether the system killed it for memory.
+        traceback: Its last traceback, or an empty text.
+    """
+
+    rank: int
+    local_rank: int
+    pid: int
+    status: int
+    stopped: bool
+    failed_at: float
+    out_of_memory: bool = False
+    traceback: str = ""
+
+    @property
+    def how(self) -> str:
+        """Return the exit code or signal in words."""
+        if self.status >= 0:
+            return f"exit code {self.status}"
+        try:
+            name = signal.Signals(-self.status).name
+        except ValueError:
+            name = f"signal {-self.status}"
+        if self.out_of_memory:
+            return f"killed by the system because memory ran out ({name})"
+        return f"killed by {name}"
+
+
+class MemoryKills:
+    """Counts how often the system killed for memory since the run began (cgroup v2, v1 and /proc/vmstat)."""
+
+    def __init__(self) -> None:
+        self._before = self._counts()
+
+    def any(self) -> bool:
+        """Tell whether the system killed a process for memory since the run began."""
+        now = self._counts()
+        return any(now[name] > count for name, count in self._before.items() if name in now)
+
+    @staticmethod
+    def _counts() -> dict[str, int]:
+        files = [
+            Path("/proc/vmstat"),
+            Path("/sys/fs/cgroup/memory.events"),
+            Path("/sys/fs/cgroup/memory/memory.oom_control"),
+        ]
+        with contextlib.suppress(OSError):
+            own = Path("/proc/self/cgroup").read_text().strip().rpartition("::")[2]
+            files.append(Path("/sys/fs/cgroup") / own.lstrip("/") / "memory.events")
+        found = {}
+        for file in files:
+            with contextlib.suppress(OSError):
+                match = re.search(r"^oom_kill (\d+)$", file.read_text(), re.MULTILINE)
+                if match:
+                    found[str(file)] = int(match[1])
+        return found
+
+
+def last_traceback(tail: bytes) -> str:
+    """Return the last traceback of what a process printed, with the chain that led to it.
+
+    Args:
+        tail: End of its error stream.
+
+    Returns:
+        The text from the traceback on, or an empty one.
+    """
+    text = tail.decode(errors="replace").replace("\r\n", "\n")
+    marker = TRACEBACK.decode()
+    start = text.rfind(marker)
+    if start < 0:
+        return ""
+    while True:
+        before = text[:start]
+        chained = re.search(
+            rf"{re.escape(marker)}(?:(?!{re.escape(marker)}).)*?\n\n(?:During handling of the above exception, another "
+            r"exception occurred|The above exception was the direct cause of the following exception):\n\n[^\n]*$",
+            before,
+            re.DOTALL,
+        )
+        if chained is None:
+            break
+        start = chained.start()
+    line = text.rfind("\n", 0, start) + 1
+    return text[line:].strip("\n")
+
+
+def failed_at(log: RankLog, status: int) -> float:
+    """Return when a rank went wrong: when its last traceback began, or when it ended.
+
+    Args:
+        log: The rank's record.
+        status: Exit code, or minus a signal.
+
+    Returns:
+        Seconds on the monotonic clock. A traceback counts only for an exit code, and only shortly before the end: an
+        older one was handled.
+    """
+    ended = time.monotonic() if log.ended_at is None else log.ended_at
+    if status > 0 and log.traceback_at is not None and ended - log.traceback_at < _TRACEBACK_COUNTS_FOR:
+        return log.traceback_at
+    return ended
+
+
+def first_failure(endings: Iterable[Ending]) -> Ending | None:
+    """Return the failure that came first, or None where every process ended well or was stopped.
+
+    Args:
+        endings: How the processes ended.
+    """
+    failures = [ending for ending in endings if ending.status != 0 and not ending.stopped]
+    return min(failures, key=lambda ending: ending.failed_at, default=None)
+
+
+def endings(
+    logs: Mapping[int, RankLog], statuses: Mapping[int, int], stopped: Iterable[int], memory: MemoryKills
+) -> list[Ending]:
+    """Put together how the processes of this machine ended.
+
+    Args:
+        logs: Record of each rank.
+        statuses: Exit code, or minus a signal, by rank.
+        stopped: Ranks that the launcher ended itself.
+        memory: Count of kills for memory since the start.
+    """
+    ended_by_us = set(stopped)
+    found = []
+    for rank, status in sorted(statuses.items()):
+        log = logs[rank]
+        by_us = rank in ended_by_us
+        found.append(
+            Ending(
+                rank=rank,
+                local_rank=log.local_rank,
+                pid=log.pid,
+                status=status,
+                stopped=by_us and status < 0,
+                failed_at=failed_at(log, status),
+                out_of_memory=status == -signal.SIGKILL and not by_us and memory.any(),
+                traceback=last_traceback(bytes(log.tail)) if status > 0 else "",
+            )
+        )
+    return found
+
+
+def shell_status(status: int) -> int:
+    """Return the exit status that a shell shows: 128 + N for a process ended by signal N."""
+    return 128 - status if status < 0 else status

@@ -1,0 +1,258 @@
+"""What the processes print: passed on as it comes, kept where asked for, and remembered for the report of a failure.
+
+Every process gets a pipe, or a pseudo-terminal where the launcher itself writes to a terminal, in place of the
+stream that is followed. One thread reads them all, and learns through the same `select` when a process ends.
+"""
+
+import contextlib
+import fcntl
+import os
+import pty
+import selectors
+import struct
+import termios
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO
+
+__all__ = ["TRACEBACK", "Followed", "RankLog", "Streams"]
+
+TRACEBACK = b"Traceback (most recent call last)"
+_TAIL = 1 << 20
+_CHUNK = 1 << 16
+
+
+@dataclass
+class RankLog:
+    """What is known about the process of one rank.
+
+    Attributes:
+        rank: Rank among all processes.
+        local_rank: Rank among those of this machine.
+        pid: Process id, 0 before it started.
+        tail: Last MiB of its error stream (and of its output, where that is followed).
+        traceback_at: When a traceback last began in it, on the monotonic clock in seconds; None without one.
+        ended_at: When it ended, on the same clock; None before.
+        heard_at: When it last printed something.
+    """
+
+    rank: int
+    local_rank: int
+    pid: int = 0
+    tail: bytearray = field(default_factory=bytearray)
+    traceback_at: float | None = None
+    ended_at: float | None = None
+    heard_at: float = field(default_factory=time.monotonic)
+
+    def keep(self, chunk: bytes) -> None:
+        """Remember a piece of what the process printed."""
+        self.heard_at = time.monotonic()
+        seam = len(self.tail) - len(TRACEBACK)
+        self.tail += chunk
+        if TRACEBACK in self.tail[max(0, seam) :]:
+            self.traceback_at = self.heard_at
+        if len(self.tail) > 2 * _TAIL:
+            del self.tail[:-_TAIL]
+
+
+@dataclass
+class Followed:
+    """One stream of one process that is read by the launcher.
+
+    Attributes:
+        log: The process's record.
+        source: Descriptor that is read.
+        sink: Descriptor of the launcher that it is passed on to.
+        child_end: Descriptor for the process, closed once it has started.
+        child_path: A path that opens the same, for those who want a file name.
+        file: Copy on disk, if one is kept.
+        mark: Text before every line, empty to pass everything on untouched.
+    """
+
+    log: RankLog
+    source: int
+    sink: int
+    child_end: int
+    child_path: str
+    file: BinaryIO | None = None
+    mark: bytes = b""
+    rest: bytes = b""
+
+
+class Streams:
+    """The streams of all processes that one launcher started.
+
+    Args:
+        log_dir: Folder that keeps each rank's output, or None.
+        on_end: Called from the reading thread with each process that ended.
+    """
+
+    def __init__(self, log_dir: Path | None = None, on_end: Callable[[RankLog], None] | None = None) -> None:
+        self.log_dir = log_dir
+        self._on_end = on_end
+        self._selector = selectors.DefaultSelector()
+        self._wake_read, self._wake_write = os.pipe()
+        self._selector.register(self._wake_read, selectors.EVENT_READ)
+        self._lock = threading.Lock()
+        self._stopping = False
+        self._followed: list[Followed] = []
+        self._thread = threading.Thread(target=self._read_all, name="accel-streams", daemon=True)
+        self.ranks: dict[int, RankLog] = {}
+
+    def add_rank(self, rank: int, local_rank: int) -> RankLog:
+        """Begin the record of a rank, forgetting an earlier attempt's.
+
+        Args:
+            rank: Rank among all processes.
+            local_rank: Rank among those of this machine.
+        """
+        self.ranks[rank] = RankLog(rank, local_rank)
+        return self.ranks[rank]
+
+    def follow(self, log: RankLog, stream: str, *, mark: str = "") -> Followed:
+        """Make a stream that the launcher reads.
+
+        Args:
+            log: The rank's record.
+            stream: "stdout" or "stderr".
+            mark: Text before every line; empty passes bytes on as they come.
+
+        Returns:
+            The stream; give `child_end` or `child_path` to the process and call `started` afterwards.
+        """
+        sink = 1 if stream == "stdout" else 2
+        if os.isatty(sink) and not mark:
+            source, child_end = pty.openpty()
+            _like_terminal(child_end, sink)
+            path = os.ttyname(child_end)
+        else:
+            source, child_end = os.pipe()
+            path = f"/dev/fd/{child_end}"
+        file = None
+        if self.log_dir is not None:
+            self.log_dir.mkdir(parents=True, exist_ok=True)
+            file = (self.log_dir / f"rank{log.rank}.{stream}.log").open("ab", buffering=0)  # noqa: SIM115
+        followed = Followed(log, source, sink, child_end, path, file, mark.encode())
+        with self._lock:
+            self._followed.append(followed)
+            self._selector.register(source, selectors.EVENT_READ, followed)
+        self._wake()
+        return followed
+
+    def started(self, log: RankLog, pid: int) -> None:
+        """Note that a rank's process runs: close the launcher's copies of its ends and listen for its end.
+
+        Args:
+            log: The rank's record.
+            pid: Its process id.
+        """
+        log.pid = pid
+        log.heard_at = time.monotonic()
+        with self._lock:
+            for followed in self._followed:
+                if followed.log is log and followed.child_end >= 0:
+                    os.close(followed.child_end)
+                    followed.child_end = -1
+            with contextlib.suppress(OSError):
+                self._selector.register(os.pidfd_open(pid), selectors.EVENT_READ, log)
+        if not self._thread.is_alive():
+            self._thread.start()
+        self._wake()
+
+    def stop(self, *, patience: float = 1.0) -> None:
+        """Read what is left and end the thread.
+
+        Args:
+            patience: Seconds to wait for the thread.
+        """
+        self._stopping = True
+        self._wake()
+        if self._thread.is_alive():
+            self._thread.join(patience)
+        for followed in self._followed:
+            self._drain(followed)
+            if followed.rest:
+                _write_all(followed.sink, followed.mark + followed.rest + b"\n")
+            if followed.file is not None:
+                followed.file.close()
+
+    def _wake(self) -> None:
+        os.write(self._wake_write, b".")
+
+    def _read_all(self) -> None:
+        while not self._stopping:
+            for key, _ in self._selector.select():
+                if key.fd == self._wake_read:
+                    os.read(self._wake_read, _CHUNK)
+                elif isinstance(key.data, RankLog):
+                    self._forget(key.fd)
+                    key.data.ended_at = time.monotonic()
+                    self._drain_rank(key.data)
+                    if self._on_end is not None:
+                        self._on_end(key.data)
+                elif not self._pass_on(key.data):
+                    self._forget(key.fd)
+
+    def _forget(self, descriptor: int) -> None:
+        with self._lock, contextlib.suppress(KeyError):
+            self._selector.unregister(descriptor)
+        os.close(descriptor)
+
+    def _drain_rank(self, log: RankLog) -> None:
+        for followed in list(self._followed):
+            if followed.log is log:
+                self._drain(followed)
+
+    def _drain(self, followed: Followed) -> None:
+        with contextlib.suppress(OSError):
+            os.set_blocking(followed.source, False)
+            while self._pass_on(followed):
+                continue
+
+    def _pass_on(self, followed: Followed) -> bool:
+        try:
+            chunk = os.read(followed.source, _CHUNK)
+        except OSError:
+            return False
+        if not chunk:
+            return False
+        followed.log.keep(chunk)
+        if followed.file is not None:
+            followed.file.write(chunk)
+        if followed.mark:
+            *lines, followed.rest = (followed.rest + chunk).split(b"\n")
+            chunk = b"".join(followed.mark + line + b"\n" for line in lines)
+        _write_all(followed.sink, chunk)
+        return True
+
+
+def _write_all(descriptor: int, chunk: bytes) -> None:
+    view = memoryview(chunk)
+    while view:
+        written = _write_some(descriptor, view)
+        if written is None:
+            return
+        view = view[written:]
+
+
+def _write_some(descriptor: int, view: memoryview) -> int | None:
+    try:
+        return os.write(descriptor, view)
+    except BlockingIOError:
+        time.sleep(0.005)
+        return 0
+    except OSError:
+        return None
+
+
+def _like_terminal(descriptor: int, model: int) -> None:
+    with contextlib.suppress(OSError, termios.error):
+        size = fcntl.ioctl(model, termios.TIOCGWINSZ, struct.pack("HHHH", 0, 0, 0, 0))
+        fcntl.ioctl(descriptor, termios.TIOCSWINSZ, size)
+    attributes = termios.tcgetattr(descriptor)
+    attributes[1] &= ~termios.OPOST
+    attributes[3] &= ~termios.ECHO
+    termios.tcsetattr(descriptor, termios.TCSANOW, attributes)

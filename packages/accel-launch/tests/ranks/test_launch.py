@@ -1,0 +1,114 @@
+"""`accel launch` starts real processes and sees them through."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from accel_launch.supervision.guard import stragglers
+
+SHOW = """
+import json, os, sys
+print(json.dumps({"words": sys.argv[1:], "rank": os.environ.get("RANK"), "size": os.environ.get("WORLD_SIZE"),
+                  "run": os.environ["ACCEL_RUN_ID"]}))
+"""
+SUM = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.tensor([float(dist.get_rank() + 1)])
+dist.all_reduce(total)
+import sys; sys.stdout.write(f"sum {int(total)} of {dist.get_world_size()}\\n")
+dist.destroy_process_group()
+"""
+
+
+def records(text: str) -> list[dict]:
+    """Read one JSON object per line."""
+    return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+
+
+def test_one_process_gets_its_words(accel, script) -> None:
+    """One process gets the words after the script, options too, and no ranks."""
+    done = accel("launch", "--cpu", script(SHOW), "a", "--cpu", "-m")
+    assert done.returncode == 0, done.stderr
+    (record,) = records(done.stdout)
+    assert (record["words"], record["rank"]) == (["a", "--cpu", "-m"], None)
+
+
+@pytest.mark.parametrize("number", [2, 4])
+def test_many_processes_work_together(accel, script, number: int) -> None:
+    """`--cpu --num-processes N` really starts N gloo ranks that reduce together."""
+    done = accel("launch", "--cpu", "--num-processes", str(number), script(SUM))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [f"sum {number * (number + 1) // 2} of {number}"] * number
+
+
+FAILURES = {
+    "raises": ("raise ValueError('boom')", 1, "ValueError: boom", "exit code 1"),
+    "exits": ("sys.exit(3)", 3, "Rank 1 failed first: exit code 3.", "exit code 3"),
+    "killed": (
+        "os.kill(os.getpid(), signal.SIGKILL)",
+        137,
+        "Rank 1 failed first: killed by SIGKILL.",
+        "killed by SIGKILL",
+    ),
+    "crashes": ("os.abort()", 134, "Rank 1 failed first: killed by SIGABRT.", "killed by SIGABRT"),
+    "syntax": ("exec('(')", 1, "SyntaxError", "exit code 1"),
+    "leaves_child": (
+        "import subprocess; subprocess.Popen(['sleep', '60']); os._exit(4)",
+        4,
+        "exit code 4",
+        "exit code 4",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", FAILURES)
+def test_failing_rank_ends_the_run(accel, script, tmp_path: Path, kind: str) -> None:
+    """One rank's failure ends all ranks within 10 s, is shown last, and is recorded; no process is left."""
+    deed, status, last, how = FAILURES[kind]
+    name = script(
+        "import os, signal, sys, time\nprint(os.environ['ACCEL_RUN_ID'], flush=True)\n"
+        + ("signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" if kind == "raises" else "")
+        + f"if os.environ['RANK'] == '1':\n    {deed}\ntime.sleep(60)\n"
+    )
+    began = time.monotonic()
+    done = accel("launch", "--cpu", "--num-processes", "2", "--log-dir", "logs", name)
+    assert time.monotonic() - began < 10 + 6
+    assert done.returncode == status, done.stderr
+    assert last in done.stderr.splitlines()[-1]
+    record = json.loads((tmp_path / "logs" / "failure.json").read_text())
+    first = record["ranks"][1]
+    assert (record["first"], first["how"], record["ranks"][0]["stopped_by_launcher"]) == (1, how, True)
+    run = (tmp_path / "logs" / "rank0.stdout.log").read_text().split()[0]
+    assert stragglers(run) == []
+
+
+def test_single_process_failure_keeps_its_status(accel, script) -> None:
+    """A script that exits 3 gives the status 3; one that is killed gives 128 + 9."""
+    assert accel("launch", "--cpu", script("import sys; sys.exit(3)")).returncode == 3
+    done = accel("launch", "--cpu", script("import os, signal; os.kill(os.getpid(), signal.SIGKILL)"))
+    assert done.returncode == 137
+    assert "Rank 0 failed first: killed by SIGKILL." in done.stderr
+
+
+def test_port_in_use_is_told(accel, script) -> None:
+    """A port that was asked for and is taken is an error that names it."""
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        done = accel("launch", "--cpu", "--num-processes", "2", "--main-process-port", port, script(SUM))
+    assert done.returncode == 1
+    assert f"cannot meet on port {port}" in done.stderr
+
+
+def test_env_shows_versions(accel) -> None:
+    """`accel env --json` gives versions a machine can read, and hides secrets."""
+    done = accel("env", "--json", variables={"ACCEL_API_TOKEN": "hush"})
+    assert done.returncode == 0, done.stderr
+    shown = json.loads(done.stdout)
+    assert shown["facts"]["PyTorch version"]
+    assert shown["environment"]["ACCEL_API_TOKEN"] == "(hidden)"
+    assert "hush" not in done.stdout

@@ -1,0 +1,68 @@
+"""The program itself: its list of commands, its messages, and how little it imports."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from accel_launch.cli import BUILT_IN, main
+
+
+def test_overview_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    """`accel --help` names every built-in command."""
+    assert main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in BUILT_IN)
+
+
+@pytest.mark.parametrize("words", [["--help"], ["launch", "--help"]], ids=" ".join)
+def test_help_imports_neither_torch_nor_rich(words: list[str]) -> None:
+    """Help is shown without torch, rich, yaml or a look at entry points."""
+    heavy = ("torch", "rich", "yaml", "questionary", "importlib.metadata", "numpy")
+    code = (
+        "import sys; from accel_launch.cli import main\n"
+        f"try: main({words!r})\nexcept SystemExit: pass\n"
+        f"print([name for name in {heavy!r} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_unknown_command_is_told_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    """A misspelt command ends with status 2 and the word that was probably meant."""
+    assert main(["lunch"]) == 2
+    assert "Did you mean `accel launch`?" in capsys.readouterr().err
+
+
+def test_both_spellings_reach_the_same_place(accel, script) -> None:
+    """`--num_processes` and `--num-processes` are one option; a wrong type ends with status 2."""
+    for spelling in ("--num_processes", "--num-processes"):
+        done = accel("launch", spelling, "many", script(""))
+        assert done.returncode == 2
+        assert "invalid int value: 'many'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["nothere.py"], "There is no such script"),
+        (["--num-processes", "-1", "train.py"], "at least one process"),
+        (["--num-machines", "0", "train.py"], "at least one machine"),
+        (["--num-processes", "3", "--num-machines", "2", "train.py"], "spread evenly"),
+        (["--nproc-per-node", "2", "--num-processes", "3", "train.py"], "contradict"),
+        (["--machine-rank", "1", "train.py"], "--machine-rank counts from 0"),
+        (["--nnodes", "2:1", "train.py"], "--nnodes cannot be read"),
+        (["-m", "--no-python", "train.py"], "contradict"),
+        (["--tee", "7", "train.py"], "--tee cannot be read"),
+        (["."], "folder without a __main__.py"),
+        ([], "No script was named"),
+    ],
+    ids=lambda value: "_".join(value) if isinstance(value, list) else "",
+)
+def test_impossible_words_start_nothing(accel, script, tmp_path: Path, words: list[str], told: str) -> None:
+    """What cannot be meant ends with status 2 and a message, and the script does not run."""
+    script("open('ran', 'w')")
+    done = accel("launch", "--cpu", *words)
+    assert (done.returncode, (tmp_path / "ran").exists()) == (2, False), done.stderr
+    assert told in done.stderr

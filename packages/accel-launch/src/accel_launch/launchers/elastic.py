@@ -17,8 +17,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
 import torch.distributed.elastic.rendezvous.registry as rendezvous_registry
+from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, SignalException
@@ -55,7 +55,7 @@ class _LocalRendezvous(RendezvousHandler):
         self._run_id = run_id
         self._round = 0
         try:
-            self._store = dist.TCPStore("127.0.0.1", port, None, True, timedelta(seconds=300), False)
+            self._store = TCPStore("127.0.0.1", port, None, True, timedelta(seconds=300), False)
         except RuntimeError as error:
             raise LaunchError(
                 f"The processes cannot meet on port {port}; the system says: {str(error).splitlines()[0]}. Say another "
@@ -71,7 +71,7 @@ class _LocalRendezvous(RendezvousHandler):
 
     def next_rendezvous(self) -> RendezvousInfo:
         self._round += 1
-        store = dist.PrefixStore(f"{self._run_id}/{self._round}", self._store)
+        store = PrefixStore(f"{self._run_id}/{self._round}", self._store)
         return RendezvousInfo(store, 0, 1, RendezvousStoreInfo("127.0.0.1", self._store.port))
 
     def is_closed(self) -> bool:

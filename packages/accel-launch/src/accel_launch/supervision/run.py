@@ -82,8 +82,9 @@ def supervise(command: Sequence[str], environment: Mapping[str, str], settings: 
     reasons: list[str] = []
     sys.stdout.flush()
     try:
-        process = subprocess.Popen(list(command), env=variables, start_new_session=True, **ends)  # type:
-        ignore[call - overload]
+        process = subprocess.Popen(
+            list(command), env=variables, start_new_session=True, stdout=ends.get("stdout"), stderr=ends["stderr"]
+        )
     except OSError as error:
         guard.release()
         raise LaunchError(

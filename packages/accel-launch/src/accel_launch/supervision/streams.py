@@ -134,7 +134,7 @@ class Streams:
         file = None
         if self.log_dir is not None:
             self.log_dir.mkdir(parents=True, exist_ok=True)
-            file = (self.log_dir / f"rank{log.rank}.{stream}.log").open("ab", buffering=0)  # noqa: SIM115
+            file = (self.log_dir / f"rank{log.rank}.{stream}.log").open("ab", buffering=0)
         followed = Followed(log, source, sink, child_end, path, file, mark.encode())
         with self._lock:
             self._followed.append(followed)

@@ -5,8 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import accel
 import pytest
+
+import accel
 
 STUB = Path(accel.__file__).with_suffix(".pyi")
 
@@ -46,5 +47,5 @@ def test_importing_it_loads_no_torch() -> None:
 
 def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
     """A misspelled name fails like that of any module."""
-    with pytest.raises(AttributeError, match="accel.*Acelerator"):
+    with pytest.raises(AttributeError, match=r"accel.*Acelerator"):
         accel.Acelerator  # noqa: B018

@@ -1,11 +1,12 @@
 """A loop that was written against `import accel` alone trains as plain PyTorch does."""
 
-import accel
 import pytest
 import torch
-from accel_core.testing import world
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+
+import accel
+from accel_core.testing import world
 
 pytestmark = pytest.mark.usefixtures("fresh_state")
 

@@ -172,6 +172,14 @@ def tree(session: nox.Session) -> Environment:
     return Environment(session, "tree").provide(requirements, list(PACKAGES))
 
 
+def peer(session: nox.Session) -> Environment:
+    """Return an environment with accelerate 1.15.0 and none of our packages, to compare with.
+
+    Tests and benchmarks find its interpreter in the environment variable ACCEL_PEER_PYTHON.
+    """
+    return Environment(session, "peer").provide([TORCH, "accelerate==1.15.0"], [])
+
+
 def chosen_packages(session: nox.Session) -> tuple[list[Package], list[str]]:
     """Split a session's arguments into the packages that are named (all, if none is) and the rest."""
     names = [word for word in session.posargs if word in PACKAGES]
@@ -186,9 +194,9 @@ def single_package(session: nox.Session) -> Package:
     return PACKAGES[session.posargs[0]]
 
 
-def pytest(environment: Environment, title: str, *args: object) -> None:
+def pytest(environment: Environment, title: str, *args: object, **options: object) -> None:
     """Run pytest with a cache of its own for each session."""
-    environment.run("pytest", *args, "-o", f"cache_dir={WORKSHOP / 'pytest' / title}")
+    environment.run("pytest", *args, "-o", f"cache_dir={WORKSHOP / 'pytest' / title}", **options)
 
 
 @nox.session(venv_backend="none")
@@ -243,7 +251,8 @@ def integration(session: nox.Session) -> None:
     slow = ROOT / "tests-integration" / "interop"
     architecture = ROOT / "tests-integration" / "architecture"
     folders = session.posargs or [ROOT / "tests-integration", f"--ignore={slow}", f"--ignore={architecture}"]
-    pytest(tree(session), "integration", *folders)
+    python = peer(session).folder / "bin" / "python"
+    pytest(tree(session), "integration", *folders, env={"ACCEL_PEER_PYTHON": str(python)})
 
 
 @nox.session(venv_backend="none")
@@ -315,11 +324,11 @@ def lowest_version(text: str) -> str:
 @nox.session(venv_backend="none", default=False)
 def bench(session: nox.Session) -> None:
     """Measure, beside plain PyTorch and accelerate 1.15.0, into benchmarks/RESULTS.md: `nox -s bench -- data`."""
-    peer = Environment(session, "peer").provide([TORCH, "accelerate==1.15.0", "psutil"], [])
+    python = peer(session).folder / "bin" / "python"
     folder = ROOT / "benchmarks"
     names = session.posargs or sorted(p.stem for p in folder.glob("*.py") if p.stem != "record")
     for name in names:
-        tree(session).run("python", folder / "record.py", name, "--peer", peer.folder / "bin" / "python")
+        tree(session).run("python", folder / "record.py", name, "--peer", python)
 
 
 @nox.session(venv_backend="none", default=False)
@@ -334,8 +343,8 @@ def release(session: nox.Session) -> None:
 def interop(session: nox.Session) -> None:
     """Run transformers, peft, trl and diffusers on the drop-in, beside accelerate 1.15.0 (slow)."""
     clients = PACKAGES["accelerate"].groups["interop"]
-    peer = Environment(session, "interop-peer").provide([TORCH, "accelerate==1.15.0", *clients], [])
+    beside = Environment(session, "interop-peer").provide([TORCH, "accelerate==1.15.0", *clients], [])
     test = PACKAGES["accelerate"].groups.get("test", [])
     environment = Environment(session, "interop").provide([*clients, *test], list(PACKAGES))
-    python = peer.folder / "bin" / "python"
-    environment.run("pytest", ROOT / "tests-integration" / "interop", *session.posargs, env={"ACCEL_PEER": str(python)})
+    variables = {"ACCEL_PEER_PYTHON": str(beside.folder / "bin" / "python")}
+    pytest(environment, "interop", ROOT / "tests-integration" / "interop", *session.posargs, env=variables)

@@ -22,7 +22,9 @@ __all__ = [
     "Option",
     "boolean",
     "boolean_triple",
+    "member_of",
     "names",
+    "number_or_auto",
     "option",
     "option_named",
     "options_of",
@@ -180,9 +182,30 @@ def upper(text: str) -> str:
     return text.strip().upper()
 
 
-def names(text: str) -> list[str]:
+def member_of(words: list[str]) -> Callable[[str], str]:
+    """Return a parser for one of `words`, in any case or by its place counted from 1."""
+
+    def parse(text: str) -> str:
+        word = upper(text)
+        if word.isdigit() and 1 <= int(word) <= len(words):
+            return words[int(word) - 1]
+        return word
+
+    return parse
+
+
+def number_or_auto(number: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Return a parser for "auto" or what `number` reads."""
+
+    def parse(text: str) -> Any:
+        return "auto" if text.strip().lower() == "auto" else number(text)
+
+    return parse
+
+
+def names(text: str) -> tuple[str, ...]:
     """Read words that stand between commas; empty ones are left out."""
-    return [word.strip() for word in text.split(",") if word.strip()]
+    return tuple(word.strip() for word in text.split(",") if word.strip())
 
 
 def boolean_triple(text: str) -> tuple[bool, bool, bool]:

@@ -93,9 +93,9 @@ class DistributedDataParallelKwargs(KwargsHandler):
     static_graph: bool = False
 
     comm_hook: DDPCommunicationHookType = DDPCommunicationHookType.NO
-    comm_wrapper: Literal[
-        DDPCommunicationHookType.NO, DDPCommunicationHookType.FP16, DDPCommunicationHookType.BF16
-    ] = DDPCommunicationHookType.NO
+    comm_wrapper: Literal[DDPCommunicationHookType.NO, DDPCommunicationHookType.FP16, DDPCommunicationHookType.BF16] = (
+        DDPCommunicationHookType.NO
+    )
     comm_state_option: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -10,9 +10,7 @@ import pytest
 from accel_core.options import enums
 
 ENUMS = [
-    getattr(enums, name)
-    for name in enums.__all__
-    if issubclass(getattr(enums, name), enum.Enum) and name != "BaseEnum"
+    getattr(enums, name) for name in enums.__all__ if issubclass(getattr(enums, name), enum.Enum) and name != "BaseEnum"
 ]
 WITH_CONTAINS = [kind for kind in ENUMS if issubclass(kind, enums.BaseEnum)]
 

@@ -10,6 +10,7 @@ import torch
 from accel_core.errors import ConfigurationError
 from accel_core.options.enums import DDPCommunicationHookType
 from accel_core.plugins import handlers
+from accel_core.testing import requires
 
 
 @dataclass
@@ -88,6 +89,7 @@ def test_no_hook_registers_nothing() -> None:
     assert recorder.calls == []
 
 
+@requires("numpy")  # torch's powerSGD imports it
 @pytest.mark.parametrize("kind", [DDPCommunicationHookType.POWER_SGD, DDPCommunicationHookType.BATCHED_POWER_SGD])
 def test_power_sgd_gets_its_state(kind: DDPCommunicationHookType) -> None:
     """The options of the state reach PowerSGDState."""

@@ -1,0 +1,78 @@
+"""Options of DeepSpeed."""
+
+from dataclasses import dataclass
+
+from accel_core.options.option import boolean, names, number_or_auto, option
+
+__all__ = ["DEEPSPEED_MULTINODE_LAUNCHERS", "OFFLOAD_DEVICES", "DeepSpeedOptions"]
+
+DEEPSPEED_MULTINODE_LAUNCHERS = ["pdsh", "standard", "openmpi", "mvapich", "mpich", "nossh", "slurm"]
+OFFLOAD_DEVICES = ("none", "cpu", "nvme")
+
+
+@dataclass(frozen=True)
+class DeepSpeedOptions:
+    """What DeepSpeed shards and where it keeps it."""
+
+    deepspeed_config_file: str | None = option(
+        "ACCELERATE_DEEPSPEED_CONFIG_FILE",
+        str,
+        None,
+        "JSON file that configures DeepSpeed in place of the options below.",
+        field="hf_ds_config",
+    )
+    zero_stage: int = option(
+        "ACCELERATE_DEEPSPEED_ZERO_STAGE",
+        int,
+        2,
+        "What is sharded: 0 nothing, 1 optimizer states, 2 gradients too, 3 parameters too.",
+        choices=(0, 1, 2, 3),
+    )
+    gradient_accumulation_steps: int | str = option(
+        "ACCELERATE_GRADIENT_ACCUMULATION_STEPS",
+        number_or_auto(int),
+        "auto",
+        "Batches whose gradients are added up before the optimizer steps.",
+    )
+    gradient_clipping: float | str = option(
+        "ACCELERATE_GRADIENT_CLIPPING", number_or_auto(float), "auto", "Largest norm of the gradient; 0 does not clip."
+    )
+    offload_optimizer_device: str = option(
+        "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE",
+        str,
+        "none",
+        "Where optimizer states live outside the device.",
+        choices=OFFLOAD_DEVICES,
+    )
+    offload_param_device: str = option(
+        "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE",
+        str,
+        "none",
+        "Where parameters live outside the device; stage 3 only.",
+        choices=OFFLOAD_DEVICES,
+    )
+    offload_optimizer_nvme_path: str = option(
+        "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_NVME_PATH", str, "none", "Folder for optimizer states on a disk."
+    )
+    offload_param_nvme_path: str = option(
+        "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_NVME_PATH", str, "none", "Folder for parameters on a disk."
+    )
+    zero3_init_flag: bool | None = option(
+        "ACCELERATE_DEEPSPEED_ZERO3_INIT",
+        boolean,
+        None,
+        "Whether models are sharded while they are built; unset means so in stage 3.",
+    )
+    zero3_save_16bit_model: bool = option(
+        "ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL",
+        boolean,
+        False,
+        "Whether stage 3 gathers 16-bit weights when a model is saved.",
+    )
+    deepspeed_moe_layer_cls_names: tuple[str, ...] | None = option(
+        "ACCELERATE_DEEPSPEED_MOE_LAYER_CLS_NAMES",
+        names,
+        None,
+        "Class names of mixture-of-experts layers, between commas.",
+        field="transformer_moe_cls_names",
+    )

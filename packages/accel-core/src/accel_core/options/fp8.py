@@ -1,0 +1,98 @@
+"""Options of training in 8-bit floating point."""
+
+from dataclasses import dataclass
+
+from accel_core.options.option import boolean, option, upper
+
+__all__ = ["FP8_ALGORITHMS", "FP8_FORMATS", "MSAMP_LEVELS", "Fp8Options"]
+
+FP8_FORMATS = ("HYBRID", "E4M3", "E5M2")
+FP8_ALGORITHMS = ("max", "most_recent")
+MSAMP_LEVELS = ("O1", "O2")
+
+
+@dataclass(frozen=True)
+class Fp8Options:
+    """Which library computes in 8 bits, and how it scales."""
+
+    fp8_backend: str | None = option(
+        "ACCELERATE_FP8_BACKEND",
+        upper,
+        None,
+        "Library that computes in 8 bits.",
+        choices=("AO", "TE", "MSAMP"),
+        field="backend",
+    )
+    fp8_use_autocast_during_eval: bool = option(
+        "ACCELERATE_FP8_USE_AUTOCAST_DURING_EVAL",
+        boolean,
+        False,
+        "Whether evaluation computes in 8 bits as well.",
+        field="use_autocast_during_eval",
+    )
+    fp8_margin: int = option(
+        "ACCELERATE_FP8_MARGIN", int, 0, "Margin of the scaling factor, as a power of two.", field="margin"
+    )
+    fp8_interval: int = option(
+        "ACCELERATE_FP8_INTERVAL", int, 1, "Steps between two computations of the scaling factor.", field="interval"
+    )
+    fp8_format: str = option(
+        "ACCELERATE_FP8_FORMAT",
+        upper,
+        "HYBRID",
+        "Split of the 8 bits: E4M3 or E5M2 in both passes, or HYBRID for E4M3 forward and E5M2 backward.",
+        choices=FP8_FORMATS,
+    )
+    fp8_amax_history_len: int = option(
+        "ACCELERATE_FP8_AMAX_HISTORY_LEN",
+        int,
+        1024,
+        "Number of steps whose largest values are remembered.",
+        field="amax_history_len",
+    )
+    fp8_amax_compute_algo: str = option(
+        "ACCELERATE_FP8_AMAX_COMPUTE_ALGO",
+        str,
+        "most_recent",
+        "How the scaling factor follows from the remembered values.",
+        choices=FP8_ALGORITHMS,
+        field="amax_compute_algo",
+    )
+    fp8_override_fprop: bool = option(
+        "ACCELERATE_FP8_OVERRIDE_FPROP", boolean, False, "Whether forward products use higher precision."
+    )
+    fp8_override_dgrad: bool = option(
+        "ACCELERATE_FP8_OVERRIDE_DGRAD", boolean, False, "Whether gradients of inputs use higher precision."
+    )
+    fp8_override_wgrad: bool = option(
+        "ACCELERATE_FP8_OVERRIDE_WGRAD", boolean, False, "Whether gradients of weights use higher precision."
+    )
+    fp8_use_mxfp8_block_scaling: bool = option(
+        "ACCELERATE_FP8_USE_MXFP8_BLOCK_SCALING",
+        boolean,
+        False,
+        "Whether every block of 32 values has its own scale.",
+        field="use_mxfp8_block_scaling",
+    )
+    fp8_opt_level: str = option(
+        "ACCELERATE_FP8_OPT_LEVEL",
+        str,
+        "O2",
+        "What MS-AMP keeps in 8 bits: O1 gradients, O2 optimizer states as well.",
+        choices=MSAMP_LEVELS,
+        field="opt_level",
+    )
+    fp8_enable_fsdp_float8_all_gather: bool = option(
+        "ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER",
+        boolean,
+        True,
+        "Whether torchao gathers sharded weights in 8 bits.",
+        field="enable_fsdp_float8_all_gather",
+    )
+    fp8_pad_inner_dim: bool = option(
+        "ACCELERATE_FP8_PAD_INNER_DIM",
+        boolean,
+        True,
+        "Whether torchao pads inner dims to a multiple of 16.",
+        field="pad_inner_dim",
+    )

@@ -1,0 +1,99 @@
+"""Options of the device mesh."""
+
+from dataclasses import dataclass
+
+from accel_core.options.option import boolean, option
+
+__all__ = [
+    "BETA_CP_AVAILABLE_PYTORCH_VERSION",
+    "BETA_SP_AVAILABLE_DEEPSPEED_VERSION",
+    "BETA_TP_AVAILABLE_PYTORCH_VERSION",
+    "BETA_TP_AVAILABLE_TRANSFORMERS_VERSION",
+    "CP_STRATEGIES",
+    "DTENSOR_PYTORCH_VERSION",
+    "SP_ATTENTIONS",
+    "ParallelismOptions",
+]
+
+BETA_CP_AVAILABLE_PYTORCH_VERSION = "2.6.0"
+BETA_SP_AVAILABLE_DEEPSPEED_VERSION = "0.18.2"
+BETA_TP_AVAILABLE_PYTORCH_VERSION = "2.3.0"
+BETA_TP_AVAILABLE_TRANSFORMERS_VERSION = "4.52.0"
+DTENSOR_PYTORCH_VERSION = "2.5.0"
+
+CP_STRATEGIES = ("allgather", "alltoall")
+SP_ATTENTIONS = ("flash_attention_2", "flash_attention_3", "sdpa")
+
+
+@dataclass(frozen=True)
+class ParallelismOptions:
+    """Number of ranks along each axis of the mesh."""
+
+    parallelism_config_dp_replicate_size: int = option(
+        "PARALLELISM_CONFIG_DP_REPLICATE_SIZE",
+        int,
+        1,
+        "Ranks that hold copies of the whole model.",
+        field="dp_replicate_size",
+    )
+    parallelism_config_dp_shard_size: int = option(
+        "PARALLELISM_CONFIG_DP_SHARD_SIZE", int, 1, "Ranks that share one copy of the model.", field="dp_shard_size"
+    )
+    parallelism_config_tp_size: int = option(
+        "PARALLELISM_CONFIG_TP_SIZE", int, 1, "Ranks that share one matrix product.", field="tp_size"
+    )
+    parallelism_config_cp_size: int = option(
+        "PARALLELISM_CONFIG_CP_SIZE", int, 1, "Ranks that share one sequence by context parallelism.", field="cp_size"
+    )
+    parallelism_config_cp_backend: str = option(
+        "PARALLELISM_CONFIG_CP_BACKEND",
+        str,
+        "torch",
+        "Library of context parallelism.",
+        choices=("torch",),
+        field="cp_backend",
+    )
+    parallelism_config_cp_comm_strategy: str = option(
+        "PARALLELISM_CONFIG_CP_COMM_STRATEGY",
+        str,
+        "allgather",
+        "How keys and values travel: gathered at once, or passed on in a ring.",
+        choices=CP_STRATEGIES,
+        field="cp_comm_strategy",
+    )
+    parallelism_config_sp_size: int = option(
+        "PARALLELISM_CONFIG_SP_SIZE",
+        int,
+        1,
+        "Ranks that share one sequence by Ulysses sequence parallelism.",
+        field="sp_size",
+    )
+    parallelism_config_sp_backend: str = option(
+        "PARALLELISM_CONFIG_SP_BACKEND",
+        str,
+        "deepspeed",
+        "Library of sequence parallelism.",
+        choices=("deepspeed",),
+        field="sp_backend",
+    )
+    parallelism_config_sp_seq_length: int | None = option(
+        "PARALLELISM_CONFIG_SP_SEQ_LENGTH",
+        int,
+        None,
+        "Length of all sequences, in tokens, where it is fixed.",
+        field="sp_seq_length",
+    )
+    parallelism_config_sp_seq_length_is_variable: bool = option(
+        "PARALLELISM_CONFIG_SP_SEQ_LENGTH_IS_VARIABLE",
+        boolean,
+        True,
+        "Whether sequences differ in length from batch to batch.",
+        field="sp_seq_length_is_variable",
+    )
+    parallelism_config_sp_attn_implementation: str | None = option(
+        "PARALLELISM_CONFIG_SP_ATTN_IMPLEMENTATION",
+        str,
+        None,
+        "Attention that each rank computes on its heads.",
+        field="sp_attn_implementation",
+    )

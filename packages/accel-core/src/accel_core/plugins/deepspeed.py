@@ -1,0 +1,483 @@
+"""How DeepSpeed shards a run, from fields or from DeepSpeed's own configuration."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import warnings
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from accel_core.errors import ConfigurationError, MissingDependencyError, StateError
+from accel_core.host import availability, environ
+from accel_core.options.deepspeed import DeepSpeedOptions
+from accel_core.options.enums import DistributedType
+from accel_core.options.fp8 import Fp8Options
+from accel_core.options.option import option_named
+from accel_core.plugins.deepspeed_config import HfDeepSpeedConfig
+from accel_core.plugins.fsdp import get_module_class_from_name
+
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = ["DeepSpeedPlugin", "DummyOptim", "DummyScheduler", "HfDeepSpeedConfig", "get_active_deepspeed_plugin"]
+
+_FIELDS_OF_A_FILE = (
+    "gradient_accumulation_steps",
+    "gradient_clipping",
+    "zero_stage",
+    "offload_optimizer_device",
+    "offload_param_device",
+    "offload_param_nvme_path",
+    "offload_optimizer_nvme_path",
+    "zero3_save_16bit_model",
+    "mixed_precision",
+)
+
+_KEYS = {
+    "gradient_accumulation_steps": "gradient_accumulation_steps",
+    "gradient_clipping": "gradient_clipping",
+    "zero_stage": "zero_optimization.stage",
+    "offload_optimizer_device": "zero_optimization.offload_optimizer.device",
+    "offload_param_device": "zero_optimization.offload_param.device",
+    "offload_param_nvme_path": "zero_optimization.offload_param.nvme_path",
+    "offload_optimizer_nvme_path": "zero_optimization.offload_optimizer.nvme_path",
+    "zero3_save_16bit_model": "zero_optimization.stage3_gather_16bit_weights_on_model_save",
+}
+
+
+@dataclass
+class DeepSpeedPlugin:
+    """Arguments of DeepSpeed; a field left at `None` is read from ACCELERATE_DEEPSPEED_*.
+
+    Args:
+        hf_ds_config: DeepSpeed's own configuration: a dict, a path, text, or a `HfDeepSpeedConfig`. What
+            it says counts; the value "auto" in it is filled from the fields below.
+        gradient_accumulation_steps: Batches whose gradients are added up before the optimizer steps, or "auto".
+        gradient_clipping: Largest norm of the gradient, or "auto"; 0 does not clip.
+        zero_stage: What is sharded: 0 nothing, 1 optimizer states, 2 gradients too, 3 parameters too.
+        is_train_batch_min: Whether the smallest batch size of several loaders is that of the run, else the largest.
+        offload_optimizer_device: Where optimizer states live outside the device: "none", "cpu" or "nvme".
+        offload_param_device: The same for parameters; stage 3 only.
+        offload_optimizer_nvme_path: Folder for optimizer states on a disk.
+        offload_param_nvme_path: Folder for parameters on a disk.
+        zero3_init_flag: Whether models are sharded while they are built; stage 3 only, and so there by default.
+        zero3_save_16bit_model: Whether stage 3 gathers 16-bit weights when a model is saved.
+        transformer_moe_cls_names: Class names of mixture-of-experts layers, between commas.
+        enable_msamp: Whether MS-AMP computes in 8 bits.
+        msamp_opt_level: "O1" or "O2".
+
+    Attributes:
+        deepspeed_config: The configuration as DeepSpeed gets it.
+
+    Raises:
+        ConfigurationError: Values that do not exist or do not go together.
+    """
+
+    hf_ds_config: Any = None
+    gradient_accumulation_steps: int | str | None = None
+    gradient_clipping: float | str | None = None
+    zero_stage: int | None = None
+    is_train_batch_min: bool = True
+    offload_optimizer_device: str | None = None
+    offload_param_device: str | None = None
+    offload_optimizer_nvme_path: str | None = None
+    offload_param_nvme_path: str | None = None
+    zero3_init_flag: bool | None = None
+    zero3_save_16bit_model: bool | None = None
+    transformer_moe_cls_names: str | None = None
+    enable_msamp: bool | None = None
+    msamp_opt_level: Literal["O1", "O2"] | None = None
+
+    def __post_init__(self) -> None:
+        """Fill what is left open, read or make the configuration, and check it."""
+        self._selected = False
+        self._fill_fields()
+        if self.hf_ds_config is None:
+            self.hf_ds_config = HfDeepSpeedConfig(self._made_config())
+        else:
+            self._read_config()
+        self.deepspeed_config: dict[str, Any] = self.hf_ds_config.config
+        self.deepspeed_config["steps_per_print"] = math.inf
+        if self.zero3_init_flag is None:
+            self.zero3_init_flag = self.hf_ds_config.is_zero3()
+        elif self.zero3_init_flag and not self.hf_ds_config.is_zero3():
+            warnings.warn(
+                "Models are sharded while they are built in ZeRO stage 3 only; zero3_init_flag is set to False.",
+                stacklevel=3,
+            )
+            self.zero3_init_flag = False
+        self._set_msamp()
+
+    def _fill_fields(self) -> None:
+        if self.hf_ds_config is None:
+            path = option_named(DeepSpeedOptions, "hf_ds_config").read()
+            self.hf_ds_config = None if path in (None, "none") else path
+        for field in (*_KEYS, "zero3_init_flag"):
+            option = option_named(DeepSpeedOptions, field)
+            if getattr(self, field) is None:
+                setattr(self, field, option.read())
+        self.zero_stage = option_named(DeepSpeedOptions, "zero_stage").parse(
+            str(self.zero_stage), "the argument zero_stage"
+        )
+        for field in ("offload_optimizer_device", "offload_param_device"):
+            option_named(DeepSpeedOptions, field).check(getattr(self, field), f"the argument {field}")
+        if self.transformer_moe_cls_names is None:
+            named = option_named(DeepSpeedOptions, "transformer_moe_cls_names").read()
+            self.transformer_moe_cls_names = None if named is None else ",".join(named)
+        if self.enable_msamp is None:
+            self.enable_msamp = option_named(Fp8Options, "backend").read() == "MSAMP"
+        if self.msamp_opt_level is None:
+            level = option_named(Fp8Options, "opt_level")
+            self.msamp_opt_level = level.read() if self.enable_msamp and _is_set(level.environment) else "O1"
+
+    def _made_config(self) -> dict[str, Any]:
+        def place(device: str | None, path: str | None) -> dict[str, Any]:
+            return {"device": device, "nvme_path": path if device == "nvme" else None}
+
+        config: dict[str, Any] = {
+            "train_batch_size": "auto",
+            "train_micro_batch_size_per_gpu": "auto",
+            "gradient_accumulation_steps": self.gradient_accumulation_steps,
+            "zero_optimization": {
+                "stage": self.zero_stage,
+                "offload_optimizer": place(self.offload_optimizer_device, self.offload_optimizer_nvme_path),
+                "offload_param": place(self.offload_param_device, self.offload_param_nvme_path),
+                "stage3_gather_16bit_weights_on_model_save": self.zero3_save_16bit_model,
+            },
+        }
+        if self.gradient_clipping:
+            config["gradient_clipping"] = self.gradient_clipping
+        return config
+
+    def _read_config(self) -> None:
+        self._refuse_fields_beside_a_file()
+        if not isinstance(self.hf_ds_config, HfDeepSpeedConfig):
+            self.hf_ds_config = HfDeepSpeedConfig(self.hf_ds_config)
+        config = self.hf_ds_config.config
+        config.setdefault("gradient_accumulation_steps", 1)
+        if "zero_optimization" not in config:
+            raise ConfigurationError(
+                f"A DeepSpeed configuration has a part 'zero_optimization'; got {sorted(config)}. "
+                'Add it, for example {"zero_optimization": {"stage": 2}}.'
+            )
+        for field, key in _KEYS.items():
+            value = self.get_value(key)
+            if value is None:
+                continue
+            if value == "auto":
+                node, last = self.hf_ds_config.find_config_node(key)
+                node[last] = getattr(self, field)
+            else:
+                setattr(self, field, value)
+        self.hf_ds_config.set_stage_and_offload()
+
+    def _refuse_fields_beside_a_file(self) -> None:
+        """Refuse options that the launcher set beside a DeepSpeed file, where they would have no effect."""
+        given = [field for field in (environ.text("ACCELERATE_CONFIG_DS_FIELDS") or "").split(",") if field]
+        both = [field for field in given if field in _FIELDS_OF_A_FILE]
+        if "deepspeed_config_file" in given and both:
+            raise ConfigurationError(
+                f"A DeepSpeed file says what these options say too, and they would be passed over; got {both}. "
+                "Take them out of the configuration or the command line, or leave the DeepSpeed file out."
+            )
+
+    def _set_msamp(self) -> None:
+        if not self.enable_msamp:
+            return
+        if self.hf_ds_config.is_zero3():
+            raise ConfigurationError(
+                "MS-AMP cannot compute with sharded parameters; got zero_stage=3. Use stage 0, 1 or 2, or set "
+                "enable_msamp=False."
+            )
+        self.deepspeed_config.setdefault("msamp", {"enabled": True, "opt_level": self.msamp_opt_level})
+
+    def get_value(self, ds_key_long: str, default: Any = None) -> Any:
+        """Return the value of a dotted key of the configuration, or `default`."""
+        return self.hf_ds_config.get_value(ds_key_long, default)
+
+    def is_auto(self, ds_key_long: str) -> bool:
+        """Tell whether a dotted key is there and waits to be filled."""
+        return bool(self.get_value(ds_key_long) == "auto")
+
+    def fill_match(
+        self,
+        ds_key_long: str,
+        mismatches: list[str] | None = None,
+        must_match: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        """Fill a key that waits, or compare one that is set.
+
+        Args:
+            ds_key_long: A dotted key. A key that the configuration does not have is passed over.
+            mismatches: Where a difference is noted.
+            must_match: Whether a difference counts.
+            **kwargs: Values by dotted key.
+
+        Raises:
+            ConfigurationError: The key waits and no value is given.
+        """
+        mismatches = [] if mismatches is None else mismatches
+        node, last = self.hf_ds_config.find_config_node(ds_key_long)
+        if node is None:
+            return
+        if node.get(last) == "auto":
+            if ds_key_long not in kwargs:
+                raise ConfigurationError(
+                    f"The DeepSpeed configuration leaves {ds_key_long!r} to be filled and nobody gives it; "
+                    f"got {sorted(kwargs)}. Write a value into the configuration, or pass one."
+                )
+            node[last] = kwargs[ds_key_long]
+        elif must_match and ds_key_long in kwargs and node.get(last) not in (None, kwargs[ds_key_long]):
+            mismatches.append(f"- ds {ds_key_long}={node[last]} vs arg {ds_key_long}={kwargs[ds_key_long]}")
+
+    def deepspeed_config_process(
+        self,
+        prefix: str = "",
+        mismatches: list[str] | None = None,
+        config: dict[str, Any] | None = None,
+        must_match: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        """Fill every key of the configuration that waits, and compare the others with what the run uses.
+
+        Args:
+            prefix: Dotted key of `config`, ending in a dot, where it is a part of the configuration.
+            mismatches: Where differences are noted.
+            config: A part of the configuration; all of it where `None`.
+            must_match: Whether differences count.
+            **kwargs: Values by dotted key.
+
+        Raises:
+            ConfigurationError: A key waits and no value is given, or values differ.
+        """
+        notes: list[str] = [] if mismatches is None else mismatches
+        for key, value in (self.deepspeed_config if config is None else config).items():
+            if isinstance(value, dict):
+                self.deepspeed_config_process(
+                    prefix=f"{prefix}{key}.", mismatches=notes, config=value, must_match=must_match, **kwargs
+                )
+            else:
+                self.fill_match(f"{prefix}{key}", notes, must_match=must_match, **kwargs)
+        if notes and not prefix:
+            lines = "\n".join(notes)
+            raise ConfigurationError(
+                f"The DeepSpeed configuration and the run say different things; got\n{lines}\n"
+                "Set these keys of the configuration to 'auto'."
+            )
+
+    def set_mixed_precision(self, mixed_precision: str) -> None:
+        """Write the run's number format into the configuration, and compare it with what is there.
+
+        Args:
+            mixed_precision: "no", "fp16", "bf16" or "fp8".
+
+        Raises:
+            ConfigurationError: The configuration switches another format on.
+        """
+        config = self.deepspeed_config
+        other = {"fp16": "bf16", "bf16": "fp16"}
+        if mixed_precision in other:
+            if mixed_precision not in config:
+                config[mixed_precision] = {"enabled": True}
+                if mixed_precision == "fp16":
+                    config["fp16"]["auto_cast"] = True
+            if self.hf_ds_config.is_true(f"{other[mixed_precision]}.enabled") and not self.is_auto(
+                f"{other[mixed_precision]}.enabled"
+            ):
+                raise ConfigurationError(
+                    f"The run computes in {mixed_precision} and the DeepSpeed configuration in "
+                    f"{other[mixed_precision]}; got {config[other[mixed_precision]]}. Make them say the same."
+                )
+        for name in ("fp16", "bf16"):
+            part = config.setdefault(name, {"enabled": False})
+            if part.get("enabled") == "auto":
+                part["enabled"] = name == mixed_precision
+
+    @property
+    def selected(self) -> bool:
+        """Whether this is the plugin in use, of several."""
+        return self._selected
+
+    @selected.setter
+    def selected(self, value: bool) -> None:
+        raise StateError(
+            f"A plugin is not selected by assignment; got selected={value!r}. "
+            "Call `accelerator.state.select_deepspeed_plugin(name)`."
+        )
+
+    def select(self, _from_accelerator_state: bool = False) -> None:
+        """Make this the plugin in use; called by the state, which unselects the others.
+
+        Raises:
+            StateError: Called by someone else.
+        """
+        if not _from_accelerator_state:
+            raise StateError(
+                "Only the state selects a plugin, because it unselects the others; got a direct call. "
+                "Call `accelerator.state.select_deepspeed_plugin(name)`."
+            )
+        self._selected = True
+        self.set_deepspeed_weakref()
+
+    def _unselect(self) -> None:
+        self._selected = False
+
+    def is_zero3_init_enabled(self) -> bool:
+        """Tell whether models are sharded while they are built."""
+        return bool(self.zero3_init_flag)
+
+    def zero3_init_context_manager(self, enable: bool = False) -> AbstractContextManager[None]:
+        """Return a block inside which models are, or are not, sharded while they are built.
+
+        Args:
+            enable: Whether they are.
+        """
+        return _ZeroInit(self, enable)
+
+    def set_deepspeed_weakref(self) -> None:
+        """Tell transformers, where it is installed, which configuration its models are built for.
+
+        Batch sizes that are still to be filled are set to 1 in the copy that transformers gets: it needs numbers
+        there to build a model, not to train it.
+
+        Raises:
+            ConfigurationError: Stage 3 is asked for without a value for a key that it needs now.
+        """
+        if not availability.is_transformers_available():
+            return
+        if not self.zero3_init_flag and self.hf_ds_config.is_zero3():
+            config = {**self.deepspeed_config, "zero_optimization": {**self.deepspeed_config["zero_optimization"]}}
+            config["zero_optimization"]["stage"] = 0
+        else:
+            config = dict(self.deepspeed_config)
+        for key, value in (("gradient_accumulation_steps", 1), ("train_micro_batch_size_per_gpu", 1)):
+            if config.get(key, "auto") == "auto":
+                config[key] = value
+        if config.get("train_batch_size", "auto") == "auto":
+            config.pop("train_batch_size", None)
+        integration = importlib.import_module("transformers.integrations.deepspeed")
+        self.dschf = integration.HfDeepSpeedConfig(config)
+
+    def set_moe_leaf_modules(self, model: nn.Module) -> None:
+        """Tell DeepSpeed which layers route tokens to experts, so that it gathers each as a whole in stage 3.
+
+        Args:
+            model: The model that will be sharded.
+
+        Raises:
+            ConfigurationError: A class that is named does not occur in the model.
+            MissingDependencyError: DeepSpeed is not installed.
+        """
+        names = [name.strip() for name in (self.transformer_moe_cls_names or "").split(",") if name.strip()]
+        if not names:
+            return
+        classes = []
+        for name in names:
+            found = get_module_class_from_name(model, name)
+            if found is None:
+                raise ConfigurationError(
+                    f"A mixture-of-experts class does not occur in the model; got {name!r}. "
+                    "Correct transformer_moe_cls_names."
+                )
+            classes.append(found)
+        _deepspeed().utils.set_z3_leaf_modules(model, classes)
+
+
+class _ZeroInit(AbstractContextManager[None]):
+    """Switch sharding at construction for the length of a block."""
+
+    def __init__(self, plugin: DeepSpeedPlugin, enable: bool) -> None:
+        self._plugin = plugin
+        self._enable = enable
+
+    def __enter__(self) -> None:
+        self._before = self._plugin.zero3_init_flag
+        self._switch(self._enable)
+
+    def __exit__(self, *exc: object) -> None:
+        self._switch(self._before)
+
+    def _switch(self, flag: bool | None) -> None:
+        if self._plugin.zero3_init_flag != flag:
+            self._plugin.zero3_init_flag = flag
+            self._plugin.set_deepspeed_weakref()
+
+
+class DummyOptim:
+    """Stands for the optimizer that the DeepSpeed configuration defines.
+
+    Args:
+        params: Parameters, or groups of them.
+        lr: Learning rate, for a configuration that waits for one.
+        weight_decay: Weight decay, likewise.
+        **kwargs: Other values the configuration may wait for.
+    """
+
+    def __init__(self, params: Any, lr: float = 0.001, weight_decay: float = 0, **kwargs: Any) -> None:
+        self.params = params
+        self.lr = lr
+        self.weight_decay = weight_decay
+        self.kwargs = kwargs
+
+
+class DummyScheduler:
+    """Stands for the schedule that the DeepSpeed configuration defines.
+
+    Args:
+        optimizer: The optimizer that it moves.
+        total_num_steps: Number of optimizer steps in the whole run.
+        warmup_num_steps: Number of optimizer steps until the learning rate is reached.
+        lr_scheduler_callable: Called with the real optimizer; makes a schedule where the configuration has none.
+        **kwargs: Other values the configuration may wait for.
+    """
+
+    def __init__(
+        self,
+        optimizer: Any,
+        total_num_steps: int | None = None,
+        warmup_num_steps: int = 0,
+        lr_scheduler_callable: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        self.optimizer = optimizer
+        self.total_num_steps = total_num_steps
+        self.warmup_num_steps = warmup_num_steps
+        self.lr_scheduler_callable = lr_scheduler_callable
+        self.kwargs = kwargs
+
+
+def get_active_deepspeed_plugin(state: Any) -> DeepSpeedPlugin:
+    """Return the plugin in use.
+
+    Args:
+        state: An `AcceleratorState`.
+
+    Raises:
+        StateError: The run does not use DeepSpeed, or none of its plugins is selected.
+    """
+    plugins = state.deepspeed_plugins
+    if state.distributed_type == DistributedType.DEEPSPEED and plugins is not None:
+        candidates = plugins.values() if isinstance(plugins, dict) else [plugins]
+        for plugin in candidates:
+            if plugin.selected or not isinstance(plugins, dict):
+                return plugin  # type: ignore[no-any-return]
+    raise StateError(
+        f"No DeepSpeed plugin is in use; got distributed_type={state.distributed_type}. "
+        "Make the Accelerator with a deepspeed_plugin, or select one with `select_deepspeed_plugin(name)`."
+    )
+
+
+def _deepspeed() -> Any:
+    try:
+        return importlib.import_module("deepspeed")
+    except ImportError:
+        raise MissingDependencyError(
+            "This needs DeepSpeed, which is not installed. Run `pip install deepspeed`."
+        ) from None
+
+
+def _is_set(name: str) -> bool:
+    return bool(environ.text(name))

@@ -1,0 +1,361 @@
+"""How Megatron-LM cuts a model over ranks."""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from accel_core.errors import ConfigurationError, MissingDependencyError
+from accel_core.options.megatron import MegatronOptions
+from accel_core.options.option import options_of
+from accel_core.plugins.megatron_models import MODEL_CONFIGS_TO_MEGATRON_PARSERS
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+__all__ = ["MegatronLMPlugin"]
+
+_UNCHANGED = (
+    "pipeline_model_parallel_split_rank",
+    "num_layers_per_virtual_pipeline_stage",
+    "use_distributed_optimizer",
+    "num_micro_batches",
+    "consumed_samples",
+    "no_wd_decay_cond",
+    "scale_lr_cond",
+    "lr_mult",
+    "megatron_dataset_flag",
+    "eval_iters",
+    "eval_interval",
+    "use_custom_fsdp",
+    "no_load_optim",
+    "eod_mask_loss",
+    "no_save_optim",
+    "optimizer_cpu_offload",
+    "overlap_cpu_optimizer_d2h_h2d",
+    "use_precision_aware_optimizer",
+    "decoder_last_pipeline_num_layers",
+    "recompute_granularity",
+    "recompute_method",
+    "recompute_num_layers",
+    "attention_backend",
+    "expert_model_parallel_size",
+    "context_parallel_size",
+    "attention_dropout",
+    "hidden_dropout",
+    "attention_softmax_in_fp32",
+    "expert_tensor_parallel_size",
+    "calculate_per_token_loss",
+    "use_rotary_position_embeddings",
+)
+
+_SCHEDULE = (
+    "lr_decay_iters",
+    "lr_decay_samples",
+    "lr_warmup_fraction",
+    "lr_decay_style",
+    "weight_decay_incr_style",
+    "start_weight_decay",
+    "end_weight_decay",
+    "min_lr",
+)
+
+
+@dataclass
+class MegatronLMPlugin:
+    """Arguments of Megatron-LM; many of those left at `None` are read from MEGATRON_LM_*.
+
+    Args:
+        tp_degree: Ranks that share one matrix product.
+        pp_degree: Stages of the pipeline.
+        use_custom_fsdp: Whether Megatron's own FSDP shards the model.
+        overlap_cpu_optimizer_d2h_h2d: Whether copies of an offloaded optimizer overlap with its work.
+        no_load_optim: Whether optimizer states in a checkpoint are passed over.
+        eod_mask_loss: Whether end-of-document tokens are left out of the loss.
+        no_save_optim: Whether checkpoints leave out optimizer states.
+        optimizer_cpu_offload: Whether optimizer states live in CPU memory.
+        use_precision_aware_optimizer: Whether optimizer states may be kept in low precision.
+        decoder_last_pipeline_num_layers: Layers in the last stage where they differ in number from the others.
+        recompute_granularity: "full" or "selective": what is computed again in the backward pass.
+        recompute_method: "uniform" or "block": how the layers to compute again are chosen.
+        recompute_num_layers: Layers that are computed again together.
+        attention_backend: Whether Megatron chooses the attention kernel.
+        expert_model_parallel_size: Ranks that share the experts of a layer.
+        context_parallel_size: Ranks that share one sequence.
+        attention_dropout: Dropout of attention weights, 0 to 1.
+        hidden_dropout: Dropout of hidden states, 0 to 1.
+        attention_softmax_in_fp32: Whether attention's softmax computes in 32 bits.
+        expert_tensor_parallel_size: Ranks that share one matrix product of an expert.
+        calculate_per_token_loss: Whether the loss is averaged over tokens instead of samples.
+        use_rotary_position_embeddings: Whether positions are embedded by rotation.
+        num_micro_batches: Parts that a batch is cut into for the pipeline.
+        gradient_clipping: Largest norm of the gradient; 0 does not clip.
+        sequence_parallelism: Whether activations between products are split along the sequence.
+        recompute_activations: Whether attention's activations are computed again in the backward pass.
+        use_distributed_optimizer: Whether optimizer states are split over data-parallel ranks.
+        pipeline_model_parallel_split_rank: First stage of the decoder, in a model with an encoder.
+        num_layers_per_virtual_pipeline_stage: Layers of a virtual stage, where stages are interleaved.
+        is_train_batch_min: Whether the smallest batch size of several loaders is that of the run, else the
+            largest.
+        train_iters: Optimizer steps of the whole run.
+        train_samples: Samples of the whole run.
+        weight_decay_incr_style: "constant", "linear" or "cosine": how weight decay moves.
+        start_weight_decay: Weight decay at the start.
+        end_weight_decay: Weight decay at the end.
+        lr_decay_style: "constant", "linear" or "cosine": how the learning rate falls.
+        lr_decay_iters: Steps over which it falls.
+        lr_decay_samples: Samples over which it falls.
+        lr_warmup_iters: Steps over which it rises.
+        lr_warmup_samples: Samples over which it rises.
+        lr_warmup_fraction: Share of the falling steps over which it rises, 0 to 1.
+        min_lr: Learning rate below which it does not fall.
+        consumed_samples: Samples already used by training, validation and test.
+        no_wd_decay_cond: Called with a name and a parameter; tells whether weight decay leaves it alone.
+        scale_lr_cond: Called with a name and a parameter; tells whether its learning rate is multiplied.
+        lr_mult: What it is multiplied by.
+        megatron_dataset_flag: Whether the data are Megatron's own datasets.
+        seq_length: Length of sequences in tokens.
+        encoder_seq_length: Length of the encoder's sequences in tokens.
+        decoder_seq_length: Length of the decoder's sequences in tokens.
+        tensorboard_dir: Folder for TensorBoard.
+        set_all_logging_options: Whether everything that Megatron can log is logged.
+        eval_iters: Batches of an evaluation.
+        eval_interval: Steps between evaluations.
+        return_logits: Whether the forward pass returns logits.
+        custom_train_step_class: Class of the training step.
+        custom_train_step_kwargs: Its arguments.
+        custom_model_provider_function: Makes the model.
+        custom_prepare_model_function: Prepares the model.
+        custom_megatron_datasets_provider_function: Makes the datasets.
+        custom_get_batch_function: Reads a batch.
+        custom_loss_function: Computes the loss.
+        other_megatron_args: Further arguments of Megatron-LM, by name.
+
+    Attributes:
+        megatron_lm_default_args: Arguments of Megatron-LM by their names there, filled step by step.
+        DDP_impl: "torch" where only data are split, else "local".
+
+    Raises:
+        ConfigurationError: An environment variable that cannot be read.
+        MissingDependencyError: Logging of everything is asked for and Megatron-LM is not installed.
+    """
+
+    tp_degree: int | None = None
+    pp_degree: int | None = None
+    use_custom_fsdp: bool | None = None
+    overlap_cpu_optimizer_d2h_h2d: bool | None = None
+    no_load_optim: bool | None = None
+    eod_mask_loss: bool | None = None
+    no_save_optim: bool | None = None
+    optimizer_cpu_offload: bool | None = None
+    use_precision_aware_optimizer: bool | None = None
+    decoder_last_pipeline_num_layers: int | None = None
+    recompute_granularity: str | None = None
+    recompute_method: str | None = None
+    recompute_num_layers: int | None = None
+    attention_backend: bool | None = None
+    expert_model_parallel_size: int | None = None
+    context_parallel_size: int | None = None
+    attention_dropout: float | None = None
+    hidden_dropout: float | None = None
+    attention_softmax_in_fp32: bool | None = None
+    expert_tensor_parallel_size: int | None = None
+    calculate_per_token_loss: bool | None = None
+    use_rotary_position_embeddings: bool | None = None
+    num_micro_batches: int | None = None
+    gradient_clipping: float | None = None
+    sequence_parallelism: bool | None = None
+    recompute_activations: bool | None = None
+    use_distributed_optimizer: bool | None = None
+    pipeline_model_parallel_split_rank: int | None = None
+    num_layers_per_virtual_pipeline_stage: int | None = None
+    is_train_batch_min: bool = True
+    train_iters: int | None = None
+    train_samples: int | None = None
+    weight_decay_incr_style: str = "constant"
+    start_weight_decay: float | None = None
+    end_weight_decay: float | None = None
+    lr_decay_style: str = "linear"
+    lr_decay_iters: int | None = None
+    lr_decay_samples: int | None = None
+    lr_warmup_iters: int | None = None
+    lr_warmup_samples: int | None = None
+    lr_warmup_fraction: float | None = None
+    min_lr: float = 0
+    consumed_samples: list[int] | None = None
+    no_wd_decay_cond: Callable[..., Any] | None = None
+    scale_lr_cond: Callable[..., Any] | None = None
+    lr_mult: float = 1.0
+    megatron_dataset_flag: bool = False
+    seq_length: int | None = None
+    encoder_seq_length: int | None = None
+    decoder_seq_length: int | None = None
+    tensorboard_dir: str | None = None
+    set_all_logging_options: bool = False
+    eval_iters: int = 100
+    eval_interval: int = 1000
+    return_logits: bool = False
+    custom_train_step_class: Any = None
+    custom_train_step_kwargs: dict[str, Any] | None = None
+    custom_model_provider_function: Callable[..., Any] | None = None
+    custom_prepare_model_function: Callable[..., Any] | None = None
+    custom_megatron_datasets_provider_function: Callable[..., Any] | None = None
+    custom_get_batch_function: Callable[..., Any] | None = None
+    custom_loss_function: Callable[..., Any] | None = None
+    other_megatron_args: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        """Fill what is left open from the environment, and begin the arguments of Megatron-LM."""
+        for option in options_of(MegatronOptions):
+            if getattr(self, option.field) is None:
+                setattr(self, option.field, option.read())
+        split = self.tp_degree != 1 or self.pp_degree != 1 or self.use_distributed_optimizer
+        self.DDP_impl = "local" if split else "torch"
+        self.megatron_lm_default_args: dict[str, Any] = {
+            "tensor_model_parallel_size": self.tp_degree,
+            "pipeline_model_parallel_size": self.pp_degree,
+            "DDP_impl": self.DDP_impl,
+            "sequence_parallel": self.sequence_parallelism,
+            "clip_grad": self.gradient_clipping,
+            **{name: getattr(self, name) for name in _UNCHANGED},
+        }
+        if self.recompute_activations:
+            self.megatron_lm_default_args["recompute_granularity"] = "selective"
+        if self.tensorboard_dir is not None:
+            self.megatron_lm_default_args["tensorboard_dir"] = self.tensorboard_dir
+        if self.set_all_logging_options:
+            self.set_tensorboard_logging_options()
+        self.megatron_lm_default_args |= self.other_megatron_args or {}
+
+    def set_network_size_args(self, model: nn.Module, batch_data: Mapping[str, Any] | None = None) -> None:
+        """Describe a model to Megatron-LM.
+
+        Args:
+            model: A model whose `config.model_type` has a parser.
+            batch_data: A batch that shows the length of sequences, or `None`.
+
+        Raises:
+            ConfigurationError: No parser is known for this kind of model.
+        """
+        kind = str(getattr(getattr(model, "config", None), "model_type", type(model).__name__)).lower()
+        for name, parse in MODEL_CONFIGS_TO_MEGATRON_PARSERS.items():
+            if name in kind:
+                parse(self, model, batch_data)
+                return
+        raise ConfigurationError(
+            f"Megatron-LM cannot be told about this kind of model; got {kind!r}. Use one of "
+            f"{sorted(MODEL_CONFIGS_TO_MEGATRON_PARSERS)}, or register one with add_model_config_to_megatron_parser."
+        )
+
+    def set_mixed_precision(self, mixed_precision: str) -> None:
+        """Choose the number format.
+
+        Args:
+            mixed_precision: "no", "fp16" or "bf16".
+        """
+        if mixed_precision == "fp16":
+            self.megatron_lm_default_args["fp16"] = True
+        elif mixed_precision == "bf16":
+            self.megatron_lm_default_args["bf16"] = True
+            self.DDP_impl = "local"
+            self.megatron_lm_default_args["DDP_impl"] = self.DDP_impl
+
+    def set_training_args(self, micro_batch_size: int, dp_degree: int) -> None:
+        """Choose the batch sizes.
+
+        Args:
+            micro_batch_size: Samples of one rank in one part of a batch.
+            dp_degree: Ranks that read different data.
+        """
+        self.data_parallel_size = dp_degree
+        self.micro_batch_size = micro_batch_size
+        self.global_batch_size = dp_degree * micro_batch_size * (self.num_micro_batches or 1)
+        for name in ("data_parallel_size", "micro_batch_size", "global_batch_size"):
+            self.megatron_lm_default_args[name] = getattr(self, name)
+
+    def set_optimizer_type(self, optimizer: torch.optim.Optimizer) -> None:
+        """Translate an optimizer.
+
+        Args:
+            optimizer: An Adam or SGD of any make; told by its class name.
+
+        Raises:
+            ConfigurationError: Megatron-LM has no such optimizer.
+        """
+        name = type(optimizer).__name__.lower()
+        first = optimizer.param_groups[0]
+        arguments = self.megatron_lm_default_args
+        if "adam" in name:
+            arguments["optimizer"] = "adam"
+            arguments["adam_beta1"], arguments["adam_beta2"] = first["betas"]
+            arguments["adam_eps"] = first["eps"]
+        elif "sgd" in name:
+            arguments["optimizer"] = "sgd"
+            arguments["sgd_momentum"] = first["momentum"]
+        else:
+            raise ConfigurationError(
+                f"Megatron-LM does not have this optimizer; got {type(optimizer).__name__}. Use an Adam or SGD."
+            )
+        arguments["lr"] = optimizer.defaults["lr"]
+        arguments["weight_decay"] = optimizer.defaults["weight_decay"]
+
+    def set_scheduler_args(self, scheduler: Any) -> None:
+        """Translate a schedule.
+
+        Args:
+            scheduler: Has `total_num_steps` and `warmup_num_steps`, counted in batches of one rank.
+        """
+        ranks = self.megatron_lm_default_args["data_parallel_size"]
+        if self.train_iters is None:
+            self.train_iters = scheduler.total_num_steps // ranks
+            if self.train_samples is not None:
+                warnings.warn(
+                    "The run is counted in steps, from the schedule; train_samples is passed over.", stacklevel=2
+                )
+                self.train_samples = None
+        if self.lr_warmup_iters is None:
+            self.lr_warmup_iters = scheduler.warmup_num_steps // ranks
+            if self.lr_warmup_samples is not None:
+                warnings.warn(
+                    "The rise is counted in steps, from the schedule; lr_warmup_samples is passed over.", stacklevel=2
+                )
+            self.lr_warmup_samples = 0
+        for name in ("train_iters", "lr_warmup_iters", "train_samples", "lr_warmup_samples", *_SCHEDULE):
+            self.megatron_lm_default_args[name] = getattr(self, name)
+
+    def set_tensorboard_logging_options(self) -> None:
+        """Switch on everything that Megatron-LM can log.
+
+        Raises:
+            MissingDependencyError: Megatron-LM is not installed.
+        """
+        try:
+            parsing = importlib.import_module("megatron.training.arguments")
+        except ImportError:
+            raise MissingDependencyError(
+                "Megatron-LM says itself what it can log; it is not installed. Install it from its repository, or set "
+                "set_all_logging_options=False."
+            ) from None
+        known = vars(parsing._add_logging_args(_Collector()))["flags"]
+        for flag in known:
+            if flag.startswith("log_"):
+                self.megatron_lm_default_args[flag] = True
+            elif flag.startswith("no_log_"):
+                self.megatron_lm_default_args[flag.removeprefix("no_")] = True
+
+
+class _Collector:
+    """An argument parser that only collects the names of flags."""
+
+    def __init__(self) -> None:
+        self.flags: list[str] = []
+
+    def add_argument_group(self, *_args: Any, **_kwargs: Any) -> _Collector:
+        return self
+
+    def add_argument(self, flag: str, *_others: str, **_kwargs: Any) -> None:
+        self.flags.append(flag.lstrip("-").replace("-", "_"))

@@ -1,0 +1,342 @@
+"""How ranks are laid out on a mesh: its axes, their sizes and what each is for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Literal
+
+from accel_core.errors import ConfigurationError, MissingDependencyError
+from accel_core.host import availability, versions
+from accel_core.options.option import option_named
+from accel_core.options.parallelism import (
+    BETA_TP_AVAILABLE_TRANSFORMERS_VERSION,
+    CP_STRATEGIES,
+    ParallelismOptions,
+)
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+__all__ = [
+    "DeepSpeedSequenceParallelConfig",
+    "ParallelismConfig",
+    "TorchContextParallelConfig",
+    "TorchTensorParallelConfig",
+    "TorchTensorParallelPlugin",
+]
+
+_MESH_ORDER = ("dp_replicate", "dp_shard", "cp", "sp", "tp")
+_REFUSED_ATTENTIONS = ("eager", "flex_attention")
+
+
+def _read(name: str) -> Any:
+    return option_named(ParallelismOptions, name).read()
+
+
+@dataclass
+class TorchContextParallelConfig:
+    """How context parallelism exchanges keys and values.
+
+    Args:
+        cp_comm_strategy: "allgather" gathers them once, "alltoall" passes them on in a ring; read from
+            PARALLELISM_CONFIG_CP_COMM_STRATEGY where `None`.
+
+    Raises:
+        ConfigurationError: The strategy is neither.
+    """
+
+    cp_comm_strategy: str | None = None
+
+    def __post_init__(self) -> None:
+        """Fill the strategy from the environment."""
+        if self.cp_comm_strategy is None:
+            self.cp_comm_strategy = _read("cp_comm_strategy")
+        if self.cp_comm_strategy not in CP_STRATEGIES:
+            raise ConfigurationError(
+                f"Context parallelism cannot exchange keys and values by {self.cp_comm_strategy!r}. "
+                f"Use one of {list(CP_STRATEGIES)} as cp_comm_strategy."
+            )
+
+
+@dataclass
+class DeepSpeedSequenceParallelConfig:
+    """What Ulysses sequence parallelism has to know about sequences and attention.
+
+    Args:
+        sp_seq_length: Length of all sequences in tokens, where it is fixed.
+        sp_seq_length_is_variable: Whether sequences differ in length from batch to batch.
+        sp_attn_implementation: Attention that each rank computes on its heads, by its name in transformers.
+
+    Raises:
+        ConfigurationError: An attention that cannot work on a part of the heads.
+    """
+
+    sp_seq_length: int | None = None
+    sp_seq_length_is_variable: bool | None = None
+    sp_attn_implementation: str | None = None
+
+    def __post_init__(self) -> None:
+        """Fill what is left open from the environment."""
+        for name in ("sp_seq_length", "sp_seq_length_is_variable", "sp_attn_implementation"):
+            if getattr(self, name) is None:
+                setattr(self, name, _read(name))
+        if self.sp_attn_implementation in _REFUSED_ATTENTIONS:
+            raise ConfigurationError(
+                f"Sequence parallelism cannot use the attention {self.sp_attn_implementation!r}. "
+                "Set sp_attn_implementation to 'sdpa' or to a flash attention."
+            )
+
+
+@dataclass
+class TorchTensorParallelConfig:
+    """How matrix products are split.
+
+    Args:
+        enable_async_tp: Whether communication overlaps with the products.
+
+    Raises:
+        MissingDependencyError: transformers, whose models carry the plan of the split, is missing or too old.
+    """
+
+    enable_async_tp: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse when no installed library can say how a model is split."""
+        known = availability.is_transformers_available()
+        if not known or versions.compare_versions("transformers", "<", BETA_TP_AVAILABLE_TRANSFORMERS_VERSION):
+            raise MissingDependencyError(
+                "Tensor parallelism takes its plan from transformers "
+                f">= {BETA_TP_AVAILABLE_TRANSFORMERS_VERSION}, which is not installed. Run `pip install transformers`."
+            )
+
+
+@dataclass
+class TorchTensorParallelPlugin:
+    """Number of ranks that share one matrix product; `ParallelismConfig(tp_size=…)` says the same and more.
+
+    Args:
+        tp_size: The number of ranks.
+        torch_device_mesh: The mesh they stand on, where it exists already.
+    """
+
+    tp_size: int = 1
+    torch_device_mesh: DeviceMesh | None = None
+
+
+@dataclass
+class ParallelismConfig:
+    """Number of ranks along each axis of the mesh; a size left at `None` is read from PARALLELISM_CONFIG_*.
+
+    The ranks of the run are laid out in the order dp_replicate, dp_shard, cp, sp, tp, the last varying fastest, so that
+    ranks that talk most are neighbours.
+
+    Args:
+        dp_replicate_size: Ranks that hold copies of the whole model.
+        dp_shard_size: Ranks that share one copy of the model.
+        tp_size: Ranks that share one matrix product.
+        cp_size: Ranks that share one sequence by context parallelism.
+        cp_backend: Library of context parallelism: "torch".
+        sp_size: Ranks that share one sequence by Ulysses sequence parallelism.
+        sp_backend: Library of sequence parallelism: "deepspeed".
+        tp_handler: Settings of tensor parallelism.
+        cp_handler: Settings of context parallelism.
+        sp_handler: Settings of sequence parallelism.
+
+    Raises:
+        ConfigurationError: A size below 1, an unknown backend, a handler of another type, or axes that exclude one
+            another.
+    """
+
+    dp_replicate_size: int | None = None
+    dp_shard_size: int | None = None
+    tp_size: int | None = None
+    cp_size: int | None = None
+    cp_backend: Literal["torch"] | None = None
+    sp_size: int | None = None
+    sp_backend: Literal["deepspeed"] | None = None
+    tp_handler: TorchTensorParallelConfig | None = None
+    cp_handler: TorchContextParallelConfig | None = None
+    sp_handler: DeepSpeedSequenceParallelConfig | None = None
+
+    device_mesh: DeviceMesh | None = field(default=None, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Fill what is left open from the environment, make the handlers and check the layout."""
+        for name in (*(f"{axis}_size" for axis in _MESH_ORDER), "cp_backend", "sp_backend"):
+            if getattr(self, name) is None:
+                setattr(self, name, _read(name))
+        for name in ("cp_backend", "sp_backend"):
+            option_named(ParallelismOptions, name).check(getattr(self, name), f"the argument {name}")
+        for axis, size in self._sizes.items():
+            if size < 1:
+                raise ConfigurationError(f"An axis of the mesh holds at least one rank; got {axis}_size={size}. Use 1.")
+        if self.cp_size > 1 and self.sp_size > 1:  # type: ignore[operator]
+            raise ConfigurationError(
+                "Context and sequence parallelism both split the sequence and exclude one another; "
+                f"got cp_size={self.cp_size} and sp_size={self.sp_size}. Set one of them to 1."
+            )
+        if (self.tp_size > 1 or self.cp_size > 1) and self.dp_replicate_size > 1 and self.dp_shard_size == 1:  # type: ignore[operator]
+            raise ConfigurationError(
+                "Copies of the whole model cannot be combined with tensor or context parallelism alone; got "
+                f"dp_replicate_size={self.dp_replicate_size}, dp_shard_size=1, tp_size={self.tp_size}, "
+                f"cp_size={self.cp_size}. Set dp_shard_size above 1, or dp_replicate_size to 1."
+            )
+        self._make_handlers()
+
+    def _make_handlers(self) -> None:
+        if self.tp_enabled and self.tp_handler is None:
+            self.tp_handler = TorchTensorParallelConfig()
+        if self.cp_enabled:
+            self.cp_handler = self._handler("cp", self.cp_handler, TorchContextParallelConfig)
+        if self.sp_enabled:
+            self.sp_handler = self._handler("sp", self.sp_handler, DeepSpeedSequenceParallelConfig)
+
+    @staticmethod
+    def _handler(axis: str, given: Any, kind: type) -> Any:
+        if given is None:
+            return kind()
+        if not isinstance(given, kind):
+            raise ConfigurationError(
+                f"{axis}_handler has the wrong type; got {type(given).__name__}. Use {kind.__name__}."
+            )
+        return given
+
+    def __repr__(self) -> str:
+        """Return the sizes, backends and handlers, one a line."""
+        words = [f"\t{one.name}={getattr(self, one.name)!r}" for one in fields(self) if one.init]
+        return "ParallelismConfig(\n" + ",\n".join([*words, f"\ttotal_size={self.total_size}"]) + ")"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return everything configured, as JSON can hold it."""
+        values = {one.name: getattr(self, one.name) for one in fields(self) if one.init}
+        return {
+            name: vars(value).copy() if name.endswith("_handler") and value is not None else value
+            for name, value in values.items()
+        }
+
+    @property
+    def _sizes(self) -> dict[str, int]:
+        return {axis: getattr(self, f"{axis}_size") for axis in _MESH_ORDER}
+
+    @property
+    def total_size(self) -> int:
+        """Number of ranks on the whole mesh."""
+        product = 1
+        for size in self._sizes.values():
+            product *= size
+        return product
+
+    @property
+    def data_parallel_size(self) -> int:
+        """Number of ranks that read different data."""
+        return self._sizes["dp_replicate"] * self._sizes["dp_shard"]
+
+    @property
+    def non_data_parallel_size(self) -> int:
+        """Number of ranks that work on the same data together."""
+        return self.total_size // self.data_parallel_size
+
+    @property
+    def dp_replicate_enabled(self) -> bool:
+        """Whether the model is copied."""
+        return self._sizes["dp_replicate"] > 1
+
+    @property
+    def dp_shard_enabled(self) -> bool:
+        """Whether a copy of the model is shared."""
+        return self._sizes["dp_shard"] > 1
+
+    @property
+    def tp_enabled(self) -> bool:
+        """Whether matrix products are shared."""
+        return self._sizes["tp"] > 1
+
+    @property
+    def cp_enabled(self) -> bool:
+        """Whether sequences are shared by context parallelism."""
+        return self._sizes["cp"] > 1
+
+    @property
+    def sp_enabled(self) -> bool:
+        """Whether sequences are shared by Ulysses sequence parallelism."""
+        return self._sizes["sp"] > 1
+
+    def _active(self, *axes: str) -> list[str]:
+        return [axis for axis in axes if self._sizes[axis] > 1]
+
+    @property
+    def dp_dim_names(self) -> list[str]:
+        """Axes along which ranks read different data."""
+        return self._active("dp_replicate", "dp_shard")
+
+    @property
+    def non_dp_dim_names(self) -> list[str]:
+        """Axes along which ranks work on the same data."""
+        return self._active("tp", "cp", "sp")
+
+    @property
+    def dp_shard_cp_dim_names(self) -> list[str]:
+        """Axes along which parameters are sharded."""
+        return self._active("dp_shard", "cp")
+
+    @property
+    def dp_cp_dim_names(self) -> list[str]:
+        """Axes over which a loss is averaged."""
+        return self._active("dp_replicate", "dp_shard", "cp")
+
+    @property
+    def fsdp_dim_names(self) -> list[str]:
+        """Axes of the mesh that fully sharded data parallelism gets: where copies are, then the flattened shards."""
+        return [*self._active("dp_replicate"), "dp_shard_cp"]
+
+    @property
+    def active_mesh_dims(self) -> list[str]:
+        """Axes that hold more than one rank: those of the data first."""
+        return [*self.dp_dim_names, *self.non_dp_dim_names]
+
+    def build_device_mesh(self, device_type: str) -> DeviceMesh | None:
+        """Lay the ranks of the run out.
+
+        Along with the active axes, the flattened axes "dp" (ranks with different data), "dp_shard_cp" (parameters are
+        sharded over it) and "dp_cp" (a loss is averaged over it) can be had from the mesh by name. See
+        `torch.distributed.device_mesh.init_device_mesh`.
+
+        Args:
+            device_type: Kind of device, for example "cuda" or "cpu".
+
+        Returns:
+            The mesh; `None` where no axis is active, or where DeepSpeed lays out the ranks itself.
+        """
+        axes = [axis for axis in _MESH_ORDER if self._sizes[axis] > 1]
+        if not axes or (self.sp_enabled and self.sp_backend == "deepspeed"):
+            return None
+        from torch.distributed.device_mesh import init_device_mesh
+
+        mesh = init_device_mesh(device_type, tuple(self._sizes[axis] for axis in axes), mesh_dim_names=tuple(axes))
+        groups = {"dp": self.dp_dim_names, "dp_shard_cp": self.dp_shard_cp_dim_names, "dp_cp": self.dp_cp_dim_names}
+        for name, members in groups.items():
+            if members:
+                mesh[tuple(members)]._flatten(name)
+        return mesh
+
+    def get_device_mesh(self, device_type: str | None = None) -> DeviceMesh | None:
+        """Return the mesh, which is laid out at the first call.
+
+        Args:
+            device_type: Kind of device; needed at the first call.
+
+        Raises:
+            ConfigurationError: No kind of device at the first call, or another one at a later call.
+        """
+        if self.device_mesh is None:
+            if device_type is None:
+                raise ConfigurationError(
+                    "A mesh is laid out for one kind of device; got none. Pass device_type, for example 'cuda'."
+                )
+            self.device_mesh = self.build_device_mesh(device_type)
+        elif device_type is not None and self.device_mesh.device_type != device_type:
+            raise ConfigurationError(
+                f"The mesh is already laid out for {self.device_mesh.device_type!r}; got device_type={device_type!r}. "
+                "Make another ParallelismConfig for other devices."
+            )
+        return self.device_mesh

@@ -1,0 +1,100 @@
+"""Logging that knows its rank: by default the main process speaks for all."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import MutableMapping
+from typing import Any
+
+from accel_core.errors import StateError
+from accel_core.host import environ
+from accel_core.process import control, rendezvous, world
+
+__all__ = ["MultiProcessAdapter", "get_logger"]
+
+
+class MultiProcessAdapter(logging.LoggerAdapter):  # type: ignore[type-arg]  # generic only for type checkers before 3.11
+    """A logger that writes on the main process alone, unless it is told otherwise.
+
+    Every method for a level takes two more keyword arguments: `main_process_only` (true by default), and `in_order`,
+    which lets all ranks write, one after the other; with `in_order` every rank has to make the call.
+    """
+
+    @staticmethod
+    def _should_log(main_process_only: bool) -> bool:
+        """Say whether this process writes a message that only the main process is, or is not, to write."""
+        return not main_process_only or _rank() == 0
+
+    def log(self, level: int, msg: object, *args: Any, **kwargs: Any) -> None:
+        """Write a message.
+
+        Args:
+            level: Its severity.
+            msg: The message, with the places that `args` fill.
+            *args: What fills them.
+            **kwargs: `main_process_only`, `in_order`, and what `logging.Logger.log` takes.
+
+        Raises:
+            StateError: `in_order` is asked for before the processes know each other.
+        """
+        main_process_only = kwargs.pop("main_process_only", True)
+        in_order = kwargs.pop("in_order", False)
+        if not self.isEnabledFor(level):
+            return
+        if in_order:
+            self._log_in_order(level, msg, args, kwargs)
+        elif self._should_log(main_process_only):
+            msg, kwargs = self.process(msg, kwargs)
+            self.logger.log(level, msg, *args, **kwargs)
+
+    def _log_in_order(self, level: int, msg: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        here = world.current()
+        if here is None:
+            raise StateError(
+                "Ranks can write in order only after they met; no PartialState or Accelerator exists yet. "
+                "Make one first, or leave out in_order."
+            )
+        text, options = self.process(msg, {**kwargs, "stacklevel": kwargs.get("stacklevel", 2) + 1})
+        for rank in range(here.size):
+            if rank == here.rank:
+                self.logger.log(level, text, *args, **options)
+            control.wait_for_everyone(here)
+
+    def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
+        """Put the rank in front of the message, and the place of the call into the record."""
+        msg, kwargs = super().process(msg, kwargs)
+        kwargs.setdefault("stacklevel", 2)
+        return f"[RANK {_rank()}] {msg}", kwargs
+
+    def warning_once(self, *args: Any, **kwargs: Any) -> None:
+        """Write a warning the first time that this logger is asked to write it."""
+        said: set[tuple[Any, ...]] = self.__dict__.setdefault("_said", set())
+        key = (args, tuple(sorted(kwargs.items())))
+        if key not in said:
+            said.add(key)
+            kwargs["stacklevel"] = kwargs.get("stacklevel", 2) + 1
+            self.warning(*args, **kwargs)
+
+
+def _rank() -> int:
+    return (world.current() or rendezvous.locate()).rank
+
+
+def get_logger(name: str, log_level: str | None = None) -> MultiProcessAdapter:
+    """Return the logger called `name`, in a form that knows about ranks.
+
+    Args:
+        name: Usually `__name__`.
+        log_level: Severity from which it writes, such as `"INFO"`, set on the root logger too. ACCELERATE_LOG_LEVEL
+            says it where this does not; without both, severities stay as they are.
+
+    >>> logger = get_logger(__name__)
+    >>> logger.debug("on the main process")
+    >>> logger.debug("on every process", main_process_only=False)
+    """
+    level = log_level if log_level is not None else environ.text("ACCELERATE_LOG_LEVEL")
+    logger = logging.getLogger(name)
+    if level is not None:
+        logger.setLevel(level.upper())
+        logger.root.setLevel(level.upper())
+    return MultiProcessAdapter(logger, {})

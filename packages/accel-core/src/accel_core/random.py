@@ -1,0 +1,114 @@
+"""Seeds, and generators that all ranks have in the same state."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from accel_core.comm import collectives
+from accel_core.devices import registry
+from accel_core.errors import ConfigurationError
+from accel_core.options.enums import RNGType
+from accel_core.process import rendezvous, world
+
+__all__ = ["set_seed", "synchronize_rng_state", "synchronize_rng_states"]
+
+_NUMPY_SEEDS = 2**32
+
+
+def set_seed(seed: int, device_specific: bool = False, deterministic: bool = False) -> None:
+    """Seed Python's, numpy's (where it is installed) and torch's generators, on all devices.
+
+    Args:
+        seed: The seed.
+        device_specific: Add the rank, so that every process draws other numbers.
+        deterministic: Make torch use algorithms that give the same result each time, and raise where it has none.
+    """
+    if device_specific:
+        seed += (world.current() or rendezvous.locate()).rank
+    random.seed(seed)
+    if importlib.util.find_spec("numpy") is not None:
+        importlib.import_module("numpy").random.seed(seed % _NUMPY_SEEDS)
+    torch.manual_seed(seed)
+    here = world.current()
+    if here is not None and here.device.type == "xla":
+        here.hardware.set_rng_state(torch.tensor(seed))
+    if deterministic:
+        torch.use_deterministic_algorithms(True)
+
+
+def synchronize_rng_state(rng_type: RNGType | None = None, generator: torch.Generator | None = None) -> None:
+    """Give every rank the state that one generator has on rank 0.
+
+    Args:
+        rng_type: Which generator: torch's own on the CPU, that of a kind of device, or `generator`.
+        generator: The generator, for `RNGType.GENERATOR`.
+
+    Raises:
+        ConfigurationError: `RNGType.GENERATOR` without a generator.
+        DeviceUnavailableError: The installed torch does not drive that kind of device.
+    """
+    if rng_type is not None:
+        synchronize_rng_states([rng_type], generator)
+
+
+def synchronize_rng_states(rng_types: Sequence[str | RNGType], generator: torch.Generator | None = None) -> None:
+    """Give every rank the states that several generators have on rank 0, in one operation.
+
+    Args:
+        rng_types: Which generators, as members of RNGType or their values.
+        generator: The generator, for `"generator"`.
+
+    Raises:
+        ConfigurationError: A word names no generator, or `"generator"` comes without one.
+        DeviceUnavailableError: The installed torch does not drive a kind of device that is named.
+    """
+    kinds = [_kind(rng_type) for rng_type in rng_types]
+    states = [_state(kind, generator) for kind in kinds]
+    if world.ensure().size == 1:
+        return
+    collectives.broadcast(states, from_process=0)
+    for kind, state in zip(kinds, states, strict=True):
+        _set_state(kind, state, generator)
+
+
+def _kind(rng_type: str | RNGType) -> RNGType:
+    try:
+        return RNGType(rng_type)
+    except ValueError:
+        raise ConfigurationError(
+            f"No generator is called {rng_type!r}. Use one of {', '.join(RNGType.list())}."
+        ) from None
+
+
+def _state(kind: RNGType, generator: torch.Generator | None) -> torch.Tensor:
+    if kind is RNGType.TORCH:
+        return torch.get_rng_state()
+    if kind is RNGType.GENERATOR:
+        return _given(generator).get_state()
+    state = registry.named(kind.value).rng_state()
+    return torch.empty(0, dtype=torch.uint8) if state is None else state
+
+
+def _set_state(kind: RNGType, state: torch.Tensor, generator: torch.Generator | None) -> None:
+    if kind is RNGType.TORCH:
+        torch.set_rng_state(state)
+    elif kind is RNGType.GENERATOR:
+        _given(generator).set_state(state)
+    else:
+        registry.named(kind.value).set_rng_state(state)
+
+
+def _given(generator: Any) -> torch.Generator:
+    if generator is None:
+        raise ConfigurationError(
+            "The state of a generator of your own cannot be synchronised without it; got generator=None. "
+            "Pass generator=..., or leave 'generator' out of rng_types."
+        )
+    given: torch.Generator = generator
+    return given

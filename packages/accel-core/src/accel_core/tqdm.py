@@ -1,0 +1,43 @@
+"""A progress bar that shows on one process of each machine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from accel_core.errors import ConfigurationError, MissingDependencyError
+from accel_core.process import rendezvous, world
+
+__all__ = ["tqdm"]
+
+
+def tqdm(*args: Any, main_process_only: bool = True, **kwargs: Any) -> Any:
+    """Make a progress bar, by default on the first process of each machine alone.
+
+    Args:
+        *args: What `tqdm.auto.tqdm` takes: usually an iterable.
+        main_process_only: Show the bar on the first process of each machine; otherwise on all.
+        **kwargs: What `tqdm.auto.tqdm` takes; `disable=True` hides the bar everywhere.
+
+    Returns:
+        A `tqdm.auto.tqdm`.
+
+    Raises:
+        ConfigurationError: The first argument is `True` or `False`.
+        MissingDependencyError: tqdm is not installed.
+    """
+    try:
+        from tqdm.auto import tqdm as bar
+    except ImportError as error:
+        raise MissingDependencyError(
+            "A progress bar needs the library tqdm, which is not installed. Run `pip install tqdm`."
+        ) from error
+    if args and isinstance(args[0], bool):
+        raise ConfigurationError(
+            f"The first argument of tqdm is an iterable; got {args[0]}. "
+            "Say which processes show the bar with main_process_only=..."
+        )
+    disable = kwargs.pop("disable", False)
+    if main_process_only and not disable:
+        disable = (world.current() or rendezvous.locate()).local_rank != 0
+    make: Any = bar
+    return make(*args, **kwargs, disable=disable)

@@ -17,7 +17,7 @@ from accel_core.checkpoint.report import Report
 from accel_core.comm import collectives
 from accel_core.comm.padding import pad_across_processes
 from accel_core.comm.trigger import Trigger
-from accel_core.data.loader import DataLoaderStateMixin
+from accel_core.data.loader import PreparedLoader
 from accel_core.data.remainder import gather_for_metrics
 from accel_core.data.skip import skip_first_batches
 from accel_core.devices.memory import release_memory
@@ -1039,7 +1039,7 @@ def _even_batches(loaders: list[Any], even_batches: bool | None) -> Iterator[Non
     changed: list[tuple[Any, bool]] = []
     if even_batches is not None:
         for loader in loaders:
-            sampler = getattr(loader, "batch_sampler", None) if isinstance(loader, DataLoaderStateMixin) else None
+            sampler = getattr(loader, "batch_sampler", None) if isinstance(loader, PreparedLoader) else None
             if sampler is not None and hasattr(sampler, "even_batches"):
                 changed.append((sampler, sampler.even_batches))
                 sampler.even_batches = even_batches

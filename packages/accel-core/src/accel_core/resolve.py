@@ -18,6 +18,7 @@ from accel_core.optim.accumulation import Accumulation
 from accel_core.options.enums import DynamoBackend, PrecisionType, RNGType
 from accel_core.plugins.accumulation import GradientAccumulationPlugin
 from accel_core.plugins.compilation import TorchDynamoPlugin
+from accel_core.plugins.fp8 import AORecipeKwargs, MSAMPRecipeKwargs, TERecipeKwargs
 from accel_core.plugins.handlers import (
     AutocastKwargs,
     DistributedDataParallelKwargs,
@@ -43,7 +44,9 @@ __all__ = ["UNSET", "Arguments", "resolve"]
 UNSET: Any = object()
 """Stands for an argument that nobody gave."""
 
+_RECIPES = (AORecipeKwargs, TERecipeKwargs, MSAMPRecipeKwargs)
 _BUILT_IN = (
+    *_RECIPES,
     AutocastKwargs,
     DistributedDataParallelKwargs,
     GradScalerKwargs,
@@ -118,7 +121,11 @@ def resolve(given: Arguments) -> tuple[Runtime, AcceleratorState]:
     here = world.ensure()
     autocast = handlers.get("AutocastKwargs") or AutocastKwargs()
     precision = precisions.choose(
-        state.mixed_precision, here, autocast, handlers.get("GradScalerKwargs") or GradScalerKwargs()
+        state.mixed_precision,
+        here,
+        autocast,
+        handlers.get("GradScalerKwargs") or GradScalerKwargs(),
+        [handler for handler in handlers.values() if isinstance(handler, _RECIPES)],
     )
     strategy = chosen(
         Parts(
@@ -160,7 +167,9 @@ def _handlers(given: Iterable[KwargsHandler] | None) -> dict[str, Any]:
                 f"kwargs_handlers takes objects such as DistributedDataParallelKwargs; got {type(handler).__name__}. "
                 "Pass instances of the handler classes."
             )
-        name = next((kind.__name__ for kind in _BUILT_IN if isinstance(handler, kind)), type(handler).__name__)
+        name = type(handler).__name__
+        if not isinstance(handler, _RECIPES):
+            name = next((kind.__name__ for kind in _BUILT_IN if isinstance(handler, kind)), name)
         if name in found:
             raise ConfigurationError(f"kwargs_handlers holds two {name}; give each kind of handler once.")
         found[name] = handler

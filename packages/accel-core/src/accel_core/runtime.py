@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from accel_core.data.loader import DataLoaderStateMixin
+from accel_core.data.loader import PreparedLoader
 from accel_core.data.prepare import prepare_data_loader
 from accel_core.errors import PreparationError
 from accel_core.optim.accumulation import Accumulation
@@ -199,7 +199,7 @@ class Runtime:
         self, loader: Any, placement: bool | None = None, slice_fn: Callable[..., Any] | None = None
     ) -> Any:
         """Give each rank its part of a loader; a prepared one comes back as it is."""
-        if isinstance(loader, DataLoaderStateMixin):
+        if isinstance(loader, PreparedLoader):
             if all(kept is not loader for kept in self.dataloaders):
                 self.dataloaders.append(loader)
             return loader

@@ -15,7 +15,7 @@ __all__ = ["XlaDevice"]
 
 
 def _xla_model() -> ModuleType:
-    import torch_xla.core.xla_model as xm  # type: ignore[import-not-found]
+    import torch_xla.core.xla_model as xm
 
     return xm  # type: ignore[no-any-return]
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import sys
-from typing import Any
+from types import MethodType
+from typing import Any, cast
 
 import torch
 
@@ -43,8 +44,7 @@ def compile_regions(module: torch.nn.Module, **compile_kwargs: Any) -> torch.nn.
         A model with the same parameters, buffers and names.
     """
     if not has_repeated_blocks(module):
-        compiled: torch.nn.Module = torch.compile(module, **compile_kwargs)
-        return compiled
+        return cast(torch.nn.Module, torch.compile(module, **compile_kwargs))
     twin = _twin(module, compile_kwargs)
     twin.__dict__["_orig_mod"] = module
     return twin
@@ -54,9 +54,9 @@ def _twin(module: torch.nn.Module, compile_kwargs: dict[str, Any]) -> torch.nn.M
     """Copy the modules, not their parameters, down to the repeated blocks, and compile those."""
     twin = copy.copy(module)
     twin._modules = dict(module._modules)
-    original = twin.__dict__.get("forward")
-    if getattr(original, "__self__", None) is module:
-        twin.__dict__["forward"] = type(original)(original.__func__, twin)  # type: ignore[union-attr,call-arg]
+    own_forward = twin.__dict__.get("forward")
+    if isinstance(own_forward, MethodType) and own_forward.__self__ is module:
+        twin.__dict__["forward"] = MethodType(own_forward.__func__, twin)
     blocks = is_repeated_blocks(module)
     for name, child in module._modules.items():
         if child is None:

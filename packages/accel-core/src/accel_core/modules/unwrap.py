@@ -15,9 +15,9 @@ __all__ = ["canonical_name", "canonical_state_dict", "extract_model_from_paralle
 _PREFIXES = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
 
 
-def _containers() -> tuple[type, ...]:
+def _containers() -> tuple[type[Any], ...]:
     """Return the wrapper classes whose `module` is the model; engines count only where they are loaded."""
-    kinds: list[type] = [DistributedDataParallel, DataParallel]
+    kinds: list[type[Any]] = [DistributedDataParallel, DataParallel]
     fsdp = sys.modules.get("torch.distributed.fsdp.fully_sharded_data_parallel")
     if fsdp is not None:
         kinds.append(fsdp.FullyShardedDataParallel)
@@ -68,7 +68,7 @@ def extract_model_from_parallel(
     return model
 
 
-def _unwrap_children(module: torch.nn.Module, containers: tuple[type, ...]) -> None:
+def _unwrap_children(module: torch.nn.Module, containers: tuple[type[Any], ...]) -> None:
     for name, child in list(module.named_children()):
         inner: Any = child
         while isinstance(inner, containers):

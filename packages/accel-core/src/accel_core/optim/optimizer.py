@@ -63,7 +63,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
     def __init__(
         self, optimizer: torch.optim.Optimizer, device_placement: bool = True, scaler: Any = None
     ) -> None:
-        self.optimizer = optimizer
+        self.optimizer: Any = optimizer
         self.scaler = scaler
         self.device_placement = device_placement
         self.gradient_state = GradientState()
@@ -79,7 +79,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         if self.device_placement and self.optimizer.state:
             self.optimizer.load_state_dict(move_to_device(self.optimizer.state_dict(), device))
 
-    @property  # type: ignore[override]
+    @property
     def state(self) -> Any:
         """The wrapped optimizer's state."""
         return self.optimizer.state
@@ -88,19 +88,21 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
     def state(self, state: Any) -> None:
         self.optimizer.state = state
 
-    @property  # type: ignore[override]
+    @property
     def param_groups(self) -> list[dict[str, Any]]:
         """The wrapped optimizer's parameter groups."""
-        return self.optimizer.param_groups
+        groups: list[dict[str, Any]] = self.optimizer.param_groups
+        return groups
 
     @param_groups.setter
     def param_groups(self, param_groups: list[dict[str, Any]]) -> None:
         self.optimizer.param_groups = param_groups
 
-    @property  # type: ignore[override]
+    @property
     def defaults(self) -> dict[str, Any]:
         """The wrapped optimizer's defaults."""
-        return self.optimizer.defaults
+        defaults: dict[str, Any] = self.optimizer.defaults
+        return defaults
 
     @defaults.setter
     def defaults(self, defaults: dict[str, Any]) -> None:
@@ -121,7 +123,8 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the wrapped optimizer's state."""
-        return self.optimizer.state_dict()
+        state: dict[str, Any] = self.optimizer.state_dict()
+        return state
 
     def zero_grad(self, set_to_none: bool | None = None) -> None:
         """Clear the gradients where the window ends; inside a window they are kept to be added to.
@@ -148,7 +151,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
             return self.optimizer.eval()
         return None
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Step where the accumulation window ends; elsewhere do nothing.
 
         Args:
@@ -166,12 +169,12 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
     def _scaled_step(self, closure: Callable[[], Any] | None) -> Any:
         """Step through the scaler, and note whether it found infinite gradients and skipped."""
         self._accelerate_step_called = False
-        self.optimizer.step = self._patched_step  # type: ignore[method-assign,assignment]
+        self.optimizer.step = self._patched_step
         try:
             result = self.scaler.step(self.optimizer, closure) if closure is not None else self.scaler.step(self.optimizer)
             self.scaler.update()
         finally:
-            self.optimizer.step = self._plain_step  # type: ignore[method-assign]
+            self.optimizer.step = self._plain_step
         self._is_overflow = not self._accelerate_step_called
         return result
 

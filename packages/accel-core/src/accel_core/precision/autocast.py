@@ -61,7 +61,7 @@ class AutocastPrecision(Precision):
         function: Callable[..., Any] = original.__func__ if bound else original
         model.__dict__["_original_forward"] = original
         mixed = convert_outputs_to_fp32(self._under_autocast(function))
-        model.forward = MethodType(mixed, model) if bound else mixed  # type: ignore[method-assign]
+        model.forward = MethodType(mixed, model) if bound else mixed
         return model
 
     def _under_autocast(self, function: Callable[..., Any]) -> Callable[..., Any]:

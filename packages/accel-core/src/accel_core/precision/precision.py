@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -18,8 +18,8 @@ _M = TypeVar("_M", bound=torch.nn.Module)
 class Precision:
     """How a run computes its forward pass. This one computes as the model was written.
 
-    Called in this order: `convert` once for each model before it is wrapped, `wrap` once after it is on its device,
-    `autocast` around each piece of code that asks for it.
+    Called in this order: `pair` once for the models and optimizers of a `prepare`, `convert` once for each model before
+    it is moved, `wrap` once after it is on its device, `autocast` around each piece of code that asks for it.
 
     Attributes:
         name: The word that users chose: `no`, `fp16`, `bf16` or `fp8`.
@@ -41,6 +41,10 @@ class Precision:
             handler: Replaces the run's own autocast arguments inside this block.
         """
         return nullcontext()
+
+    def pair(self, models: list[Any], optimizers: list[Any]) -> tuple[list[Any], list[Any]]:
+        """Convert models and optimizers that have to be converted together; most formats have none."""
+        return models, optimizers
 
     def convert(self, model: _M) -> _M:
         """Exchange layers of `model` for those of this format, in place."""

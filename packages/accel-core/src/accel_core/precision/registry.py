@@ -2,29 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from accel_core.errors import DeviceUnavailableError
-from accel_core.plugins.handlers import AutocastKwargs, GradScalerKwargs
+from accel_core.plugins.handlers import AutocastKwargs, GradScalerKwargs, KwargsHandler
 from accel_core.precision.autocast import AutocastPrecision
+from accel_core.precision.fp8 import backend
 from accel_core.precision.precision import Precision
 from accel_core.process.world import World
 
 __all__ = ["choose"]
 
 
-def choose(name: str, world: World, autocast: AutocastKwargs, scaler: GradScalerKwargs) -> Precision:
+def choose(
+    name: str,
+    world: World,
+    autocast: AutocastKwargs,
+    scaler: GradScalerKwargs,
+    fp8_recipes: Sequence[KwargsHandler] = (),
+) -> Precision:
     """Return the number format called `name` on this world's hardware.
 
     Args:
-        name: `no`, `fp16` or `bf16`.
+        name: `no`, `fp16`, `bf16` or `fp8`.
         world: The processes, for their device.
         autocast: Arguments of `torch.autocast`.
         scaler: Arguments of the gradient scaler.
+        fp8_recipes: The fp8 handlers given.
 
     Raises:
         DeviceUnavailableError: The hardware does not compute in that format.
     """
     if name == "no":
         return Precision()
+    if name == "fp8":
+        return backend.choose(world.device, list(fp8_recipes), autocast)
     hardware = world.hardware
     able = hardware.supports_fp16 if name == "fp16" else hardware.supports_bf16()
     if not able:

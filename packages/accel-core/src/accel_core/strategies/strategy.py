@@ -107,8 +107,13 @@ class Strategy(ABC):
 
     def prepare(self, bundle: Bundle) -> None:
         """Prepare the models of a bundle; fills their slots' results."""
-        for slot in bundle.models:
-            slot.result = self.prepare_model(slot.given, device_placement=slot.place)
+        models, optimizers = self.precision.pair(
+            [slot.given for slot in bundle.models], [slot.given for slot in bundle.optimizers]
+        )
+        for slot, optimizer in zip(bundle.optimizers, optimizers, strict=True):
+            slot.given = optimizer
+        for slot, model in zip(bundle.models, models, strict=True):
+            slot.result = self.prepare_model(model, device_placement=slot.place)
         for slot in bundle.optimizers:
             self._refuse_dead_parameters(slot.given)
 

@@ -14,7 +14,8 @@ import pytest
 
 __all__ = ["fresh_state", "no_environment_leak", "no_process_group_leak", "no_state_leak", "no_thread_leak"]
 
-_OWNED_BY_PYTEST = ("PYTEST_", "COV_", "HYPOTHESIS_")
+_OWNED_BY_OTHERS = ("PYTEST_", "COV_", "HYPOTHESIS_", "TORCHINDUCTOR_", "KINETO_")
+"""Variables of the test runner, and those that torch sets once when a part of it is first used."""
 
 
 @pytest.fixture
@@ -32,8 +33,8 @@ def no_environment_leak() -> Iterator[None]:
     """Fail a test that leaves the environment changed, and put it back."""
     before = dict(os.environ)
     yield
-    after = {name: value for name, value in os.environ.items() if not name.startswith(_OWNED_BY_PYTEST)}
-    kept = {name: value for name, value in before.items() if not name.startswith(_OWNED_BY_PYTEST)}
+    after = {name: value for name, value in os.environ.items() if not name.startswith(_OWNED_BY_OTHERS)}
+    kept = {name: value for name, value in before.items() if not name.startswith(_OWNED_BY_OTHERS)}
     if after != kept:
         changed = sorted(
             name for name in after.keys() | kept.keys() if after.get(name) != kept.get(name)

@@ -98,7 +98,7 @@ def run(
                 "ACCELERATE_DEBUG_RDV_FILE": os.path.join(folder, "meeting"),
                 **(environment or {}),
             }
-            process = context.Process(
+            process: BaseProcess = context.Process(
                 target=_rank_main,
                 args=(sender, source, body.__qualname__, args, kwargs or {}, variables, sys.path, folder, rank),
                 daemon=False,
@@ -122,13 +122,13 @@ def _collect(ranks: list[tuple[BaseProcess, Connection]], folder: Path, timeout:
     verdicts: dict[int, tuple[str, str]] = {}
     pending = {receiver: rank for rank, (_, receiver) in enumerate(ranks)}
     while pending:
-        ready = wait(list(pending), timeout=max(0.0, deadline - time.monotonic()))
+        ready = set(wait(list(pending), timeout=max(0.0, deadline - time.monotonic())))
         if not ready:
             break
-        for receiver in ready:
-            rank = pending.pop(receiver)  # type: ignore[index]
+        for receiver in [receiver for receiver in pending if receiver in ready]:
+            rank = pending.pop(receiver)
             try:
-                verdicts[rank] = receiver.recv()  # type: ignore[union-attr]
+                verdicts[rank] = receiver.recv()
             except EOFError:
                 ranks[rank][0].join(5)
                 verdicts[rank] = ("fail", f"the process ended with exit code {ranks[rank][0].exitcode}, no verdict")
@@ -190,7 +190,8 @@ def _body(source: str, qualname: str) -> Callable[..., None]:
     """Import the test's file in this process and return the undecorated body."""
     name = "ranks_" + str(abs(hash(source)))
     spec = importlib.util.spec_from_file_location(name, source)
-    assert spec is not None and spec.loader is not None, f"{source} cannot be imported"
+    assert spec is not None, f"{source} cannot be imported"
+    assert spec.loader is not None, f"{source} cannot be imported"
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     spec.loader.exec_module(module)

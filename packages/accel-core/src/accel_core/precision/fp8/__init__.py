@@ -1,0 +1,1 @@
+"""Eight-bit floating point: one file per library that provides it."""

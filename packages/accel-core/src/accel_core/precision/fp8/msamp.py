@@ -1,0 +1,58 @@
+"""fp8 training through MS-AMP. Never run on hardware: the library needs an NVIDIA GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from accel_core.errors import MissingDependencyError, PreparationError
+from accel_core.host.availability import is_msamp_available
+from accel_core.options.enums import FP8BackendType
+from accel_core.plugins.fp8 import MSAMPRecipeKwargs
+from accel_core.plugins.handlers import AutocastKwargs, GradScalerKwargs
+from accel_core.precision.autocast import AutocastPrecision
+
+__all__ = ["MsampPrecision"]
+
+
+class MsampPrecision(AutocastPrecision):
+    """8-bit gradients and optimizer states through MS-AMP, bf16 forward passes. Never run on hardware.
+
+    Args:
+        device: Where the run computes.
+        recipe: What is kept in 8 bits.
+        handler: Arguments of `torch.autocast`.
+
+    Raises:
+        MissingDependencyError: MS-AMP is not installed.
+    """
+
+    def __init__(self, device: torch.device, recipe: MSAMPRecipeKwargs, handler: AutocastKwargs) -> None:
+        if not is_msamp_available():
+            raise MissingDependencyError(
+                "fp8 through MS-AMP needs the library msamp, which is not installed. "
+                "Install it from its repository, or use the torchao backend."
+            )
+        super().__init__("bf16", device, handler, GradScalerKwargs())
+        self.name = "fp8"
+        self.fp8_backend = FP8BackendType.MSAMP
+        self.recipe = recipe
+
+    def pair(self, models: list[Any], optimizers: list[Any]) -> tuple[list[Any], list[Any]]:
+        """Convert a model and its optimizer together (`msamp.initialize`).
+
+        Raises:
+            PreparationError: Not exactly one of each.
+        """
+        if not models and not optimizers:
+            return models, optimizers
+        if len(models) != 1 or len(optimizers) != 1:
+            raise PreparationError(
+                f"MS-AMP prepares one model together with its optimizer; got {len(models)} models and "
+                f"{len(optimizers)} optimizers. Call accelerator.prepare(model, optimizer)."
+            )
+        import msamp
+
+        model, optimizer = msamp.initialize(models[0], optimizers[0], opt_level=self.recipe.opt_level)
+        return [model], [optimizer]

@@ -1,0 +1,126 @@
+"""fp8 training through torchao: linear layers whose matrix products run in 8 bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+
+from accel_core.errors import MissingDependencyError
+from accel_core.host.availability import is_torchao_available
+from accel_core.options.enums import FP8BackendType
+from accel_core.plugins.fp8 import AORecipeKwargs
+from accel_core.plugins.handlers import AutocastKwargs, GradScalerKwargs
+from accel_core.precision.autocast import AutocastPrecision
+
+if TYPE_CHECKING:
+    from torchao.float8 import Float8LinearConfig
+
+__all__ = [
+    "TorchaoPrecision",
+    "convert_model_to_fp8_ao",
+    "filter_first_and_last_linear_layers",
+    "filter_linear_layers",
+    "find_first_last_linear_layers",
+    "has_ao_layers",
+]
+
+_M = TypeVar("_M", bound=torch.nn.Module)
+_MULTIPLE = 16
+"""Matrix products in 8 bits need dims that are multiples of this."""
+
+
+def find_first_last_linear_layers(model: torch.nn.Module) -> tuple[str | None, str | None]:
+    """Return the names of the first and the last linear layer of `model`, `None` where it has none."""
+    names = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
+    return (names[0], names[-1]) if names else (None, None)
+
+
+def filter_linear_layers(module: torch.nn.Module, fqn: str, layers_to_filter: list[str]) -> bool:
+    """Say whether a layer is to be converted: a linear one whose sizes allow it and that is not excluded.
+
+    Args:
+        module: The layer.
+        fqn: Its full name in the model.
+        layers_to_filter: Full names to leave as they are.
+    """
+    if not isinstance(module, torch.nn.Linear):
+        return False
+    fits = module.in_features % _MULTIPLE == 0 and module.out_features % _MULTIPLE == 0
+    return fits and fqn not in layers_to_filter
+
+
+def filter_first_and_last_linear_layers(module: torch.nn.Module, fqn: str) -> bool:
+    """Say whether a layer is to be converted when the first and last linear layers below `module` are not."""
+    return filter_linear_layers(
+        module, fqn, layers_to_filter=[name for name in find_first_last_linear_layers(module) if name is not None]
+    )
+
+
+def has_ao_layers(model: torch.nn.Module) -> bool:
+    """Say whether any layer of `model` is torchao's `Float8Linear`."""
+    _require()
+    from torchao.float8.float8_linear import Float8Linear
+
+    return any(isinstance(module, Float8Linear) for module in model.modules())
+
+
+def convert_model_to_fp8_ao(
+    model: _M,
+    config: Float8LinearConfig | None = None,
+    module_filter_func: Callable[[torch.nn.Module, str], bool] | None = None,
+) -> _M:
+    """Exchange linear layers, in place, for ones that multiply in 8 bits (`torchao.float8`).
+
+    Args:
+        model: The model.
+        config: How; torchao's default where `None`.
+        module_filter_func: Says of a layer and its name whether it is converted. By default all linear layers are
+            whose sizes are multiples of 16, but for the first and the last, which are the most sensitive.
+
+    Returns:
+        The same model.
+
+    Raises:
+        MissingDependencyError: torchao is not installed.
+    """
+    _require()
+    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+    if module_filter_func is None:
+        kept = [name for name in find_first_last_linear_layers(model) if name is not None]
+        module_filter_func = partial(filter_linear_layers, layers_to_filter=kept)
+    convert_to_float8_training(model, config=config or Float8LinearConfig(), module_filter_fn=module_filter_func)
+    return model
+
+
+def _require() -> None:
+    if not is_torchao_available():
+        raise MissingDependencyError(
+            "fp8 through torchao needs the library torchao, which is not installed. Run `pip install torchao`."
+        )
+
+
+class TorchaoPrecision(AutocastPrecision):
+    """fp8 matrix products in linear layers, bf16 everywhere else.
+
+    Args:
+        device: Where the run computes.
+        recipe: What is converted, and how.
+        handler: Arguments of `torch.autocast`.
+    """
+
+    def __init__(self, device: torch.device, recipe: AORecipeKwargs, handler: AutocastKwargs) -> None:
+        super().__init__("bf16", device, handler, GradScalerKwargs())
+        self.name = "fp8"
+        self.fp8_backend = FP8BackendType.AO
+        self.recipe = recipe
+
+    def convert(self, model: _M) -> _M:
+        """Exchange the linear layers of a model that has none exchanged yet."""
+        if has_ao_layers(model):
+            return model
+        arguments: dict[str, Any] = {"config": self.recipe.config, "module_filter_func": self.recipe.module_filter_func}
+        return convert_model_to_fp8_ao(model, **arguments)

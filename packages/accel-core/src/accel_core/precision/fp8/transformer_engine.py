@@ -1,0 +1,179 @@
+"""fp8 training through NVIDIA's Transformer Engine. Never run on hardware: the library needs an NVIDIA GPU."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from types import MethodType, ModuleType
+from typing import Any, TypeVar
+
+import torch
+
+from accel_core.errors import MissingDependencyError
+from accel_core.host.availability import is_transformer_engine_available
+from accel_core.options.enums import FP8BackendType
+from accel_core.plugins.fp8 import TERecipeKwargs
+from accel_core.plugins.handlers import AutocastKwargs, GradScalerKwargs
+from accel_core.precision.autocast import AutocastPrecision
+
+__all__ = [
+    "TransformerEnginePrecision",
+    "apply_fp8_autowrap",
+    "contextual_fp8_autocast",
+    "convert_model",
+    "has_transformer_engine_layers",
+    "recipe_arguments",
+]
+
+_M = TypeVar("_M", bound=torch.nn.Module)
+_MULTIPLE = 16
+
+
+def _engine() -> ModuleType:
+    if not is_transformer_engine_available():
+        raise MissingDependencyError(
+            "fp8 through Transformer Engine needs the library transformer_engine, which is not installed. "
+            "Run `pip install transformer-engine[pytorch]`, or use the torchao backend."
+        )
+    import transformer_engine.pytorch as te
+
+    return te  # type: ignore[no-any-return]
+
+
+def has_transformer_engine_layers(model: torch.nn.Module) -> bool:
+    """Say whether any layer of `model` is Transformer Engine's."""
+    te = _engine()
+    kinds = (te.LayerNorm, te.Linear, te.TransformerLayer)
+    return any(isinstance(module, kinds) for module in model.modules())
+
+
+@torch.no_grad()
+def convert_model(
+    model: torch.nn.Module,
+    to_transformer_engine: bool = True,
+    _convert_linear: bool = True,
+    _convert_ln: bool = True,
+) -> None:
+    """Exchange, in place, linear and layer-norm layers for Transformer Engine's, or back.
+
+    Args:
+        model: The model.
+        to_transformer_engine: Exchange torch's layers for Transformer Engine's; else the other way round.
+        _convert_linear: Whether linear layers are exchanged (those whose sizes are multiples of 16).
+        _convert_ln: Whether layer norms are.
+    """
+    te = _engine()
+    for name, layer in list(model.named_children()):
+        if _convert_linear and isinstance(layer, torch.nn.Linear if to_transformer_engine else te.Linear):
+            new = _linear_like(layer, te if to_transformer_engine else torch.nn)
+        elif _convert_ln and isinstance(layer, torch.nn.LayerNorm if to_transformer_engine else te.LayerNorm):
+            new = _norm_like(layer, te if to_transformer_engine else torch.nn)
+        else:
+            new = None
+        if new is None:
+            convert_model(layer, to_transformer_engine, _convert_linear, _convert_ln)
+        else:
+            setattr(model, name, new)
+
+
+def _linear_like(layer: Any, library: Any) -> torch.nn.Module | None:
+    if layer.in_features % _MULTIPLE or layer.out_features % _MULTIPLE:
+        return None
+    has_bias = layer.bias is not None and layer.bias.numel() > 0
+    dtype = {"dtype" if library is torch.nn else "params_dtype": layer.weight.dtype}
+    new = library.Linear(layer.in_features, layer.out_features, bias=has_bias, **dtype).to(layer.weight.device)
+    new.weight.copy_(layer.weight)
+    if has_bias:
+        new.bias.copy_(layer.bias)
+    return new  # type: ignore[no-any-return]
+
+
+def _norm_like(layer: Any, library: Any) -> torch.nn.Module:
+    dtype = {"dtype" if library is torch.nn else "params_dtype": layer.weight.dtype}
+    new = library.LayerNorm(layer.weight.shape[0], eps=layer.eps, **dtype).to(layer.weight.device)
+    new.weight.copy_(layer.weight)
+    new.bias.copy_(layer.bias)
+    return new  # type: ignore[no-any-return]
+
+
+def contextual_fp8_autocast(
+    model_forward: Callable[..., Any], fp8_recipe: Any, use_during_eval: bool = False
+) -> Callable[..., Any]:
+    """Run a model's forward under `te.fp8_autocast`.
+
+    Args:
+        model_forward: The bound forward of a module, or a function whose first argument is the module.
+        fp8_recipe: A recipe of Transformer Engine.
+        use_during_eval: Also compute in 8 bits in evaluation mode.
+    """
+    te = _engine()
+
+    @functools.wraps(model_forward)
+    def forward(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        with te.fp8_autocast(enabled=use_during_eval or self.training, fp8_recipe=fp8_recipe):
+            return model_forward(*args, **kwargs)
+
+    return forward
+
+
+def recipe_arguments(handler: TERecipeKwargs | None) -> dict[str, Any]:
+    """Return the arguments of Transformer Engine's recipe that `handler` stands for."""
+    arguments = (handler.to_kwargs() if handler is not None else {}).copy()
+    for ours in ("use_autocast_during_eval", "use_mxfp8_block_scaling", "backend", "opt_level"):
+        arguments.pop(ours, None)
+    return arguments
+
+
+def apply_fp8_autowrap(model: _M, fp8_recipe_handler: TERecipeKwargs | None) -> _M:
+    """Make `model.forward` compute in 8 bits where its layers can.
+
+    Args:
+        model: A model with layers of Transformer Engine.
+        fp8_recipe_handler: The recipe.
+    """
+    _engine()
+    from transformer_engine.common import recipe as recipes
+
+    arguments = recipe_arguments(fp8_recipe_handler)
+    if "fp8_format" in arguments:
+        arguments["fp8_format"] = getattr(recipes.Format, arguments["fp8_format"])
+    blocks = fp8_recipe_handler is not None and bool(fp8_recipe_handler.use_mxfp8_block_scaling)
+    recipe = recipes.MXFP8BlockScaling() if blocks else recipes.DelayedScaling(**arguments)
+    evaluating = fp8_recipe_handler is not None and bool(fp8_recipe_handler.use_autocast_during_eval)
+    model.forward = MethodType(
+        contextual_fp8_autocast(model.forward, recipe, evaluating), model
+    )
+    return model
+
+
+class TransformerEnginePrecision(AutocastPrecision):
+    """fp8 through Transformer Engine, bf16 everywhere else. Never run on hardware.
+
+    Args:
+        device: Where the run computes.
+        recipe: How numbers are scaled.
+        handler: Arguments of `torch.autocast`.
+    """
+
+    def __init__(self, device: torch.device, recipe: TERecipeKwargs, handler: AutocastKwargs) -> None:
+        super().__init__("bf16", device, handler, GradScalerKwargs())
+        self.name = "fp8"
+        self.fp8_backend = FP8BackendType.TE
+        self.recipe = recipe
+
+    def convert(self, model: _M) -> _M:
+        """Exchange the layers of a model that has none exchanged yet."""
+        if not has_transformer_engine_layers(model):
+            convert_model(model)
+        return model
+
+    def wrap(self, model: _M) -> _M:
+        """Run forward under bf16 autocast and, inside it, in 8 bits."""
+        if "_original_forward" in model.__dict__:
+            return model
+        return super().wrap(apply_fp8_autowrap(model, self.recipe))
+
+    def autocast(self, handler: AutocastKwargs | None = None) -> AbstractContextManager[object]:
+        """Return bf16 autocast; 8 bits are the layers' own affair."""
+        return super().autocast(handler)

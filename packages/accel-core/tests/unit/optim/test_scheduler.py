@@ -1,0 +1,79 @@
+"""The wrapped schedule."""
+
+import logging
+
+import pytest
+import torch
+from torch.optim.lr_scheduler import LambdaLR, OneCycleLR
+
+from accel_core.optim.optimizer import AcceleratedOptimizer
+from accel_core.optim.scheduler import AcceleratedScheduler
+from accel_core.plugins.accumulation import GradientAccumulationPlugin
+from accel_core.state import GradientState
+
+pytestmark = pytest.mark.usefixtures("fresh_state")
+
+
+def _made(**kwargs: object) -> tuple[AcceleratedOptimizer, AcceleratedScheduler]:
+    optimizer = AcceleratedOptimizer(torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0))
+    schedule = LambdaLR(optimizer.optimizer, lambda step: 1.0 / (step + 1))
+    return optimizer, AcceleratedScheduler(schedule, optimizer, **kwargs)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("kwargs", "moves"), [({"replicas": 3}, 3), ({"replicas": 3, "split_batches": True}, 1)])
+def test_moves_for_each_optimizer_step(kwargs: dict[str, object], moves: int) -> None:
+    """It moves once for each replica, or once where batches are split."""
+    optimizer, schedule = _made(**kwargs)
+    optimizer.step()
+    schedule.step()
+    assert schedule.get_last_lr() == [1.0 / (moves + 1)]
+
+
+def test_waits_inside_a_window() -> None:
+    """No step of the optimizer, no step of the schedule; its count moves on where that is asked for."""
+    GradientState(GradientAccumulationPlugin(num_steps=2))
+    optimizer, schedule = _made()
+    counted = schedule._step_count
+    GradientState()._set_sync_gradients(False)
+    optimizer.step()
+    schedule.step()
+    assert schedule.get_last_lr() == [1.0] and schedule._step_count == counted + GradientState().adjust_scheduler
+
+
+def test_waits_for_a_skipped_step() -> None:
+    """After a step that the gradient scaler skipped it stays where it is."""
+    optimizer, schedule = _made()
+    optimizer._is_overflow = True
+    schedule.step()
+    assert schedule.get_last_lr() == [1.0]
+
+
+def test_moves_alone_where_it_is_told_to() -> None:
+    """With step_with_optimizer=False every call moves it."""
+    _, schedule = _made(step_with_optimizer=False)
+    GradientState()._set_sync_gradients(False)
+    with pytest.warns(UserWarning, match="lr_scheduler.step"):
+        schedule.step()
+    assert schedule.get_last_lr() == [0.5]
+
+
+def test_never_moves_past_its_end_and_tells_it_once(caplog: pytest.LogCaptureFixture) -> None:
+    """A schedule of known length moved by three replicas ends early, says when, and does not fall over its end."""
+    optimizer = AcceleratedOptimizer(torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0, momentum=0.9))
+    inner = OneCycleLR(optimizer.optimizer, max_lr=1.0, total_steps=7)
+    schedule = AcceleratedScheduler(inner, optimizer, replicas=3)
+    with caplog.at_level(logging.INFO):
+        for _ in range(5):
+            optimizer.step()
+            schedule.step()
+    told = [record.getMessage() for record in caplog.records if "ends at optimizer step" in record.getMessage()]
+    assert len(told) == 1 and "optimizer step 3" in told[0]
+
+
+def test_state_is_the_wrapped_ones() -> None:
+    """Saving and loading go to the schedule inside."""
+    _, schedule = _made()
+    state = schedule.state_dict()
+    state["last_epoch"] = 41
+    schedule.load_state_dict(state)
+    assert schedule.scheduler.last_epoch == 41

@@ -1,0 +1,100 @@
+"""N ranks × accumulation × a short last window = one process on the big batch."""
+
+from __future__ import annotations
+
+import pytest
+from training import close, plain, with_accel, with_weights
+
+from accel_core.optim.accumulation import Accumulation
+from accel_core.process.world import ensure
+from accel_core.testing import world
+from accel_core.testing.world import run
+
+CASES = [(accumulation, batches) for accumulation in (1, 2, 3) for batches in (1, 4, 5, 6)]
+
+
+def _equals_one_process(ranks: int, accumulation: int, batches: int, **data: object) -> None:
+    batch = 2
+    count = ranks * batch * batches
+    ours = with_accel(count, batch * ranks if data.get("split_batches") else batch, accumulation, 2, **data)
+    close(ours, plain(count, ranks * batch * accumulation, 2))
+
+
+@pytest.mark.usefixtures("fresh_state")
+@pytest.mark.parametrize(("accumulation", "batches"), CASES)
+def test_one_rank(accumulation: int, batches: int) -> None:
+    """One process with accumulation trains as plain PyTorch does on the big batch."""
+    _equals_one_process(1, accumulation, batches)
+
+
+@pytest.mark.parametrize(("accumulation", "batches"), CASES)
+@world(2)
+def test_two_ranks(accumulation: int, batches: int) -> None:
+    """Two ranks with accumulation train as one process does on the big batch."""
+    _equals_one_process(2, accumulation, batches)
+
+
+@pytest.mark.parametrize("data", [{"split_batches": True}, {"dispatch_batches": True}, {"even_batches": False}])
+@world(2)
+def test_every_way_of_reading(data: dict[str, object]) -> None:
+    """However the data is shared out, the gradients are the same."""
+    _equals_one_process(2, 2, 5, **data)
+
+
+@world(4)
+def test_four_ranks() -> None:
+    """Four ranks train as one."""
+    _equals_one_process(4, 3, 4)
+
+
+@world(2)
+def test_evaluation_inside_an_epoch_changes_nothing() -> None:
+    """Evaluation loops, whole and broken off, leave the synchronisation of gradients alone."""
+    _equals_one_process(2, 3, 5, evaluate=True)
+
+
+COUNTS = [[[3, 0, 5], [1, 4, 0]], [[0, 0], [2, 7]], [[6], [1]], [[0, 2, 0, 3], [5, 0, 0, 1]]]
+
+
+@pytest.mark.parametrize("counts", COUNTS)
+@world(2)
+def test_weighted_loss_is_that_of_one_big_batch(counts: list[list[int]]) -> None:
+    """Any number of units in any batch of any rank, none included, gives the gradient of their common mean."""
+    from training import model, optimizer_of, samples
+    from torch.nn.functional import cross_entropy
+
+    here = ensure()
+    ours = with_weights(counts, here.rank, here.size)
+    net = model()
+    x, y = samples(sum(map(sum, counts))).tensors
+    cross_entropy(net(x), y).backward()
+    optimizer_of(net).step()
+    close(ours, dict(net.state_dict()))
+
+
+def _wrong_divisor() -> None:
+    Accumulation.divisor = property(lambda self: self.gradient_state.num_steps)  # type: ignore[assignment,method-assign]
+    _equals_one_process(2, 3, 5)
+
+
+def _no_last_synchronisation() -> None:
+    real = Accumulation.advance
+
+    def never_at_the_end(self: Accumulation) -> bool:
+        sync = real(self)
+        loader = self.gradient_state.active_dataloader
+        if sync and loader.end_of_dataloader and loader.end_of_dataloader is not None and self.step == 0:
+            self.gradient_state._set_sync_gradients(False)
+            return False
+        return sync
+
+    Accumulation.advance = never_at_the_end  # type: ignore[method-assign]
+    _equals_one_process(2, 3, 5)
+
+
+@pytest.mark.parametrize("breakage", [_wrong_divisor, _no_last_synchronisation])
+def test_suite_notices(breakage: object) -> None:
+    """A wrong loss divisor, and a last window that is not synchronised, make the comparison fail."""
+    failure = run(breakage, 2)  # type: ignore[arg-type]
+    assert failure is not None
+    assert "Tensor-likes are not close" in failure

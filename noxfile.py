@@ -12,6 +12,7 @@ import json
 import os
 import re
 import shutil
+import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -294,7 +295,7 @@ def floor(session: nox.Session) -> None:
     """Test with the lowest declared version of everything: Python (of those found here), torch, libraries, siblings."""
     packages, rest = chosen_packages(session)
     python = lowest_python()
-    session.log(f"the lowest declared Python that is found here and that torch has a wheel for: {python}")
+    session.log(f"the lowest declared Python that is found here: {python}")
     for package in packages:
         lowest = [lowest_version(text) for text in package.third_party]
         name = f"floor-{package.name}"
@@ -304,10 +305,10 @@ def floor(session: nox.Session) -> None:
 
 
 def lowest_python() -> str:
-    """Return the lowest Python from 3.10 upwards that is found on PATH and that torch can be installed for."""
+    """Return the lowest Python from 3.10 upwards that is found on PATH and runs (a version manager's shim may not)."""
     for minor in range(10, sys.version_info.minor):
         program = shutil.which(f"python3.{minor}")
-        if program:
+        if program and subprocess.run([program, "-c", "import venv"], capture_output=True, check=False).returncode == 0:
             return program
     return sys.executable
 

@@ -13,7 +13,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from accel_core.checkpoint import folder, plain, weights
-from accel_core.checkpoint.report import Report
+from accel_core.checkpoint.report import RestoreReport
 from accel_core.comm import collectives
 from accel_core.comm.padding import pad_across_processes
 from accel_core.comm.trigger import Trigger
@@ -891,7 +891,7 @@ class Accelerator:
         *,
         strict: bool = True,
         **load_model_func_kwargs: Any,
-    ) -> Report:
+    ) -> RestoreReport:
         """Restore what `save_state` saved.
 
         Args:

@@ -202,7 +202,7 @@ def _take_over(source: Path, destination: Path, below: Path, listed: frozenset[s
             made = not copy.is_dir()
             copy.mkdir(exist_ok=True)
             _take_over(source, destination, inner, listed)
-            if made and not any(os.scandir(copy)) and any(os.scandir(source / inner)):
+            if made and not os.listdir(copy) and os.listdir(source / inner):
                 copy.rmdir()
             continue
         ours = inner.as_posix() in listed or (below == Path() and names.belongs_to_checkpoint(entry.name))

@@ -7,48 +7,22 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections import OrderedDict
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from accel_core.checkpoint import names, payload, plain, progress, stateful
 from accel_core.checkpoint.format import Part, Source
 from accel_core.checkpoint.manifest import Manifest
 from accel_core.checkpoint.plain import PLAIN
 from accel_core.checkpoint.report import RestoreReport
-from accel_core.modules.unwrap import canonical_state_dict
-from accel_core.plugins.project import ProjectConfiguration
+from accel_core.checkpoint.run import BareRun
 from accel_core.process import world as process
-from accel_core.process.world import World
 
 __all__ = ["load_accelerator_state", "load_custom_state", "save_accelerator_state", "save_custom_state"]
-
-
-@dataclass
-class _Objects:
-    """A run that is nothing but its parts."""
-
-    models: list[nn.Module]
-    optimizers: list[Any]
-    schedulers: list[Any]
-    dataloaders: list[Any]
-    scaler: torch.amp.GradScaler | None
-    world: World
-    step: int = 0
-    custom_objects: list[Any] = field(default_factory=list)
-    project: ProjectConfiguration = field(default_factory=ProjectConfiguration)
-    trackers: list[Any] = field(default_factory=list)
-    save_state_pre_hooks: OrderedDict[int, Callable[..., None]] = field(default_factory=OrderedDict)
-    load_state_pre_hooks: OrderedDict[int, Callable[..., None]] = field(default_factory=OrderedDict)
-
-    def state_dict(self, model: nn.Module) -> dict[str, Tensor]:
-        """Return a model's state under canonical names."""
-        return canonical_state_dict(model)
 
 
 def save_accelerator_state(
@@ -86,7 +60,7 @@ def save_accelerator_state(
     folder = Path(output_dir)
     folder.mkdir(parents=True, exist_ok=True)
     world = replace(process.ensure(), rank=process_index)
-    run = _Objects([], optimizers, schedulers, dataloaders, scaler, world, step)
+    run = BareRun([], optimizers, schedulers, dataloaders, scaler=scaler, world=world, step=step)
     writes = world.is_local_main if save_on_each_node else world.is_main
     parts = PLAIN.parts(run, model_states, writes=writes, safe_serialization=safe_serialization)
     if writes:
@@ -137,7 +111,7 @@ def load_accelerator_state(
     """
     folder = Path(input_dir)
     world = replace(process.ensure(), rank=process_index)
-    run = _Objects(models, optimizers, schedulers, dataloaders, scaler, world)
+    run = BareRun(models, optimizers, schedulers, dataloaders, scaler=scaler, world=world)
     options = dict(load_kwargs or {})
     if map_location is not None:
         options["map_location"] = world.device if map_location == "on_device" else map_location

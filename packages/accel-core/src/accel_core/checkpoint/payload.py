@@ -8,6 +8,7 @@ import io
 import json
 import os
 import pickle
+import pickletools
 import sys
 import warnings
 import weakref
@@ -63,6 +64,8 @@ DTYPES: dict[str, torch.dtype] = {
 
 _DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _LONGEST_HEADER = 100 << 20
+_LONGEST_BARE_PICKLE = 1 << 20
+_CALLING = frozenset({"GLOBAL", "STACK_GLOBAL", "REDUCE", "INST", "OBJ", "NEWOBJ", "NEWOBJ_EX", "BUILD"})
 _UNSAFE_WORDS = ("Unsupported global", "Unsupported class", "GLOBAL", "REDUCE", "not allowed", "unsafe")
 
 
@@ -246,9 +249,11 @@ def read_object(folder: Path, name: str, *, links: bool = False, **options: Any)
             options["mmap"] = not legacy
             source = path if not legacy else file
         try:
-            return torch.load(source, **options)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)
+                return torch.load(source, **options)
         except pickle.UnpicklingError as error:
-            if any(word in str(error) for word in _UNSAFE_WORDS):
+            if any(word in str(error) for word in _UNSAFE_WORDS) or legacy and _calls_something(file):
                 raise _unsafe(path, error) from error
             raise _damaged(path, _first_line(error)) from error
         except Exception as error:
@@ -375,6 +380,18 @@ def _numpy_safe() -> list[Any]:
         for function, name in ((reconstruct, "_reconstruct"), (scalar, "scalar"))
     ]
     return [*both, np.ndarray, np.dtype, codecs.encode, *kinds]
+
+
+def _calls_something(file: Any) -> bool:
+    """Tell whether a bare pickle names anything to be imported or called; parsing runs nothing."""
+    file.seek(0)
+    try:
+        for opcode, _, _ in pickletools.genops(file.read(_LONGEST_BARE_PICKLE)):
+            if opcode.name in _CALLING:
+                return True
+    except (ValueError, UnicodeDecodeError, EOFError, OverflowError):
+        return False
+    return False
 
 
 def _first_line(error: BaseException) -> str:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from accel_core.modules.unwrap import canonical_state_dict
 from accel_core.plugins.project import ProjectConfiguration
-from accel_core.process.world import World
+from accel_core.process.world import World, ensure
 
-__all__ = ["Run"]
+__all__ = ["BareRun", "Run"]
 
 
 class Run(Protocol):
@@ -51,3 +53,30 @@ class Run(Protocol):
 
     def state_dict(self, model: nn.Module) -> dict[str, Tensor]:
         """Return the full state of a model under canonical names; every rank calls it."""
+
+
+@dataclass
+class BareRun:
+    """A run that is nothing but its parts: for a loop without the facade.
+
+    Attributes:
+        models: The models, and so on for the other lists.
+        world: This process among its fellows; found out where it is not given.
+    """
+
+    models: list[Any] = field(default_factory=list)
+    optimizers: list[Any] = field(default_factory=list)
+    schedulers: list[Any] = field(default_factory=list)
+    dataloaders: list[Any] = field(default_factory=list)
+    custom_objects: list[Any] = field(default_factory=list)
+    scaler: torch.amp.GradScaler | None = None
+    step: int = 0
+    project: ProjectConfiguration = field(default_factory=ProjectConfiguration)
+    trackers: list[Any] = field(default_factory=list)
+    save_state_pre_hooks: OrderedDict[int, Callable[..., None]] = field(default_factory=OrderedDict)
+    load_state_pre_hooks: OrderedDict[int, Callable[..., None]] = field(default_factory=OrderedDict)
+    world: World = field(default_factory=ensure)
+
+    def state_dict(self, model: nn.Module) -> dict[str, Tensor]:
+        """Return a model's state under canonical names."""
+        return canonical_state_dict(model)

@@ -124,17 +124,25 @@ def _restoration(source: Source, name: str, component: str, target: Any, rank: i
         return Restoration(component, findings=[finding_of(error, component, rank)])
     findings = []
     if keys:
-        own = target.state_dict()
-        if isinstance(own, Mapping) and not isinstance(state, Mapping):
-            findings.append(Finding(component, "mismatch", f"the file holds a {type(state).__name__}, no dict", rank))
-        elif isinstance(own, Mapping) and own.keys() - state.keys() and state.keys() - own.keys():
-            detail = f"has {sorted(state.keys() - own.keys())} and lacks {sorted(own.keys() - state.keys())}"
-            findings.append(Finding(component, "mismatch", detail, rank))
+        problem = _key_difference(target.state_dict(), state)
+        findings += [Finding(component, "mismatch", problem, rank)] if problem else []
     unit = getattr(target, "unit", None)
     if unit is not None and isinstance(state, Mapping) and state.get("offset") and state.get("unit") != unit:
         detail = f"counts {state.get('unit')}, and the loader counts {unit}"
         findings.append(Finding(component, "mismatch", detail, rank))
     return Restoration(component, lambda: target.load_state_dict(state), findings, files=frozenset({name}))
+
+
+def _key_difference(own: Any, state: Any) -> str | None:
+    """Compare the public names of two states; torch adds and drops private ones between versions."""
+    if not isinstance(own, Mapping):
+        return None
+    if not isinstance(state, Mapping):
+        return f"the file holds a {type(state).__name__} instead of a dict"
+    ours, theirs = ({key for key in each if not str(key).startswith("_")} - {"verbose"} for each in (own, state))
+    if ours == theirs:
+        return None
+    return f"has {sorted(theirs - ours)} and lacks {sorted(ours - theirs)}: the state of another class"
 
 
 def _cursor(loader: Any) -> Stateful | None:

@@ -1,0 +1,83 @@
+"""Ending in good order when the machine is taken away.
+
+Two lines in the training loop, after `watch()` was called once:
+
+    if preemption.requested():
+        accelerator.save_state("ckpt"); preemption.leave()
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Iterable
+from types import FrameType
+from typing import NoReturn
+
+import torch
+import torch.distributed as dist
+
+from accel_core.checkpoint import background
+from accel_core.errors import StateError
+from accel_core.process import world
+
+__all__ = ["EXIT_CODE", "leave", "requested", "unwatch", "watch"]
+
+EXIT_CODE = 75
+"""What `leave` exits with: `EX_TEMPFAIL` of sysexits.h, "try again later"."""
+
+_asked = threading.Event()
+_before: dict[int, object] = {}
+
+
+def watch(signals: Iterable[int] = (signal.SIGTERM, signal.SIGUSR1)) -> None:
+    """Let signals set a flag instead of ending the process. Calling it again changes nothing.
+
+    Args:
+        signals: Which. Schedulers send SIGTERM, or SIGUSR1 some time before it.
+
+    Raises:
+        StateError: Called outside the main thread.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        raise StateError(
+            "Signals can only be watched from the main thread; found "
+            f"{threading.current_thread().name!r}. Call preemption.watch() at the start of the script."
+        )
+    for number in signals:
+        if number not in _before:
+            _before[number] = signal.signal(number, _note)
+
+
+def unwatch() -> None:
+    """Give the signals back to whoever had them before `watch`, and clear the flag."""
+    for number, handler in _before.items():
+        signal.signal(number, handler)  # type: ignore[arg-type]
+    _before.clear()
+    _asked.clear()
+
+
+def requested() -> bool:
+    """Tell whether any rank was asked to end; every rank calls it at the same step and gets the same answer."""
+    here = world.current()
+    if here is None or here.size == 1 or not dist.is_initialized():
+        return _asked.is_set()
+    flag = torch.tensor([int(_asked.is_set())], device=here.device)
+    dist.all_reduce(flag, op=dist.ReduceOp.MAX)
+    return bool(flag.item())
+
+
+def leave(code: int = EXIT_CODE) -> NoReturn:
+    """Wait for a save that is under way, then exit with a code that the launcher reports.
+
+    Raises:
+        CheckpointError: The save that was under way failed.
+        SystemExit: Always otherwise.
+    """
+    background.finish()
+    sys.exit(code)
+
+
+def _note(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - the signature of a signal handler
+    _asked.set()

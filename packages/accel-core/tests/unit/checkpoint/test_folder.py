@@ -1,0 +1,363 @@
+"""Saving and restoring a whole run in one process."""
+
+import os
+import random
+import shutil
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from accel_core.checkpoint import background, commit, folder, names, payload
+from accel_core.checkpoint.run import BareRun
+from accel_core.errors import (
+    AccelError,
+    CheckpointDamagedError,
+    CheckpointError,
+    CheckpointMismatchError,
+    CheckpointNotFoundError,
+    ConfigurationError,
+    UnsafeCheckpointError,
+)
+
+Make = Callable[..., BareRun]
+StateOf = Callable[[BareRun], dict[str, Any]]
+Differing = Callable[[dict[str, Any], dict[str, Any]], list[str]]
+
+FILES = [
+    "accel_manifest.json",
+    "accel_progress.json",
+    "custom_checkpoint_0.pkl",
+    "model.safetensors",
+    "optimizer.bin",
+    "random_states_0.pkl",
+    "scaler.pt",
+    "scheduler.bin",
+]
+
+
+@pytest.mark.parametrize("safe", [True, False])
+@pytest.mark.parametrize("blocking", [True, False])
+def test_everything_comes_back(
+    safe: bool, blocking: bool, make_run: Make, state_of: StateOf, differing: Differing, tmp_path: Path
+) -> None:
+    """Parameters, buffers, optimizer, schedule, scaler, random states, counters and objects, bit for bit."""
+    run = make_run(1)
+    before, dice = state_of(run), random.getstate()
+    saved = folder.save_state(run, tmp_path / "ckpt", safe_serialization=safe, blocking=blocking)
+    if not blocking:
+        assert saved.wait() == tmp_path / "ckpt"
+        assert saved.done()
+    other = make_run(2)
+    assert differing(before, state_of(other))
+    report = folder.load_state(other, tmp_path / "ckpt")
+    assert differing(before, state_of(other)) == []
+    assert random.getstate() == dice
+    assert report.findings == []
+    expected = FILES if safe else sorted({*FILES, "pytorch_model.bin"} - {"model.safetensors"})
+    assert sorted(os.listdir(tmp_path / "ckpt")) == expected
+
+
+def test_saving_again_replaces_parts_and_keeps_foreign_files(make_run: Make, tmp_path: Path) -> None:
+    """A second save into the folder drops what the first wrote and keeps what others wrote."""
+    run = make_run(1)
+    folder.save_state(run, tmp_path / "ckpt", safe_serialization=False)
+    (tmp_path / "ckpt" / "README").write_text("mine")
+    run.custom_objects.clear()
+    folder.save_state(run, tmp_path / "ckpt")
+    assert sorted(os.listdir(tmp_path / "ckpt")) == sorted({*FILES, "README"} - {"custom_checkpoint_0.pkl"})
+    assert os.listdir(tmp_path) == ["ckpt"]
+    folder.load_state(run, tmp_path / "ckpt")
+
+
+def test_working_folder_inside_the_target_survives(
+    make_run: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that works inside the folder finds itself in the new one."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "log").write_text("mine")
+    folder.save_state(make_run(1), ".")
+    assert Path("log").read_text() == "mine"
+    folder.save_state(make_run(1), ".")
+    assert sorted(os.listdir(".")) == sorted([*FILES, "log"])
+
+
+def test_damage_to_any_file_is_named_and_changes_nothing(
+    make_run: Make, state_of: StateOf, differing: Differing, tmp_path: Path
+) -> None:
+    """Each file truncated, altered, removed, or taken from another run: a named error, and the run as it was."""
+    folder.save_state(make_run(1), tmp_path / "ckpt")
+    folder.save_state(make_run(2, steps=5), tmp_path / "foreign")
+    run = make_run(3)
+    before = state_of(run)
+    for name in FILES:
+        for harm in ("truncate", "flip", "remove", "exchange"):
+            shutil.copytree(tmp_path / "ckpt", tmp_path / "harmed")
+            path = tmp_path / "harmed" / name
+            raw = bytearray(path.read_bytes())
+            if harm == "truncate":
+                path.write_bytes(raw[: len(raw) // 2])
+            elif harm == "flip":
+                raw[len(raw) // 2] ^= 1
+                path.write_bytes(raw)
+            elif harm == "remove":
+                path.unlink()
+            else:
+                path.write_bytes((tmp_path / "foreign" / name).read_bytes())
+            mentioned = names.MANIFEST_NAME if name == names.MANIFEST_NAME and harm != "exchange" else "harmed"
+            with pytest.raises(CheckpointDamagedError, match=mentioned) as caught:
+                folder.load_state(run, tmp_path / "harmed")
+            assert name in str(caught.value) or harm == "exchange"
+            assert differing(before, state_of(run)) == []
+            shutil.rmtree(tmp_path / "harmed")
+
+
+def test_what_does_not_fit_is_listed_and_changes_nothing(
+    make_run: Make, state_of: StateOf, differing: Differing, tmp_path: Path
+) -> None:
+    """Names, shapes, dtypes and groups are compared; one error lists them all."""
+    folder.save_state(make_run(1), tmp_path / "ckpt")
+    run = make_run(2)
+    run.models[0].append(torch.nn.Linear(4, 4))
+    run.models[0][1] = torch.nn.Linear(1, 1)
+    run.models[0][3] = torch.nn.BatchNorm1d(3)
+    run.models[0][2].bias.data = run.models[0][2].bias.data.double()
+    run.optimizers[0].add_param_group({"params": [torch.nn.Parameter(torch.zeros(1))]})
+    run.schedulers = [torch.optim.lr_scheduler.ExponentialLR(run.optimizers[0], 0.5)]
+    before = state_of(run)
+    with pytest.raises(CheckpointMismatchError, match="nothing was changed") as caught:
+        folder.load_state(run, tmp_path / "ckpt")
+    for words in (
+        "model 0: missing: 4.weight",
+        "model 0: mismatch: 3.running_mean has shape (4,) instead of (3,)",
+        "model 0: mismatch: 2.bias has dtype torch.float32 instead of torch.float64",
+        "optimizer 0: mismatch: 1 parameter groups instead of 2",
+        "scheduler 0: mismatch",
+        "(rank 0)",
+    ):
+        assert words in str(caught.value)
+    assert differing(before, state_of(run)) == []
+
+
+def test_without_strict_what_fits_is_restored_and_the_rest_reported(make_run: Make, tmp_path: Path) -> None:
+    """strict=False takes matching tensors and whole components, and says what it left."""
+    saved = make_run(1)
+    folder.save_state(saved, tmp_path / "ckpt")
+    (tmp_path / "ckpt" / "scheduler.bin").write_bytes(b"broken")
+    run = make_run(2)
+    run.models[0][3] = torch.nn.BatchNorm1d(3)
+    report = folder.load_state(run, tmp_path / "ckpt", strict=False)
+    assert torch.equal(run.models[0][0].weight, saved.models[0][0].weight)
+    assert report.partial == ["model 0"]
+    assert "scheduler 0" not in report.restored
+    assert {"optimizer 0", "scaler", "random states"} <= set(report.restored)
+    assert {found.component for found in report.damaged} == {"scheduler.bin", "scheduler 0"}
+    assert all("3." in found.detail for found in report.mismatched)
+
+
+def test_components_that_the_run_lacks_are_reported_only(make_run: Make, tmp_path: Path) -> None:
+    """Loading the model alone from a full checkpoint works, and the report says what was left."""
+    saved = make_run(1)
+    folder.save_state(saved, tmp_path / "ckpt")
+    run = BareRun([make_run(2).models[0]])
+    report = folder.load_state(run, tmp_path / "ckpt")
+    assert torch.equal(run.models[0][0].weight, saved.models[0][0].weight)
+    left = {found.component for found in report.unexpected}
+    assert left == {"optimizer.bin", "scheduler.bin", "custom_checkpoint_0.pkl", "scaler.pt"}
+
+
+def test_a_part_that_was_not_saved_is_missing(make_run: Make, tmp_path: Path) -> None:
+    """A run with more than the checkpoint is refused."""
+    folder.save_state(BareRun([make_run(1).models[0]]), tmp_path / "ckpt")
+    with pytest.raises(CheckpointMismatchError, match=r"optimizer 0: missing: optimizer.bin is not there"):
+        folder.load_state(make_run(2), tmp_path / "ckpt")
+
+
+def test_hostile_files_are_refused_in_a_folder_of_accelerate(make_run: Make, tmp_path: Path) -> None:
+    """Without a manifest too, nothing is executed, no link leads out, and a FIFO does not hang."""
+    folder.save_state(make_run(1), tmp_path / "ckpt")
+    for name in (names.MANIFEST_NAME, names.PROGRESS_NAME):
+        (tmp_path / "ckpt" / name).unlink()
+    run = make_run(2)
+    path = tmp_path / "ckpt" / "optimizer.bin"
+    whole = path.read_bytes()
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(UnsafeCheckpointError, match=r"optimizer\.bin' is a FIFO"):
+        folder.load_state(run, tmp_path / "ckpt")
+    path.unlink()
+    (tmp_path / "outside").write_bytes(whole)
+    path.symlink_to("../outside")
+    with pytest.raises(UnsafeCheckpointError, match="leads out of its folder"):
+        folder.load_state(run, tmp_path / "ckpt")
+    path.unlink()
+    path.write_bytes(whole)
+    folder.load_state(run, tmp_path / "ckpt")
+
+
+def test_hooks_see_and_change_what_is_saved_and_loaded(make_run: Make, tmp_path: Path) -> None:
+    """A save hook's files enter the manifest; weights and models that hooks remove are left alone."""
+    run = make_run(1)
+
+    def save_hook(models: list[Any], weights: list[Any], output_dir: str) -> None:
+        assert os.path.isdir(output_dir)
+        os.makedirs(os.path.join(output_dir, "adapter"))
+        Path(output_dir, "adapter", "own.txt").write_text("own")
+        weights.pop()
+
+    run.save_state_pre_hooks[0] = save_hook
+    folder.save_state(run, tmp_path / "ckpt")
+    assert not (tmp_path / "ckpt" / "model.safetensors").exists()
+    other, seen = make_run(2), []
+    weight = other.models[0][0].weight.clone()
+
+    def load_hook(models: list[Any], input_dir: str) -> None:
+        seen.append(Path(input_dir, "adapter", "own.txt").read_text())
+        models.pop()
+
+    other.load_state_pre_hooks[0] = load_hook
+    folder.load_state(other, tmp_path / "ckpt")
+    assert seen == ["own"]
+    assert torch.equal(other.models[0][0].weight, weight)
+    (tmp_path / "ckpt" / "adapter" / "own.txt").write_text("oww")
+    with pytest.raises(CheckpointDamagedError, match=r"adapter/own\.txt"):
+        folder.load_state(other, tmp_path / "ckpt")
+    assert seen == ["own"]
+
+
+def test_automatic_names_count_on_after_a_resume(make_run: Make, tmp_path: Path) -> None:
+    """Names are numbered, the limit holds, the latest is loaded, and numbering goes on behind it."""
+    run = make_run(1)
+    run.project.set_directories(str(tmp_path))
+    run.project.automatic_checkpoint_naming, run.project.total_limit = True, 2
+    for _ in range(3):
+        folder.save_state(run, "not used")
+        run.step += 1
+    assert sorted(os.listdir(tmp_path / "checkpoints")) == ["checkpoint_1", "checkpoint_2"]
+    again = make_run(2)
+    again.project.set_directories(str(tmp_path))
+    again.project.automatic_checkpoint_naming = True
+    again.project.iteration = 1
+    with pytest.raises(ConfigurationError, match="exists already"):
+        folder.save_state(again)
+    folder.load_state(again)
+    assert again.step == 3
+    assert again.project.iteration == 3
+    assert commit.latest(tmp_path / "checkpoints") == tmp_path / "checkpoints" / "checkpoint_2"
+
+
+def test_nowhere_to_save_to_or_load_from(make_run: Make, tmp_path: Path) -> None:
+    """Missing folders and arguments are told apart."""
+    run = make_run(1)
+    with pytest.raises(ConfigurationError, match="output_dir is None"):
+        folder.save_state(run)
+    with pytest.raises(ConfigurationError, match="input_dir is None"):
+        folder.load_state(run)
+    with pytest.raises(CheckpointNotFoundError, match="There is no checkpoint folder"):
+        folder.load_state(run, tmp_path / "nothing")
+    run.project.automatic_checkpoint_naming = True
+    with pytest.raises(ConfigurationError, match="project_dir is None"):
+        folder.save_state(run)
+    run.project.project_dir = str(tmp_path)
+    with pytest.raises(CheckpointNotFoundError, match="no complete checkpoint"):
+        folder.load_state(run)
+
+
+def test_a_failed_save_leaves_the_previous_checkpoint(
+    make_run: Make, state_of: StateOf, differing: Differing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If writing fails half-way, nothing is left of it, and the run can save again."""
+    run = make_run(1)
+    before = state_of(run)
+    folder.save_state(run, tmp_path / "ckpt")
+
+    def full(*args: Any, **kwargs: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(payload, "write_object", full)
+        with pytest.raises(CheckpointError, match="No space left on device"):
+            folder.save_state(make_run(2), tmp_path / "ckpt")
+    assert os.listdir(tmp_path) == ["ckpt"]
+    other = make_run(3)
+    folder.load_state(other, tmp_path / "ckpt")
+    assert differing(before, state_of(other)) == []
+    folder.save_state(other, tmp_path / "ckpt")
+
+
+def test_an_object_that_could_not_be_restored_is_not_saved(make_run: Make, tmp_path: Path) -> None:
+    """A registered object whose state needs code to come back is refused when it is saved."""
+    run = make_run(1)
+    run.custom_objects[0].state_dict = lambda: {"device": object()}
+    with pytest.raises(AccelError, match="registered object 0"):
+        folder.save_state(run, tmp_path / "ckpt")
+    assert os.listdir(tmp_path) == []
+
+
+def test_weights_changed_after_a_background_save_do_not_reach_the_file(
+    make_run: Make, state_of: StateOf, differing: Differing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The snapshot is of the moment of the call, though writing begins later and buffers are used again."""
+    gate, write = threading.Event(), payload.write_tensors
+
+    def slow(*args: Any, **kwargs: Any) -> Any:
+        gate.wait(10)
+        return write(*args, **kwargs)
+
+    monkeypatch.setattr(payload, "write_tensors", slow)
+    run = make_run(1)
+    for round_number in range(2):
+        gate.clear()
+        before = state_of(run)
+        handle = folder.save_state(run, tmp_path / f"ckpt{round_number}", blocking=False)
+        assert not handle.done()
+        with pytest.raises(TimeoutError, match="still under way"):
+            handle.wait(0.01)
+        with torch.no_grad():
+            for parameter in run.models[0].parameters():
+                parameter.add_(1)
+        run.optimizers[0].step()
+        gate.set()
+        handle.wait()
+        other = make_run(2)
+        folder.load_state(other, tmp_path / f"ckpt{round_number}")
+        restored = state_of(other)
+        assert differing(before, restored) == []
+
+
+def test_an_error_in_the_background_surfaces_at_the_next_call(
+    make_run: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once: at wait() or at the next save or load."""
+    run = make_run(1)
+
+    def full(*args: Any, **kwargs: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(payload, "write_object", full)
+        folder.save_state(run, tmp_path / "ckpt", blocking=False)
+        with pytest.raises(CheckpointError, match="No space left"):
+            folder.save_state(run, tmp_path / "ckpt")
+        handle = folder.save_state(run, tmp_path / "ckpt", blocking=False)
+        with pytest.raises(CheckpointError, match="No space left"):
+            handle.wait()
+    background.finish()
+    folder.save_state(run, tmp_path / "ckpt")
+
+
+def test_additional_ranks_derive_their_random_states(make_run: Make, tmp_path: Path) -> None:
+    """A rank that the checkpoint does not know gets random states of its own, the same at every load."""
+    folder.save_state(make_run(1), tmp_path / "ckpt")
+    drawn = []
+    for rank in (0, 1, 2, 1):
+        run = make_run(2)
+        run.world = replace(run.world, rank=rank)
+        folder.load_state(run, tmp_path / "ckpt")
+        drawn.append((torch.rand(1).item(), random.random()))
+    assert drawn[1] == drawn[3]
+    assert len(set(drawn)) == 3

@@ -1,0 +1,134 @@
+"""The list of what is in a checkpoint."""
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from accel_core.checkpoint import names
+from accel_core.checkpoint.digest import HashingFile, digest_of_bytes
+from accel_core.checkpoint.manifest import Entry, Manifest, is_complete, open_member, versions
+from accel_core.errors import AccelError, CheckpointDamagedError, UnsafeCheckpointError
+
+WHOLE = Manifest(
+    (Entry("a.bin", 3, digest_of_bytes(b"abc")), Entry("sub/b", 0, digest_of_bytes(b""))), 2, {"torch": "2"}, 7
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Give a folder that WHOLE describes."""
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "a.bin").write_bytes(b"abc")
+    (tmp_path / "sub" / "b").write_bytes(b"")
+    WHOLE.write(tmp_path)
+    return tmp_path
+
+
+def test_manifest_comes_back_as_written(folder: Path) -> None:
+    """Reading gives what was written, and whole files are not complained about."""
+    assert Manifest.read(folder) == WHOLE
+    assert WHOLE.damages(folder) == {}
+    assert is_complete(folder)
+    assert "a.bin" in WHOLE
+    assert "b" not in WHOLE
+
+
+def test_versions_name_core_and_torch() -> None:
+    """The manifest says what wrote it."""
+    assert {"accel-core", "torch"} <= versions().keys()
+
+
+@pytest.mark.parametrize(
+    ("harm", "words"),
+    [
+        (lambda path: path.unlink(), "is missing"),
+        (lambda path: path.write_bytes(b"ab"), "has 2 bytes instead of 3"),
+        (lambda path: path.write_bytes(b"abd"), "has checksum"),
+    ],
+)
+def test_harm_to_a_file_is_named(folder: Path, harm: object, words: str) -> None:
+    """A file that is gone, shorter or altered is told apart."""
+    harm(folder / "a.bin")  # type: ignore[operator]
+    assert words in WHOLE.damages(folder)["a.bin"]
+
+
+def test_every_flipped_bit_of_the_manifest_is_found(folder: Path) -> None:
+    """No single bit of the manifest can change unnoticed."""
+    raw = bytearray((folder / names.MANIFEST_NAME).read_bytes())
+    for position in range(len(raw) * 8):
+        raw[position // 8] ^= 1 << position % 8
+        with pytest.raises(CheckpointDamagedError, match="manifest"):
+            Manifest.decode(bytes(raw), folder / names.MANIFEST_NAME)
+        raw[position // 8] ^= 1 << position % 8
+
+
+@pytest.mark.parametrize("name", ["../a", "/etc/passwd", "a/../../b", "", ".", "a//b", "a\\b", "a\0b"])
+def test_names_that_lead_outside_are_refused(name: str, tmp_path: Path) -> None:
+    """A manifest, however well signed, cannot name a file outside its folder."""
+    manifest = dataclasses.replace(WHOLE, entries=(Entry(name, 1, "0"),))
+    manifest.write(tmp_path)
+    with pytest.raises(UnsafeCheckpointError, match="leads outside"):
+        Manifest.read(tmp_path)
+
+
+def test_fifo_and_links_out_of_the_folder_are_refused(tmp_path: Path) -> None:
+    """Only regular files inside the folder are opened; a FIFO does not hang the reader."""
+    inside = tmp_path / "ckpt"
+    inside.mkdir()
+    (tmp_path / "secret").write_text("x")
+    os.mkfifo(inside / "fifo")
+    (inside / "out").symlink_to("../secret")
+    (inside / "real").write_text("x")
+    (inside / "in").symlink_to("real")
+    (inside / "folder").mkdir()
+    with pytest.raises(UnsafeCheckpointError, match="is a FIFO"):
+        open_member(inside, "fifo")
+    with pytest.raises(UnsafeCheckpointError, match="is a folder"):
+        open_member(inside, "folder")
+    with pytest.raises(UnsafeCheckpointError, match="leads out of its folder"):
+        open_member(inside, "out")
+    for name, links in (("in", False), ("out", True)):
+        os.close(open_member(inside, name, links=links))
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+FIELDS = st.fixed_dictionaries(
+    {},
+    optional={
+        "entries": JSON | st.lists(st.fixed_dictionaries({"name": JSON, "size": JSON, "digest": JSON, "rank": JSON})),
+        "world_size": JSON,
+        "versions": JSON,
+        "written_at": JSON,
+        "format": JSON,
+        "digest": JSON,
+    },
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.binary(max_size=64)
+    | JSON.map(lambda value: json.dumps(value).encode())
+    | FIELDS.map(lambda value: json.dumps(value).encode())
+)
+def test_invented_manifests_are_refused_by_name(raw: bytes) -> None:
+    """Whatever stands in the file, the error is one of ours and names it."""
+    with pytest.raises(AccelError, match="accel_manifest"):
+        Manifest.decode(raw, Path("ckpt") / names.MANIFEST_NAME)
+
+
+def test_a_file_is_never_overwritten(tmp_path: Path) -> None:
+    """Two writers of one name are noticed."""
+    with HashingFile(tmp_path / "a") as file:
+        file.write(b"abc")
+    with pytest.raises(FileExistsError):
+        HashingFile(tmp_path / "a")

@@ -1,0 +1,192 @@
+"""Files of tensors and plain objects: whole, damaged, hostile."""
+
+import io
+import json
+import os
+import pickle
+from collections import Counter, OrderedDict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from accel_core.checkpoint import payload
+from accel_core.checkpoint.digest import digest_of
+from accel_core.errors import AccelError, CheckpointDamagedError, CheckpointError, UnsafeCheckpointError
+
+
+class Evil:
+    """Runs code when it is unpickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, ("touch /nowhere/executed",)
+
+
+TENSORS = {
+    "b.half": torch.arange(5, dtype=torch.float16),
+    "a.float": torch.randn(3, 4),
+    "transposed": torch.randn(3, 4).t(),
+    "scalar": torch.tensor(3, dtype=torch.int64),
+    "flag": torch.tensor([True, False, True]),
+    "empty": torch.empty(0, 3),
+    "brain": torch.randn(7).bfloat16(),
+    "eight": torch.randn(4).to(torch.float8_e4m3fn),
+    "complex": torch.randn(2, dtype=torch.complex64),
+    "unsigned": torch.tensor([2**63 + 1], dtype=torch.uint64),
+}
+
+
+def raw(tensor: torch.Tensor) -> bytes:
+    """Return the bytes of a tensor."""
+    whole = tensor.contiguous()
+    return bytes(payload.buffer_of(whole))
+
+
+def test_safetensors_reads_what_is_written(tmp_path: Path) -> None:
+    """The reference reader gives back every dtype and stride, and the entry describes the file."""
+    entry = payload.write_tensors(tmp_path / "model.safetensors", TENSORS, rank=3)
+    loaded = safetensors.torch.load_file(tmp_path / "model.safetensors")
+    assert loaded.keys() == TENSORS.keys()
+    for name, tensor in TENSORS.items():
+        assert loaded[name].dtype == tensor.dtype
+        assert loaded[name].shape == tensor.shape
+        assert raw(loaded[name]) == raw(tensor)
+    assert entry.size == (tmp_path / "model.safetensors").stat().st_size
+    assert entry.digest == digest_of(tmp_path / "model.safetensors")
+    assert entry.rank == 3
+
+
+def test_what_safetensors_writes_is_read(tmp_path: Path) -> None:
+    """Files of the reference writer are read, into fresh memory and into tensors that exist."""
+    whole = {name: tensor.contiguous() for name, tensor in TENSORS.items()}
+    safetensors.torch.save_file(whole, tmp_path / "x.safetensors")
+    file = payload.TensorFile(tmp_path, "x.safetensors")
+    for name, tensor in whole.items():
+        assert raw(file.read(name)) == raw(tensor)
+        for destination in (torch.zeros_like(tensor), torch.zeros(tensor.shape[::-1], dtype=tensor.dtype).t()):
+            if destination.shape == tensor.shape:
+                file.read_into(name, destination)
+                assert raw(destination) == raw(tensor)
+
+
+def test_tensors_of_one_memory_are_stored_once(tmp_path: Path) -> None:
+    """A second name becomes an alias; views of different extent are stored on their own."""
+    base = torch.arange(6.0)
+    payload.write_tensors(tmp_path / "x", {"a": base, "b": base, "part": base[:3], "copy": base.clone()})
+    file = payload.TensorFile(tmp_path, "x")
+    assert set(file.tensors) == {"a", "part", "copy"}
+    assert file.aliases == {"b": "a"}
+    assert torch.equal(file.read("b"), base)
+    assert torch.equal(file.read("part"), base[:3])
+
+
+@pytest.mark.parametrize("value", [torch.empty(2, device="meta"), "words", torch.zeros(1, dtype=torch.complex128)])
+def test_what_has_no_data_is_refused_before_a_file_is_complete(value: Any, tmp_path: Path) -> None:
+    """The error names the tensor."""
+    with pytest.raises(CheckpointError, match=r"'layer\.x' is a"):
+        payload.write_tensors(tmp_path / "x", {"layer.x": value})
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"lr": 0.1, "betas": (0.9, 0.999), "state": {0: {"step": torch.tensor(1.0)}}, "name": None, "on": True},
+        OrderedDict(a=torch.ones(2)),
+        Counter({3: 1, 5: 2}),
+        [1, 2.5, "x", b"y", {4}],
+    ],
+)
+def test_plain_objects_come_back(content: Any, tmp_path: Path) -> None:
+    """What optimizers and schedulers hold is read without running code."""
+    payload.prove_readable(content, "optimizer 0")
+    entry = payload.write_object(tmp_path / "x.bin", content)
+    assert entry.digest == digest_of(tmp_path / "x.bin")
+    assert str(payload.read_object(tmp_path, "x.bin")) == str(content)
+
+
+def test_numbers_of_numpy_come_back(tmp_path: Path) -> None:
+    """A learning rate that NumPy computed does not make a checkpoint unreadable."""
+    np = pytest.importorskip("numpy", reason="needs numpy, which accel-core does not")
+    content = {"lr": np.float64(0.5), "count": np.int64(3), "words": np.arange(4, dtype=np.uint32)}
+    payload.write_object(tmp_path / "x.bin", content)
+    loaded = payload.read_object(tmp_path, "x.bin")
+    assert loaded["lr"] == 0.5
+    assert loaded["words"].tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("form", ["zip", "legacy", "bare"])
+def test_malicious_pickles_are_refused_by_name(form: str, tmp_path: Path) -> None:
+    """Nothing is executed, in whichever form the pickle comes."""
+    path = tmp_path / "optimizer.bin"
+    if form == "bare":
+        path.write_bytes(pickle.dumps(Evil()))
+    else:
+        torch.save({"x": Evil()}, path, _use_new_zipfile_serialization=form == "zip")
+    with pytest.raises(UnsafeCheckpointError, match=r"optimizer\.bin"):
+        payload.read_object(tmp_path, "optimizer.bin")
+
+
+def test_objects_of_own_classes_are_refused_when_saved(tmp_path: Path) -> None:
+    """A state that could not be restored is not saved silently; a declared class is."""
+    with pytest.raises(UnsafeCheckpointError, match="registered object 0"):
+        payload.prove_readable({"x": Evil()}, "registered object 0")
+    with torch.serialization.safe_globals([Path, type(tmp_path)]):
+        payload.prove_readable({"x": tmp_path}, "registered object 0")
+
+
+def test_every_truncation_is_damage(tmp_path: Path) -> None:
+    """However much of a file is missing, the error is ours and names the file."""
+    payload.write_tensors(tmp_path / "a.safetensors", {"x": torch.ones(3)})
+    payload.write_object(tmp_path / "a.bin", {"x": torch.ones(3)})
+    tensors, plain = (tmp_path / "a.safetensors").read_bytes(), (tmp_path / "a.bin").read_bytes()
+    for length in range(len(tensors)):
+        (tmp_path / "cut.safetensors").write_bytes(tensors[:length])
+        with pytest.raises(CheckpointDamagedError, match=r"cut\.safetensors"):
+            payload.TensorFile(tmp_path, "cut.safetensors")
+    for length in range(0, len(plain), 7):
+        (tmp_path / "cut.bin").write_bytes(plain[:length])
+        with pytest.raises(AccelError, match=r"cut\.bin"):
+            payload.read_object(tmp_path, "cut.bin")
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.dictionaries(
+        st.sampled_from(["a", "b", "__metadata__"]),
+        st.none()
+        | st.fixed_dictionaries(
+            {
+                "dtype": st.sampled_from(["F32", "U8", "XX"]) | st.none(),
+                "shape": st.lists(st.integers(-1, 4) | st.just(2**62), max_size=3) | st.none(),
+                "data_offsets": st.lists(st.integers(-4, 64), min_size=1, max_size=3),
+            }
+        ),
+    ),
+    st.integers(0, 40),
+)
+def test_invented_headers_never_crash(tmp_path_factory: pytest.TempPathFactory, header: Any, size: int) -> None:
+    """A header that lies is refused by the name of the file, or describes tensors that lie inside it."""
+    folder = tmp_path_factory.mktemp("fuzz")
+    encoded = json.dumps(header).encode()
+    (folder / "x.safetensors").write_bytes(len(encoded).to_bytes(8, "little") + encoded + bytes(size))
+    try:
+        file = payload.TensorFile(folder, "x.safetensors")
+    except CheckpointDamagedError as error:
+        refusal = str(error)
+    else:
+        refusal = "x.safetensors"
+        for name in file.tensors:
+            file.read(name)
+    assert "x.safetensors" in refusal
+
+
+def test_streams_hold_what_files_hold(tmp_path: Path) -> None:
+    """An open file gets the same bytes as a path."""
+    stream = io.BytesIO()
+    payload.stream_tensors(stream, {"x": torch.ones(3)})
+    payload.write_tensors(tmp_path / "x", {"x": torch.ones(3)})
+    assert stream.getvalue() == (tmp_path / "x").read_bytes()

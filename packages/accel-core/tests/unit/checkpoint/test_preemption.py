@@ -1,0 +1,52 @@
+"""Signals that ask a run to end."""
+
+import os
+import signal
+import threading
+
+import pytest
+
+from accel_core.checkpoint import preemption
+from accel_core.errors import StateError
+
+
+def test_signals_set_a_flag_and_are_given_back() -> None:
+    """SIGTERM and SIGUSR1 do not end a watching process; afterwards the earlier handler works again."""
+    seen: list[int] = []
+    before = signal.signal(signal.SIGUSR1, lambda *call: seen.append(call[0]))
+    try:
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            preemption.watch()
+            preemption.watch()
+            assert not preemption.requested()
+            os.kill(os.getpid(), number)
+            assert preemption.requested()
+            preemption.unwatch()
+            assert not preemption.requested()
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert seen == [signal.SIGUSR1]
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_leaving_exits_with_the_code_that_means_try_again() -> None:
+    """The launcher sees 75."""
+    with pytest.raises(SystemExit) as caught:
+        preemption.leave()
+    assert caught.value.code == preemption.EXIT_CODE == 75
+
+
+def test_watching_from_another_thread_is_refused() -> None:
+    """Python delivers signals to the main thread only."""
+    errors: list[Exception] = []
+
+    def watch() -> None:
+        try:
+            preemption.watch()
+        except StateError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    thread.join()
+    assert "main thread" in str(errors[0])

@@ -1,0 +1,218 @@
+"""Weights of one model: shards, index, ties, stale files, damage."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from torch import nn
+
+from accel_core.checkpoint import names, payload, shards, weights
+from accel_core.errors import (
+    CheckpointDamagedError,
+    CheckpointError,
+    CheckpointMismatchError,
+    CheckpointNotFoundError,
+    UnsafeCheckpointError,
+)
+from accel_core.modules import offloaded
+from accel_core.modules.unwrap import canonical_state_dict
+
+pytestmark = pytest.mark.usefixtures("fresh_state")
+
+
+class Tied(nn.Module):
+    """A model with a tied weight and a buffer that is a view of another weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(8, 8, bias=False)
+        self.body = nn.Linear(8, 16)
+        self.head = nn.Linear(8, 8, bias=False)
+        self.head.weight = self.embed.weight
+        self.register_buffer("view", self.body.weight.data[:3])
+
+
+def save(model: nn.Module, folder: Path, **kwargs: Any) -> None:
+    """Save the canonical state of a model."""
+    weights.save_model(model, canonical_state_dict(model), folder, **kwargs)
+
+
+def same(model: nn.Module, other: nn.Module) -> bool:
+    """Compare the states of two models bit for bit."""
+    one, two = model.state_dict(), other.state_dict()
+    return one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
+
+
+@pytest.mark.parametrize("safe", [True, False])
+@pytest.mark.parametrize("limit", ["10GB", "600B", 300, 1])
+def test_weights_come_back_from_any_number_of_shards(safe: bool, limit: int | str, tmp_path: Path) -> None:
+    """Ties and views come back; no file holds more than the limit, but for a tensor that is larger."""
+    limit = 600 if limit == "600B" else limit
+    model, other = Tied(), Tied()
+    save(model, tmp_path, max_shard_size=limit, safe_serialization=safe)
+    report = weights.load_model(other, tmp_path)
+    assert report.restored == ["model"]
+    assert same(model, other)
+    assert other.head.weight is other.embed.weight
+    files = [name for name in os.listdir(tmp_path) if "json" not in name]
+    assert (len(files) == 1) == (limit == "10GB")
+
+
+def test_index_describes_the_shards(tmp_path: Path) -> None:
+    """The index names each stored tensor once, with the bytes of all."""
+    model = Tied()
+    save(model, tmp_path, max_shard_size=600)
+    index = json.loads((tmp_path / names.SAFE_WEIGHTS_INDEX_NAME).read_text())
+    stored: dict[str, torch.Tensor] = {}
+    for file in set(index["weight_map"].values()):
+        stored |= safetensors.torch.load_file(tmp_path / file)
+    assert index["weight_map"].keys() == stored.keys() == {"embed.weight", "body.weight", "body.bias", "view"}
+    assert index["metadata"]["total_size"] == sum(tensor.nbytes for tensor in stored.values())
+
+
+def test_no_stale_file_is_left(tmp_path: Path) -> None:
+    """Files of earlier saves, in either format, go; everything else stays."""
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model_1.safetensors").write_text("of a save_state")
+    save(Tied(), tmp_path, max_shard_size=300)
+    save(Tied(), tmp_path, max_shard_size=600, safe_serialization=False)
+    (tmp_path / ".tmp-model.safetensors-abcdefghijkl").write_text("left by a kill")
+    save(Tied(), tmp_path)
+    assert sorted(os.listdir(tmp_path)) == ["config.json", "model.safetensors", "model_1.safetensors"]
+
+
+def test_wrappers_do_not_show_in_names(tmp_path: Path) -> None:
+    """A compiled model and one with activation checkpointing are saved under the bare model's names."""
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+    bare, wrapped = Tied(), Tied()
+    wrapped.body = checkpoint_wrapper(wrapped.body)
+    compiled = torch.compile(wrapped, backend="eager")
+    save(compiled, tmp_path)
+    assert payload.TensorFile(tmp_path, "model.safetensors").tensors.keys() == {
+        "embed.weight",
+        "body.weight",
+        "body.bias",
+        "view",
+    }
+    weights.load_model(bare, tmp_path)
+    assert torch.equal(bare.body.weight, compiled.body.weight)
+    save(bare, tmp_path)
+    fresh = torch.compile(Tied(), backend="eager")
+    weights.load_model(fresh, tmp_path)
+    assert torch.equal(bare.body.weight, fresh.body.weight)
+
+
+def test_weights_held_elsewhere_are_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model whose weights are on the meta device is saved through whoever holds them."""
+    real, empty = Tied(), Tied().to("meta")
+
+    class Holder:
+        def holds(self, model: nn.Module) -> bool:
+            return model is empty
+
+        def state_dict(self, model: nn.Module) -> dict[str, torch.Tensor]:
+            return dict(real.state_dict())
+
+    monkeypatch.setattr(offloaded, "_holders", [Holder()])
+    save(empty, tmp_path)
+    other = Tied()
+    weights.load_model(other, tmp_path)
+    assert same(real, other)
+
+
+def test_a_failed_save_leaves_the_earlier_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is replaced before everything is written."""
+    model = Tied()
+    save(model, tmp_path)
+    before = sorted(os.listdir(tmp_path))
+
+    def full(*args: Any, **kwargs: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(payload, "write_json", full)
+        with pytest.raises(CheckpointError, match="No space left on device"):
+            save(Tied(), tmp_path, max_shard_size=300)
+    assert sorted(os.listdir(tmp_path)) == before
+    other = Tied()
+    weights.load_model(other, tmp_path)
+    assert same(model, other)
+
+
+@pytest.mark.parametrize("safe", [True, False])
+@pytest.mark.parametrize("harm", ["truncated", "foreign", "empty"])
+def test_damaged_weights_are_named_and_change_nothing(safe: bool, harm: str, tmp_path: Path) -> None:
+    """A truncated file or one of another kind: our error with its name, and the model as it was."""
+    save(Tied(), tmp_path, max_shard_size=600, safe_serialization=safe)
+    victim = sorted(tmp_path.glob("*-of-*"))[-1]
+    raw = victim.read_bytes()
+    victim.write_bytes({"truncated": raw[: len(raw) - 10], "foreign": b"GIF89a" * 100, "empty": b""}[harm])
+    model = Tied()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(CheckpointDamagedError, match=victim.name):
+        weights.load_model(model, tmp_path)
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
+def test_weights_that_do_not_fit_are_listed(tmp_path: Path) -> None:
+    """Missing, unexpected and mismatching names come in one error; strict=False loads the rest."""
+    save(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 3)), tmp_path)
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2, bias=False))
+    before = model[0].weight.clone()
+    with pytest.raises(CheckpointMismatchError, match=r"model: missing: 2\.weight") as caught:
+        weights.load_model(model, tmp_path)
+    assert "1.weight has shape (3, 2) instead of (2, 2)" in str(caught.value)
+    assert torch.equal(model[0].weight, before)
+    report = weights.load_model(model, tmp_path, strict=False)
+    assert report.partial == ["model"]
+    assert not torch.equal(model[0].weight, before)
+
+
+@pytest.mark.parametrize("target", ["../x.safetensors", "/etc/passwd", "a/../../x"])
+def test_an_index_that_leads_outside_is_refused(target: str, tmp_path: Path) -> None:
+    """File names in an index stay below its folder."""
+    (tmp_path / names.SAFE_WEIGHTS_INDEX_NAME).write_text(json.dumps({"weight_map": {"a": target}}))
+    with pytest.raises(UnsafeCheckpointError, match="leads outside"):
+        shards.open_weights(tmp_path)
+
+
+def test_a_fifo_is_refused_and_links_of_a_cache_are_followed(tmp_path: Path) -> None:
+    """Hub caches are made of links; a FIFO does not hang."""
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / "snapshot").mkdir()
+    save(Tied(), tmp_path / "blobs", max_shard_size=600)
+    for file in (tmp_path / "blobs").iterdir():
+        (tmp_path / "snapshot" / file.name).symlink_to(f"../blobs/{file.name}")
+    weights.load_model(Tied(), tmp_path / "snapshot")
+    victim = next((tmp_path / "snapshot").glob("*-00001-*"))
+    victim.unlink()
+    os.mkfifo(victim)
+    with pytest.raises(UnsafeCheckpointError, match="is a FIFO"):
+        weights.load_model(Tied(), tmp_path / "snapshot")
+
+
+def test_where_there_are_no_weights(tmp_path: Path) -> None:
+    """A folder without weights, a file that is not there, and a folder that is a file are told apart."""
+    (tmp_path / "notes").write_text("x")
+    with pytest.raises(CheckpointNotFoundError, match="found none"):
+        shards.open_weights(tmp_path)
+    with pytest.raises(CheckpointNotFoundError, match="holds notes"):
+        shards.open_weights(tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match="is a file"):
+        save(Tied(), tmp_path / "notes")
+
+
+def test_an_index_that_lies_about_its_shards_is_damage(tmp_path: Path) -> None:
+    """A tensor that its shard does not hold is found before anything is loaded."""
+    save(Tied(), tmp_path, max_shard_size=600)
+    path = tmp_path / names.SAFE_WEIGHTS_INDEX_NAME
+    index = json.loads(path.read_text())
+    index["weight_map"]["ghost"] = index["weight_map"]["view"]
+    path.write_text(json.dumps(index))
+    with pytest.raises(CheckpointDamagedError, match="'ghost' is not in it"):
+        shards.open_weights(tmp_path)

@@ -168,7 +168,7 @@ def tree(session: nox.Session) -> Environment:
     """Return the one environment that holds every package from the tree, all test requirements and the type checker."""
     wanted = {text for package in PACKAGES.values() for name in ("test", "test-full")
               for text in package.groups.get(name, [])}  # fmt: skip
-    groups = ("architecture", "types", "build", "examples")
+    groups = ("types", "packaging", "examples")
     requirements = sorted(wanted | {text for name in groups for text in GROUPS[name]})
     return Environment(session, "tree").provide(requirements, list(PACKAGES))
 
@@ -252,8 +252,12 @@ def integration(session: nox.Session) -> None:
     slow = ROOT / "tests-integration" / "interop"
     architecture = ROOT / "tests-integration" / "architecture"
     folders = session.posargs or [ROOT / "tests-integration", f"--ignore={slow}", f"--ignore={architecture}"]
-    python = peer(session).folder / "bin" / "python"
-    pytest(tree(session), "integration", *folders, env={"ACCEL_PEER_PYTHON": str(python)})
+    builder = Environment(session, "build").provide(GROUPS["build"], [])
+    variables = {
+        "ACCEL_PEER_PYTHON": str(peer(session).folder / "bin" / "python"),
+        "ACCEL_HATCH": str(builder.folder / "bin" / "hatch"),
+    }
+    pytest(tree(session), "integration", *folders, env=variables)
 
 
 @nox.session(venv_backend="none")

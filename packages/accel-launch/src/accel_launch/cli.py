@@ -65,7 +65,12 @@ def build_parser(command: AnyCommand) -> Parser:
     Args:
         command: A built-in or contributed command.
     """
-    parser = Parser(prog=f"accel {command.name}", description=command.help, epilog=getattr(command, "epilog", None))
+    parser = Parser(
+        prog=f"accel {command.name}",
+        description=command.help,
+        epilog=getattr(command, "epilog", None),
+        allow_abbrev=False,
+    )
     command.add_arguments(parser)
     return parser
 

@@ -6,7 +6,8 @@ from typing import Any
 
 from accel_launch.arguments import Parser
 from accel_launch.command import Command
-from accel_launch.settings.model import LAUNCH, Setting
+from accel_launch.settings.model import Setting
+from accel_launch.settings.table import ALL
 
 __all__ = ["COMMAND", "add_settings", "launch_command_parser"]
 
@@ -40,7 +41,7 @@ def _help(setting: Setting) -> str:
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_settings(parser, LAUNCH)
+    add_settings(parser, ALL)
     parser.add_argument("training_script", nargs="?", help="Python file to start; a module with -m.")
     parser.add_argument("training_script_args", nargs=argparse.REMAINDER, help="Words for the script.")
 
@@ -57,6 +58,6 @@ COMMAND = Command(
 
 def launch_command_parser() -> Parser:
     """Return the parser of `accel launch`."""
-    parser = Parser(prog="accel launch", description=COMMAND.help, epilog=COMMAND.epilog)
+    parser = Parser(prog="accel launch", description=COMMAND.help, epilog=COMMAND.epilog, allow_abbrev=False)
     _add_arguments(parser)
     return parser

@@ -1,14 +1,19 @@
 """What `accel launch` does: resolve the settings, check them, choose a launcher, run."""
 
 import argparse
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
 
 from accel_core.errors import ConfigurationError
+from accel_launch.arguments import given
+from accel_launch.commands.preview import print_explanation, print_plan
 from accel_launch.launchers.registry import choose
 from accel_launch.settings import environ
-from accel_launch.settings.checks import check_script
-from accel_launch.settings.layout import layout_of
-from accel_launch.settings.model import LAUNCH
+from accel_launch.settings.checks import check_script, check_settings
+from accel_launch.settings.location import default_file
 from accel_launch.settings.resolve import Settings, resolve
+from accel_launch.settings.table import ALL
 
 __all__ = ["launch", "settings_from"]
 
@@ -23,12 +28,23 @@ def settings_from(args: argparse.Namespace) -> Settings:
         The settings of the run, every value with its origin.
     """
     inherited = environ.snapshot()
+    file = _configuration(args, inherited)
+    said = {} if file is None else file.settings_of(given(args))
     return Settings(
-        resolve(LAUNCH, args, environment=inherited),
+        resolve(ALL, args, environment=inherited, file=said),
         script=args.training_script,
         arguments=tuple(args.training_script_args),
         inherited=inherited,
+        file=None if file is None else str(file.path),
+        file_order=tuple(said),
     )
+
+
+def _configuration(args: argparse.Namespace, inherited: Mapping[str, str]) -> Any:
+    named = args.config_file or inherited.get("ACCEL_CONFIG_FILE")
+    if named is None and default_file() is None:
+        return None
+    return import_module("accel_launch.settings.file").load(named)
 
 
 def launch(args: argparse.Namespace) -> int:
@@ -45,8 +61,15 @@ def launch(args: argparse.Namespace) -> int:
         LaunchError: The processes could not be started.
     """
     settings = settings_from(args)
+    if settings["explain"]:
+        print_explanation(settings, as_json=settings["json"])
+        return 0
     if settings.script is None:
         raise ConfigurationError("No script was named. Say it after the options, as in `accel launch train.py`.")
+    check_settings(settings)
+    launcher = choose(settings)
+    if settings["dry_run"]:
+        print_plan(settings, launcher, as_json=settings["json"])
+        return 0
     check_script(settings)
-    layout_of(settings)
-    return choose(settings).run(settings)
+    return launcher.run(settings)

@@ -10,6 +10,9 @@ from accel_launch.settings.resolve import Settings
 __all__ = ["TorchrunLauncher"]
 
 
+_WANT_A_GROUP = ("use_fsdp", "use_deepspeed", "use_megatron_lm", "use_parallelism_config", "multi_gpu")
+
+
 class TorchrunLauncher(Launcher):
     """As many processes as asked for, on this machine and on others."""
 
@@ -18,7 +21,8 @@ class TorchrunLauncher(Launcher):
     def claims(self, settings: Settings) -> bool:
         """Take every run of several processes or machines, and the engines that want a process group even for one."""
         layout = layout_of(settings)
-        return layout.processes > 1 or layout.machines > 1 or bool(settings["max_restarts"])
+        several = layout.processes > 1 or layout.machines > 1 or bool(settings["max_restarts"])
+        return several or any(settings[key] for key in _WANT_A_GROUP)
 
     def command(self, settings: Settings) -> list[str]:
         """Return the equivalent command line of torchrun; `run` does the same in this process."""

@@ -1,11 +1,15 @@
 """What cannot be meant, found before anything starts."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 from accel_core.errors import ConfigurationError
+from accel_launch.settings.layout import layout_of
 from accel_launch.settings.resolve import Settings
+from accel_launch.settings.tee import tee_of
 
-__all__ = ["check_script"]
+__all__ = ["check_deepspeed_file", "check_script", "check_settings"]
 
 
 def check_script(settings: Settings) -> None:
@@ -35,3 +39,155 @@ def check_script(settings: Settings) -> None:
         raise ConfigurationError(
             f"There is no such script; got {str(path)!r} in {Path.cwd()}. Check the path; say -m for a module."
         )
+
+
+_EXCLUSIVE = (
+    ("cpu", "multi_gpu", "tpu"),
+    ("use_deepspeed", "use_fsdp"),
+    ("use_deepspeed", "use_megatron_lm"),
+    ("tpu", "use_deepspeed"),
+    ("tpu", "use_fsdp"),
+    ("tpu", "use_megatron_lm"),
+)
+
+
+def check_settings(settings: Settings) -> None:
+    """Refuse settings that contradict one another.
+
+    Args:
+        settings: Settings of the run.
+
+    Raises:
+        ConfigurationError: Hardware or engines exclude one another, numbers of processes cannot be meant, sizes of mesh
+            axes do not multiply to the number of processes, or a DeepSpeed file and the settings say one key
+            differently.
+    """
+    for keys in _EXCLUSIVE:
+        said = [key for key in keys if settings[key]]
+        if len(said) > 1:
+            names = " and ".join(f"--{key.replace('_', '-')} ({_who(settings, key)})" for key in said)
+            raise ConfigurationError(f"Only one of these can be meant; found {names}. Leave one out.")
+    layout = layout_of(settings)
+    if settings["multi_gpu"] and settings.said["multi_gpu"].origin == "flag" and layout.processes < 2:
+        raise ConfigurationError(
+            f"--multi-gpu needs at least 2 processes; found {layout.processes}. Say --num-processes, or leave it out."
+        )
+    if layout.machines > 1 and not settings["mpirun_hostfile"] and not settings["deepspeed_hostfile"]:
+        _check_machines(settings)
+    if settings["use_parallelism_config"]:
+        _check_mesh(settings, layout.processes)
+    for local_rank in range(layout.per_machine):
+        tee_of(str(settings["tee"]), local_rank)
+    for key in ("monitor_interval", "watchdog"):
+        if settings[key] is not None and settings[key] <= 0:
+            raise ConfigurationError(f"--{key.replace('_', '-')} is a time; got {settings[key]}. Give seconds above 0.")
+    if settings["max_restarts"] < 0:
+        raise ConfigurationError(f"--max-restarts counts; got {settings['max_restarts']}. Give a number from 0.")
+    check_deepspeed_file(settings)
+
+
+def _who(settings: Settings, key: str) -> str:
+    said = settings.said[key]
+    return "command line" if said.origin == "flag" else said.where
+
+
+def _check_machines(settings: Settings) -> None:
+    if settings["use_deepspeed"] and settings["deepspeed_multinode_launcher"] != "standard":
+        return
+    wanted = ["main_process_ip", "main_process_port"]
+    if settings["rdzv_backend"] == "static":
+        wanted.append("machine_rank")
+    missing = [f"--{key.replace('_', '-')}" for key in wanted if settings[key] is None]
+    if missing:
+        raise ConfigurationError(
+            f"Several machines have to find one another; nobody said {' and '.join(missing)}. Say it, or start under a "
+            "scheduler that does (SLURM, MPI, Kubernetes)."
+        )
+    pairs = [part.partition("=") for part in str(settings["rdzv_conf"]).split(",") if part.strip()]
+    if not all(name.strip() and equals for name, equals, _ in pairs):
+        raise ConfigurationError(
+            f"--rdzv-conf cannot be read; got {settings['rdzv_conf']!r}. Give KEY=VALUE pairs between commas."
+        )
+
+
+def _check_mesh(settings: Settings, processes: int) -> None:
+    sizes = {
+        axis: int(settings[f"parallelism_config_{axis}_size"])
+        for axis in ("dp_replicate", "dp_shard", "cp", "sp", "tp")
+    }
+    product = 1
+    for axis, size in sizes.items():
+        if size < 1:
+            raise ConfigurationError(f"A mesh axis has at least one rank; {axis} says {size}. Give a number from 1.")
+        product *= size
+    if processes % product:
+        told = " x ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 1)
+        raise ConfigurationError(
+            f"The mesh does not fit the processes; found {told} = {product} for {processes} processes. Change an "
+            "axis, or --num-processes."
+        )
+
+
+_SAME_AS_FILE: dict[str, tuple[str, ...]] = {
+    "zero_stage": ("zero_optimization", "stage"),
+    "gradient_accumulation_steps": ("gradient_accumulation_steps",),
+    "gradient_clipping": ("gradient_clipping",),
+    "offload_optimizer_device": ("zero_optimization", "offload_optimizer", "device"),
+    "offload_param_device": ("zero_optimization", "offload_param", "device"),
+    "offload_optimizer_nvme_path": ("zero_optimization", "offload_optimizer", "nvme_path"),
+    "offload_param_nvme_path": ("zero_optimization", "offload_param", "nvme_path"),
+    "zero3_save_16bit_model": ("zero_optimization", "stage3_gather_16bit_weights_on_model_save"),
+}
+
+
+def check_deepspeed_file(settings: Settings) -> None:
+    """Refuse a DeepSpeed file that says a key differently from the settings.
+
+    Args:
+        settings: Settings of the run.
+
+    Raises:
+        ConfigurationError: The file is missing or no JSON, or it and a setting that somebody said differ.
+    """
+    name = settings["deepspeed_config_file"]
+    if not settings["use_deepspeed"] or not name:
+        return
+    try:
+        config = json.loads(Path(name).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigurationError(
+            f"The DeepSpeed file cannot be read; {name} gives: {error.strerror}. Check --deepspeed-config-file."
+        ) from None
+    except ValueError as error:
+        raise ConfigurationError(f"The DeepSpeed file is no JSON; {name}: {error}. Correct it.") from None
+    for key, path in _SAME_AS_FILE.items():
+        there = _lookup(config, path)
+        here = settings[key]
+        if there not in (None, "auto") and settings.explicit(key) and not _same(there, here):
+            raise _conflict(settings, key, here, f"{name} says {'.'.join(path)} = {json.dumps(there)}")
+    if settings.explicit("mixed_precision"):
+        for kind in ("fp16", "bf16"):
+            enabled = _lookup(config, (kind, "enabled"))
+            wanted = settings["mixed_precision"] == kind
+            if isinstance(enabled, bool) and enabled != wanted and (enabled or wanted):
+                told = f"{name} says {kind}.enabled = {json.dumps(enabled)}"
+                raise _conflict(settings, "mixed_precision", settings["mixed_precision"], told)
+
+
+def _lookup(config: Any, path: tuple[str, ...]) -> Any:
+    for key in path:
+        config = config.get(key) if isinstance(config, dict) else None
+    return config
+
+
+def _same(there: Any, here: Any) -> bool:
+    if isinstance(there, (int, float)) and not isinstance(there, bool):
+        return float(there) == float(here)
+    return str(there).lower() == str(here).lower()
+
+
+def _conflict(settings: Settings, key: str, here: Any, there: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"Two places say {key}; {_who(settings, key)} says {here}, {there}. Say it in one place, or `auto` in the "
+        "DeepSpeed file."
+    )

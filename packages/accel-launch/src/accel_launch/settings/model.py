@@ -31,7 +31,7 @@ class Setting:
         named: Whether `--key` itself is a flag.
         path: Keys that lead to it in a configuration file, empty where a file cannot say it.
         environment: Variable that says it to the launcher, empty where none does.
-        kept: Whether the child environment carries `environment` too.
+        engine: Engine that the setting belongs to; only a run with that engine hands it to the processes.
     """
 
     key: str
@@ -45,7 +45,7 @@ class Setting:
     named: bool = True
     path: tuple[str, ...] = ()
     environment: str = ""
-    kept: bool = False
+    engine: str = ""
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -164,7 +164,6 @@ LAUNCH: tuple[Setting, ...] = (
         int,
         path=("num_cpu_threads_per_process",),
         environment="OMP_NUM_THREADS",
-        kept=True,
     ),
     _switch(
         "enable_cpu_affinity",
@@ -181,15 +180,6 @@ LAUNCH: tuple[Setting, ...] = (
         choices=("no", "fp16", "bf16", "fp8"),
         path=("mixed_precision",),
         environment="ACCELERATE_MIXED_PRECISION",
-        kept=True,
-    ),
-    Setting(
-        "gradient_accumulation_steps",
-        TRAINING,
-        "Batches per optimizer step under DeepSpeed; elsewhere the script says it.",
-        int,
-        path=("deepspeed_config", "gradient_accumulation_steps"),
-        environment="ACCELERATE_GRADIENT_ACCUMULATION_STEPS",
     ),
     Setting(
         "config_file",

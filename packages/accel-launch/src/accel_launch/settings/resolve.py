@@ -42,6 +42,7 @@ class Settings(Mapping[str, Any]):
         arguments: Words after the script.
         inherited: Environment that the launcher itself runs in.
         file: Configuration file that was read, or None.
+        file_order: Settings that it says, in its own order.
     """
 
     said: Mapping[str, Said]
@@ -49,6 +50,7 @@ class Settings(Mapping[str, Any]):
     arguments: tuple[str, ...] = ()
     inherited: Mapping[str, str] = field(default_factory=dict)
     file: str | None = None
+    file_order: tuple[str, ...] = ()
 
     def __getitem__(self, key: str) -> Any:
         """Return the value of a setting."""

@@ -11,14 +11,15 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from accel_core.errors import ConfigurationError, LaunchError
+from accel_core.errors import LaunchError
 from accel_launch.report import failure_record, report_failure
+from accel_launch.settings.tee import tee_of
 from accel_launch.supervision.guard import RUN_VARIABLE, Guard, end_group, sweep
 from accel_launch.supervision.outcome import MemoryKills, endings, shell_status
 from accel_launch.supervision.streams import Streams
 from accel_launch.supervision.watchdog import VARIABLES, Watchdog
 
-__all__ = ["PATIENCE", "SIGNALS", "marks", "supervise", "tee_of"]
+__all__ = ["PATIENCE", "SIGNALS", "marks", "supervise"]
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 """Signals that reach every process of the run."""
@@ -144,29 +145,3 @@ def marks(settings: Mapping[str, Any], local_rank: int) -> dict[str, str]:
     if tee & 1 or settings["log_dir"] or settings["watchdog"]:
         found["stdout"] = mark if tee & 1 else ""
     return found
-
-
-def tee_of(said: str, local_rank: int) -> int:
-    """Read `--tee`: 0 nothing, 1 output, 2 errors, 3 both; or RANK:N between commas.
-
-    Args:
-        said: What was written.
-        local_rank: The rank asked about.
-
-    Returns:
-        The number for the rank.
-
-    Raises:
-        ConfigurationError: It is neither of the two forms.
-    """
-    if said in _TEE:
-        return int(said)
-    parts = [part.partition(":") for part in said.split(",")]
-    if not all(rank.isdigit() and number in _TEE for rank, _, number in parts):
-        raise ConfigurationError(
-            f"--tee cannot be read; got {said!r}. Give 0, 1, 2 or 3, or a number for each local rank as in 0:3,1:2."
-        )
-    return {int(rank): int(number) for rank, _, number in parts}.get(local_rank, 0)
-
-
-_TEE = ("0", "1", "2", "3")

@@ -1,0 +1,297 @@
+"""Configuration files: YAML or JSON, read with line numbers, and written so that they can be read again."""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from accel_core.errors import ConfigurationError
+from accel_launch.settings.location import default_file
+from accel_launch.settings.migrate import SCHEMA, migrate
+from accel_launch.settings.model import Setting
+from accel_launch.settings.resolve import Said, read
+from accel_launch.settings.table import BY_KEY, BY_PATH
+
+__all__ = ["CLUSTER_ONLY", "ConfigFile", "as_document", "load", "read_document", "sections", "write"]
+
+CLUSTER_ONLY = {
+    "compute_environment", "distributed_type", "tpu_name", "tpu_zone", "command_file", "commands", "schema",
+    "num_cpu_threads_per_process",
+}  # fmt: skip
+"""Keys of a cluster's file that are no launch setting themselves."""
+
+SAGEMAKER_ONLY = {
+    "ec2_instance_type", "iam_role_name", "image_uri", "profile", "region", "base_job_name", "pytorch_version",
+    "transformers_version", "py_version", "sagemaker_inputs_file", "sagemaker_metrics_file", "additional_args",
+}  # fmt: skip
+"""Keys that a file for SageMaker has beyond the others."""
+
+_ENGINE_OF_TYPE = {
+    "DEEPSPEED": "use_deepspeed",
+    "FSDP": "use_fsdp",
+    "MEGATRON_LM": "use_megatron_lm",
+    "XLA": "tpu",
+    "MULTI_GPU": "multi_gpu",
+    "MULTI_NPU": "multi_gpu",
+    "MULTI_MLU": "multi_gpu",
+    "MULTI_SDAA": "multi_gpu",
+    "MULTI_MUSA": "multi_gpu",
+    "MULTI_XPU": "multi_gpu",
+    "MULTI_HPU": "multi_gpu",
+    "MULTI_CPU": "cpu",
+    "NO": "",
+}
+_HEADER = re.compile(r"\A# accel configuration, schema (\d+)")
+
+
+@dataclass
+class ConfigFile:
+    """A configuration file.
+
+    Attributes:
+        path: Where it is.
+        config: What it says, by key, in today's keys.
+        lines: Line of every key, by the keys that lead to it.
+        changes: What had to be migrated.
+    """
+
+    path: Path
+    config: dict[str, Any]
+    lines: dict[tuple[str, ...], int] = field(default_factory=dict)
+    changes: list[str] = field(default_factory=list)
+
+    def where(self, *keys: str) -> str:
+        """Return file and line of a key.
+
+        Args:
+            keys: The keys that lead to it.
+        """
+        line = self.lines.get(keys)
+        return f"{self.path}:{line}" if line else str(self.path)
+
+    def settings_of(self, written: set[str]) -> dict[str, Said]:
+        """Return what the file says about a launch.
+
+        Args:
+            written: Settings that the command line says; hardware named there sets the file's `distributed_type` aside.
+
+        Returns:
+            Values by key, each with its file and line.
+
+        Raises:
+            ConfigurationError: A value cannot be read or is not allowed.
+        """
+        said: dict[str, Said] = {}
+        for path in sorted(BY_PATH, key=lambda path: self.lines.get(path, 0)):
+            setting = BY_PATH[path]
+            value: Any = self.config
+            for key in path:
+                value = value.get(key) if isinstance(value, dict) else None
+            if value is None:
+                continue
+            said[setting.key] = Said(_value(setting, value, self.where(*path)), "file", self.where(*path))
+        threads = self.config.get("num_cpu_threads_per_process")
+        if threads is not None:
+            place = self.where("num_cpu_threads_per_process")
+            said["num_cpu_threads_per_process"] = Said(
+                _value(BY_KEY["num_cpu_threads_per_process"], threads, place), "file", place
+            )
+        said.update(_hardware(self, written))
+        return said
+
+
+def sections() -> set[str]:
+    """Return the keys under which a file groups settings."""
+    return {path[0] for path in BY_PATH if len(path) > 1}
+
+
+def load(path: str | Path | None = None) -> ConfigFile | None:
+    """Read a configuration file.
+
+    Args:
+        path: The file; the default one when None.
+
+    Returns:
+        The file, or None where none was named and there is no default one.
+
+    Raises:
+        ConfigurationError: It does not exist, is no YAML or JSON, comes from a newer version, or has keys that nobody
+            knows.
+    """
+    found = Path(path).expanduser() if path is not None else default_file()
+    if found is None:
+        return None
+    if not found.is_file():
+        raise ConfigurationError(
+            f"There is no configuration file {found}. Name one that exists, or write the default one with `accel "
+            "config`."
+        )
+    return read_document(found.read_text(encoding="utf-8"), found)
+
+
+def read_document(text: str, path: Path) -> ConfigFile:
+    """Read the text of a configuration file.
+
+    Args:
+        text: The text.
+        path: Where it comes from, for messages.
+
+    Returns:
+        The file, migrated and with only keys that are known.
+
+    Raises:
+        ConfigurationError: As for `load`.
+    """
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        config = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f":{mark.line + 1}" if mark is not None else ""
+        problem = getattr(error, "problem", None) or "it cannot be read"
+        raise ConfigurationError(
+            f"The configuration file is neither YAML nor JSON; {path}{line}: {problem}. Correct it, or write a new one "
+            "with `accel config`."
+        ) from None
+    if config is None:
+        config, node = {}, None
+    if not isinstance(config, dict):
+        raise ConfigurationError(
+            f"A configuration file holds keys and values; {path} holds a {type(config).__name__}. Write KEY: VALUE "
+            "lines."
+        )
+    lines: dict[tuple[str, ...], int] = {}
+    if node is not None:
+        _note_lines(node, (), lines)
+    _check_schema(text, config, path)
+    original = {key: dict(value) if isinstance(value, dict) else value for key, value in config.items()}
+    file = ConfigFile(path, original, lines)
+    file.changes = migrate(file.config)
+    _check_keys(file)
+    return file
+
+
+def _note_lines(node: Any, above: tuple[str, ...], lines: dict[tuple[str, ...], int]) -> None:
+    for key, value in node.value:
+        if not isinstance(key, yaml.ScalarNode):
+            continue
+        keys = (*above, str(key.value))
+        lines[keys] = key.start_mark.line + 1
+        if isinstance(value, yaml.MappingNode):
+            _note_lines(value, keys, lines)
+
+
+def _check_schema(text: str, config: Mapping[str, Any], path: Path) -> None:
+    header = _HEADER.match(text)
+    said = config.get("schema", header[1] if header else SCHEMA)
+    if not str(said).isdigit() or int(said) > SCHEMA:
+        raise ConfigurationError(
+            f"The configuration file comes from a newer accel; {path} has schema {said}, this accel reads up to "
+            f"{SCHEMA}. Update accel-launch, or write a new file with `accel config`."
+        )
+
+
+def _check_keys(file: ConfigFile) -> None:
+    sagemaker = file.config.get("compute_environment") == "AMAZON_SAGEMAKER"
+    top = {path[0] for path in BY_PATH} | CLUSTER_ONLY | (SAGEMAKER_ONLY if sagemaker else set())
+    grouped = sections()
+    for key, value in file.config.items():
+        if key not in top:
+            raise _unknown(file, (key,), top)
+        if key not in grouped or value is None:
+            continue
+        if not isinstance(value, dict):
+            raise ConfigurationError(
+                f"{file.where(key)}: {key} groups settings; it holds {value!r}. Write its settings below it, indented."
+            )
+        known = {path[1] for path in BY_PATH if path[0] == key and len(path) > 1} | _PLUGIN_KEYS.get(key, set())
+        for inner in value:
+            if inner not in known:
+                raise _unknown(file, (key, str(inner)), known)
+
+
+_PLUGIN_KEYS = {
+    "mpirun_config": {"mpirun_ccl"},
+    "deepspeed_config": {"deepspeed_multinode_launcher", "gradient_accumulation_steps", "gradient_clipping"},
+}
+
+
+def _unknown(file: ConfigFile, keys: tuple[str, ...], known: set[str]) -> ConfigurationError:
+    near = get_close_matches(keys[-1], known, n=1, cutoff=0.5)
+    hint = f"Did you mean `{near[0]}`?" if near else "Remove it."
+    return ConfigurationError(f"{file.where(*keys)}: unknown key `{'.'.join(keys)}`. {hint}")
+
+
+_HARDWARE = {"cpu", "multi_gpu", "tpu", "use_deepspeed", "use_fsdp", "use_megatron_lm"}
+
+
+def _hardware(file: ConfigFile, written: set[str]) -> dict[str, Said]:
+    kind = file.config.get("distributed_type", "NO")
+    kind = "NO" if kind is False else str(kind)
+    place = file.where("distributed_type")
+    if kind not in _ENGINE_OF_TYPE and file.config.get("compute_environment") != "AMAZON_SAGEMAKER":
+        near = get_close_matches(kind, _ENGINE_OF_TYPE, n=1)
+        hint = f"Did you mean {near[0]}?" if near else f"Use one of {', '.join(_ENGINE_OF_TYPE)}."
+        raise ConfigurationError(f"{place}: distributed_type cannot be {kind!r}. {hint}")
+    found: dict[str, Said] = {}
+    if not written & (_HARDWARE - {"use_megatron_lm"}) and _ENGINE_OF_TYPE.get(kind):
+        found[_ENGINE_OF_TYPE[kind]] = Said(True, "file", place)
+    if file.config.get("parallelism_config") and (found.get("use_fsdp") or "use_fsdp" in written):
+        found["use_parallelism_config"] = Said(True, "file", file.where("parallelism_config"))
+    return found
+
+
+def _value(setting: Setting, value: Any, where: str) -> Any:
+    if setting.kind == "append":
+        return [str(part) for part in value] if isinstance(value, list) else [str(value)]
+    if setting.key == "fp8_override_linear_precision" and isinstance(value, list):
+        return tuple(bool(part) for part in value)
+    if isinstance(value, list):
+        value = ",".join(map(str, value))
+    if setting.choices and str(value) not in map(str, setting.choices):
+        lower = {str(choice).lower(): choice for choice in setting.choices}
+        if value is False and "no" in lower:
+            return "no"
+        if str(value).lower() in lower:
+            return str(value)
+    if isinstance(value, bool) and setting.engine == "megatron":
+        return value
+    return read(setting, str(value), where)
+
+
+def write(config: Mapping[str, Any], path: Path) -> None:
+    """Write a configuration file.
+
+    Args:
+        config: What it says, by key.
+        path: Where; a name that ends in .json gives JSON, any other YAML.
+
+    Raises:
+        ConfigurationError: The place cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(as_document(config, path), encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(
+            f"The configuration file cannot be written; {path} gives: {error.strerror}. Name another with "
+            "--config-file."
+        ) from None
+
+
+def as_document(config: Mapping[str, Any], path: Path) -> str:
+    """Return a configuration as the text of a file.
+
+    Args:
+        config: What it says, by key.
+        path: Its name decides between JSON and YAML.
+    """
+    if path.suffix == ".json":
+        return json.dumps({"schema": SCHEMA, **config}, indent=2, sort_keys=True) + "\n"
+    body: str = yaml.safe_dump(dict(config), sort_keys=True, default_flow_style=False)
+    return f"# accel configuration, schema {SCHEMA}\n{body}"

@@ -1,0 +1,90 @@
+"""Configuration files of earlier days: old keys and values become today's.
+
+A file without a schema is one of Accelerate's, of whatever version; what its keys meant is listed here. Files that
+accel writes say their schema in their first line, or under the key `schema` in JSON.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["SCHEMA", "Change", "migrate"]
+
+SCHEMA = 1
+"""Version of the configuration format that this accel writes and reads; older ones are migrated."""
+
+Change = str
+"""What a migration did, in a few words."""
+
+_STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
+_FSDP_KEYS = {"fsdp_backward_prefetch_policy": "fsdp_backward_prefetch"}
+_GONE = {"ipex_config", "use_xpu", "num_cpu_threads", "main_cpu_threads"}
+
+
+def migrate(config: dict[str, Any]) -> list[Change]:
+    """Bring a configuration to today's keys and values, in place.
+
+    Args:
+        config: What the file says, by key.
+
+    Returns:
+        What was changed; empty for a file of today.
+    """
+    changes: list[Change] = []
+    for step in _STEPS:
+        changes.extend(step(config))
+    return changes
+
+
+def _half_precision(config: dict[str, Any]) -> list[Change]:
+    if "fp16" not in config:
+        return []
+    config.setdefault("mixed_precision", "fp16" if config.pop("fp16") else "no")
+    config.pop("fp16", None)
+    return ["fp16 is now mixed_precision"]
+
+
+def _tpu(config: dict[str, Any]) -> list[Change]:
+    if config.get("distributed_type") != "TPU":
+        return []
+    config["distributed_type"] = "XLA"
+    return ["distributed_type TPU is now XLA"]
+
+
+def _dynamo(config: dict[str, Any]) -> list[Change]:
+    old = [key for key in config if key.startswith("dynamo_") and key != "dynamo_config"]
+    if not old:
+        return []
+    section = dict(config.get("dynamo_config") or {})
+    for key in old:
+        section.setdefault(key, config.pop(key))
+    config["dynamo_config"] = section
+    return [f"{', '.join(old)} stand under dynamo_config now"]
+
+
+def _fsdp(config: dict[str, Any]) -> list[Change]:
+    section = config.get("fsdp_config")
+    if not isinstance(section, dict):
+        return []
+    changes = []
+    for old in [key for key in section if not key.startswith("fsdp_")]:
+        section.setdefault(f"fsdp_{old}", section.pop(old))
+        changes.append(f"fsdp_config.{old} is now fsdp_config.fsdp_{old}")
+    for old, new in _FSDP_KEYS.items():
+        if old in section:
+            section.setdefault(new, section.pop(old))
+            changes.append(f"fsdp_config.{old} is now fsdp_config.{new}")
+    strategy = section.get("fsdp_sharding_strategy")
+    if str(strategy) in map(str, range(1, len(_STRATEGIES) + 1)):
+        section["fsdp_sharding_strategy"] = _STRATEGIES[int(str(strategy)) - 1]
+        changes.append(f"fsdp_sharding_strategy {strategy} is now {section['fsdp_sharding_strategy']}")
+    return changes
+
+
+def _gone(config: dict[str, Any]) -> list[Change]:
+    found = sorted(_GONE & config.keys())
+    for key in found:
+        del config[key]
+    return [f"{key} means nothing any more" for key in found]
+
+
+_STEPS: tuple[Callable[[dict[str, Any]], list[Change]], ...] = (_half_precision, _tpu, _dynamo, _fsdp, _gone)

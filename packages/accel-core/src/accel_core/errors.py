@@ -11,6 +11,7 @@ expect, so that `except ValueError` keeps working.
     ├── LaunchError (RuntimeError)               a run could not be started or failed
     ├── MissingDependencyError (ImportError)     an optional library is not installed
     ├── OffloadError (RuntimeError)              a weight used, moved or trained while it lives elsewhere
+    ├── OutOfMemoryError (RuntimeError)          no batch is small enough for the memory that is there
     ├── PreparationError (ValueError)            objects that `prepare` cannot put together
     ├── QuantizationError (ValueError)           weights that cannot be packed as asked
     ├── StateError (RuntimeError)                process, run or step state asked for in the wrong order
@@ -45,6 +46,7 @@ __all__ = [
     "LaunchError",
     "MissingDependencyError",
     "OffloadError",
+    "OutOfMemoryError",
     "PreparationError",
     "QuantizationError",
     "RankDisagreementError",
@@ -89,6 +91,10 @@ class OffloadError(AccelError, RuntimeError):
     """A weight was used, moved or trained while it lives on another device or on disk."""
 
 
+class OutOfMemoryError(AccelError, RuntimeError):
+    """No batch is small enough for the memory that is there."""
+
+
 class PreparationError(AccelError, ValueError):
     """Objects that cannot be prepared together, or not in this order."""
 
@@ -110,7 +116,7 @@ class TrackerInterfaceError(TrackerError, NotImplementedError):
 
 
 class UnsupportedTypeError(AccelError, TypeError):
-    """A value of a type that an operation cannot take."""
+    """A value of a type, or arguments, that an operation cannot take."""
 
 
 class CheckpointError(AccelError, RuntimeError):

@@ -44,8 +44,8 @@ class MultiProcessAdapter(logging.LoggerAdapter):  # type: ignore[type-arg]  # g
         if in_order:
             self._log_in_order(level, msg, args, kwargs)
         elif self._should_log(main_process_only):
-            msg, kwargs = self.process(msg, kwargs)
-            self.logger.log(level, msg, *args, **kwargs)
+            text, options = self.process(msg, kwargs)
+            self.logger.log(level, text, *args, **options)
 
     def _log_in_order(self, level: int, msg: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         here = world.current()
@@ -58,7 +58,7 @@ class MultiProcessAdapter(logging.LoggerAdapter):  # type: ignore[type-arg]  # g
         for rank in range(here.size):
             if rank == here.rank:
                 self.logger.log(level, text, *args, **options)
-            control.wait_for_everyone(here)
+            control.wait_for_all(here)
 
     def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
         """Put the rank in front of the message, and the place of the call into the record."""

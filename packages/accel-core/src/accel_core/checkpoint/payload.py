@@ -253,7 +253,7 @@ def read_object(folder: Path, name: str, *, links: bool = False, **options: Any)
                 warnings.simplefilter("ignore", UserWarning)
                 return torch.load(source, **options)
         except pickle.UnpicklingError as error:
-            if any(word in str(error) for word in _UNSAFE_WORDS) or legacy and _calls_something(file):
+            if any(word in str(error) for word in _UNSAFE_WORDS) or (legacy and _calls_something(file)):
                 raise _unsafe(path, error) from error
             raise _damaged(path, _first_line(error)) from error
         except Exception as error:

@@ -154,7 +154,7 @@ def is_tensor_information(tensor_info: Any) -> bool:
 def initialize_tensors(data_structure: Any) -> Any:
     """Return a nest with an uninitialised tensor, on the CPU, in the place of each `TensorInformation`."""
     return recursively_apply(
-        lambda information: torch.empty(*information.shape, dtype=information.dtype),
+        lambda information: torch.empty(information.shape, dtype=information.dtype),
         data_structure,
         test_type=is_tensor_information,
     )

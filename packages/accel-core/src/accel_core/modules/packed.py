@@ -4,7 +4,7 @@ A library registers one `PackedParameter` per parameter class. Placing, loading 
 otherwise treats the parameter as opaque, so that no package needs to know a vendor's class.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -47,8 +47,14 @@ class PackedParameter(Protocol):
             The parameter of this format.
         """
 
+    def parts(self, parameter: torch.Tensor) -> Sequence[str]:
+        """Name what `unpack` gives for a parameter, which may be empty: `""`, then the suffixes of its statistics."""
+
     def unpack(self, parameter: torch.Tensor) -> Mapping[str, torch.Tensor]:
-        """Give what must be stored to rebuild the parameter: plain tensors by suffix, `""` for the weights."""
+        """Give what must be stored to rebuild the parameter: plain tensors by suffix, `""` for the weights.
+
+        A part with suffix `SCB` of `layer.weight` is stored as `layer.SCB`.
+        """
 
     def rebuild(
         self, parameter: torch.Tensor, stored: Mapping[str, torch.Tensor], device: torch.device

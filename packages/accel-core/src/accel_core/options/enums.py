@@ -8,6 +8,8 @@ import enum
 from typing import Any
 
 __all__ = [
+    "CUDA_DISTRIBUTED_TYPES",
+    "TORCH_DISTRIBUTED_OPERATION_TYPES",
     "BaseEnum",
     "ComputeEnvironment",
     "CustomDtype",
@@ -171,3 +173,17 @@ class CustomDtype(enum.Enum):
     FP8 = "fp8"
     INT4 = "int4"
     INT2 = "int2"
+
+
+CUDA_DISTRIBUTED_TYPES = ["DEEPSPEED", "MULTI_GPU", "FSDP", "MEGATRON_LM", "TP"]
+TORCH_DISTRIBUTED_OPERATION_TYPES = [
+    *CUDA_DISTRIBUTED_TYPES,
+    "MULTI_NPU",
+    "MULTI_MLU",
+    "MULTI_SDAA",
+    "MULTI_MUSA",
+    "MULTI_XPU",
+    "MULTI_CPU",
+    "MULTI_HPU",
+    "MULTI_NEURON",
+]

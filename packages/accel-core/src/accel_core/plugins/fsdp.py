@@ -18,7 +18,12 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.distributed import fsdp
 
-__all__ = ["FullyShardedDataParallelPlugin", "get_module_class_from_name"]
+__all__ = [
+    "FullyShardedDataParallelPlugin",
+    "disable_fsdp_ram_efficient_loading",
+    "enable_fsdp_ram_efficient_loading",
+    "get_module_class_from_name",
+]
 
 _logger = logging.getLogger(__name__)
 
@@ -34,6 +39,17 @@ def get_module_class_from_name(module: nn.Module, name: str) -> type[nn.Module] 
         The class, or `None` where nothing of that name is found.
     """
     return next((type(part) for part in module.modules() if type(part).__name__ == name), None)
+
+
+def enable_fsdp_ram_efficient_loading() -> None:
+    """Let only one process load the weights of a pretrained model, from here on."""
+    environ.write("ACCELERATE_USE_FSDP", True)
+    environ.write("FSDP_CPU_RAM_EFFICIENT_LOADING", True)
+
+
+def disable_fsdp_ram_efficient_loading() -> None:
+    """Let every process load the weights of a pretrained model, from here on."""
+    environ.write("FSDP_CPU_RAM_EFFICIENT_LOADING", False)
 
 
 def _option(field: str) -> Any:

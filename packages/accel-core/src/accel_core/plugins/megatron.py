@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-__all__ = ["MegatronLMPlugin"]
+__all__ = ["MegatronLMDummyScheduler", "MegatronLMPlugin"]
 
 _UNCHANGED = (
     "pipeline_model_parallel_split_rank",
@@ -346,6 +346,25 @@ class MegatronLMPlugin:
                 self.megatron_lm_default_args[flag] = True
             elif flag.startswith("no_log_"):
                 self.megatron_lm_default_args[flag.removeprefix("no_")] = True
+
+
+class MegatronLMDummyScheduler:
+    """Stands for the schedule that Megatron-LM makes.
+
+    Args:
+        optimizer: The optimizer that it moves.
+        total_num_steps: Number of batches in the whole run.
+        warmup_num_steps: Number of batches until the learning rate is reached.
+        **kwargs: Other settings of the schedule.
+    """
+
+    def __init__(
+        self, optimizer: Any, total_num_steps: int | None = None, warmup_num_steps: int = 0, **kwargs: Any
+    ) -> None:
+        self.optimizer = optimizer
+        self.total_num_steps = total_num_steps
+        self.warmup_num_steps = warmup_num_steps
+        self.kwargs = kwargs
 
 
 class _Collector:

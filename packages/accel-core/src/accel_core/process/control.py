@@ -14,13 +14,13 @@ from accel_core.errors import RemoteRankError
 from accel_core.process import rollcall
 from accel_core.process.world import World
 
-__all__ = ["main_first", "only_when", "wait_for_everyone"]
+__all__ = ["main_first", "only_when", "wait_for_all"]
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
-def wait_for_everyone(world: World) -> None:
+def wait_for_all(world: World) -> None:
     """Stop until every rank has come here; with one process, return at once."""
     if world.size > 1:
         if world.debug:

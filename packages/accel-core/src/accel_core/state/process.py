@@ -18,7 +18,7 @@ from accel_core.options.enums import DistributedType
 from accel_core.process import control, world
 from accel_core.process.world import World
 
-__all__ = ["PartialState", "ThreadLocalSharedDict", "do_nothing"]
+__all__ = ["PartialState", "ThreadLocalSharedDict", "do_nothing", "wait_for_everyone"]
 
 
 def do_nothing(*args: Any, **kwargs: Any) -> None:
@@ -174,7 +174,7 @@ class PartialState:
 
     def wait_for_everyone(self) -> None:
         """Stop until every process has come here; with one process, return at once."""
-        control.wait_for_everyone(self._world)
+        control.wait_for_all(self._world)
 
     @contextmanager
     def split_between_processes(
@@ -256,3 +256,8 @@ class PartialState:
         if self.fork_launched and group is None:
             return
         world.destroy(group)
+
+
+def wait_for_everyone() -> None:
+    """Stop until every process has come here; with one process, return at once."""
+    PartialState().wait_for_everyone()

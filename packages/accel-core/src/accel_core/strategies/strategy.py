@@ -11,6 +11,8 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
+from accel_core.checkpoint.format import CheckpointFormat
+from accel_core.checkpoint.plain import PLAIN
 from accel_core.errors import PreparationError
 from accel_core.modules.compilation import compile_regions, has_compiled_regions, is_compiled_module
 from accel_core.modules.unwrap import canonical_state_dict, extract_model_from_parallel
@@ -64,7 +66,7 @@ class Strategy(ABC):
     """How models, optimizers and gradients live across processes.
 
     Called in this order: `check` and `prepare` for every `Accelerator.prepare`; per step `no_sync`, `backward`,
-    `clip_grad_norm_`; `state_dict` when saving or loading.
+    `clip_grad_norm_`; `state_dict` and `format` when saving or loading.
 
     Args:
         parts: What the strategy is built from.
@@ -73,6 +75,9 @@ class Strategy(ABC):
     name: ClassVar[str]
     divides_loss: ClassVar[bool] = True
     """Whether the run divides a loss by the length of its accumulation window; an engine may do it itself."""
+
+    format: ClassVar[CheckpointFormat] = PLAIN
+    """How the strategy's state lies in a checkpoint."""
 
     def __init__(self, parts: Parts) -> None:
         self.parts = parts

@@ -67,7 +67,7 @@ class Delivery:
     def start(self, on_caller: bool) -> None:
         """Make and start the tracker, in this thread or without waiting in the tracker's own."""
         if on_caller:
-            self._call(Call("start"))
+            self.call(Call("start"))
         else:
             self.put(Call("start"))
         self._thread.start()
@@ -122,9 +122,10 @@ class Delivery:
                     self._change.wait()
                 call = self._calls.popleft()
                 self._busy = True
-            self._call(call)
+            self.call(call)
 
-    def _call(self, call: Call) -> None:
+    def call(self, call: Call) -> None:
+        """Make a call in this thread and settle it; nothing raises."""
         error: Exception | None = None
         try:
             self._context.run(self._carry_out, call)

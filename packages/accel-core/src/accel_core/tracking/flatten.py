@@ -106,9 +106,7 @@ def flatten(config: Any) -> FlatConfig:
     return FlatConfig(values, kinds)
 
 
-def _walk(
-    path: str, value: Any, values: dict[str, Scalar], kinds: dict[str, Any], above: tuple[int, ...]
-) -> None:
+def _walk(path: str, value: Any, values: dict[str, Scalar], kinds: dict[str, Any], above: tuple[int, ...]) -> None:
     children = _children(value) if id(value) not in above and len(above) < _DEEPEST else None
     if children is None or not children[1]:
         _put(path, value, values, kinds)

@@ -78,6 +78,7 @@ class TrackerHub:
         self._project = ""
         self._steps = StepCounter()
         self._resumed: dict[str, Any] = {}
+        self._states: dict[str, dict[str, Any]] = {}
         self._deliveries: dict[str, Delivery] = {}
         self._recorder: Recorder | None = None
         self._spool: SpoolWriter | None = None
@@ -203,6 +204,8 @@ class TrackerHub:
             delivery.finish()
         for name, delivery in self._deliveries.items():
             done = delivery.close(max(0.0, deadline - time.monotonic()))
+            if done and delivery.tracker is not None and delivery.tracker.starts_on_caller:
+                delivery.call(Call("release"))
             if not done and self.settings.policy != "off":
                 logger.warning(
                     "The tracker %r did not take everything within %g s; %d entries are not sent.",
@@ -214,18 +217,24 @@ class TrackerHub:
         recorder.mark({"kind": "end", "time": time.time()})
         recorder.close()
         self._close_spool()
+        self._states = self.tracker_states
         self._deliveries = {}
         self._raise_pending()
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint stores so that another process goes on with this run, as JSON values."""
-        states = {name: delivery.state for name, delivery in self._deliveries.items()}
         return {
             "run_id": self.run_id,
             "project": self._project,
             "steps": self._steps.state_dict(),
-            "trackers": {**self._resumed.get("trackers", {}), **states},
+            "trackers": self.tracker_states,
         }
+
+    @property
+    def tracker_states(self) -> dict[str, dict[str, Any]]:
+        """What each tracker of the run stores of itself, by name; kept after the end."""
+        states = {name: delivery.state for name, delivery in self._deliveries.items()}
+        return {**self._resumed.get("trackers", {}), **self._states, **states}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with the run that a checkpoint stored: its id, its steps, its runs in the trackers' libraries.

@@ -51,9 +51,7 @@ class TrackerKwargs(KwargsHandler):
             )
         for name in ("start_seconds", "drain_seconds"):
             if getattr(self, name) < 0:
-                raise ConfigurationError(
-                    f"{name} is a time in seconds; got {getattr(self, name)!r}. Use zero or more."
-                )
+                raise ConfigurationError(f"{name} is a time in seconds; got {getattr(self, name)!r}. Use zero or more.")
 
     def spool_folder(self, logging_dir: str | os.PathLike[str] | None) -> Path:
         """Return the folder of spool files for a run that logs to `logging_dir`."""

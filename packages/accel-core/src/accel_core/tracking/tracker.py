@@ -93,6 +93,9 @@ class GeneralTracker:
     def finish(self) -> None:
         """Close the run; a second call does nothing."""
 
+    def release(self) -> None:
+        """Let go of the thread that `start` ran in, where `starts_on_caller`; called in it after `finish`."""
+
     def state_dict(self) -> dict[str, Any]:
         """Return what another process needs to go on with this run: its id in the library, as JSON values."""
         return {}

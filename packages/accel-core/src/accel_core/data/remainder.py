@@ -1,0 +1,154 @@
+"""Gathering what was computed from batches, each sample once."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from accel_core.comm.collectives import gather, recursively_apply, send_to_device
+from accel_core.comm.objects import swap
+from accel_core.data.rows import count_rows, holds_tensor, is_nest, join_rows, take_rows
+from accel_core.data.shard import Cut, Tally
+from accel_core.errors import RankDisagreementError
+from accel_core.process import world
+from accel_core.process.world import World
+
+__all__ = ["drop_duplicates", "gather_for_metrics"]
+
+
+def gather_for_metrics(input_data: Any, gradient_state: Any, use_gather_object: bool = False) -> Any:
+    """Gather what all ranks computed from their current batches, without what is there twice.
+
+    The loader being read tells which samples of the step are repeats that fill up the last global batch: their rows
+    are dropped. Rows come in the order of the sampler. Where ranks have no batch in the last step
+    (`even_batches=False`), those that have one gather among themselves.
+
+    Args:
+        input_data: A nest of tensors with one row (or the same number of rows) a sample; a list with one item a
+            sample; or a mapping or tuple of such. Tensors without dims count as one value a rank.
+        gradient_state: Knows the loader being read.
+        use_gather_object: Gather as pickled objects even if all leaves are tensors; a list is joined with those of the
+            other ranks.
+
+    Returns:
+        The same structure with the rows of all ranks. Tensors whose shapes differ between ranks come back as a list of
+        one tensor a sample. With one process, `input_data`.
+
+    Raises:
+        CollectiveError: An object cannot be pickled.
+        RemoteRankError: Another rank failed.
+    """
+    here = world.ensure()
+    if here.size == 1:
+        return input_data
+    loader = gradient_state.active_dataloader
+    tally: Tally | None = getattr(loader, "tally", None)
+    cut: Cut | None = getattr(loader, "cut", None)
+    if tally is not None and len(tally.rows) != here.size:
+        tally = None
+    if tally is not None and len(tally.readers) < here.size:
+        return _merge(_swap_among(input_data, tally.readers, here), [tally.rows[r] for r in tally.readers], None)
+    if not use_gather_object and _all_tensors(input_data):
+        try:
+            gathered = gather(input_data)
+        except RankDisagreementError:
+            rows = list(tally.rows) if tally is not None else [None] * here.size
+            parts = swap(_to_host(input_data), "gather_for_metrics", here)
+            return _to_device(_merge(parts, rows, tally), input_data)
+        return gathered if tally is None else drop_duplicates(gathered, tally)
+    size = None if cut is None or cut.step_samples is None else cut.step_samples // cut.ranks
+    rows = list(tally.rows) if tally is not None else [size] * here.size
+    parts = swap(_to_host(input_data), "gather_for_metrics", here)
+    return _to_device(_merge(parts, rows, tally, as_list=use_gather_object), input_data)
+
+
+def drop_duplicates(gathered: Any, tally: Tally) -> Any:
+    """Keep the rows of a gathered nest of tensors that are there for the first time.
+
+    Args:
+        gathered: Tensors that hold the same number of rows of every rank, rank 0 first.
+        tally: What each rank holds.
+    """
+    return recursively_apply(functools.partial(_keep_real, tally=tally), gathered)
+
+
+def _keep_real(tensor: torch.Tensor, tally: Tally) -> torch.Tensor:
+    """Keep of each rank's rows those of real samples; a sample may have several rows."""
+    ranks = len(tally.rows)
+    each = tensor.shape[0] // ranks
+    kept = [_real_rows(each, rows, real) for rows, real in zip(tally.rows, tally.real, strict=True)]
+    if all(count == each for count in kept):
+        return tensor
+    last = max((rank for rank in range(ranks) if kept[rank]), default=0)
+    if all(count == each for count in kept[:last]):
+        return tensor[: last * each + kept[last]]
+    return torch.cat([tensor[rank * each : rank * each + kept[rank]] for rank in range(ranks)])
+
+
+def _real_rows(each: int, rows: int, real: int) -> int:
+    """Return how many of the `each` rows that came from a batch of `rows` samples, `real` of them real, to keep."""
+    if rows and each % rows == 0:
+        return each // rows * real
+    return each if real else 0
+
+
+def _merge(parts: list[Any], rows: list[int | None], tally: Tally | None, *, as_list: bool = False) -> Any:
+    """Join the parts of ranks, without repeats."""
+    if tally is not None:
+        trimmed, left = [], []
+        for part, held, real in zip(parts, tally.rows, tally.real, strict=True):
+            found = count_rows(part, held)
+            keep = real if found is None else _real_rows(found, held, real)
+            if keep or (not trimmed and real):
+                trimmed.append(part if found is None or keep == found else take_rows(part, slice(0, keep), found))
+                left.append(None if found is None else keep)
+        parts, rows = trimmed or [take_rows(parts[0], slice(0, 0), rows[0])], left or [0]
+    if as_list and isinstance(parts[0], list | tuple):
+        return [item for part in parts for item in part]
+    if not isinstance(parts[0], list | tuple) or is_nest(parts[0], rows[0]):
+        return join_rows(parts, rows)
+    return [item for part in parts for item in part]
+
+
+def _all_tensors(value: Any) -> bool:
+    """Tell whether `gather` can take a nest: tensors alone, at least one."""
+    if not holds_tensor(value):
+        return False
+    leaves: list[bool] = []
+
+    def note(leaf: Any) -> Any:
+        leaves.append(isinstance(leaf, torch.Tensor))
+        return leaf
+
+    recursively_apply(note, value, test_type=lambda leaf: True)
+    return all(leaves)
+
+
+def _to_host(value: Any) -> Any:
+    return recursively_apply(lambda tensor: tensor.detach().cpu(), value)
+
+
+def _to_device(value: Any, like: Any) -> Any:
+    """Move gathered tensors to where this rank's were."""
+    devices: list[torch.device] = []
+    recursively_apply(lambda tensor: devices.append(tensor.device) or tensor, like)  # type: ignore[func-returns-value]
+    return value if not devices or devices[0].type == "cpu" else send_to_device(value, devices[0])
+
+
+def _swap_among(value: Any, members: tuple[int, ...], here: World) -> list[Any]:
+    """Exchange objects between some ranks; the others need not come here."""
+    if here.rank not in members or len(members) == 1:
+        return [value]
+    parts: list[Any] = [None] * len(members)
+    dist.all_gather_object(parts, _to_host(value), group=_group(members, id(dist.group.WORLD)))
+    return parts
+
+
+@functools.lru_cache(maxsize=64)
+def _group(members: tuple[int, ...], of_world: int) -> Any:
+    """Return a group of some ranks; only they have to ask for it."""
+    del of_world
+    return dist.new_group(list(members), backend="gloo", use_local_synchronization=True)

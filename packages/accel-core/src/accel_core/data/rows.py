@@ -1,0 +1,120 @@
+"""The rows of a batch, whatever it is made of: counting, taking and joining them.
+
+A batch is a nest of tensors whose first dim counts samples, a list with one item a sample (strings, dicts, tensors of
+different shapes), or a mapping, tuple or list of such.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from accel_core.comm.tree import honor_mapping, honor_type, is_namedtuple
+
+__all__ = ["count_rows", "holds_tensor", "is_nest", "join_rows", "take_rows"]
+
+
+def holds_tensor(value: Any) -> bool:
+    """Tell whether any leaf is a tensor."""
+    if isinstance(value, torch.Tensor):
+        return True
+    if isinstance(value, Mapping):
+        return any(holds_tensor(item) for item in value.values())
+    return isinstance(value, list | tuple) and any(holds_tensor(item) for item in value)
+
+
+def is_nest(value: Sequence[Any], rows: int | None) -> bool:
+    """Tell whether a list or tuple is a nest of columns; otherwise it holds one item a sample.
+
+    Args:
+        value: The list or tuple.
+        rows: Number of samples, where known.
+    """
+    if is_namedtuple(value):
+        return True
+    if not holds_tensor(value):
+        return False
+    counts = [count_rows(item, rows) for item in value]
+    if rows is None:
+        return all(
+            count is not None or isinstance(item, torch.Tensor) for count, item in zip(counts, value, strict=True)
+        )
+    return all(
+        count == rows or (isinstance(item, torch.Tensor) and item.dim() == 0)
+        for count, item in zip(counts, value, strict=True)
+    )
+
+
+def count_rows(batch: Any, rows: int | None = None) -> int | None:
+    """Return the number of samples in a batch, or `None` where it does not tell.
+
+    Args:
+        batch: The batch.
+        rows: The number expected; it decides what a list means that could be read in two ways.
+    """
+    if isinstance(batch, torch.Tensor):
+        return int(batch.shape[0]) if batch.dim() else None
+    if isinstance(batch, Mapping):
+        children: Sequence[Any] = list(batch.values())
+    elif isinstance(batch, list | tuple):
+        if not is_nest(batch, rows):
+            return len(batch)
+        children = batch
+    else:
+        return None
+    counts = (count_rows(item, rows) for item in children)
+    return next((count for count in counts if count is not None), None)
+
+
+def take_rows(batch: Any, wanted: slice, rows: int | None) -> Any:
+    """Take a slice of the samples of a batch.
+
+    Args:
+        batch: The batch. What does not count samples stays whole.
+        wanted: The samples to take.
+        rows: Number of samples in it.
+    """
+    if isinstance(batch, torch.Tensor):
+        return batch[wanted] if batch.dim() else batch
+    if isinstance(batch, Mapping):
+        return honor_mapping(batch, {key: take_rows(value, wanted, rows) for key, value in batch.items()})
+    if isinstance(batch, list | tuple):
+        if is_nest(batch, rows):
+            return honor_type(batch, (take_rows(item, wanted, rows) for item in batch))
+        return batch[wanted]
+    return batch
+
+
+def join_rows(batches: Sequence[Any], rows: Sequence[int | None]) -> Any:
+    """Lay the samples of several batches of one structure behind one another.
+
+    Args:
+        batches: The batches.
+        rows: Number of samples in each.
+
+    Returns:
+        One batch. Tensors whose shapes differ beyond the first dim become a list with one tensor a sample; values that
+        are neither tensors nor lists become a list with one value a batch, unless all are equal.
+    """
+    first = batches[0]
+    if isinstance(first, torch.Tensor):
+        return _join_tensors(batches)
+    if isinstance(first, Mapping):
+        return honor_mapping(first, {key: join_rows([batch[key] for batch in batches], rows) for key in first})
+    if isinstance(first, list | tuple):
+        if is_nest(first, rows[0]):
+            columns = (join_rows([batch[place] for batch in batches], rows) for place in range(len(first)))
+            return honor_type(first, columns)
+        joined = [item for batch in batches for item in batch]
+        return joined if isinstance(first, list) else tuple(joined)
+    return first if all(batch == first for batch in batches) else list(batches)
+
+
+def _join_tensors(tensors: Sequence[torch.Tensor]) -> Any:
+    tensors = [tensor.reshape(1) if tensor.dim() == 0 else tensor for tensor in tensors]
+    kept = [tensor for tensor in tensors if tensor.shape[0]] or list(tensors[:1])
+    if len({(tensor.shape[1:], tensor.dtype) for tensor in kept}) == 1:
+        return torch.cat(kept)
+    return [row for tensor in kept for row in tensor]

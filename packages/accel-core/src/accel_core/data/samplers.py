@@ -1,0 +1,356 @@
+"""Samplers and datasets that give one rank its part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, Sampler
+from torch.utils.data._utils.pin_memory import pin_memory
+
+from accel_core.data.shard import Cut, Tally, count_steps, deal, deal_stream, skip_samples
+from accel_core.errors import ConfigurationError
+
+__all__ = [
+    "BatchSamplerShard",
+    "IndexShard",
+    "IterableDatasetShard",
+    "SeedableRandomSampler",
+    "TallyBatch",
+    "TallyCollate",
+    "Windowed",
+    "check_split",
+    "get_sampler",
+]
+
+
+class SeedableRandomSampler(RandomSampler):
+    """A random order that depends on a seed and the epoch alone.
+
+    The generator is seeded with `initial_seed + epoch` when an epoch begins, and the epoch moves on when it ends.
+
+    Args:
+        *args: Those of `torch.utils.data.RandomSampler`.
+        **kwargs: Likewise, and `data_seed`: the seed; that of torch's default generator where `None`.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        data_seed = kwargs.pop("data_seed", None)
+        super().__init__(*args, **kwargs)
+        self.initial_seed: int = torch.random.initial_seed() if data_seed is None else int(data_seed)
+        self.epoch = 0
+
+    def __iter__(self) -> Iterator[int]:
+        """Yield the order of the current epoch, then move on to the next."""
+        if self.generator is None:
+            self.generator = torch.Generator()
+        self.generator.manual_seed(self.initial_seed + self.epoch)
+        yield from super().__iter__()
+        self.set_epoch(self.epoch + 1)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch whose order comes next."""
+        self.epoch = epoch
+
+
+def check_split(batch_size: int | None, ranks: int) -> None:
+    """Refuse to cut batches in unequal parts.
+
+    Raises:
+        ConfigurationError: `batch_size` is not a multiple of `ranks`.
+    """
+    if batch_size is not None and batch_size % ranks:
+        raise ConfigurationError(
+            f"With split_batches=True each batch is cut in one part a rank, so its size has to be a multiple of the "
+            f"number of ranks; got batches of {batch_size} and {ranks} ranks. "
+            f"Use a batch size of {max(1, round(batch_size / ranks)) * ranks}, or split_batches=False."
+        )
+
+
+class BatchSamplerShard(BatchSampler):
+    """One rank's part of a batch sampler.
+
+    Without `split_batches` the rank gets every `num_processes`-th batch, else its part of every batch. With
+    `even_batches` all ranks get equally many full batches: what is missing at the end is filled up with samples from
+    the start. Without, the last batch may be shorter on some ranks, and ranks may get one batch fewer.
+
+    Args:
+        batch_sampler: Batches of indices, the same and in the same order on every rank.
+        num_processes: Number of ranks.
+        process_index: This rank.
+        split_batches: Cut each batch in one part a rank.
+        even_batches: Fill up at the end. Batches without a fixed size are repeated whole.
+
+    Attributes:
+        irregular (dict[int, Tally]): The steps of the latest iteration whose parts are not all full and real.
+
+    Raises:
+        ConfigurationError: `split_batches` with a batch size that is not a multiple of `num_processes`.
+    """
+
+    def __init__(
+        self,
+        batch_sampler: BatchSampler,
+        num_processes: int = 1,
+        process_index: int = 0,
+        split_batches: bool = False,
+        even_batches: bool = True,
+    ) -> None:
+        size = getattr(batch_sampler, "batch_size", None)
+        if split_batches:
+            check_split(size, num_processes)
+        self.batch_sampler = batch_sampler
+        self.num_processes = num_processes
+        self.process_index = process_index
+        self.split_batches = split_batches
+        self.even_batches = even_batches
+        self.batch_size = size
+        self.drop_last = bool(getattr(batch_sampler, "drop_last", False))
+        self.irregular: dict[int, Tally] = {}
+        self._offset = 0
+
+    @property
+    def cut(self) -> Cut:
+        """How the batches are shared out."""
+        return Cut(
+            ranks=self.num_processes,
+            rank=self.process_index,
+            batch_size=self.batch_size,
+            split=self.split_batches,
+            even=self.even_batches,
+            drop_last=self.drop_last,
+        )
+
+    @property
+    def sampler(self) -> Any:  # type: ignore[override]
+        """The sampler that the batches are made from."""
+        return self.batch_sampler.sampler
+
+    @property
+    def total_length(self) -> int:
+        """Number of batches over all ranks."""
+        return len(self.batch_sampler)
+
+    def begin_at(self, offset: int) -> None:
+        """Let the next iteration begin in the middle of the epoch.
+
+        Args:
+            offset: Position in global samples, or in batches where they have no fixed size.
+        """
+        self._offset = offset
+
+    def steps_from(self, offset: int) -> int:
+        """Return how many batches this rank gets from a position on.
+
+        Args:
+            offset: Position in global samples, or in batches where they have no fixed size.
+        """
+        cut, batches, samples = self.cut, len(self.batch_sampler), self._samples()
+        if offset:
+            if cut.batch_size is None:
+                batches = max(0, batches - offset)
+            elif samples is not None:
+                samples = max(0, samples - offset)
+                batches = samples // cut.batch_size if cut.drop_last else -(-samples // cut.batch_size)
+            else:
+                batches = max(0, batches - offset // cut.batch_size)
+        return count_steps(batches, cut, samples=samples)
+
+    def __len__(self) -> int:
+        return self.steps_from(0)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        cut, offset = self.cut, self._offset
+        self._offset = 0
+        irregular: dict[int, Tally] = {}
+        self.irregular = irregular
+        batches, pool = self._from(offset, cut)
+        return deal(batches, cut, pool=pool, note=irregular.__setitem__)
+
+    def _from(self, offset: int, cut: Cut) -> tuple[Iterable[Any], list[int]]:
+        if not offset:
+            return self.batch_sampler, []
+        batches = iter(self.batch_sampler)
+        if cut.batch_size is None:
+            for _ in range(offset):
+                next(batches, None)
+            return batches, []
+        return skip_samples(batches, offset, cut.step_samples or 0)
+
+    def _samples(self) -> int | None:
+        """Return the number of samples of an epoch, where it can be known without reading the order."""
+        try:
+            return len(self.batch_sampler.sampler)  # type: ignore[arg-type]
+        except (AttributeError, TypeError):
+            return None
+
+    def set_epoch(self, epoch: int) -> None:
+        """Tell the batch sampler, or its sampler, which epoch comes."""
+        for target in (self.batch_sampler, getattr(self.batch_sampler, "sampler", None)):
+            if hasattr(target, "set_epoch"):
+                target.set_epoch(epoch)
+
+
+class Windowed:
+    """A sample of a global batch that is not full, with that batch's tally."""
+
+    __slots__ = ("sample", "tally")
+
+    def __init__(self, sample: Any, tally: Tally) -> None:
+        self.sample = sample
+        self.tally = tally
+
+
+class TallyBatch:
+    """A batch of a global batch that is not full, with that batch's tally."""
+
+    __slots__ = ("batch", "tally")
+
+    def __init__(self, batch: Any, tally: Tally) -> None:
+        self.batch = batch
+        self.tally = tally
+
+    def pin_memory(self, device: Any = None) -> TallyBatch:
+        """Pin the batch: torch calls this on batches of classes that it does not know."""
+        self.batch = pin_memory(self.batch, device)
+        return self
+
+
+class TallyCollate:
+    """A collate function that hands on the tally of its samples.
+
+    Args:
+        collate_fn: The user's function.
+    """
+
+    def __init__(self, collate_fn: Any) -> None:
+        self.collate_fn = collate_fn
+
+    def __call__(self, samples: Any) -> Any:
+        """Collate samples, or convert a single one."""
+        if type(samples) is Windowed:
+            return TallyBatch(self.collate_fn(samples.sample), samples.tally)
+        if type(samples) is list and samples and type(samples[0]) is Windowed:
+            return TallyBatch(self.collate_fn([sample.sample for sample in samples]), samples[0].tally)
+        return self.collate_fn(samples)
+
+
+class _UnitBatches(BatchSampler):
+    """The indices of a sampler, each in a batch of its own."""
+
+    def __init__(self, sampler: Any) -> None:
+        self.sampler = sampler
+        self.batch_size = 1
+        self.drop_last = False
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return ([index] for index in self.sampler)
+
+    def __len__(self) -> int:
+        return len(self.sampler)  # type: ignore[arg-type]
+
+
+class IndexShard(BatchSamplerShard):
+    """One rank's part of a sampler, for a loader that does not batch (`batch_size=None`).
+
+    Args:
+        sampler: Single indices, the same on every rank.
+        num_processes: Number of ranks.
+        process_index: This rank.
+        even_batches: Repeat indices from the start, so that all ranks get equally many.
+    """
+
+    def __init__(self, sampler: Any, num_processes: int, process_index: int, *, even_batches: bool = True) -> None:
+        super().__init__(_UnitBatches(sampler), num_processes, process_index, even_batches=even_batches)
+
+    def __iter__(self) -> Iterator[Any]:
+        return (batch[0] for batch in super().__iter__())
+
+
+class IterableDatasetShard(IterableDataset[Any]):
+    """One rank's part of a stream that every rank reads from its start.
+
+    Args:
+        dataset: The stream; it has to give the same samples in the same order on every rank.
+        batch_size: Samples in a batch: of one rank, or of all with `split_batches`.
+        drop_last: Leave out the last global batch if it is not full; else it is filled up with samples from the start.
+        num_processes: Number of ranks.
+        process_index: This rank.
+        split_batches: Whether `batch_size` counts the samples of all ranks.
+
+    Attributes:
+        epoch (int): The epoch that was set last.
+
+    Raises:
+        ConfigurationError: `split_batches` with a batch size that is not a multiple of `num_processes`.
+    """
+
+    def __init__(
+        self,
+        dataset: IterableDataset[Any],
+        batch_size: int = 1,
+        drop_last: bool = False,
+        num_processes: int = 1,
+        process_index: int = 0,
+        split_batches: bool = False,
+    ) -> None:
+        if split_batches:
+            check_split(batch_size, num_processes)
+        self.dataset = dataset
+        self.batch_size = batch_size
+        self.drop_last = drop_last
+        self.num_processes = num_processes
+        self.process_index = process_index
+        self.split_batches = split_batches
+        self.epoch = 0
+        self.tells_tally = False
+
+    @property
+    def cut(self) -> Cut:
+        """How the stream is shared out."""
+        return Cut(
+            ranks=self.num_processes,
+            rank=self.process_index,
+            batch_size=self.batch_size,
+            split=self.split_batches,
+            drop_last=self.drop_last,
+        )
+
+    def set_epoch(self, epoch: int) -> None:
+        """Tell the stream which epoch comes."""
+        self.epoch = epoch
+        if hasattr(self.dataset, "set_epoch"):
+            self.dataset.set_epoch(epoch)
+
+    def __len__(self) -> int:
+        cut = self.cut
+        window = cut.step_samples or cut.ranks
+        length = len(self.dataset)  # type: ignore[arg-type]
+        return (length // window if self.drop_last else -(-length // window)) * (window // cut.ranks)
+
+    def __iter__(self) -> Iterator[Any]:
+        tells = self.tells_tally
+        for part, tally in deal_stream(self.dataset, self.cut):
+            if tally is None or not tells:
+                yield from part
+            else:
+                for sample in part:
+                    yield Windowed(sample, tally)
+
+
+def get_sampler(dataloader: DataLoader[Any]) -> Any:
+    """Return the sampler that decides the order of a loader's samples, or `None`.
+
+    Args:
+        dataloader: A loader, prepared or not.
+    """
+    batches = getattr(dataloader, "batch_sampler", None)
+    if batches is None:
+        batches = getattr(dataloader, "sampler", None)
+        if not isinstance(batches, BatchSampler):
+            return batches
+    while isinstance(inner := getattr(batches, "batch_sampler", None), BatchSampler):
+        batches = inner
+    sampler: Sampler[Any] | None = getattr(batches, "sampler", None)
+    return sampler

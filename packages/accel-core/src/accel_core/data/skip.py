@@ -1,0 +1,101 @@
+"""Loaders that leave out the first batches."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any, TypeVar
+
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset
+
+from accel_core.data.loader import PreparedLoader
+
+__all__ = ["SkipBatchSampler", "SkipDataLoader", "skip_first_batches"]
+
+_LoaderT = TypeVar("_LoaderT", bound="DataLoader[Any]")
+
+
+class SkipBatchSampler(BatchSampler):
+    """A batch sampler without its first batches; none of their samples is read.
+
+    Args:
+        batch_sampler: Batches of indices.
+        skip_batches: Number of batches to leave out at the start of every iteration.
+    """
+
+    def __init__(self, batch_sampler: BatchSampler, skip_batches: int = 0) -> None:
+        self.batch_sampler = batch_sampler
+        self.skip_batches = skip_batches
+        self.batch_size = getattr(batch_sampler, "batch_size", None)  # type: ignore[assignment]
+        self.drop_last = getattr(batch_sampler, "drop_last", False)
+
+    @property
+    def sampler(self) -> Any:  # type: ignore[override]
+        """The sampler that the batches are made from."""
+        return self.batch_sampler.sampler
+
+    @property
+    def total_length(self) -> int:
+        """Number of batches, those left out included."""
+        return len(self.batch_sampler)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return itertools.islice(iter(self.batch_sampler), self.skip_batches, None)
+
+    def __len__(self) -> int:
+        return max(0, len(self.batch_sampler) - self.skip_batches)
+
+
+class SkipDataLoader(PreparedLoader):
+    """A loader that reads its first batches and lets them go: what a stream without positions needs.
+
+    Args:
+        dataset: The dataset.
+        skip_batches: Number of batches to leave out at the start of every iteration.
+        use_stateful_dataloader: Build on torchdata's `StatefulDataLoader`.
+        **kwargs: Those of `torch.utils.data.DataLoader`.
+    """
+
+    def __init__(
+        self, dataset: Any, skip_batches: int = 0, use_stateful_dataloader: bool = False, **kwargs: Any
+    ) -> None:
+        self.skip_batches = skip_batches
+        super().__init__(dataset, use_stateful_dataloader=use_stateful_dataloader, **kwargs)
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        """Yield the batches after the first ones."""
+        return itertools.islice(self._raw(), self.skip_batches, None)
+
+    def __len__(self) -> int:
+        return max(0, super().__len__() - self.skip_batches)
+
+
+def skip_first_batches(dataloader: _LoaderT, num_batches: int = 0) -> _LoaderT:
+    """Return a loader that gives what `dataloader` gives, without its first batches.
+
+    Counted are this rank's batches from the start of the epoch, whatever position `dataloader` stands at: a position
+    loaded into it is given up. Indices are skipped; the samples behind them are not read, except from an iterable
+    dataset. When the returned loader comes to its end, the epoch of `dataloader` is over as well.
+
+    Args:
+        dataloader: A loader, prepared or not; it keeps giving whole epochs.
+        num_batches: Number of batches to leave out.
+    """
+    if isinstance(dataloader, PreparedLoader):
+        skipping: Any = dataloader.adopt(dataloader, skip_batches=dataloader.skip_batches + num_batches)
+        skipping.__dict__.pop("_indices", None)
+        skipping._origin = dataloader
+        replay = dataloader.pending
+        dataloader.pending = None
+        dataloader.forget_position()
+        skipping.forget_position()
+        skipping.pending = None if replay is None else {**replay, "offset": 0, "skips": True}
+        return skipping  # type: ignore[no-any-return]
+    if isinstance(dataloader.dataset, IterableDataset):
+        return SkipDataLoader.adopt(dataloader, skip_batches=num_batches)  # type: ignore[return-value]
+    skipping = object.__new__(type(dataloader))
+    skipping.__dict__.update(dataloader.__dict__)
+    which = "sampler" if dataloader.batch_sampler is None else "batch_sampler"
+    kept = SkipBatchSampler(getattr(dataloader, which), skip_batches=num_batches)
+    skipping.__dict__.update({"_iterator": None, which: kept})
+    return skipping  # type: ignore[no-any-return]

@@ -1,0 +1,154 @@
+"""Sending each rank its own object from one rank: tensors as raw bytes, the rest as a pickle."""
+
+from __future__ import annotations
+
+import ctypes
+import io
+import pickle
+import struct
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from accel_core.process.world import World
+
+__all__ = ["Wire"]
+
+_HEADER = struct.Struct("<QQQ")
+_ALIGNMENT = 16
+_FIRST_CAPACITY = 16 * 1024
+
+
+def _aligned(length: int) -> int:
+    return -(-length // _ALIGNMENT) * _ALIGNMENT
+
+
+class _Pickler(pickle.Pickler):
+    """Pickle an object with its dense tensors left out."""
+
+    def __init__(self, target: io.BytesIO) -> None:
+        super().__init__(target, protocol=pickle.HIGHEST_PROTOCOL)
+        self.tensors: list[torch.Tensor] = []
+        self.size = 0
+
+    def persistent_id(self, obj: Any) -> Any:
+        if type(obj) is not torch.Tensor or obj.layout is not torch.strided or obj.is_quantized or obj.is_meta:
+            return None
+        start, self.size = self.size, self.size + _aligned(obj.numel() * obj.element_size())
+        self.tensors.append(obj)
+        return (str(obj.dtype).removeprefix("torch."), tuple(obj.shape), start)
+
+
+class _Unpickler(pickle.Unpickler):
+    """Build an object around tensors that lie in a buffer."""
+
+    def __init__(self, source: io.BytesIO, tensors: torch.Tensor) -> None:
+        super().__init__(source)
+        self.tensors = tensors
+
+    def persistent_load(self, pid: Any) -> torch.Tensor:
+        name, shape, start = pid
+        dtype = getattr(torch, name)
+        count = 1
+        for size in shape:
+            count *= size
+        if not count:
+            return torch.empty(shape, dtype=dtype, device=self.tensors.device)
+        return self.tensors[start : start + count * dtype.itemsize].view(dtype).view(shape)
+
+
+class Wire:
+    """One-way channel from rank 0 to every rank.
+
+    A message goes in one collective once the size of messages is known: each rank receives as many bytes as the
+    longest message so far had; what is longer follows in a second collective, and raises that number.
+
+    Args:
+        here: The processes.
+    """
+
+    def __init__(self, here: World) -> None:
+        self._here = here
+        on_host = here.backend is None or "gloo" in here.backend or "mpi" in here.backend
+        self._device = torch.device("cpu") if on_host else here.device
+        self._capacity = _FIRST_CAPACITY
+
+    def send(self, messages: list[Any]) -> Any:
+        """Send one object to each rank; on rank 0 only.
+
+        Args:
+            messages: One object a rank; ranks may share an object.
+
+        Returns:
+            This rank's own, as the others get theirs.
+        """
+        packed: dict[int, torch.Tensor] = {}
+        for message in messages:
+            if id(message) not in packed:
+                packed[id(message)] = self._pack(message)
+        buffers = [packed[id(message)] for message in messages]
+        longest = max(buffer.numel() for buffer in buffers)
+        for buffer in packed.values():
+            head = torch.frombuffer(bytearray(_HEADER.pack(*_lengths(buffer), longest)), dtype=torch.uint8)
+            buffer[: _HEADER.size] = head
+        capacity = self._capacity
+        self._scatter([_sized(buffer[:capacity], capacity) for buffer in buffers], capacity)
+        if longest > capacity:
+            rest = longest - capacity
+            self._scatter([_sized(buffer[capacity:], rest) for buffer in buffers], rest)
+            self._capacity = longest
+        return messages[0]
+
+    def receive(self) -> Any:
+        """Return the object that rank 0 sent to this rank."""
+        capacity = self._capacity
+        buffer = self._scatter(None, capacity)
+        pickled, _, longest = _HEADER.unpack(_bytes_of(buffer[: _HEADER.size]))
+        if longest > capacity:
+            buffer = torch.cat([buffer, self._scatter(None, longest - capacity)])
+            self._capacity = longest
+        start = _aligned(_HEADER.size)
+        content = _bytes_of(buffer[start : start + pickled])
+        return _Unpickler(io.BytesIO(content), buffer[_aligned(start + pickled) :]).load()
+
+    def _pack(self, message: Any) -> torch.Tensor:
+        target = io.BytesIO()
+        pickler = _Pickler(target)
+        pickler.dump(message)
+        content = target.getbuffer()
+        start = _aligned(_HEADER.size)
+        tensors = _aligned(start + len(content))
+        buffer = torch.zeros(tensors + pickler.size, dtype=torch.uint8)
+        buffer[:16] = torch.frombuffer(bytearray(struct.pack("<QQ", len(content), buffer.numel())), dtype=torch.uint8)
+        buffer[start : start + len(content)] = torch.frombuffer(content, dtype=torch.uint8)
+        for tensor in pickler.tensors:
+            nbytes = tensor.numel() * tensor.element_size()
+            if nbytes:
+                raw = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+                buffer[tensors : tensors + nbytes] = raw
+            tensors += _aligned(nbytes)
+        return buffer
+
+    def _scatter(self, buffers: list[torch.Tensor] | None, size: int) -> torch.Tensor:
+        received = torch.empty(size, dtype=torch.uint8, device=self._device)
+        dist.scatter(received, None if buffers is None else [each.to(self._device) for each in buffers], src=0)
+        return received
+
+
+def _lengths(buffer: torch.Tensor) -> tuple[int, int]:
+    pickled, total = struct.unpack("<QQ", _bytes_of(buffer[:16]))
+    return pickled, total
+
+
+def _bytes_of(buffer: torch.Tensor) -> bytes:
+    held = buffer.cpu().contiguous()
+    return ctypes.string_at(held.data_ptr(), held.numel())
+
+
+def _sized(buffer: torch.Tensor, size: int) -> torch.Tensor:
+    if buffer.numel() == size:
+        return buffer.contiguous()
+    full = torch.zeros(size, dtype=torch.uint8)
+    full[: buffer.numel()] = buffer
+    return full

@@ -1,0 +1,136 @@
+"""Device memory: giving it back, and finding the batch size that fits."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from accel_core.devices import registry
+from accel_core.errors import OutOfMemoryError, UnsupportedTypeError
+
+__all__ = ["clear_device_cache", "find_executable_batch_size", "release_memory", "should_reduce_batch_size"]
+
+_SHRINK = 0.9
+_SIGNS_OF_FULL_MEMORY = (
+    "out of memory",
+    "CUDNN_STATUS_NOT_SUPPORTED",
+    "DefaultCPUAllocator: can't allocate memory",
+    "FATAL ERROR :: MODULE:PT_DEVMEM Allocation failed",
+)
+
+
+def clear_device_cache(garbage_collection: bool = False) -> None:
+    """Give memory that the device's allocator holds but does not use back to the device.
+
+    Args:
+        garbage_collection: Run Python's garbage collector first.
+    """
+    if garbage_collection:
+        gc.collect()
+    registry.choose().empty_cache()
+
+
+def release_memory(*objects: Any) -> list[None]:
+    """Forget objects and give their memory back.
+
+    Args:
+        *objects: The objects; the caller has to overwrite its own names: `a, b = release_memory(a, b)`.
+
+    Returns:
+        As many `None` as objects.
+    """
+    count = len(objects)
+    del objects
+    clear_device_cache(garbage_collection=True)
+    return [None] * count
+
+
+def should_reduce_batch_size(exception: Exception) -> bool:
+    """Tell whether an exception says that memory is full, so that a smaller batch may fit.
+
+    Args:
+        exception: What a step raised.
+    """
+    if isinstance(exception, torch.OutOfMemoryError):
+        return True
+    if not isinstance(exception, RuntimeError):
+        return False
+    text = str(exception)
+    return any(sign in text for sign in _SIGNS_OF_FULL_MEMORY)
+
+
+def find_executable_batch_size(
+    function: Callable[..., Any] | None = None,
+    starting_batch_size: int = 128,
+    reduce_batch_size_fn: Callable[[], int] | None = None,
+) -> Callable[..., Any]:
+    """Make a function run again with a smaller batch size until its memory suffices.
+
+    The function takes the batch size first; callers leave it out. After memory ran out the batch size becomes nine
+    tenths of what it was, rounded down (half of it according to the documentation of the original). The size that
+    worked is where the next call starts.
+
+    Args:
+        function: The function, when this is used without parentheses.
+        starting_batch_size: The first size to try, in samples.
+        reduce_batch_size_fn: Called without arguments, returns the next size to try instead.
+
+    Returns:
+        The function without its first parameter.
+
+    Raises:
+        OutOfMemoryError: Not even one sample fits.
+        UnsupportedTypeError: The function is called with a batch size, or takes none.
+    """
+    if function is None:
+        return functools.partial(
+            find_executable_batch_size,
+            starting_batch_size=starting_batch_size,
+            reduce_batch_size_fn=reduce_batch_size_fn,
+        )
+    target = function
+    batch_size = starting_batch_size
+
+    def shrink() -> int:
+        return reduce_batch_size_fn() if reduce_batch_size_fn is not None else int(batch_size * _SHRINK)
+
+    @functools.wraps(target)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        nonlocal batch_size
+        clear_device_cache(garbage_collection=True)
+        _refuse_second_batch_size(target, args, kwargs)
+        while batch_size > 0:
+            try:
+                return target(batch_size, *args, **kwargs)
+            except Exception as failure:
+                if not should_reduce_batch_size(failure):
+                    raise
+            clear_device_cache(garbage_collection=True)
+            batch_size = shrink()
+        raise OutOfMemoryError(
+            f"No executable batch size found, reached zero. `{target.__name__}` ran out of memory with every size from "
+            f"{starting_batch_size} down. Free memory, use a smaller model, or a lower precision."
+        )
+
+    return run
+
+
+def _refuse_second_batch_size(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Refuse arguments that leave no room for the batch size in front of them."""
+    signature = inspect.signature(function)
+    try:
+        signature.bind(0, *args, **kwargs)
+    except TypeError as error:
+        names = list(signature.parameters)[1:]
+        given = [f"{name}={value}" for name, value in zip(names, args[1:], strict=False)]
+        given += [f"{name}={value}" for name, value in kwargs.items()]
+        raise UnsupportedTypeError(
+            f"`{function.__name__}` gets the batch size first, from find_executable_batch_size, and the arguments do "
+            f"not fit behind it: {error}. Call it without a batch size: "
+            f"`{function.__name__}({', '.join(given)})`."
+        ) from None

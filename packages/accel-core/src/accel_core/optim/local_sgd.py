@@ -1,0 +1,85 @@
+"""Local SGD: processes train on their own for a few steps, then average their weights."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from accel_core.comm import collectives
+from accel_core.errors import ConfigurationError, EngineUnavailableError
+
+__all__ = ["LocalSGD"]
+
+
+class LocalSGD:
+    """A context in which gradients are not synchronised and weights are averaged every few optimizer steps.
+
+    Every process has to make the same number of steps. With one process nothing happens. (Stich, "Local SGD converges
+    fast and communicates little", 2018.)
+
+    Args:
+        accelerator: The Accelerator that prepared the model.
+        model: The prepared model, trained by data parallelism.
+        local_sgd_steps: Number of optimizer steps between two averages.
+        enabled: Whether to do anything.
+
+    Raises:
+        ConfigurationError: `local_sgd_steps` is below one.
+        EngineUnavailableError: The model's weights are sharded over processes, so that none has its own to train.
+    """
+
+    def __init__(self, accelerator: Any, model: torch.nn.Module, local_sgd_steps: int, enabled: bool = True) -> None:
+        if local_sgd_steps < 1:
+            raise ConfigurationError(
+                f"Local SGD averages weights after a number of steps; got local_sgd_steps={local_sgd_steps}. "
+                "Use 1 or more."
+            )
+        self.enabled = enabled and accelerator.num_processes > 1
+        self.num_steps = 0
+        self.accelerator = accelerator
+        self.model = model
+        self.local_sgd_steps = local_sgd_steps
+        if self.enabled and not isinstance(_uncompiled(model), torch.nn.parallel.DistributedDataParallel):
+            raise EngineUnavailableError(
+                f"Local SGD needs a whole model in each process; got {type(model).__name__} under "
+                f"{accelerator.distributed_type}. Prepare the model for plain data parallelism, or pass enabled=False."
+            )
+
+    def __enter__(self) -> LocalSGD:
+        """Stop synchronising gradients."""
+        if self.enabled:
+            self._unsynchronised = self.accelerator.no_sync(self.model)
+            self._unsynchronised.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Average the weights, unless the block failed, and synchronise gradients again."""
+        if not self.enabled:
+            return
+        self._unsynchronised.__exit__(kind, error, trace)
+        if error is None:
+            self._average()
+
+    def step(self) -> None:
+        """Count one optimizer step, and average the weights where a round ends; call it after `optimizer.step()`."""
+        if not self.enabled:
+            return
+        self.num_steps += 1
+        if self.num_steps % self.local_sgd_steps == 0:
+            self._average()
+
+    def _average(self) -> None:
+        """Replace every parameter by its mean over the processes, in one operation."""
+        parameters = list(self.model.parameters())
+        means = collectives.reduce([parameter.detach() for parameter in parameters], reduction="mean")
+        with torch.no_grad():
+            for parameter, mean in zip(parameters, means, strict=True):
+                parameter.copy_(mean)
+
+
+def _uncompiled(model: torch.nn.Module) -> Any:
+    return getattr(model, "_orig_mod", model)

@@ -1,0 +1,56 @@
+"""Half-precision outputs given back in fp32, so that losses and metrics are computed in full precision."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from accel_core.comm.tree import recursively_apply
+
+__all__ = ["ConvertOutputsToFp32", "convert_outputs_to_fp32", "convert_to_fp32"]
+
+_HALF = (torch.float16, torch.bfloat16)
+
+
+def _is_half(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.dtype in _HALF
+
+
+def convert_to_fp32(tensor: Any) -> Any:
+    """Give every fp16 or bf16 tensor of a nest in fp32; everything else is the same object.
+
+    Args:
+        tensor: A tensor, or any nest of lists, tuples and mappings.
+    """
+    if isinstance(tensor, torch.Tensor):
+        return tensor.float() if tensor.dtype in _HALF else tensor
+    return recursively_apply(torch.Tensor.float, tensor, test_type=_is_half)
+
+
+class ConvertOutputsToFp32:
+    """A forward whose half-precision outputs come back in fp32.
+
+    Args:
+        model_forward: The forward.
+    """
+
+    def __init__(self, model_forward: Callable[..., Any]) -> None:
+        self.model_forward = model_forward
+        functools.update_wrapper(self, model_forward)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the forward."""
+        return convert_to_fp32(self.model_forward(*args, **kwargs))
+
+
+def convert_outputs_to_fp32(model_forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `model_forward` with its half-precision outputs in fp32, as a plain function."""
+
+    @functools.wraps(model_forward)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        return convert_to_fp32(model_forward(*args, **kwargs))
+
+    return forward

@@ -1,0 +1,1 @@
+"""Suites that a third party subclasses to show that its part fits: strategies, trackers, devices."""

@@ -1,0 +1,360 @@
+"""What every tracker has to do, as a class of tests to subclass.
+
+    from accel_core.testing.conformance.tracker import Stored, TrackerConformance
+
+    class TestMyTracker(TrackerConformance):
+        tracker_class = MyTracker
+
+        def read(self, folder, state):
+            return Stored(scalars=..., config=...)
+
+A session in a process of its own makes the tracker, logs everything in `CONFIG`, `SCALARS` and the others through a
+`TrackerHub`, resumes it, and reads back what was stored; each test then looks at one thing. The library is real, and
+its process ends with it, so that what it leaves behind disturbs no other test.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import importlib.util
+import inspect
+import json
+import os
+import pathlib
+import pickle
+import sys
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+from accel_core.testing.requires import requires
+from accel_core.testing.world import run
+from accel_core.tracking import spool
+from accel_core.tracking.discovery import LOGGER_TYPE_TO_CLASS, register_tracker_class
+from accel_core.tracking.flatten import FlatConfig, flatten
+from accel_core.tracking.hub import TrackerHub
+from accel_core.tracking.null import NOTHING, null_tracker
+from accel_core.tracking.settings import TrackerKwargs
+from accel_core.tracking.tracker import GeneralTracker
+
+__all__ = ["CONFIG", "RESUMED", "SCALARS", "TABLE", "TEXTS", "Stored", "TrackerConformance"]
+
+
+class Mode(enum.Enum):
+    """An enumeration in the configuration."""
+
+    FAST = "fast"
+
+
+@dataclasses.dataclass
+class Optim:
+    """A dataclass in the configuration."""
+
+    lr: float = 0.1
+    betas: tuple[float, float] = (0.9, 0.999)
+
+
+CONFIG: dict[str, Any] = {
+    "lr": 0.1,
+    "epochs": 3,
+    "name": "small",
+    "flag": True,
+    "nothing": None,
+    "sizes": [1, 2, {"deep": [3, None]}],
+    "model": {"layers": 2, "path": pathlib.Path("/data/x"), "dtype": torch.bfloat16, 7: "number key"},
+    "optim": Optim(),
+    "mode": Mode.FAST,
+    "weights": torch.tensor([1.0, 2.0]),
+    "odd name: [a/b]": "x",
+    "empty": {},
+}
+"""The configuration that a session stores."""
+
+SCALARS: dict[str, list[tuple[int, float]]] = {
+    "loss": [(step, 1.0 / (step + 3)) for step in range(5)],
+    "eval_accuracy": [(0, 0.5), (4, 0.75)],
+    "count": [(2, 7.0)],
+}
+"""The numbers that a session logs: by name, steps and values. The first of each is a tensor."""
+
+RESUMED: list[tuple[int, float]] = [(5, 0.125), (6, 0.0625)]
+"""What the resumed session adds to `loss`."""
+
+TEXTS: dict[str, list[tuple[int, str]]] = {"note": [(1, "hello, wörld"), (3, "second")]}
+"""The texts that a session logs."""
+
+ODD: dict[str, Any] = {"none": None, "object": object(), "list": [1, None], "mode": Mode.FAST, "big": 10**30}
+"""Values that no library expects."""
+
+TABLE: tuple[list[str], list[list[Any]]] = (["name", "score"], [["a", 1], ["b", 2]])
+"""The table that a session logs, at step 4, as `results`."""
+
+
+def picture() -> Any:
+    """Return the image that a session logs at step 4, as `picture`: an array of shape (6, 8, 3) of bytes."""
+    values = torch.arange(6 * 8 * 3, dtype=torch.uint8).reshape(6, 8, 3)
+    return values.numpy()
+
+
+@dataclasses.dataclass
+class Stored:
+    """What a tracker stored, read back without it.
+
+    Attributes:
+        scalars: By name, steps and values in the order stored.
+        texts: By name, steps and texts; `None` where the library keeps no texts with steps.
+        config: The configuration's table, by path; values may be texts.
+        exact: The document that holds the configuration exactly, as JSON.
+        images: By name, steps and pixels; `None` where it takes none.
+        table: Columns and rows of `results`; `None` where it takes none.
+        artifact: Content of the artifact; `None` where it takes none.
+        runs: How many runs there are.
+    """
+
+    scalars: dict[str, list[tuple[int | None, float]]]
+    config: dict[str, Any]
+    texts: dict[str, list[tuple[int | None, str]]] | None = None
+    exact: str | None = None
+    images: dict[str, list[tuple[int | None, Any]]] | None = None
+    table: tuple[list[str], list[list[Any]]] | None = None
+    artifact: bytes | None = None
+    runs: int = 1
+
+
+class TrackerConformance:
+    """The tests; subclass it with a name that pytest collects.
+
+    Attributes:
+        tracker_class: The class under test.
+        environment: Variables for the session, such as a library's offline switch. `{folder}` is replaced.
+        rounds: Dtype that the library rounds numbers to.
+        lossy_images: Whether the library compresses pixels, so that only their shape comes back.
+        resumes: Whether a run of the session can be continued here: offline runs of some libraries cannot.
+        timeout: Seconds that a session may take.
+    """
+
+    tracker_class: ClassVar[Any] = None
+    environment: ClassVar[Mapping[str, str]] = {}
+    rounds: ClassVar[torch.dtype] = torch.float64
+    lossy_images: ClassVar[bool] = False
+    resumes: ClassVar[bool] = True
+    timeout: ClassVar[float] = 120.0
+
+    def arguments(self, folder: pathlib.Path) -> dict[str, Any]:
+        """Return the keyword arguments of the tracker's constructor, with everything below `folder`."""
+        return {}
+
+    def images(self, name: str, pixels: Any) -> dict[str, Any]:
+        """Return what to pass to `log_images` for one picture of shape (H, W, C)."""
+        return {name: [pixels]}
+
+    def image_arguments(self) -> dict[str, Any]:
+        """Return keyword arguments for `log_images`."""
+        return {}
+
+    def read(self, folder: pathlib.Path, state: Mapping[str, Any]) -> Stored:
+        """Read what the session stored, with the library's own reader or from its files.
+
+        Args:
+            folder: The session's folder, also its working directory.
+            state: The tracker's `state_dict`.
+        """
+        raise TypeError(f"{type(self).__name__} has no way to read what was stored; got none. Define `read`.")
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def session(cls, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+        """Run the session once for the class, in a process of its own, and return what it found."""
+        libraries = cls.tracker_class.libraries
+        mark = requires(libraries[0]) if libraries else None
+        if mark is not None and mark.args[0]:
+            pytest.skip(mark.kwargs["reason"])
+        folder = tmp_path_factory.mktemp("session")
+        environment = {name: value.format(folder=folder) for name, value in cls.environment.items()}
+        source = inspect.getsourcefile(cls)
+        failure = run(
+            _session, 1, (source, cls.__qualname__, str(folder)), timeout=cls.timeout, environment=environment
+        )
+        assert failure is None, failure
+        with open(folder / "found.pickle", "rb") as file:
+            found: dict[str, Any] = pickle.load(file)
+        return found
+
+    def test_numbers_are_exact_and_at_their_step(self, session: dict[str, Any]) -> None:
+        """Every number is stored at its step, as exact as the library stores numbers."""
+        stored: Stored = session["stored"]
+        for name, expected in SCALARS.items():
+            rounded = [(step, torch.tensor(value, dtype=self.rounds).item()) for step, value in expected]
+            assert stored.scalars[name][: len(expected)] == rounded
+
+    def test_texts(self, session: dict[str, Any]) -> None:
+        """Every text is stored at its step."""
+        stored: Stored = session["stored"]
+        if stored.texts is None:
+            pytest.skip("the library keeps no texts with steps")
+        assert stored.texts["note"] == TEXTS["note"]
+
+    def test_configuration(self, session: dict[str, Any]) -> None:
+        """Every leaf of the configuration is shown, and the exact document gives the nesting back."""
+        stored: Stored = session["stored"]
+        flat = flatten(CONFIG)
+        shown = {_shown(value) for value in stored.config.values()}
+        assert [value for value in flat.values.values() if _shown(value) not in shown] == []
+        if stored.exact is not None:
+            assert FlatConfig(**json.loads(stored.exact)) == flat
+
+    def test_image(self, session: dict[str, Any]) -> None:
+        """An image is stored at its step, pixel by pixel where the library does not compress it."""
+        stored: Stored = session["stored"]
+        if stored.images is None:
+            assert not hasattr(self.tracker_class, "log_images"), "log_images is there; `read` has to give images"
+            pytest.skip("the library takes no images")
+        ((step, pixels),) = stored.images["picture"]
+        assert step == 4
+        assert pixels.shape == picture().shape
+        assert self.lossy_images or (pixels == picture()).all()
+
+    def test_table(self, session: dict[str, Any]) -> None:
+        """A table is stored with its columns and rows."""
+        stored: Stored = session["stored"]
+        if stored.table is None:
+            assert not hasattr(self.tracker_class, "log_table"), "log_table is there; `read` has to give the table"
+            pytest.skip("the library takes no tables")
+        assert stored.table == TABLE
+
+    def test_artifact(self, session: dict[str, Any]) -> None:
+        """A file is stored byte by byte, although its owner removed it at once."""
+        stored: Stored = session["stored"]
+        if stored.artifact is None:
+            assert not hasattr(self.tracker_class, "log_artifact"), "log_artifact is there; `read` has to give the file"
+            pytest.skip("the library takes no files")
+        assert stored.artifact == b"content"
+
+    def test_nothing_failed(self, session: dict[str, Any]) -> None:
+        """No call raised, not even for values that the library does not know, and the end may come twice."""
+        assert session["failures"] == {}
+
+    def test_resume(self, session: dict[str, Any]) -> None:
+        """A resumed run goes on with the same run, and its steps go on."""
+        assert json.loads(json.dumps(session["state"])) == session["state"]
+        if not self.resumes:
+            pytest.skip("an offline run of the library cannot be continued")
+        stored: Stored = session["stored"]
+        rounded = [(step, torch.tensor(value, dtype=self.rounds).item()) for step, value in RESUMED]
+        assert stored.scalars["loss"][-len(RESUMED) :] == rounded
+        assert stored.runs == 1
+        assert session["resumed_state"] == session["state"]
+
+    def test_other_ranks(self) -> None:
+        """Another rank's tracker is of the class, has its methods, and does nothing."""
+        null = null_tracker(self.tracker_class)
+        assert isinstance(null, self.tracker_class)
+        assert null.name == self.tracker_class.name
+        assert null.tracker is NOTHING
+        for method in ("start", "finish"):
+            assert getattr(null, method)() is None
+        null.log({"loss": 1.0}, step=0)
+        null.store_init_configuration({"a": 1})
+
+    def test_constructor_keeps_its_arguments_only(self, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Making the tracker starts nothing: no file, no run."""
+        monkeypatch.chdir(tmp_path)
+        made = self.tracker_class(*_first_arguments(self.tracker_class, tmp_path), **self.arguments(tmp_path))
+        assert isinstance(made, GeneralTracker)
+        assert list(tmp_path.iterdir()) == []
+
+
+def _shown(value: Any) -> float | str:
+    """Read a number, a truth or a text as a library may show it."""
+    word = str(value)
+    if word.lower() in ("true", "false"):
+        return float(word.lower() == "true")
+    try:
+        return float(word)
+    except ValueError:
+        return word
+
+
+def _first_arguments(tracker_class: Any, folder: pathlib.Path) -> tuple[str, ...]:
+    return ("project", str(folder)) if tracker_class.requires_logging_directory else ("project",)
+
+
+def _session(source: str, qualname: str, place: str) -> None:
+    """Hold the session with this module as it is imported everywhere else: rank bodies are loaded by their file."""
+    importlib.import_module("accel_core.testing.conformance.tracker")._hold_session(source, qualname, place)
+
+
+def _hold_session(source: str, qualname: str, place: str) -> None:
+    """Log everything, resume, read back; the body of the session's process."""
+    folder = pathlib.Path(place)
+    os.chdir(folder)
+    suite = _load(source, qualname)
+    name = suite.tracker_class.name
+    tracker_class = suite.tracker_class
+    if name not in LOGGER_TYPE_TO_CLASS:
+        register_tracker_class(tracker_class)
+    settings = TrackerKwargs(spool_dir=folder / "spool", drain_seconds=suite.timeout, start_seconds=suite.timeout)
+    hub = TrackerHub(name, folder, settings=settings)
+    hub.init("project", CONFIG, {name: suite.arguments(folder)})
+    _log_everything(hub, suite, folder)
+    hub.finish()
+    state = hub.tracker_states[name]
+    whole = json.loads(json.dumps({**hub.state_dict(), "trackers": {name: state}}))
+    failures = _failures(folder)
+    resumed_state = None
+    if suite.resumes:
+        again = TrackerHub(name, folder, settings=settings)
+        again.load_state_dict(whole)
+        again.init("project", CONFIG, {name: suite.arguments(folder)})
+        for step, value in RESUMED:
+            again.log({"loss": value}, step=step)
+        again.finish()
+        resumed_state = again.tracker_states[name]
+        failures |= _failures(folder)
+    found = {
+        "stored": suite.read(folder, state),
+        "state": state,
+        "resumed_state": resumed_state,
+        "failures": failures,
+    }
+    with open(folder / "found.pickle", "wb") as file:
+        pickle.dump(found, file)
+
+
+def _log_everything(hub: TrackerHub, suite: TrackerConformance, folder: pathlib.Path) -> None:
+    tracker = hub.get(hub.trackers[0].name)
+    for step in range(5):
+        numbers = {name: dict(series)[step] for name, series in SCALARS.items() if step in dict(series)}
+        row: dict[str, Any] = {
+            name: torch.tensor(value, dtype=torch.float64) if step == 0 else value for name, value in numbers.items()
+        }
+        row |= {name: dict(series)[step] for name, series in TEXTS.items() if step in dict(series)}
+        hub.log(row, step=step)
+    hub.log(ODD, step=4)
+    if hasattr(suite.tracker_class, "log_images"):
+        tracker.log_images(suite.images("picture", picture()), step=4, **suite.image_arguments())
+    if hasattr(suite.tracker_class, "log_table"):
+        tracker.log_table("results", columns=TABLE[0], data=TABLE[1], step=4)
+    if hasattr(suite.tracker_class, "log_artifact"):
+        file = folder / "artifact.bin"
+        file.write_bytes(b"content")
+        tracker.log_artifact(str(file))
+        file.unlink()
+
+
+def _failures(folder: pathlib.Path) -> dict[str, Any]:
+    return {str(path): spool.read(path).errors for path in spool.find(folder / "spool")}
+
+
+def _load(source: str, qualname: str) -> TrackerConformance:
+    name = "conformance_" + pathlib.Path(source).stem
+    spec = importlib.util.spec_from_file_location(name, source)
+    assert spec is not None and spec.loader is not None, f"{source} cannot be imported"
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    made: TrackerConformance = getattr(module, qualname)()
+    return made

@@ -1,0 +1,163 @@
+"""The facade on two ranks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from accel_core.accelerator import Accelerator
+from accel_core.errors import RemoteRankError
+from accel_core.options.enums import DDPCommunicationHookType, DistributedType
+from accel_core.plugins.handlers import DistributedDataParallelKwargs
+from accel_core.testing import world
+
+
+def _model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Linear(3, 1)
+
+
+def _same_everywhere(accelerator: Accelerator, tensor: torch.Tensor) -> bool:
+    rows = accelerator.gather(tensor.detach().flatten()[None])
+    return bool((rows == rows[0]).all())
+
+
+@world(2)
+def test_two_processes_are_found_without_a_flag() -> None:
+    """Ranks of the environment make a data-parallel run on gloo."""
+    accelerator = Accelerator()
+    assert accelerator.distributed_type is DistributedType.MULTI_CPU
+    assert (accelerator.num_processes, accelerator.use_distributed, accelerator.multi_device) == (2, True, True)
+    assert accelerator.state.backend == "gloo"
+
+
+@world(2)
+def test_evaluation_first_then_training_is_distributed() -> None:
+    """A model prepared for evaluation is wrapped when it is prepared for training later."""
+    accelerator = Accelerator()
+    model = _model()
+    assert accelerator.prepare_model(model, evaluation_mode=True) is model
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    trained, optimizer = accelerator.prepare(model, optimizer)
+    assert isinstance(trained, DistributedDataParallel)
+    assert accelerator.prepare(model) is trained and accelerator._models == [trained]
+    accelerator.backward(trained(torch.full((1, 3), float(accelerator.process_index))).sum())
+    optimizer.step()
+    assert _same_everywhere(accelerator, model.weight)
+
+
+@world(2)
+def test_no_sync_keeps_gradients_apart_until_the_last_backward() -> None:
+    """Under no_sync gradients differ; the next synchronised backward averages what was added up."""
+    accelerator = Accelerator()
+    model = accelerator.prepare(_model())
+    x = torch.full((1, 3), float(accelerator.process_index + 1))
+    with accelerator.no_sync(model):
+        accelerator.backward(model(x).sum())
+    assert not _same_everywhere(accelerator, model.module.weight.grad)
+    accelerator.backward(model(x).sum())
+    torch.testing.assert_close(model.module.weight.grad, torch.full((1, 3), 3.0))
+
+
+@world(2)
+def test_sync_can_be_triggered_after_forwards_under_no_sync() -> None:
+    """A backward inside trigger_sync_in_backward averages although its forward ran under no_sync."""
+    accelerator = Accelerator()
+    model = accelerator.prepare(_model())
+    x = torch.full((1, 3), float(accelerator.process_index + 1))
+    with accelerator.no_sync(model):
+        first, second = model(x).sum(), model(x).sum()
+        accelerator.backward(first)
+        with accelerator.trigger_sync_in_backward(model):
+            accelerator.backward(second)
+    torch.testing.assert_close(model.module.weight.grad, torch.full((1, 3), 3.0))
+
+
+@world(2)
+def test_flag_of_one_rank_is_seen_by_all() -> None:
+    """Only rank 1 raises it; both see it, once."""
+    accelerator = Accelerator()
+    if accelerator.process_index == 1:
+        accelerator.set_trigger()
+    assert accelerator.check_trigger()
+    assert not accelerator.check_trigger()
+
+
+@world(2, timeout=20)
+def test_main_process_that_raises_leaves_nobody_waiting() -> None:
+    """The main process keeps its own error; the other is told, at once."""
+    accelerator = Accelerator()
+    expected: type[Exception] = KeyError if accelerator.is_main_process else RemoteRankError
+    with pytest.raises(expected), accelerator.main_process_first():
+        raise KeyError("on purpose")
+    accelerator.wait_for_everyone()
+
+
+@world(2)
+def test_main_process_goes_first(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    """What the main process wrote is there when the others enter."""
+    accelerator = Accelerator()
+    with accelerator.main_process_first():
+        if accelerator.is_main_process:
+            (tmp_path / "ready").touch()
+        assert (tmp_path / "ready").exists()
+
+
+@pytest.mark.parametrize("hook", [DDPCommunicationHookType.FP16, DDPCommunicationHookType.POWER_SGD])
+@world(2)
+def test_communication_hooks_average(hook: DDPCommunicationHookType) -> None:
+    """A compressed exchange still leaves the same gradients on all ranks."""
+    handler = DistributedDataParallelKwargs(comm_hook=hook)
+    accelerator = Accelerator(kwargs_handlers=[handler])
+    model = accelerator.prepare(_model())
+    accelerator.backward(model(torch.full((1, 3), float(accelerator.process_index))).sum())
+    assert _same_everywhere(accelerator, model.module.weight.grad)
+
+
+@world(2)
+def test_uneven_inputs_are_joined() -> None:
+    """With even_batches=False a rank with more batches goes on, and the weights stay the same everywhere."""
+    from torch.utils.data import DataLoader
+
+    accelerator = Accelerator()
+    data = [torch.full((3,), float(i)) for i in range(5)]
+    model = _model()
+    model, optimizer, loader = accelerator.prepare(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), DataLoader(data, batch_size=1)
+    )
+    batches = 0
+    with accelerator.join_uneven_inputs([model], even_batches=False):
+        for x in loader:
+            accelerator.backward(model(x).sum())
+            optimizer.step()
+            optimizer.zero_grad()
+            batches += 1
+    counts = accelerator.gather(torch.tensor([batches]))
+    assert counts.tolist() == [3, 2]
+    assert _same_everywhere(accelerator, model.module.weight)
+    assert loader.batch_sampler.even_batches
+
+
+@world(2)
+def test_parts_of_an_input_cover_it() -> None:
+    """split_between_processes gives each rank its part."""
+    accelerator = Accelerator()
+    with accelerator.split_between_processes(["a", "b", "c"]) as part:
+        assert part == (["a", "b"] if accelerator.process_index == 0 else ["c"])
+    with accelerator.split_between_processes(["a", "b", "c"], apply_padding=True) as part:
+        assert part == (["a", "b"] if accelerator.process_index == 0 else ["c", "c"])
+
+
+@world(2)
+def test_bf16_and_compilation_train_together() -> None:
+    """Mixed precision, a compiled model and two ranks: weights stay the same everywhere, and learn."""
+    accelerator = Accelerator(mixed_precision="bf16", dynamo_backend="eager")
+    model = _model()
+    before = model.weight.detach().clone()
+    prepared, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    accelerator.backward(prepared(torch.full((1, 3), float(accelerator.process_index + 1))).sum())
+    optimizer.step()
+    assert _same_everywhere(accelerator, model.weight) and not torch.equal(before, model.weight)
+    assert accelerator.unwrap_model(prepared, keep_torch_compile=False) is model

@@ -1,0 +1,360 @@
+"""The facade, on one process."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from accel_core.accelerator import Accelerator
+from accel_core.errors import (
+    ConfigurationError,
+    EngineUnavailableError,
+    PreparationError,
+    StateError,
+)
+from accel_core.host.environ import patch_environment
+from accel_core.optim.optimizer import AcceleratedOptimizer
+from accel_core.optim.scheduler import AcceleratedScheduler
+from accel_core.options.enums import DistributedType
+from accel_core.plugins.accumulation import GradientAccumulationPlugin
+from accel_core.plugins.compilation import TorchDynamoPlugin
+from accel_core.plugins.handlers import AutocastKwargs, GradScalerKwargs, ProfileKwargs
+from accel_core.plugins.loading import DataLoaderConfiguration
+from accel_core.state import AcceleratorState, PartialState
+
+pytestmark = pytest.mark.usefixtures("fresh_state")
+
+
+def _objects() -> tuple[nn.Module, torch.optim.Optimizer, DataLoader[Any], Any]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    loader = DataLoader(TensorDataset(torch.randn(12, 4), torch.randint(2, (12,))), batch_size=4)
+    return model, optimizer, loader, torch.optim.lr_scheduler.StepLR(optimizer, 1)
+
+
+def _train(accelerator: Accelerator, model: Any, optimizer: Any, loader: Any) -> list[torch.Tensor]:
+    losses = []
+    for x, y in loader:
+        with accelerator.accumulate(model):
+            loss = nn.functional.cross_entropy(model(x), y)
+            accelerator.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.detach())
+    return losses
+
+
+def test_prepare_gives_back_each_kind_in_order() -> None:
+    """Objects come back in the order given, wrapped by kind; what is unknown passes through."""
+    accelerator = Accelerator()
+    model, optimizer, loader, schedule = _objects()
+    other = object()
+    result = accelerator.prepare(schedule, other, loader, optimizer, model)
+    assert [type(item).__name__ for item in result] == [
+        "AcceleratedScheduler",
+        "object",
+        "DataLoaderShard",
+        "AcceleratedOptimizer",
+        "Sequential",
+    ]
+    assert result[1] is other and result[4] is model
+    assert result[0].optimizers == [result[3]]
+    assert isinstance(result[2], DataLoader)
+    assert accelerator.prepare(other) is other
+
+
+def test_one_object_alone_is_not_in_a_tuple() -> None:
+    """prepare(model) returns the model."""
+    model = nn.Linear(1, 1)
+    assert Accelerator().prepare(model) is model
+
+
+def test_preparing_again_changes_nothing() -> None:
+    """The same objects, raw or prepared, give the same prepared ones, and are registered once."""
+    accelerator = Accelerator(mixed_precision="bf16")
+    model, optimizer, loader, schedule = _objects()
+    first = accelerator.prepare(model, optimizer, loader, schedule)
+    forward = model.forward
+    assert accelerator.prepare(*first) == first
+    assert accelerator.prepare(model, optimizer, schedule) == (first[0], first[1], first[3])
+    assert model.forward == forward
+    assert [len(kept) for kept in (accelerator._models, accelerator._optimizers, accelerator._schedulers)] == [1, 1, 1]
+
+
+def test_optimizer_alone_is_legal() -> None:
+    """Consumers prepare an optimizer without its model."""
+    optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=1.0)
+    assert isinstance(Accelerator().prepare(optimizer), AcceleratedOptimizer)
+
+
+def test_optimizer_of_replaced_parameters_is_refused_by_name() -> None:
+    """Where moving a model replaces its parameters, an optimizer that holds the old ones would train nothing."""
+    accelerator = Accelerator()
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    before = torch.__future__.get_overwrite_module_params_on_conversion()
+    torch.__future__.set_overwrite_module_params_on_conversion(True)
+    try:
+        with pytest.raises(PreparationError, match=r"SGD.*bias, weight.*prepared model's parameters"):
+            accelerator.prepare(model, optimizer)
+    finally:
+        torch.__future__.set_overwrite_module_params_on_conversion(before)
+    assert accelerator._optimizers == []
+
+
+def test_placement_of_wrong_length_is_refused() -> None:
+    """The list needs one entry an object, and nothing is prepared."""
+    accelerator = Accelerator()
+    with pytest.raises(PreparationError, match="got 1 for 2 objects"):
+        accelerator.prepare(nn.Linear(1, 1), object(), device_placement=[True])
+    assert accelerator._models == []
+
+
+def test_training_equals_plain_pytorch_bit_for_bit() -> None:
+    """One process, no mixed precision: the same arithmetic, the same weights."""
+    model, optimizer, loader, schedule = _objects()
+    for x, y in loader:
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+    accelerator = Accelerator()
+    ours, optimizer, loader, schedule = accelerator.prepare(*_objects())
+    for x, y in loader:
+        accelerator.backward(nn.functional.cross_entropy(ours(x), y))
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+    for name, value in model.state_dict().items():
+        assert torch.equal(ours.state_dict()[name], value)
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_mixed_precision_computes_in_halves_and_returns_fp32(precision: str) -> None:
+    """Inside forward values are halves, outputs are fp32, and the model still learns."""
+    accelerator = Accelerator(mixed_precision=precision)
+    model, optimizer, loader, _ = _objects()
+    seen: list[torch.dtype] = []
+    model[0].register_forward_hook(lambda module, args, output: seen.append(output.dtype))
+    before = model[0].weight.detach().clone()
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    losses = _train(accelerator, model, optimizer, loader)
+    assert set(seen) == {torch.float16 if precision == "fp16" else torch.bfloat16}
+    assert {loss.dtype for loss in losses} == {torch.float32}
+    assert (accelerator.scaler is not None) == (precision == "fp16")
+    assert accelerator.native_amp and not torch.equal(before, model[0].weight)
+
+
+def test_autocast_can_be_overridden_in_a_block() -> None:
+    """A handler switches autocast off inside its block."""
+    accelerator = Accelerator(mixed_precision="bf16")
+    x = torch.ones(2, 2)
+    with accelerator.autocast():
+        assert (x @ x).dtype is torch.bfloat16
+        with accelerator.autocast(AutocastKwargs(enabled=False)):
+            assert (x @ x).dtype is torch.float32
+
+
+def test_nan_loss_under_fp16_skips_and_reports() -> None:
+    """A NaN loss moves neither weights nor schedule, and the skipped step is reported."""
+    accelerator = Accelerator(mixed_precision="fp16", kwargs_handlers=[GradScalerKwargs(init_scale=8.0)])
+    model, optimizer, loader, schedule = accelerator.prepare(*_objects())
+    before, rate = model[0].weight.detach().clone(), schedule.get_last_lr()
+    accelerator.backward(model(torch.ones(2, 4)).sum() * float("nan"))
+    accelerator.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    schedule.step()
+    assert accelerator.optimizer_step_was_skipped
+    assert torch.equal(before, model[0].weight) and schedule.get_last_lr() == rate
+    assert accelerator.scaler.get_scale() == 4.0
+
+
+def test_clipping_unscales_once_for_any_number_of_calls() -> None:
+    """Under fp16, clipping twice (two groups of parameters) divides the gradients by the scale once."""
+    accelerator = Accelerator(mixed_precision="fp16", kwargs_handlers=[GradScalerKwargs(init_scale=1024.0)])
+    model, optimizer = accelerator.prepare(*_objects()[:2])
+    accelerator.backward(model(torch.ones(2, 4)).sum())
+    plain = [p.grad / 1024.0 for p in model.parameters()]
+    accelerator.clip_grad_norm_(model[0].parameters(), 1e9)
+    accelerator.clip_grad_norm_(model[2].parameters(), 1e9)
+    for ours, expected in zip(model.parameters(), plain, strict=True):
+        torch.testing.assert_close(ours.grad, expected)
+
+
+def test_clipping_returns_the_norm_before() -> None:
+    """The norm is torch's own."""
+    accelerator = Accelerator()
+    model = accelerator.prepare(nn.Linear(3, 3))
+    accelerator.backward(model(torch.ones(1, 3)).sum())
+    expected = torch.cat([p.grad.flatten() for p in model.parameters()]).norm()
+    torch.testing.assert_close(accelerator.clip_grad_norm_(model.parameters(), 0.1), expected)
+    torch.testing.assert_close(torch.cat([p.grad.flatten() for p in model.parameters()]).norm(), torch.tensor(0.1))
+    accelerator.clip_grad_value_(model.parameters(), 0.01)
+    assert max(float(p.grad.abs().max()) for p in model.parameters()) <= 0.01 + 1e-9
+
+
+def test_weighted_and_plain_losses_do_not_mix_in_one_window() -> None:
+    """A window with weights needs them for all of its batches."""
+    accelerator = Accelerator(gradient_accumulation_steps=2)
+    model = accelerator.prepare(nn.Linear(2, 1))
+    with accelerator.accumulate(model):
+        accelerator.backward(model(torch.ones(3, 2)).sum(), weight=3)
+    with accelerator.accumulate(model), pytest.raises(ConfigurationError, match=r"weight=\.\.\."):
+        accelerator.backward(model(torch.ones(3, 2)).sum())
+
+
+@pytest.mark.parametrize("regional", [False, True])
+def test_compiled_model_trains_and_unwraps(regional: bool) -> None:
+    """Whole and regional compilation give the same results, and unwrapping gives the plain model back."""
+    blocks = nn.ModuleList([nn.Linear(4, 4) for _ in range(3)])
+
+    class Stack(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = blocks
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for block in self.blocks:
+                x = block(x).relu()
+            return x
+
+    plain = Stack()
+    x = torch.randn(2, 4)
+    expected = plain(x)
+    plugin = TorchDynamoPlugin(backend="eager", use_regional_compilation=regional)
+    accelerator = Accelerator(dynamo_plugin=plugin)
+    model = accelerator.prepare(plain)
+    assert model is not plain
+    torch.testing.assert_close(model(x), expected)
+    model(x).sum().backward()
+    assert all(p.grad is not None for p in plain.parameters())
+    assert accelerator.unwrap_model(model, keep_torch_compile=False) is plain
+    assert accelerator.get_state_dict(model).keys() == plain.state_dict().keys()
+
+
+def test_unwrapping_can_restore_the_plain_forward() -> None:
+    """Without the fp32 wrapper the model computes as it was written."""
+    accelerator = Accelerator(mixed_precision="bf16")
+    model = accelerator.prepare(nn.Linear(2, 2))
+    assert accelerator.unwrap_model(model) is model and "forward" in model.__dict__
+    plain = accelerator.unwrap_model(model, keep_fp32_wrapper=False)
+    assert plain is model and "forward" not in model.__dict__
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"mixed_precision": "fp32"}, "'fp32'.*bf16"),
+        ({"gradient_accumulation_steps": 0}, "at least 1; got 0"),
+        (
+            {"gradient_accumulation_steps": 2, "gradient_accumulation_plugin": GradientAccumulationPlugin(num_steps=3)},
+            "given twice",
+        ),
+        ({"split_batches": True, "dataloader_config": DataLoaderConfiguration()}, "given twice"),
+        ({"dynamo_backend": "eager", "dynamo_plugin": TorchDynamoPlugin()}, "given twice"),
+        ({"kwargs_handlers": ["ddp"]}, "got str"),
+        ({"kwargs_handlers": [AutocastKwargs(), AutocastKwargs()]}, "two AutocastKwargs"),
+    ],
+)
+def test_contradictions_leave_no_state(arguments: dict[str, Any], message: str) -> None:
+    """What cannot be meant is refused by name before any state exists."""
+    with pytest.raises(ConfigurationError, match=message):
+        Accelerator(**arguments)
+    assert AcceleratorState._shared_state == {} and PartialState._shared_state == {}
+
+
+def test_engine_of_the_environment_is_not_replaced() -> None:
+    """ACCELERATE_USE_FSDP without the engine is an error, and leaves no state."""
+    with patch_environment(ACCELERATE_USE_FSDP="true"), pytest.raises(EngineUnavailableError, match="fsdp"):
+        Accelerator()
+    assert PartialState._shared_state == {}
+
+
+def test_environment_counts_where_no_argument_is_given() -> None:
+    """Variables of a launcher set precision, accumulation and compilation."""
+    with patch_environment(
+        ACCELERATE_MIXED_PRECISION="bf16", ACCELERATE_GRADIENT_ACCUMULATION_STEPS=4, ACCELERATE_USE_CPU=1
+    ):
+        accelerator = Accelerator()
+    assert (accelerator.mixed_precision, accelerator.gradient_accumulation_steps) == ("bf16", 4)
+    assert accelerator.state._cpu is True
+
+
+def test_public_attributes_are_there() -> None:
+    """Attributes that scripts read on an Accelerator, with their values on one process."""
+    accelerator = Accelerator()
+    assert accelerator.distributed_type is DistributedType.NO
+    assert (accelerator.step, accelerator.trackers, accelerator.scaler, accelerator.rng_types) == (0, [], None, ["generator"])
+    assert accelerator.flag_tensor is None and accelerator.ddp_handler is None and accelerator.should_save_model
+    assert not accelerator.multi_device and accelerator.parallelism_config is None
+    with pytest.raises(StateError, match="parallelism_config"):
+        _ = accelerator.tensor_parallel_rank
+
+
+def test_trigger_is_seen_once() -> None:
+    """A raised flag is seen by the next check and lowered by it."""
+    accelerator = Accelerator()
+    assert not accelerator.check_trigger()
+    accelerator.set_trigger()
+    assert accelerator.check_trigger() and not accelerator.check_trigger()
+
+
+def test_profile_writes_a_chrome_trace(tmp_path: Path) -> None:
+    """With an output folder each rank writes its trace."""
+    accelerator = Accelerator()
+    with accelerator.profile(ProfileKwargs(activities=["cpu"], output_trace_dir=str(tmp_path))) as profiler:
+        torch.ones(4, 4) @ torch.ones(4, 4)
+    assert any("mm" in event.key for event in profiler.key_averages())
+    assert json.loads((tmp_path / "profile_0.json").read_text())["traceEvents"]
+
+
+def test_released_memory_lets_everything_go() -> None:
+    """After free_memory nothing is registered and the step counter is at its start."""
+    accelerator = Accelerator(gradient_accumulation_steps=2)
+    model, optimizer, loader, schedule = accelerator.prepare(*_objects())
+    _train(accelerator, model, optimizer, [next(iter(loader))])
+    assert accelerator.step == 1
+    assert accelerator.free_memory(model, optimizer, loader, schedule) == [None] * 4
+    assert accelerator._models == accelerator._optimizers == accelerator._dataloaders == accelerator._schedulers == []
+    assert accelerator.step == 0
+
+
+def test_objects_without_state_cannot_be_registered() -> None:
+    """The error names the type and position, and nothing was registered."""
+    accelerator = Accelerator()
+    with pytest.raises(ConfigurationError, match=r"object \(number 1\)"):
+        accelerator.register_for_checkpointing(torch.amp.GradScaler("cpu"), object())
+    assert accelerator._custom_objects == []
+
+
+def test_offloaded_model_cannot_be_prepared_for_training() -> None:
+    """A device map with disk parts is refused before anything is wrapped."""
+    model = nn.Linear(1, 1)
+    model.hf_device_map = {"": "disk"}
+    with pytest.raises(PreparationError, match="disk"):
+        Accelerator().prepare(model)
+
+
+def test_living_accelerator_survives_a_reset() -> None:
+    """Consumers reset the state between runs; an Accelerator that lives keeps working."""
+    accelerator = Accelerator()
+    AcceleratorState._reset_state(reset_partial_state=True)
+    assert accelerator.num_processes == 1 and accelerator.device.type == "cpu"
+    model, optimizer, loader, _ = accelerator.prepare(*_objects())
+    assert len(_train(accelerator, model, optimizer, loader)) == 3
+
+
+def test_schedule_without_its_optimizer_gets_all() -> None:
+    """A schedule whose optimizer was not prepared waits for all that were."""
+    accelerator = Accelerator()
+    _, optimizer, _, _ = _objects()
+    foreign = torch.optim.lr_scheduler.StepLR(torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=1.0), 1)
+    prepared, wrapped = accelerator.prepare(optimizer, foreign)
+    assert isinstance(wrapped, AcceleratedScheduler) and wrapped.optimizers == [prepared]

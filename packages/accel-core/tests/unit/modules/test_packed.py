@@ -1,6 +1,6 @@
 """The registry of packed parameter formats."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import pytest
 import torch
@@ -36,6 +36,10 @@ class HalvedFormat:
     ) -> nn.Parameter:
         """Round to bytes."""
         return Halved(value.to(device, torch.uint8), requires_grad=False)
+
+    def parts(self, parameter: torch.Tensor) -> Sequence[str]:
+        """Name the bytes."""
+        return ("",)
 
     def unpack(self, parameter: torch.Tensor) -> Mapping[str, torch.Tensor]:
         """Give the bytes."""

@@ -1,0 +1,1 @@
+"""Reading checkpoints and putting their tensors straight where they belong."""

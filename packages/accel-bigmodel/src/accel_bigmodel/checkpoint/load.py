@@ -1,0 +1,303 @@
+"""A checkpoint loaded into a model, tensor by tensor, each straight to where it lives."""
+
+import os
+import tempfile
+from collections.abc import Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from accel_bigmodel.checkpoint.read import Checkpoint, SafetensorsShard, open_checkpoint
+from accel_bigmodel.device_map.check import (
+    AnyDevice,
+    check_device_map,
+    check_tied_parameters_on_same_device,
+    device_of,
+)
+from accel_bigmodel.hooks.residency import packed_key
+from accel_bigmodel.offload.store import OffloadedWeightsLoader, offload_weight, save_offload_index
+from accel_bigmodel.placement import retie_parameters, set_module_tensor_to_device
+from accel_core.errors import CheckpointMismatchError, OffloadError
+from accel_core.logging import get_logger
+from accel_core.modules import packed
+from accel_core.modules.sizes import as_dtype
+from accel_core.modules.ties import find_tied_parameters
+from accel_core.modules.traversal import get_non_persistent_buffers, owner_of
+
+__all__ = ["LoadedKeys", "load_checkpoint_in_model", "load_offloaded_weights", "loading_index"]
+
+logger = get_logger(__name__)
+
+_INDEX = "_accel_offload_index"
+
+
+class LoadedKeys(NamedTuple):
+    """What did not match between a model and a checkpoint.
+
+    Attributes:
+        missing_keys: Names of the model that the checkpoint lacks.
+        unexpected_keys: Names of the checkpoint that the model lacks.
+    """
+
+    missing_keys: list[str]
+    unexpected_keys: list[str]
+
+
+@dataclass
+class _Target:
+    """A tensor of the model that the checkpoint fills."""
+
+    names: list[str]
+    tensor: torch.Tensor
+    device: AnyDevice
+    dtype: torch.dtype | None
+    stays: bool
+    source: str = ""
+
+
+@dataclass
+class _Plan:
+    """What a load will do, found out before anything is changed."""
+
+    targets: dict[str, _Target] = field(default_factory=dict)
+    missing: list[str] = field(default_factory=list)
+    unexpected: list[str] = field(default_factory=list)
+
+
+def loading_index(model: nn.Module) -> dict[str, Any]:
+    """Give the index of the weights that loading left on disk.
+
+    Args:
+        model: A model that `load_checkpoint_in_model` filled.
+
+    Returns:
+        Entries by name, for `OffloadedWeightsLoader`; empty when nothing is on disk.
+    """
+    found: dict[str, Any] = model.__dict__.get(_INDEX, {})
+    return found
+
+
+def load_checkpoint_in_model(
+    model: nn.Module,
+    checkpoint: str | os.PathLike[str],
+    device_map: Mapping[str, AnyDevice] | None = None,
+    offload_folder: str | os.PathLike[str] | None = None,
+    dtype: str | torch.dtype | None = None,
+    offload_state_dict: bool = False,
+    offload_buffers: bool = False,
+    keep_in_fp32_modules: Sequence[str] | None = None,
+    offload_8bit_bnb: bool = False,
+    strict: bool = False,
+    full_state_dict: bool = True,
+    broadcast_from_rank0: bool = False,
+) -> LoadedKeys:
+    """Load a checkpoint into a model; each tensor goes straight to its device, and what is on "disk" stays in its file.
+
+    Everything is checked first: when this raises a `CheckpointError`, the model is as it was.
+
+    Args:
+        model: The model, which may be empty.
+        checkpoint: A weights file, an index (`.json`), or a folder with one of them.
+        device_map: Devices by name of submodule or tensor; by default every tensor stays on the device it has, and
+            empty ones go to the CPU.
+        offload_folder: Where weights on "disk" are written that no safetensors file holds.
+        dtype: The dtype that floating point weights are cast to; by default the model's own.
+        offload_state_dict: Accepted: what goes to the CPU is mapped from its file and needs no room twice.
+        offload_buffers: Whether buffers of parts on "disk" stay on disk too.
+        keep_in_fp32_modules: Names of modules whose weights are kept in float32.
+        offload_8bit_bnb: Whether packed 8-bit weights of parts on "cpu" and "disk" are packed first, then offloaded.
+        strict: Whether missing and unexpected names are an error.
+        full_state_dict: With `broadcast_from_rank0`: whether the checkpoint holds whole tensors.
+        broadcast_from_rank0: Whether the first process reads and sends the tensors to all others.
+
+    Returns:
+        The names that the checkpoint lacks, and those that the model lacks.
+
+    Raises:
+        CheckpointMismatchError: When shapes differ, or with `strict` names; all of them are listed.
+        CheckpointError: When a file is missing, damaged or unsafe.
+        OffloadError: When weights must be written and `offload_folder` is missing or cannot be.
+        DeviceMapError: When the device map misses a tensor.
+    """
+    if device_map is not None:
+        check_device_map(model, device_map)
+    tied = find_tied_parameters(model)
+    if device_map is not None:
+        check_tied_parameters_on_same_device(tied, device_map)
+    source = open_checkpoint(checkpoint)
+    plan = _plan(model, source, device_map, as_dtype(dtype), keep_in_fp32_modules or (), offload_buffers)
+    if strict and (plan.missing or plan.unexpected):
+        raise CheckpointMismatchError(
+            f"Error(s) in loading state_dict for {type(model).__name__}: the names differ. Found missing "
+            f"{plan.missing} and unexpected {plan.unexpected}. Load a checkpoint of this model, or pass `strict=False`."
+        )
+    _check_offload(plan, source, offload_folder)
+    index = _fill(model, source, plan, offload_folder)
+    if index:
+        model.__dict__[_INDEX] = {**loading_index(model), **index}
+    retie_parameters(model, tied)
+    if plan.unexpected:
+        logger.warning(
+            "Some weights of the checkpoint at %s were not used when initializing %s: %s. This may or may not be an issue "
+            "- make sure that the checkpoint does not have unnecessary parameters, or that the model definition correctly "
+            "corresponds to the checkpoint.",
+            checkpoint, type(model).__name__, plan.unexpected,
+        )  # fmt: skip
+    return LoadedKeys(plan.missing, plan.unexpected)
+
+
+def _plan(
+    model: nn.Module,
+    source: Checkpoint,
+    device_map: Mapping[str, AnyDevice] | None,
+    dtype: Any,
+    keep_in_fp32: Sequence[str],
+    offload_buffers: bool,
+) -> _Plan:
+    """Match the model's names with the checkpoint's; raises when a shape differs."""
+    plan = _Plan()
+    scratch = get_non_persistent_buffers(model, recurse=True, fqns=True)
+    by_tensor: dict[int, _Target] = {}
+    parameters = [(name, tensor, False) for name, tensor in model.named_parameters(remove_duplicate=False)]
+    buffers = [(name, tensor, True) for name, tensor in model.named_buffers(remove_duplicate=False)]
+    names = set()
+    wrong = []
+    for name, tensor, is_buffer in (*parameters, *buffers):
+        names.add(name)
+        if is_buffer and name in scratch:
+            continue
+        target = by_tensor.get(id(tensor))
+        if target is None:
+            device = tensor.device if device_map is None else device_of(name, device_map)
+            if device_map is None and tensor.is_meta:
+                device = "cpu"
+            assert device is not None
+            wanted = _dtype_for(name, tensor, dtype, keep_in_fp32)
+            target = _Target([], tensor, device, wanted, is_buffer and not offload_buffers)
+            by_tensor[id(tensor)] = target
+        target.names.append(name)
+        if not target.source and name in source:
+            target.source = name
+            shape = source.shard_of(name).shape(name)
+            if shape != tuple(tensor.shape) and packed.find(tensor) is None:
+                wrong.append(f"{name}: {shape} in the checkpoint, {tuple(tensor.shape)} in the model")
+    for target in by_tensor.values():
+        if target.source:
+            plan.targets[target.source] = target
+        else:
+            plan.missing.extend(target.names)
+    known = {name for target in plan.targets.values() for name in target.names}
+    parts = {
+        packed_key(target.source, suffix)
+        for target in plan.targets.values()
+        if (form := packed.find(target.tensor)) is not None
+        for suffix in form.parts(target.tensor)
+    }
+    plan.unexpected = [name for name in source if name not in known and name not in names and name not in parts]
+    if wrong:
+        raise CheckpointMismatchError(
+            f"The checkpoint's shapes are not the model's. Found {len(wrong)} that differ: {'; '.join(wrong)}. Load a "
+            "checkpoint of this architecture."
+        )
+    return plan
+
+
+def _dtype_for(name: str, tensor: torch.Tensor, dtype: Any, keep_in_fp32: Sequence[str]) -> torch.dtype | None:
+    if not tensor.is_floating_point() or dtype is None:
+        return None
+    parts = name.split(".")
+    if any(kept in parts or kept in name for kept in keep_in_fp32):
+        return torch.float32
+    found: torch.dtype = dtype
+    return found
+
+
+def _check_offload(plan: _Plan, source: Checkpoint, offload_folder: Any) -> None:
+    """Make sure that what has to be written can be, before anything is changed."""
+    written = [
+        name
+        for name, target in plan.targets.items()
+        if target.device == "disk" and not target.stays and not isinstance(source.shard_of(name), SafetensorsShard)
+    ]
+    if not written:
+        return
+    if offload_folder is None:
+        raise OffloadError(
+            f"Weights on 'disk' that no safetensors file holds have to be written somewhere. Found {len(written)} such, "
+            f"{written[0]!r} first. At least one of the model submodule will be offloaded to disk: pass an "
+            "`offload_folder`, or save the checkpoint as safetensors."
+        )
+    try:
+        os.makedirs(offload_folder, exist_ok=True)
+        with tempfile.TemporaryFile(dir=offload_folder):
+            pass
+    except OSError as failure:
+        raise OffloadError(
+            f"The offload folder cannot be written. Found {failure}. Choose an `offload_folder` that can be written."
+        ) from failure
+
+
+def _fill(
+    model: nn.Module, source: Checkpoint, plan: _Plan, offload_folder: str | os.PathLike[str] | None
+) -> dict[str, Any]:
+    """Put every tensor in its place; returns the index of what stays on disk."""
+    index: dict[str, Any] = {}
+    written: MutableMapping[str, Any] = {}
+    for shard, names in source.names_by_shard():
+        for name in names:
+            target = plan.targets.get(name)
+            if target is None:
+                continue
+            if target.device == "disk" and not target.stays:
+                dtype = target.dtype or (target.tensor.dtype if target.tensor.is_floating_point() else None)
+                if isinstance(shard, SafetensorsShard):
+                    entry: dict[str, Any] = {"safetensors_file": shard.path, "weight_name": name}
+                    entry["dtype"] = str(dtype or shard.file.entries[name].dtype).removeprefix("torch.")
+                else:
+                    assert offload_folder is not None
+                    tensor = shard.tensor(name)
+                    offload_weight(tensor if dtype is None else tensor.to(dtype), name, offload_folder, index=written)
+                    entry = {**written[name], "dat_file": os.path.abspath(os.path.join(offload_folder, f"{name}.dat"))}
+                index.update(dict.fromkeys(target.names, entry))
+                for alias in target.names:
+                    _recast(model, alias, dtype)
+                continue
+            device = "cpu" if target.device == "disk" else target.device
+            for alias in target.names:
+                set_module_tensor_to_device(model, alias, device, value=shard.tensor(name), dtype=target.dtype)
+        shard.close()
+    if written:
+        assert offload_folder is not None
+        save_offload_index(written, offload_folder)
+    return index
+
+
+def _recast(model: nn.Module, name: str, dtype: torch.dtype | None) -> None:
+    """Empty the place of a weight on disk, in the dtype that the weight will have."""
+    owner, key = owner_of(model, name)
+    store: dict[str, Any] = owner._parameters if key in owner._parameters else owner._buffers
+    tensor = store[key]
+    dtype = tensor.dtype if dtype is None else dtype
+    if tensor.is_meta and tensor.dtype == dtype:
+        return
+    empty = torch.empty_like(tensor, dtype=dtype, device="meta")
+    store[key] = nn.Parameter(empty, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
+
+
+def load_offloaded_weights(
+    model: nn.Module, index: Mapping[str, Any] | None, offload_folder: str | os.PathLike[str]
+) -> None:
+    """Load the weights of an offload folder into a model, onto the CPU.
+
+    Args:
+        model: The model.
+        index: Entries by weight name; nothing is loaded without.
+        offload_folder: The folder with the `.dat` files.
+    """
+    if not index:
+        return
+    weights = OffloadedWeightsLoader(save_folder=offload_folder, index=index)
+    for name in index:
+        set_module_tensor_to_device(model, name, "cpu", value=weights[name])

@@ -1,0 +1,336 @@
+"""The tensors of a checkpoint by name, whatever files it is made of; nothing is read before it is asked for."""
+
+import json
+import os
+import pickle
+import zipfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from accel_bigmodel.device_map.check import device_of
+from accel_bigmodel.offload.index import MappedFile, map_file
+from accel_core.errors import (
+    CheckpointDamagedError,
+    CheckpointMismatchError,
+    CheckpointNotFoundError,
+    UnsafeCheckpointError,
+)
+from accel_core.modules.sizes import tensor_bytes
+
+__all__ = ["Checkpoint", "PickledShard", "SafetensorsShard", "find_files", "load_state_dict", "open_checkpoint"]
+
+WEIGHTS_NAME = "pytorch_model.bin"
+WEIGHTS_INDEX_NAME = "pytorch_model.bin.index.json"
+SAFE_WEIGHTS_NAME = "model.safetensors"
+
+
+class SafetensorsShard:
+    """A safetensors file of a checkpoint: its tensors are views of its memory map.
+
+    Args:
+        path: The file.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.file: MappedFile = map_file(path)
+
+    def names(self) -> list[str]:
+        """List the tensors."""
+        return list(self.file.entries)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Give a tensor's shape, without reading it."""
+        return self.file.entries[name].shape
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """Give a tensor."""
+        return self.file.tensor(name)
+
+    def nbytes(self, name: str) -> int:
+        """Give a tensor's bytes, without reading it."""
+        return self.file.entries[name].nbytes
+
+    def close(self) -> None:
+        """Nothing is held but the map, which its tensors keep."""
+
+
+class PickledShard:
+    """A file of `torch.save` that holds a state dict: mapped where its format allows it, and read without running code.
+
+    Args:
+        path: The file.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._tensors: dict[str, torch.Tensor] | None = None
+
+    def _read(self) -> dict[str, torch.Tensor]:
+        if self._tensors is None:
+            self._tensors = _read_pickle(self.path)
+        return self._tensors
+
+    def names(self) -> list[str]:
+        """List the tensors."""
+        return list(self._read())
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Give a tensor's shape."""
+        return tuple(self._read()[name].shape)
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """Give a tensor."""
+        return self._read()[name]
+
+    def nbytes(self, name: str) -> int:
+        """Give a tensor's bytes."""
+        return tensor_bytes(self._read()[name])
+
+    def close(self) -> None:
+        """Let the tensors that nobody took go."""
+        self._tensors = None
+
+
+Shard = SafetensorsShard | PickledShard
+
+
+def _read_pickle(path: str) -> dict[str, torch.Tensor]:
+    try:
+        content: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+    except pickle.UnpicklingError as failure:
+        if "weights_only" in str(failure).lower() or "unsupported" in str(failure).lower():
+            raise UnsafeCheckpointError(
+                f"A checkpoint file holds more than tensors, and reading that would run code. Found in {path!r}: "
+                f"{str(failure).splitlines()[0]} Save the weights alone, best as safetensors."
+            ) from failure
+        raise _not_a_checkpoint(path, failure) from failure
+    except (RuntimeError, EOFError, ValueError, KeyError, OSError, AttributeError) as failure:
+        raise _not_a_checkpoint(path, failure) from failure
+    if not isinstance(content, Mapping):
+        raise CheckpointDamagedError(
+            f"A checkpoint file has to hold a state dict. Found {type(content).__name__} in {path!r}. Save "
+            "`model.state_dict()`."
+        )
+    return {str(name): value for name, value in content.items() if isinstance(value, torch.Tensor)}
+
+
+def _not_a_checkpoint(path: str, failure: Exception) -> CheckpointDamagedError:
+    reason = (str(failure).splitlines() or [type(failure).__name__])[0]
+    return CheckpointDamagedError(
+        f"{path!r} is not a whole checkpoint file. Found: {reason}. Fetch or save the file again."
+    )
+
+
+def open_shard(path: str | os.PathLike[str]) -> Shard:
+    """Open one file of a checkpoint.
+
+    Args:
+        path: A `.safetensors` file, or one written by `torch.save`.
+
+    Returns:
+        The shard.
+
+    Raises:
+        CheckpointNotFoundError: When there is no such file.
+        UnsafeCheckpointError: When it is no regular file.
+        CheckpointDamagedError: When it is truncated or something else.
+    """
+    path = os.fspath(path)
+    if not os.path.exists(path):
+        raise CheckpointNotFoundError(
+            f"A checkpoint file is missing. Looked for {path!r}. Check the path, or fetch the file again."
+        )
+    if not os.path.isfile(path):
+        raise UnsafeCheckpointError(
+            f"A checkpoint must be made of regular files. Found {path!r}, which is none. Name the file itself."
+        )
+    return SafetensorsShard(path) if path.endswith(".safetensors") else PickledShard(path)
+
+
+def find_files(checkpoint: str | os.PathLike[str]) -> tuple[list[str], dict[str, str] | None]:
+    """List the files that a checkpoint is made of.
+
+    Args:
+        checkpoint: A weights file, an index (`.json`), or a folder that holds one index or one weights file.
+
+    Returns:
+        The files, and the file of every tensor when an index says so.
+
+    Raises:
+        CheckpointNotFoundError: When the checkpoint or a shard that its index names is missing.
+        CheckpointMismatchError: When a folder holds several indices, or none and several weights files.
+        UnsafeCheckpointError: When the index names a file outside its folder.
+        CheckpointDamagedError: When the index cannot be read.
+    """
+    path = Path(checkpoint)
+    if path.is_dir():
+        return _find_in_folder(path)
+    if path.suffix == ".json":
+        return _read_index(path)
+    return [str(path)], None
+
+
+def _find_in_folder(folder: Path) -> tuple[list[str], dict[str, str] | None]:
+    found = sorted(folder.iterdir())
+    single = [file for file in found if file.name in (WEIGHTS_NAME, SAFE_WEIGHTS_NAME)]
+    indices = [file for file in found if file.name.endswith(".index.json")]
+    if len(indices) == 1:
+        return _read_index(indices[0])
+    safe = [file for file in indices if ".safetensors." in file.name]
+    if len(safe) == 1 and len(indices) == 2:
+        return _read_index(safe[0])
+    if indices:
+        raise CheckpointMismatchError(
+            f"{str(folder)!r} containing more than one `.index.json` file, delete the irrelevant ones. Found "
+            f"{', '.join(file.name for file in indices)}. Name the index itself as the checkpoint."
+        )
+    if not single:
+        single = [file for file in found if file.suffix == ".safetensors"]
+    if not single:
+        raise CheckpointNotFoundError(
+            f"{str(folder)!r} is not a folder containing a `.index.json` file or a {WEIGHTS_NAME} or a "
+            f"{SAFE_WEIGHTS_NAME} file. Found {len(found)} other entries. Name the weights file itself."
+        )
+    safe = [file for file in single if file.suffix == ".safetensors"]
+    if len(safe) > 1:
+        raise CheckpointMismatchError(
+            f"Several weights files and no index lie in {str(folder)!r}. Found "
+            f"{', '.join(file.name for file in safe)}. Name one of them, or add an index."
+        )
+    return [str((safe or single)[0])], None
+
+
+def _read_index(path: Path) -> tuple[list[str], dict[str, str]]:
+    if not path.is_file():
+        if path.exists():
+            raise UnsafeCheckpointError(
+                f"A checkpoint's index must be a regular file. Found {str(path)!r}, which is none. Name the index itself."
+            )
+        raise CheckpointNotFoundError(
+            f"A checkpoint's index is missing. Looked for {str(path)!r}. Check the path, or fetch the file again."
+        )
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        entries = content.get("weight_map", content)
+        names = {str(name): entries[name] for name in entries}
+        for file in names.values():
+            if not isinstance(file, str):
+                raise TypeError(f"a file named {file!r}")
+    except (ValueError, TypeError, AttributeError) as failure:
+        raise CheckpointDamagedError(
+            f"{str(path)!r} is not the index of a checkpoint. Found: {failure}. Fetch or save the checkpoint again."
+        ) from failure
+    weight_map = {name: str(_inside(path, file)) for name, file in names.items()}
+    return sorted(set(weight_map.values())), weight_map
+
+
+def _inside(index: Path, name: str) -> Path:
+    """Resolve a shard's name. Names that lead elsewhere are refused; links, as hub caches use them, are followed."""
+    written = Path(name)
+    if not name or written.is_absolute() or ".." in written.parts or "\\" in name or "\0" in name:
+        raise UnsafeCheckpointError(
+            f"An index may only name files beside it. Found {name!r} in {str(index)!r}. Do not load this checkpoint "
+            "unless you know who wrote it."
+        )
+    file = index.parent / written
+    if not file.exists():
+        raise CheckpointNotFoundError(
+            f"A shard of a checkpoint is missing. Looked for {str(file)!r}, which {str(index)!r} names. Fetch it again."
+        )
+    if not file.is_file():
+        raise UnsafeCheckpointError(
+            f"A checkpoint must be made of regular files. Found {str(file)!r}, which is none. Do not load this "
+            "checkpoint unless you know who wrote it."
+        )
+    return file
+
+
+class Checkpoint:
+    """All tensors of a checkpoint.
+
+    Args:
+        shards: Its files.
+        weight_map: The file of every tensor, where an index says so.
+    """
+
+    def __init__(self, shards: list[Shard], weight_map: Mapping[str, str] | None) -> None:
+        self.shards = shards
+        self._shard_of: dict[str, Shard] = {}
+        by_path = {shard.path: shard for shard in shards}
+        if weight_map is not None:
+            for name, path in weight_map.items():
+                shard = by_path[path]
+                if isinstance(shard, SafetensorsShard) and name not in shard.file:
+                    raise CheckpointDamagedError(
+                        f"A shard does not hold a tensor that its index places there. Looked for {name!r} in {path!r}. "
+                        "Fetch or save the checkpoint again."
+                    )
+                self._shard_of[name] = shard
+        else:
+            for shard in shards:
+                self._shard_of.update(dict.fromkeys(shard.names(), shard))
+
+    def __contains__(self, name: object) -> bool:
+        """Tell whether the checkpoint holds a tensor."""
+        return name in self._shard_of
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the tensors' names."""
+        return iter(self._shard_of)
+
+    def shard_of(self, name: str) -> Shard:
+        """Give the file that holds a tensor."""
+        return self._shard_of[name]
+
+    def names_by_shard(self) -> Iterator[tuple[Shard, list[str]]]:
+        """Walk the files with the tensors to take from each."""
+        names: dict[int, list[str]] = {}
+        for name, shard in self._shard_of.items():
+            names.setdefault(id(shard), []).append(name)
+        for shard in self.shards:
+            yield shard, names.get(id(shard), [])
+
+
+def open_checkpoint(checkpoint: str | os.PathLike[str]) -> Checkpoint:
+    """Open a checkpoint; every safetensors header is read and checked.
+
+    Args:
+        checkpoint: A weights file, an index, or a folder.
+
+    Returns:
+        The checkpoint.
+
+    Raises:
+        CheckpointError: As `find_files` and `open_shard` do.
+    """
+    files, weight_map = find_files(checkpoint)
+    return Checkpoint([open_shard(file) for file in files], weight_map)
+
+
+def load_state_dict(
+    checkpoint_file: str | os.PathLike[str], device_map: Mapping[str, Any] | None = None
+) -> dict[str, torch.Tensor]:
+    """Read a weights file, each tensor straight onto its device.
+
+    Args:
+        checkpoint_file: A `.safetensors` file, or one written by `torch.save`.
+        device_map: Devices by name of submodule or tensor. What goes to "disk" or has no device stays on the CPU, in
+            the file's memory map.
+
+    Returns:
+        The tensors by name.
+
+    Raises:
+        CheckpointError: When the file is missing, damaged, or would run code.
+    """
+    shard = open_shard(checkpoint_file)
+    tensors: dict[str, torch.Tensor] = {}
+    for name in shard.names():
+        device = None if device_map is None else device_of(name, device_map)
+        tensor = shard.tensor(name)
+        tensors[name] = tensor if device in (None, "disk", "cpu") else tensor.to(device)
+    return tensors

@@ -1,0 +1,114 @@
+"""Whether a device map fits its model."""
+
+import warnings
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import nn
+
+from accel_core.errors import DeviceMapError
+from accel_core.logging import get_logger
+
+__all__ = ["check_device_map", "check_tied_parameters_on_same_device", "clean_device_map", "device_of"]
+
+logger = get_logger(__name__)
+
+AnyDevice = int | str | torch.device
+
+
+def device_of(name: str, device_map: Mapping[str, AnyDevice]) -> AnyDevice | None:
+    """Look up where a device map puts a module or tensor.
+
+    Args:
+        name: Its dotted name.
+        device_map: The map.
+
+    Returns:
+        The device of its longest prefix in the map; None when there is none.
+    """
+    while True:
+        if name in device_map:
+            return device_map[name]
+        if not name:
+            return None
+        name = name.rpartition(".")[0]
+
+
+def check_device_map(model: nn.Module, device_map: Mapping[str, AnyDevice]) -> None:
+    """Make sure that a device map places every tensor of a model.
+
+    Args:
+        model: The model.
+        device_map: Devices by name of submodule or tensor; the model's own is `""`.
+
+    Raises:
+        DeviceMapError: When some tensors have no device; all of them are named.
+    """
+    names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
+    names += [name for name, _ in model.named_buffers(remove_duplicate=False)]
+    known = {name for name, _ in model.named_modules(remove_duplicate=False)} | set(names)
+    strange = [name for name in device_map if name not in known]
+    if strange:
+        warnings.warn(
+            f"The following device_map keys do not match any submodules in the model: {strange}", stacklevel=2
+        )
+    missing = [name for name in names if device_of(name, device_map) is None]
+    if missing:
+        raise DeviceMapError(
+            "The device_map provided does not give any device for the following parameters: "
+            f"{', '.join(missing)}. Found devices for {len(names) - len(missing)} of {len(names)} tensors. Add the "
+            "missing ones, or a device for the whole model under the name ''."
+        )
+
+
+def check_tied_parameters_on_same_device(
+    tied_params: Sequence[Sequence[str]], device_map: Mapping[str, AnyDevice]
+) -> None:
+    """Warn when a device map tears tied parameters apart.
+
+    Args:
+        tied_params: Groups of names, as `find_tied_parameters` gives them.
+        device_map: The map.
+    """
+    for group in tied_params:
+        devices = {name: device_of(name, device_map) for name in group}
+        if len(set(devices.values())) > 1:
+            logger.warning(
+                "Tied parameters are on different devices: %s. Please modify your custom device map or set "
+                "`device_map='auto'`.",
+                devices,
+            )
+
+
+def clean_device_map(device_map: dict[str, AnyDevice], module_name: str = "") -> dict[str, AnyDevice]:
+    """Shorten a device map: parts that all go to one device become their parent's entry.
+
+    Args:
+        device_map: The map, changed in place.
+        module_name: Where to begin; the whole map by default.
+
+    Returns:
+        The map.
+    """
+    below: dict[str, set[AnyDevice]] = {}
+    members: dict[str, list[str]] = {}
+    for name, device in device_map.items():
+        above = name
+        while above:
+            above = above.rpartition(".")[0]
+            below.setdefault(above, set()).add(device)
+            members.setdefault(above, []).append(name)
+    start = f"{module_name}." if module_name else ""
+    # Outermost first: what is merged into a parent need not be merged below it.
+    for name in sorted(below, key=lambda name: (name.count(".") + bool(name), name)):
+        inside = name == module_name or name.startswith(start)
+        present = [member for member in members[name] if member in device_map]
+        if not inside or len(below[name]) > 1 or len(present) < 2:
+            continue
+        if name in device_map and device_map[name] not in below[name]:
+            continue
+        device = device_map[present[0]]
+        for member in present:
+            del device_map[member]
+        device_map[name] = device
+    return device_map

@@ -1,0 +1,177 @@
+"""Placing in the order of the model: each device is filled before the next one is begun."""
+
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+
+from accel_bigmodel.device_map.tree import Node, Tree
+
+__all__ = ["Greedy", "main_devices"]
+
+Device = int | str
+
+
+def main_devices(devices: Sequence[Device]) -> tuple[Device, ...]:
+    """Name the devices that offloaded layers come back to: they keep room for the largest one.
+
+    Args:
+        devices: All devices, in order.
+
+    Returns:
+        The first accelerator and the CPU.
+    """
+    accelerators = [device for device in devices if device not in ("cpu", "disk")]
+    if "mps" in accelerators:
+        return ("mps",)
+    return (*accelerators[:1], "cpu")
+
+
+class Greedy:
+    """One run of the placement.
+
+    Args:
+        tree: The model.
+        max_memory: Bytes by device, in order; a device that is missing here holds any number of bytes ("disk").
+        whole: Class names of modules that must not be split.
+        fallback: Whether a device that the next module does not fit on, and that is still empty, is given a smaller
+            part out of the rest.
+    """
+
+    def __init__(
+        self, tree: Tree, max_memory: Mapping[Device, int], whole: Collection[str], fallback: bool = False
+    ) -> None:
+        self.tree = tree
+        self.devices = [*max_memory] if "disk" in max_memory else [*max_memory, "disk"]
+        self.max_memory = max_memory
+        self.whole = frozenset(whole)
+        self.fallback = fallback
+        self.placed: list[tuple[Node, Device]] = []
+        self.used: dict[Device, int] = dict.fromkeys(self.devices, 0)
+        self._ties = self._ties_by_node()
+        self._layers = _LargestLayer(self.whole)
+
+    def _ties_by_node(self) -> dict[int, list[list[Node]]]:
+        found: dict[int, list[list[Node]]] = {}
+        for group in self.tree.ties:
+            above: set[int] = set()
+            for leaf in group:
+                node: Node | None = leaf
+                while node is not None and id(node) not in above:
+                    above.add(id(node))
+                    found.setdefault(id(node), []).append(group)
+                    node = node.parent
+        return found
+
+    def run(self) -> list[tuple[Node, Device]]:
+        """Place every part of the model.
+
+        Returns:
+            Pairs of node and device, in the order of placing.
+        """
+        reserving = set(main_devices(self.devices))
+        queue = deque(self.tree.root.children)
+        self._layers.watch(queue)
+        number = 0
+        while queue:
+            device = self.devices[number]
+            limit = self.max_memory.get(device)
+            if number + 1 == len(self.devices):
+                limit = None
+            node = queue.popleft()
+            room = None
+            if limit is not None:
+                room = limit - self.used[device] - (self._layers.largest(node) if device in reserving else 0)
+            tied = [entry for entry in self._tied_entries(node, queue)]
+            if room is not None and node.size > room:
+                if self._may_split(node):
+                    self._split(node, queue)
+                    continue
+                number = self._next_device(node, queue, room, number)
+                continue
+            if tied:
+                total = node.size + sum(entry.size for entry in tied)
+                if room is None or total <= room:
+                    for entry in (node, *tied):
+                        self._place(entry, device)
+                    gone = {id(entry) for entry in tied}
+                    queue = deque(entry for entry in queue if id(entry) not in gone)
+                    continue
+                splittable = next((entry for entry in tied if self._may_split(entry)), None)
+                if splittable is not None:
+                    queue.appendleft(node)
+                    at = queue.index(splittable)
+                    queue.remove(splittable)
+                    for child in reversed(splittable.children):
+                        queue.insert(at, child)
+                    continue
+                assert room is not None
+                number = self._next_device(node, queue, room, number)
+                continue
+            self._place(node, device)
+        return self.placed
+
+    def _may_split(self, node: Node) -> bool:
+        return node.is_module and bool(node.submodules) and type(node.value).__name__ not in self.whole
+
+    def _split(self, node: Node, queue: deque[Node]) -> None:
+        queue.extendleft(reversed(node.children))
+
+    def _next_device(self, node: Node, queue: deque[Node], room: int, number: int) -> int:
+        queue.appendleft(node)
+        return number + 1
+
+    def _place(self, node: Node, device: Device) -> None:
+        self.placed.append((node, device))
+        self.used[device] += node.size
+        self._layers.done(node)
+
+    def _tied_entries(self, node: Node, queue: deque[Node]) -> list[Node]:
+        """List the waiting entries that share a tensor with a node."""
+        groups = self._ties.get(id(node))
+        if not groups:
+            return []
+        outside = [leaf for group in groups for leaf in group if not node.holds(leaf)]
+        found: list[Node] = []
+        for entry in queue if outside else ():
+            if any(entry.holds(leaf) for leaf in outside):
+                found.append(entry)
+        return found
+
+
+class _LargestLayer:
+    """The largest layer among the parts that still wait for a device."""
+
+    def __init__(self, whole: frozenset[str]) -> None:
+        self._whole = whole
+        self._layers: list[tuple[int, Node]] = []
+        self._gone: set[int] = set()
+
+    def watch(self, nodes: Collection[Node]) -> None:
+        layers: list[tuple[int, Node]] = []
+        stack = list(nodes)
+        while stack:
+            node = stack.pop()
+            below = node.submodules if node.is_module else []
+            if below and type(node.value).__name__ not in self._whole:
+                stack.extend(below)
+            else:
+                layers.append((node.size, node))
+        self._layers = sorted(layers, key=lambda layer: layer[0])
+
+    def done(self, node: Node) -> None:
+        self._gone.add(id(node))
+
+    def largest(self, current: Node) -> int:
+        """Give the bytes of the largest layer that waits behind a node."""
+        layers = self._layers
+        at = len(layers) - 1
+        while at >= 0:
+            size, layer = layers[at]
+            node: Node | None = layer
+            while node is not None and node is not current and id(node) not in self._gone:
+                node = node.parent
+            if node is None:
+                return size
+            if node is not current and at == len(layers) - 1:
+                layers.pop()
+            at -= 1
+        return 0

@@ -1,0 +1,444 @@
+"""A model spread over devices, the CPU and the disk, ready to run."""
+
+import functools
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from accel_bigmodel.checkpoint.load import load_checkpoint_in_model, loading_index
+from accel_bigmodel.device_map.balance import get_balanced_memory
+from accel_bigmodel.device_map.check import (
+    AnyDevice,
+    check_device_map,
+    check_tied_parameters_on_same_device,
+    device_of,
+)
+from accel_bigmodel.device_map.infer import infer_auto_device_map
+from accel_bigmodel.hooks.align import AlignDevicesHook
+from accel_bigmodel.hooks.attach import (
+    attach_align_device_hook,
+    attach_align_device_hook_on_blocks,
+)
+from accel_bigmodel.hooks.cpu_offload import CpuOffload, UserCpuOffloadHook
+from accel_bigmodel.hooks.hook import add_hook_to_module
+from accel_bigmodel.offload.store import INDEX_NAME, OffloadedWeightsLoader, offload_state_dict
+from accel_bigmodel.placement import TiedTensors, as_device, retie_parameters
+from accel_core.errors import DeviceMapError, OffloadError
+from accel_core.logging import get_logger
+from accel_core.modules import packed
+from accel_core.modules.ties import find_tied_parameters
+
+__all__ = [
+    "cpu_offload",
+    "cpu_offload_with_hook",
+    "disk_offload",
+    "dispatch_model",
+    "load_checkpoint_and_dispatch",
+]
+
+logger = get_logger(__name__)
+
+_AWAY = ("cpu", "disk")
+_STRINGS = ("auto", "balanced", "balanced_low_0", "sequential")
+
+
+def cpu_offload(
+    model: nn.Module,
+    execution_device: torch.device | None = None,
+    offload_buffers: bool = False,
+    state_dict: dict[str, torch.Tensor] | None = None,
+    preload_module_classes: list[str] | None = None,
+) -> nn.Module:
+    """Keep all weights of a model on the CPU; each comes to the device for its module's forward only.
+
+    Args:
+        model: The model, changed in place.
+        execution_device: Where the forward runs; by default where the model's first parameter is.
+        offload_buffers: Whether buffers are on the CPU too.
+        state_dict: The weights to keep; by default the model's own.
+        preload_module_classes: Classes whose instances load their submodules' weights too.
+
+    Returns:
+        The model.
+    """
+    device = _execution_device(model, execution_device)
+    kept = state_dict if state_dict is not None else {n: p.to("cpu") for n, p in _state_of(model).items()}
+    add_hook_to_module(model, AlignDevicesHook(io_same_device=True), append=True)
+    attach_align_device_hook(
+        model,
+        execution_device=device,
+        offload=True,
+        offload_buffers=offload_buffers,
+        weights_map=kept,
+        preload_module_classes=preload_module_classes,
+    )
+    return model
+
+
+def disk_offload(
+    model: nn.Module,
+    offload_dir: str | os.PathLike[str],
+    execution_device: torch.device | None = None,
+    offload_buffers: bool = False,
+    preload_module_classes: list[str] | None = None,
+) -> nn.Module:
+    """Keep all weights of a model in a folder; each comes to the device for its module's forward only.
+
+    Args:
+        model: The model, changed in place.
+        offload_dir: The folder; an offload folder that is already there is used as it is.
+        execution_device: Where the forward runs; by default where the model's first parameter is.
+        offload_buffers: Whether buffers are on disk too.
+        preload_module_classes: Classes whose instances load their submodules' weights too.
+
+    Returns:
+        The model.
+    """
+    device = _execution_device(model, execution_device)
+    if not os.path.isfile(os.path.join(offload_dir, INDEX_NAME)):
+        offload_state_dict(offload_dir, _state_of(model))
+    add_hook_to_module(model, AlignDevicesHook(io_same_device=True), append=True)
+    attach_align_device_hook(
+        model,
+        execution_device=device,
+        offload=True,
+        offload_buffers=offload_buffers,
+        weights_map=OffloadedWeightsLoader(save_folder=offload_dir),
+        preload_module_classes=preload_module_classes,
+    )
+    return model
+
+
+def _execution_device(model: nn.Module, asked: torch.device | None) -> torch.device:
+    if asked is not None:
+        return as_device(asked)
+    first = next(model.parameters(), None)
+    return torch.device("cpu") if first is None or first.is_meta else first.device
+
+
+def _state_of(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Give the model's tensors by name, packed ones as the plain parts they are stored in."""
+    state = dict(model.state_dict())
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        form = packed.find(parameter)
+        if form is not None:
+            path = name.rpartition(".")[0]
+            for suffix, part in form.unpack(parameter).items():
+                state[name if not suffix else f"{path}.{suffix}" if path else suffix] = part
+    return state
+
+
+def cpu_offload_with_hook(
+    model: nn.Module,
+    execution_device: int | str | torch.device | None = None,
+    prev_module_hook: UserCpuOffloadHook | None = None,
+) -> tuple[nn.Module, UserCpuOffloadHook]:
+    """Keep a whole model on the CPU until it runs; it stays on the device until its hook is told to offload it.
+
+    Args:
+        model: The model, changed in place.
+        execution_device: Where it runs; by default the accelerator, or the CPU when there is none.
+        prev_module_hook: The hook of the model that runs before; it is offloaded when this one runs.
+
+    Returns:
+        The model and its hook.
+    """
+    hook = CpuOffload(execution_device=execution_device, prev_module_hook=prev_module_hook)
+    add_hook_to_module(model, hook, append=True)
+    return model, UserCpuOffloadHook(model, hook)
+
+
+def dispatch_model(
+    model: nn.Module,
+    device_map: Mapping[str, AnyDevice],
+    main_device: int | str | torch.device | None = None,
+    state_dict: dict[str, torch.Tensor] | None = None,
+    offload_dir: str | os.PathLike[str] | None = None,
+    offload_index: Mapping[str, Any] | None = None,
+    offload_buffers: bool = False,
+    skip_keys: str | list[str] | None = None,
+    preload_module_classes: list[str] | None = None,
+    force_hooks: bool = False,
+) -> nn.Module:
+    """Spread a model over devices as a map says, and put hooks on it so that it runs like one.
+
+    Args:
+        model: The model, changed in place.
+        device_map: Devices by name of submodule or tensor; "cpu" and "disk" are where weights wait for their forward.
+        main_device: Where offloaded parts compute; by default the first device of the map that is neither "cpu" nor
+            "disk". With a main device of "cpu" or "mps" only "disk" parts are offloaded.
+        state_dict: Weights of the parts on "cpu"; by default the model's own.
+        offload_dir: Where the weights of the parts on "disk" are, or are written.
+        offload_index: Entries of the weights on disk by name; by default what loading left on disk, or the folder's.
+        offload_buffers: Whether buffers of offloaded parts are away too.
+        skip_keys: Keyword arguments and output keys that are not moved between devices.
+        preload_module_classes: Classes whose instances load their submodules' weights too.
+        force_hooks: Whether a model on one device gets hooks as well.
+
+    Returns:
+        The model. Its `hf_device_map` is the map.
+
+    Raises:
+        DeviceMapError: When the map misses a tensor.
+        OffloadError: When weights have to be written and no `offload_dir` is given.
+    """
+    check_device_map(model, device_map)
+    places = dict(device_map)
+    devices = set(places.values())
+    is_quantized = getattr(model, "is_quantized", False) or getattr(model, "is_loaded_in_8bit", False)
+    if len(devices) > 1 or is_quantized or force_hooks or devices == {"disk"}:
+        _dispatch(
+            model, places, main_device, state_dict, offload_dir, offload_index, offload_buffers, skip_keys,
+            preload_module_classes,
+        )  # fmt: skip
+    else:
+        model.to(as_device(next(iter(devices))))
+    object.__setattr__(model, "hf_device_map", places)
+    return model
+
+
+def _dispatch(
+    model: nn.Module,
+    places: dict[str, AnyDevice],
+    main_device: int | str | torch.device | None,
+    state_dict: dict[str, torch.Tensor] | None,
+    offload_dir: str | os.PathLike[str] | None,
+    offload_index: Mapping[str, Any] | None,
+    offload_buffers: bool,
+    skip_keys: str | list[str] | None,
+    preload_module_classes: list[str] | None,
+) -> None:
+    main = _main_device(places, main_device)
+    kinds = ("disk",) if main in ("cpu", "mps", torch.device("cpu"), torch.device("mps")) else _AWAY
+    away = {name: _is(device, *kinds) for name, device in places.items()}
+    compute = {name: main if _is(device, *_AWAY) else device for name, device in places.items()}
+    on_disk = [name for name, device in places.items() if _is(device, "disk")]
+    on_cpu = [name for name, device in places.items() if away[name] and _is(device, "cpu")]
+    tied = find_tied_parameters(model)
+    check_tied_parameters_on_same_device(tied, places)
+    weights = _offloaded_weights(model, places, on_cpu, on_disk, state_dict, offload_dir, offload_index)
+    tied_copies = _tied_copies(tied, places, away, weights)
+    attach_align_device_hook_on_blocks(
+        model,
+        execution_device=compute,  # type: ignore[arg-type]  # a map may hold names and indices of devices
+        offload=away,
+        weights_map=weights,
+        offload_buffers=offload_buffers,
+        skip_keys=skip_keys,
+        preload_module_classes=preload_module_classes,
+        tied_params_map=tied_copies,
+    )
+    if any(away.values()):
+        empty = sorted({str(places[name]) for name in places if away[name]})
+        logger.warning(
+            "Some parameters are on the meta device because they were offloaded to the %s.", " and ".join(empty)
+        )
+    retie_parameters(model, tied)
+    for method in ("to", "cuda", "npu", "xpu", "mlu", "sdaa", "musa"):
+        if hasattr(model, method):
+            object.__setattr__(model, method, _Refusal(model, method))
+
+
+def _is(device: AnyDevice, *names: str) -> bool:
+    return str(device) in names
+
+
+def _main_device(places: Mapping[str, AnyDevice], asked: int | str | torch.device | None) -> AnyDevice:
+    if asked is not None:
+        return asked
+    return next((device for device in places.values() if not _is(device, *_AWAY)), "cpu")
+
+
+def _offloaded_weights(
+    model: nn.Module,
+    places: Mapping[str, AnyDevice],
+    on_cpu: list[str],
+    on_disk: list[str],
+    state_dict: dict[str, torch.Tensor] | None,
+    offload_dir: str | os.PathLike[str] | None,
+    offload_index: Mapping[str, Any] | None,
+) -> OffloadedWeightsLoader | None:
+    """Find or write the weights that wait on the CPU and on disk."""
+    if not on_cpu and not on_disk:
+        return None
+    own = None
+    kept = state_dict
+    if kept is None:
+        kept = {}
+        if on_cpu:
+            own = _state_of(model)
+            kept = {name: value.to("cpu") for name, value in own.items() if _is(_home(name, places), "cpu")}
+    index = offload_index if offload_index is not None else loading_index(model) or None
+    if on_disk and index is None:
+        if offload_dir is None:
+            raise OffloadError(
+                "We need an `offload_dir` to dispatch this model according to this `device_map`, the following "
+                f"submodules need to be offloaded: {', '.join(on_disk)}. Found no folder and no index of weights on disk. "
+                "Pass `offload_dir`."
+            )
+        if not os.path.isfile(os.path.join(offload_dir, INDEX_NAME)):
+            own = _state_of(model) if own is None else own
+            offload_state_dict(offload_dir, {n: v for n, v in own.items() if _is(_home(n, places), "disk")})
+    if not on_disk:
+        return OffloadedWeightsLoader(state_dict=kept, index={})
+    return OffloadedWeightsLoader(state_dict=kept, save_folder=offload_dir, index=index)
+
+
+def _home(name: str, places: Mapping[str, AnyDevice]) -> AnyDevice:
+    found = device_of(name, places)
+    assert found is not None
+    return found
+
+
+def _tied_copies(
+    tied: list[list[str]],
+    places: Mapping[str, AnyDevice],
+    away: Mapping[str, bool],
+    weights: OffloadedWeightsLoader | None,
+) -> TiedTensors:
+    """Give every offloaded tied weight one place where its copies on devices are noted."""
+    copies: TiedTensors = {}
+    offloaded_names = [name for name in places if away[name]]
+    for group in tied:
+        for name in group:
+            if weights is not None and name in weights.all_keys and _below(name, offloaded_names):
+                value = weights[name]
+                if value.numel():
+                    copies[value.data_ptr()] = {}
+    return copies
+
+
+def _below(name: str, modules: list[str]) -> bool:
+    return any(not module or name == module or name.startswith(f"{module}.") for module in modules)
+
+
+class _Refusal:
+    """Stands in for `.to` and its like on a dispatched model: moving it would undo the map.
+
+    Args:
+        model: The dispatched model.
+        method: The method's name.
+    """
+
+    def __init__(self, model: nn.Module, method: str) -> None:
+        functools.update_wrapper(self, getattr(type(model), method))
+        self.model = model
+        self.method = method
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Warn, and move the model only when all its weights are there."""
+        logger.warning("You shouldn't move a model that is dispatched using accelerate hooks.")
+        if any(parameter.is_meta for parameter in self.model.parameters()):
+            raise OffloadError(
+                "You can't move a model that has some modules offloaded to cpu or disk. Found weights that are not in "
+                "memory. Dispatch it with another device map instead."
+            )
+        return getattr(type(self.model), self.method)(self.model, *args, **kwargs)
+
+
+def load_checkpoint_and_dispatch(
+    model: nn.Module,
+    checkpoint: str | os.PathLike[str],
+    device_map: str | Mapping[str, AnyDevice] | None = None,
+    max_memory: Mapping[int | str, int | str] | None = None,
+    no_split_module_classes: list[str] | None = None,
+    offload_folder: str | os.PathLike[str] | None = None,
+    offload_buffers: bool = False,
+    dtype: str | torch.dtype | None = None,
+    offload_state_dict: bool | None = None,
+    skip_keys: str | list[str] | None = None,
+    preload_module_classes: list[str] | None = None,
+    force_hooks: bool = False,
+    strict: bool = False,
+    full_state_dict: bool = True,
+    broadcast_from_rank0: bool = False,
+) -> nn.Module:
+    """Load a checkpoint into a model and spread it over devices, the CPU and the disk.
+
+    Weights on "disk" that are in safetensors files are used in place: nothing is written.
+
+    Args:
+        model: The model, usually empty; changed in place.
+        checkpoint: A weights file, an index (`.json`), or a folder with one of them.
+        device_map: Devices by name, or "auto", "balanced", "balanced_low_0" or "sequential" to have them chosen. None
+            loads without dispatching.
+        max_memory: Bytes or written sizes by device, for the choice; by default what is free.
+        no_split_module_classes: Class names of modules that stay on one device.
+        offload_folder: Where weights on "disk" are written that no safetensors file holds.
+        offload_buffers: Whether buffers of offloaded parts are away too.
+        dtype: The dtype that floating point weights are cast to; by default the model's own.
+        offload_state_dict: Accepted: what goes to the CPU is mapped from its file and needs no room twice.
+        skip_keys: Keyword arguments and output keys that are not moved between devices.
+        preload_module_classes: Classes whose instances load their submodules' weights too.
+        force_hooks: Whether a model on one device gets hooks as well.
+        strict: Whether missing and unexpected names are an error.
+        full_state_dict: With `broadcast_from_rank0`: whether the checkpoint holds whole tensors.
+        broadcast_from_rank0: Whether the first process reads and sends the tensors to all others.
+
+    Returns:
+        The model.
+
+    Raises:
+        CheckpointError: When the checkpoint is missing, damaged, unsafe, or does not fit; the model is as it was.
+        DeviceMapError: When the map is unknown, misses a tensor, or memory does not suffice.
+        OffloadError: When weights must be written and `offload_folder` is missing or cannot be.
+    """
+    if isinstance(device_map, str):
+        device_map = _chosen_map(model, device_map, max_memory, no_split_module_classes, dtype, offload_buffers)
+    load_checkpoint_in_model(
+        model,
+        checkpoint,
+        device_map=device_map,
+        offload_folder=offload_folder,
+        dtype=dtype,
+        offload_state_dict=bool(offload_state_dict),
+        offload_buffers=offload_buffers,
+        strict=strict,
+        full_state_dict=full_state_dict,
+        broadcast_from_rank0=broadcast_from_rank0,
+    )
+    if device_map is None:
+        return model
+    return dispatch_model(
+        model,
+        device_map=device_map,
+        offload_dir=offload_folder,
+        offload_buffers=offload_buffers,
+        skip_keys=skip_keys,
+        preload_module_classes=preload_module_classes,
+        force_hooks=force_hooks,
+    )
+
+
+def _chosen_map(
+    model: nn.Module,
+    strategy: str,
+    max_memory: Mapping[int | str, int | str] | None,
+    no_split_module_classes: list[str] | None,
+    dtype: str | torch.dtype | None,
+    offload_buffers: bool,
+) -> dict[str, Any]:
+    if strategy not in _STRINGS:
+        raise DeviceMapError(
+            "If passing a string for `device_map`, please choose 'auto', 'balanced', 'balanced_low_0' or 'sequential'. "
+            f"Found {strategy!r}. Pass one of these, or a dictionary."
+        )
+    limits: Any = max_memory
+    if strategy != "sequential":
+        limits = get_balanced_memory(
+            model,
+            max_memory=max_memory,
+            no_split_module_classes=no_split_module_classes,
+            dtype=dtype,
+            low_zero=strategy == "balanced_low_0",
+        )
+    return infer_auto_device_map(
+        model,
+        max_memory=limits,
+        no_split_module_classes=no_split_module_classes,
+        dtype=dtype,
+        offload_buffers=offload_buffers,
+    )

@@ -1,0 +1,219 @@
+"""The hook that brings a module's inputs and weights together on one device for its forward."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from accel_bigmodel.hooks.hook import ModelHook
+from accel_bigmodel.hooks.residency import Residency, residency_of
+from accel_bigmodel.placement import TiedTensors, as_device, set_module_tensor_to_device
+from accel_core.comm.collectives import find_device, send_to_device
+from accel_core.modules.traversal import get_non_persistent_buffers, named_module_tensors
+
+__all__ = ["AlignDevicesHook"]
+
+_STAYS = frozenset({int, float, bool, str, bytes, type(None)})
+
+
+def move_to(values: Any, device: torch.device, skip_keys: str | Sequence[str] | None = None) -> Any:
+    """Give arguments or an output on a device, as they are when nothing has to move.
+
+    Args:
+        values: A tuple or dict of arguments, or an output.
+        device: The device.
+        skip_keys: Keys whose values stay where they are, at any depth.
+
+    Returns:
+        The values on the device.
+    """
+    kind = type(values)
+    if kind is tuple or kind is list:
+        items: Any = values
+    elif kind is dict:
+        items = values.values()
+    elif isinstance(values, torch.Tensor):
+        return values if values.device == device else values.to(device)
+    else:
+        items = (values,)
+    for item in items:
+        if isinstance(item, torch.Tensor):
+            if item.device != device:
+                break
+        elif type(item) not in _STAYS:
+            break
+    else:
+        return values
+    return send_to_device(values, device, skip_keys=_as_list(skip_keys))
+
+
+def _as_list(skip_keys: str | Sequence[str] | None) -> Any:
+    return [skip_keys] if isinstance(skip_keys, str) else skip_keys
+
+
+class AlignDevicesHook(ModelHook):
+    """Puts inputs and weights on one device before a forward, and the weights away after it if they are offloaded.
+
+    Every argument is kept under its own name, so that a hook can be built again from its attributes. What belongs to one
+    module is kept with that module: one hook may serve several.
+
+    Args:
+        execution_device: Where inputs and weights have to be; None leaves inputs where they are.
+        offload: Whether the weights are away between forwards.
+        io_same_device: Whether outputs go back to the device that the first input came from.
+        weights_map: Offloaded weights by name in the module; by default the weights the module has are kept on the CPU.
+            It is read again whenever weights are loaded.
+        offload_buffers: Whether buffers are away too.
+        place_submodules: Whether the tensors of submodules belong to this hook as well.
+        skip_keys: Keyword arguments and output keys that are not moved.
+        tied_params_map: Copies on devices by the address of the original; a tied weight is copied once per device.
+    """
+
+    keeps_weights_while_running = True
+
+    def __init__(
+        self,
+        execution_device: int | str | torch.device | None = None,
+        offload: bool = False,
+        io_same_device: bool = False,
+        weights_map: Mapping[str, torch.Tensor] | None = None,
+        offload_buffers: bool = False,
+        place_submodules: bool = False,
+        skip_keys: str | list[str] | None = None,
+        tied_params_map: TiedTensors | None = None,
+    ) -> None:
+        self.execution_device = execution_device
+        self.offload = offload
+        self.io_same_device = io_same_device
+        self.weights_map = weights_map
+        self.offload_buffers = offload_buffers
+        self.place_submodules = place_submodules
+        self.skip_keys = skip_keys
+        self.tied_params_map = tied_params_map
+        self.input_device: torch.device | None = None
+        self.original_devices: dict[str, torch.device] = {}
+        self.param_original_devices: dict[str, torch.device] = {}
+        self.buffer_original_devices: dict[str, torch.device] = {}
+        self.tied_params_names: set[str] = set()
+        self._target: tuple[Any, torch.device | None] = (None, None)
+        # The weights kept for the last module that came without a map; each module's own are in its residency.
+        self._own_map: Mapping[str, torch.Tensor] | None = None
+
+    def __repr__(self) -> str:
+        """Name the device and what the hook does there."""
+        return (
+            f"AlignDevicesHook(execution_device={self.execution_device}, offload={self.offload}, "
+            f"io_same_device={self.io_same_device}, offload_buffers={self.offload_buffers}, "
+            f"place_submodules={self.place_submodules}, skip_keys={self.skip_keys!r})"
+        )
+
+    @property
+    def device(self) -> torch.device | None:
+        """The execution device as torch knows it; None when inputs stay where they are."""
+        asked = self.execution_device
+        known, device = self._target
+        if asked is not known:
+            device = None if asked is None else as_device(asked)
+            self._target = (asked, device)
+        return device
+
+    def init_hook(self, module: nn.Module) -> nn.Module:
+        """Put the module's tensors where they belong: on the execution device, or away."""
+        device = self.device
+        if not self.offload:
+            if device is not None:
+                for name, _ in list(named_module_tensors(module, recurse=self.place_submodules)):
+                    set_module_tensor_to_device(module, name, device, tied_params_map=self.tied_params_map)
+            return module
+        self.original_devices = {
+            name: tensor.device for name, tensor in named_module_tensors(module, recurse=self.place_submodules)
+        }
+        residency = residency_of(module, self)
+        if residency is None:
+            residency = Residency(module, self)
+        residency.send_away(self)
+        if device is not None:
+            staying = (
+                get_non_persistent_buffers(module, recurse=self.place_submodules, fqns=True)
+                if self.offload_buffers
+                else {name for name, _ in module.named_buffers(recurse=self.place_submodules)}
+            )
+            for name in staying:
+                set_module_tensor_to_device(module, name, device, tied_params_map=self.tied_params_map)
+        return module
+
+    def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Bring the module's weights in and its inputs along."""
+        if self.io_same_device:
+            self.input_device = find_device([args, kwargs])
+        if self.offload:
+            residency = residency_of(module, self)
+            if residency is None:
+                self.init_hook(module)
+                residency = residency_of(module, self)
+            assert residency is not None
+            residency.load(self)
+        return self.move_inputs(module, args, kwargs)
+
+    def move_inputs(
+        self,
+        module: nn.Module,  # noqa: ARG002
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Give the inputs on the execution device.
+
+        Args:
+            module: The module they are for.
+            args: Positional arguments.
+            kwargs: Keyword arguments.
+
+        Returns:
+            Both, moved where they have to be.
+        """
+        device = self.device
+        if device is None:
+            return args, kwargs
+        if args:
+            args = move_to(args, device)
+        if kwargs:
+            kwargs = move_to(kwargs, device, self.skip_keys)
+        return args, kwargs
+
+    def post_forward(self, module: nn.Module, output: Any) -> Any:
+        """Send the module's weights away and its output back."""
+        if self.offload:
+            residency = residency_of(module, self)
+            if residency is not None:
+                residency.release(self)
+        return self.move_output(module, output) if self.io_same_device else output
+
+    def move_output(self, module: nn.Module, output: Any) -> Any:  # noqa: ARG002
+        """Give the output where the inputs came from.
+
+        Args:
+            module: The module it is of.
+            output: The output.
+
+        Returns:
+            The output, moved if the hook does so.
+        """
+        if self.io_same_device and self.input_device is not None:
+            return move_to(output, self.input_device, self.skip_keys)
+        return output
+
+    def abort_forward(self, module: nn.Module) -> None:
+        """Send the module's weights away after a forward that raised."""
+        if self.offload:
+            residency = residency_of(module, self)
+            if residency is not None:
+                residency.release(self)
+
+    def detach_hook(self, module: nn.Module) -> nn.Module:
+        """Give the module back the tensors it had, on the devices they had."""
+        if self.offload:
+            residency = residency_of(module, self)
+            if residency is not None:
+                residency.restore(self)
+        return module

@@ -1,0 +1,271 @@
+"""Aligning hooks put on all the modules of a model that need one."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from accel_bigmodel.hooks.align import AlignDevicesHook
+from accel_bigmodel.hooks.hook import SequentialHook, add_hook_to_module
+from accel_bigmodel.offload.store import PrefixedDataset
+from accel_bigmodel.placement import TiedTensors, moved_tensors
+
+__all__ = [
+    "align_module_device",
+    "attach_align_device_hook",
+    "attach_align_device_hook_on_blocks",
+    "attach_execution_device_hook",
+    "has_offloaded_params",
+]
+
+
+def _children(module: nn.Module, module_name: str) -> Iterator[tuple[str, nn.Module]]:
+    for name, child in module.named_children():
+        yield (f"{module_name}.{name}" if module_name else name), child
+
+
+def _preloads(module: nn.Module, classes: list[str] | None) -> bool:
+    return classes is not None and type(module).__name__ in classes
+
+
+def attach_execution_device_hook(
+    module: nn.Module,
+    execution_device: int | str | torch.device,
+    skip_keys: str | list[str] | None = None,
+    preload_module_classes: list[str] | None = None,
+    tied_params_map: TiedTensors | None = None,
+) -> None:
+    """Make every module with a state, at any depth, run on a device; modules that carry a hook keep theirs.
+
+    Args:
+        module: The root.
+        execution_device: Where inputs and weights have to be.
+        skip_keys: Keyword arguments and output keys that are not moved.
+        preload_module_classes: Classes whose instances get their submodules' weights at once.
+        tied_params_map: Copies on devices by the address of the original.
+    """
+    if not hasattr(module, "_hf_hook") and len(module.state_dict()) > 0:
+        add_hook_to_module(
+            module, AlignDevicesHook(execution_device, skip_keys=skip_keys, tied_params_map=tied_params_map)
+        )
+    if _preloads(module, preload_module_classes):
+        return
+    for child in module.children():
+        attach_execution_device_hook(child, execution_device, skip_keys, preload_module_classes, tied_params_map)
+
+
+def attach_align_device_hook(
+    module: nn.Module,
+    execution_device: torch.device | str | int | None = None,
+    offload: bool = False,
+    weights_map: Mapping[str, torch.Tensor] | None = None,
+    offload_buffers: bool = False,
+    module_name: str = "",
+    skip_keys: str | list[str] | None = None,
+    preload_module_classes: list[str] | None = None,
+    tied_params_map: TiedTensors | None = None,
+) -> None:
+    """Put an aligning hook on every module, at any depth, that holds tensors itself.
+
+    Args:
+        module: The root.
+        execution_device: Where inputs and weights have to be for a forward.
+        offload: Whether the weights are away between forwards.
+        weights_map: Offloaded weights by dotted name from the whole model's root.
+        offload_buffers: Whether buffers are away too.
+        module_name: The root's own dotted name.
+        skip_keys: Keyword arguments and output keys that are not moved.
+        preload_module_classes: Classes whose instances load their submodules' weights too, for modules that use a
+            submodule's weights without calling it.
+        tied_params_map: Copies on devices by the address of the original.
+    """
+    whole = offload and _preloads(module, preload_module_classes)
+    holds_tensors = any(value is not None for value in (*module._parameters.values(), *module._buffers.values()))
+    if holds_tensors or whole:
+        own_map: Mapping[str, torch.Tensor] | None = None
+        if weights_map is not None:
+            own_map = PrefixedDataset(weights_map, f"{module_name}." if module_name else "")
+        hook = AlignDevicesHook(
+            execution_device=execution_device,
+            offload=offload,
+            weights_map=own_map,
+            offload_buffers=offload_buffers,
+            place_submodules=whole,
+            skip_keys=skip_keys,
+            tied_params_map=tied_params_map,
+        )
+        add_hook_to_module(module, hook, append=True)
+    if whole:
+        return
+    for child_name, child in _children(module, module_name):
+        attach_align_device_hook(
+            child,
+            execution_device=execution_device,
+            offload=offload,
+            weights_map=weights_map,
+            offload_buffers=offload_buffers,
+            module_name=child_name,
+            skip_keys=skip_keys,
+            preload_module_classes=preload_module_classes,
+            tied_params_map=tied_params_map,
+        )
+
+
+def attach_align_device_hook_on_blocks(
+    module: nn.Module,
+    execution_device: torch.device | dict[str, torch.device] | None = None,
+    offload: bool | dict[str, bool] = False,
+    weights_map: Mapping[str, torch.Tensor] | None = None,
+    offload_buffers: bool = False,
+    module_name: str = "",
+    skip_keys: str | list[str] | None = None,
+    preload_module_classes: list[str] | None = None,
+    tied_params_map: TiedTensors | None = None,
+) -> None:
+    """Put aligning hooks on the blocks that a device map names, and on the root, which gives outputs back.
+
+    Args:
+        module: The root.
+        execution_device: One device, or a device by block name.
+        offload: Whether the weights are away between forwards, for all or by block name.
+        weights_map: Offloaded weights by dotted name.
+        offload_buffers: Whether buffers are away too.
+        module_name: The root's own dotted name.
+        skip_keys: Keyword arguments and output keys that are not moved.
+        preload_module_classes: Classes whose instances load their submodules' weights too.
+        tied_params_map: Copies on devices by the address of the original.
+    """
+    shared: dict[str, Any] = {"skip_keys": skip_keys, "tied_params_map": tied_params_map}
+    if not isinstance(execution_device, Mapping) and not isinstance(offload, dict):
+        if offload:
+            attach_align_device_hook(
+                module,
+                execution_device=execution_device,
+                offload=True,
+                weights_map=weights_map,
+                offload_buffers=offload_buffers,
+                module_name=module_name,
+                preload_module_classes=preload_module_classes,
+                **shared,
+            )
+        else:
+            hook = AlignDevicesHook(execution_device, io_same_device=True, place_submodules=True, **shared)
+            add_hook_to_module(module, hook)
+        return
+    if not isinstance(execution_device, Mapping):
+        assert isinstance(offload, dict)
+        execution_device = dict.fromkeys(offload, execution_device)  # type: ignore[arg-type]  # None places nothing
+    if not isinstance(offload, dict):
+        offload = dict.fromkeys(execution_device, offload)
+    is_root = module_name == ""
+    if module_name in execution_device and module_name in offload:
+        device = execution_device[module_name]
+        if offload[module_name]:
+            attach_align_device_hook(
+                module,
+                execution_device=device,
+                offload=True,
+                weights_map=weights_map,
+                offload_buffers=offload_buffers,
+                module_name=module_name,
+                preload_module_classes=preload_module_classes,
+                **shared,
+            )
+            if not hasattr(module, "_hf_hook"):
+                add_hook_to_module(module, AlignDevicesHook(device, io_same_device=is_root, **shared))
+            elif is_root:
+                add_hook_to_module(module, AlignDevicesHook(io_same_device=True, **shared), append=True)
+        else:
+            hook = AlignDevicesHook(
+                device, offload_buffers=offload_buffers, io_same_device=is_root, place_submodules=True, **shared
+            )
+            add_hook_to_module(module, hook)
+        attach_execution_device_hook(
+            module,
+            device,
+            skip_keys=skip_keys,
+            preload_module_classes=preload_module_classes,
+            tied_params_map=tied_params_map,
+        )
+        below = f"{module_name}." if module_name else ""
+        if not any(name.startswith(below) for name in execution_device if name != module_name):
+            return
+    elif is_root:
+        hook = AlignDevicesHook(execution_device.get(""), io_same_device=True, **shared)
+        add_hook_to_module(module, hook, append=True)
+    for child_name, child in _children(module, module_name):
+        attach_align_device_hook_on_blocks(
+            child,
+            execution_device=execution_device,
+            offload=offload,
+            weights_map=weights_map,
+            offload_buffers=offload_buffers,
+            module_name=child_name,
+            preload_module_classes=preload_module_classes,
+            **shared,
+        )
+
+
+def has_offloaded_params(module: nn.Module) -> bool:
+    """Tell whether a module's own hook keeps its weights away between forwards.
+
+    Args:
+        module: The module.
+
+    Returns:
+        True when it carries an offloading `AlignDevicesHook`, alone or in a sequence.
+    """
+    return _offloading_hook(module) is not None
+
+
+def _offloading_hook(module: nn.Module) -> AlignDevicesHook | None:
+    hook = getattr(module, "_hf_hook", None)
+    for candidate in hook.hooks if isinstance(hook, SequentialHook) else (hook,):
+        if isinstance(candidate, AlignDevicesHook) and candidate.offload:
+            return candidate
+    return None
+
+
+class align_module_device:  # noqa: N801  the name of an existing API
+    """Have a module's own weights on a device for a while, wherever they live.
+
+    Args:
+        module: The module.
+        execution_device: The device; by default the one that its hook computes on, or where its weights are.
+
+    Raises:
+        OffloadError: On entering, when a weight is empty and no hook knows its value.
+    """
+
+    def __init__(self, module: nn.Module, execution_device: torch.device | None = None) -> None:
+        self._module = module
+        self._device = execution_device
+        self._moved: Any = None
+        self._kept_device: Any = None
+
+    def __enter__(self) -> None:
+        """Bring the weights to the device."""
+        hook = _offloading_hook(self._module)
+        if hook is not None:
+            self._kept_device = hook.execution_device
+            if self._device is not None:
+                hook.execution_device = self._device
+            try:
+                hook.pre_forward(self._module)
+            except BaseException:
+                hook.execution_device = self._kept_device
+                raise
+        elif self._device is not None:
+            self._moved = moved_tensors(self._module, torch.device(self._device))
+            self._moved.__enter__()
+
+    def __exit__(self, *failure: object) -> None:
+        """Put the weights back where they were."""
+        hook = _offloading_hook(self._module)
+        if self._moved is not None:
+            self._moved.__exit__(*failure)
+            self._moved = None
+        elif hook is not None:
+            hook.post_forward(self._module, None)
+            hook.execution_device = self._kept_device

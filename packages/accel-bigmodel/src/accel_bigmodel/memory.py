@@ -1,0 +1,66 @@
+"""How much memory each device has to give."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import psutil
+import torch
+
+from accel_core.errors import ConfigurationError
+from accel_core.modules.sizes import convert_file_size_to_int
+
+__all__ = ["accelerator_module", "get_max_memory"]
+
+_NAMED = ("mps", "cpu", "disk")
+
+
+def accelerator_module() -> Any | None:
+    """Give torch's module for the accelerator of this machine.
+
+    Returns:
+        `torch.cuda`, `torch.xpu` or another backend's module; None when there is no accelerator.
+    """
+    found = torch.accelerator.current_accelerator()
+    if found is None or not torch.accelerator.is_available():
+        return None
+    return torch.get_device_module(found)
+
+
+def get_max_memory(max_memory: Mapping[int | str, int | str] | None = None) -> dict[int | str, int]:
+    """Say how many bytes each device may hold.
+
+    Args:
+        max_memory: Bytes or written sizes by device: indices of accelerators (0 or "0"), "mps", "cpu", "disk". By
+            default the free memory of every accelerator and the available memory of the machine.
+
+    Returns:
+        Bytes by device: accelerators in order, then "mps", "cpu" and "disk", as far as they are given.
+
+    Raises:
+        ConfigurationError: When a device is none, or a size cannot be read.
+    """
+    if max_memory is None:
+        return _available()
+    given: dict[int | str, int] = {}
+    for device, size in max_memory.items():
+        name: int | str = int(device) if isinstance(device, str) and device.isdecimal() else device
+        if isinstance(name, bool) or not (isinstance(name, int) or name in _NAMED):
+            raise ConfigurationError(
+                f"Device {device} is not recognized. Found {device!r} in `max_memory`. Use the index of an accelerator, "
+                "'mps', 'cpu' or 'disk'."
+            )
+        given[name] = convert_file_size_to_int(size)
+    accelerators = sorted(name for name in given if isinstance(name, int))
+    return {name: given[name] for name in (*accelerators, *(name for name in _NAMED if name in given))}
+
+
+def _available() -> dict[int | str, int]:
+    found: dict[int | str, int] = {}
+    module = accelerator_module()
+    if module is not None and torch.accelerator.current_accelerator() != torch.device("mps"):
+        for index in range(module.device_count()):
+            found[index] = int(module.mem_get_info(index)[0])
+    free = int(psutil.virtual_memory().available)
+    # On an Apple chip accelerator and host share one memory.
+    found["mps" if module is not None and not found else "cpu"] = free
+    return found

@@ -1,0 +1,129 @@
+"""Models without weights: parameters born on the meta device, or on any device, in this thread only."""
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules import module as nn_module
+from torch.utils.hooks import RemovableHandle
+from torch.utils.weak import WeakIdKeyDictionary
+
+from accel_core.host import environ
+from accel_core.modules import packed
+
+__all__ = ["init_empty_weights", "init_on_device"]
+
+
+@dataclass
+class _Placement:
+    """Where the modules that this thread builds put their tensors."""
+
+    device: torch.device
+    moved: WeakIdKeyDictionary[torch.Tensor, torch.Tensor] = field(default_factory=WeakIdKeyDictionary)
+
+
+class _Active(threading.local):
+    """The placements this thread has entered, innermost last."""
+
+    def __init__(self) -> None:
+        self.stack: list[_Placement] = []
+
+
+_active = _Active()
+_lock = threading.Lock()
+_users = 0
+_handles: list[RemovableHandle] = []
+
+
+@contextlib.contextmanager
+def init_empty_weights(include_buffers: bool | None = None) -> Iterator[None]:
+    """Build models whose parameters are on the meta device: they have shapes and dtypes, and take no memory.
+
+    Ties are kept: a parameter registered twice stays one parameter. Other threads build their models as usual.
+
+    Args:
+        include_buffers: Whether buffers are empty too. By default the environment's
+            `ACCELERATE_INIT_INCLUDE_BUFFERS`, and else no: buffers keep their values.
+
+    Yields:
+        Nothing.
+    """
+    with init_on_device(torch.device("meta"), include_buffers=include_buffers):
+        yield
+
+
+@contextlib.contextmanager
+def init_on_device(device: torch.device | str, include_buffers: bool | None = None) -> Iterator[None]:
+    """Build models whose parameters are born on a device.
+
+    Args:
+        device: The device.
+        include_buffers: Whether buffers are born there too. By default the environment's
+            `ACCELERATE_INIT_INCLUDE_BUFFERS`, and else no: buffers stay where the model's code puts them.
+
+    Yields:
+        Nothing.
+    """
+    if include_buffers is None:
+        include_buffers = environ.flag("ACCELERATE_INIT_INCLUDE_BUFFERS", default=False)
+    place = torch.device(device)
+    if include_buffers:
+        with place, _registering(_Placement(place)):
+            yield
+    else:
+        with _registering(_Placement(place)):
+            yield
+
+
+@contextlib.contextmanager
+def _registering(placement: _Placement) -> Iterator[None]:
+    """Send the parameters that this thread registers to a device; torch calls the hook only while someone needs it."""
+    global _users
+    with _lock:
+        _users += 1
+        if _users == 1:
+            _handles.append(nn_module.register_module_parameter_registration_hook(_place_parameter))
+    _active.stack.append(placement)
+    try:
+        yield
+    finally:
+        _active.stack.remove(placement)
+        with _lock:
+            _users -= 1
+            if _users == 0:
+                _handles.pop().remove()
+
+
+def _place_parameter(module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:  # noqa: ARG001
+    """Give the parameter to register instead; None registers it as it is (torch's registration hook)."""
+    stack = _active.stack
+    if not stack or parameter is None:
+        return None
+    placement = stack[-1]
+    device = placement.device
+    if parameter.device == device or (device.index is None and parameter.device.type == device.type):
+        return None
+    moved = placement.moved.get(parameter)
+    if moved is None:
+        moved = _moved(parameter, device)
+        placement.moved[parameter] = moved
+    return moved  # type: ignore[return-value]  # the dictionary holds parameters as tensors
+
+
+def _moved(parameter: nn.Parameter, device: torch.device) -> nn.Parameter:
+    """Make the same parameter on another device: class, `requires_grad` and attributes are kept."""
+    cls = type(parameter)
+    if cls is nn.Parameter:
+        moved = nn.Parameter(parameter.detach().to(device), requires_grad=parameter.requires_grad)
+    elif (form := packed.find(parameter)) is not None:
+        moved = form.move(parameter, device)
+    else:
+        moved = torch.Tensor._make_subclass(cls, parameter.detach().to(device), parameter.requires_grad)
+    attributes: dict[str, Any] = parameter.__dict__
+    if attributes:
+        moved.__dict__.update(attributes)
+    return moved

@@ -1,0 +1,308 @@
+"""Mappings that give offloaded weights by name, and the documented offload folder (`index.json` and `.dat` files)."""
+
+import ctypes
+import json
+import os
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from accel_bigmodel.offload.index import MappedFile, TensorEntry, map_file
+from accel_core.errors import ConfigurationError, OffloadError
+from accel_core.modules.sizes import as_dtype
+
+__all__ = [
+    "OffloadedWeightsLoader",
+    "PrefixedDataset",
+    "extract_submodules_state_dict",
+    "load_offloaded_weight",
+    "offload_state_dict",
+    "offload_weight",
+    "save_offload_index",
+]
+
+INDEX_NAME = "index.json"
+
+
+def offload_weight(
+    weight: torch.Tensor,
+    weight_name: str,
+    offload_folder: str | os.PathLike[str],
+    index: MutableMapping[str, Any] | None = None,
+) -> MutableMapping[str, Any] | None:
+    """Write one weight into an offload folder, as `<name>.dat` of raw little-endian values.
+
+    Args:
+        weight: The tensor.
+        weight_name: Its name.
+        offload_folder: The folder, which must exist.
+        index: Where the weight's dtype and shape are noted.
+
+    Returns:
+        `index`, with the entry added; None when none was passed.
+
+    Raises:
+        OffloadError: When the file cannot be written.
+    """
+    tensor = weight.detach().cpu().contiguous()
+    path = os.path.join(offload_folder, f"{weight_name}.dat")
+    try:
+        with open(path, "wb") as file:
+            # By address: zero-dimensional tensors and dtypes that numpy lacks need no case of their own.
+            if tensor.numel():
+                file.write((ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr()))
+    except OSError as failure:
+        raise OffloadError(
+            f"An offloaded weight cannot be written. Found {failure} for {weight_name!r}. Choose an `offload_folder` "
+            "that exists, can be written and has room."
+        ) from failure
+    if index is not None:
+        index[weight_name] = {"dtype": str(weight.dtype).removeprefix("torch."), "shape": list(weight.shape)}
+    return index
+
+
+def load_offloaded_weight(weight_file: str | os.PathLike[str], weight_info: Mapping[str, Any]) -> torch.Tensor:
+    """Read one weight of an offload folder through a memory map.
+
+    Args:
+        weight_file: The `.dat` file.
+        weight_info: Its entry of the index: `dtype` and `shape`.
+
+    Returns:
+        The weight, a view of the map.
+
+    Raises:
+        OffloadError: When the file's size is not that of the dtype and shape.
+    """
+    return _map_weight(weight_file, weight_info).tensor("")
+
+
+def _map_weight(weight_file: str | os.PathLike[str], weight_info: Mapping[str, Any]) -> MappedFile:
+    dtype = as_dtype(weight_info["dtype"])
+    assert isinstance(dtype, torch.dtype)
+    shape = tuple(weight_info["shape"])
+    count = torch.Size(shape).numel() * dtype.itemsize
+    file = MappedFile(weight_file, {"": TensorEntry(dtype, shape, 0, count)})
+    if file.size != count and not (count == 0):
+        raise OffloadError(
+            f"An offloaded weight is not whole. Found {file.size} bytes in {os.fspath(weight_file)!r} where {dtype} of "
+            f"shape {shape} takes {count}. Offload the model again."
+        )
+    return file
+
+
+def save_offload_index(index: Mapping[str, Any], offload_folder: str | os.PathLike[str]) -> None:
+    """Write the index of an offload folder; entries that it already has stay.
+
+    Args:
+        index: Dtype and shape, or safetensors file, by weight name. An empty index writes nothing.
+        offload_folder: The folder.
+    """
+    if not index:
+        return
+    path = os.path.join(offload_folder, INDEX_NAME)
+    entries = _read_index(offload_folder) if os.path.isfile(path) else {}
+    entries.update(index)
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump(entries, file, indent=2)
+
+
+def _read_index(offload_folder: str | os.PathLike[str]) -> dict[str, Any]:
+    path = os.path.join(offload_folder, INDEX_NAME)
+    try:
+        with open(path, encoding="utf-8") as file:
+            entries = json.load(file)
+    except (OSError, ValueError) as failure:
+        raise OffloadError(
+            f"The index of an offload folder cannot be read. Found {failure} for {path!r}. Offload the model again."
+        ) from failure
+    if not isinstance(entries, dict):
+        raise OffloadError(
+            f"The index of an offload folder is not a mapping. Found {type(entries).__name__} in {path!r}. Offload the "
+            "model again."
+        )
+    return entries
+
+
+def offload_state_dict(save_dir: str | os.PathLike[str], state_dict: Mapping[str, torch.Tensor]) -> None:
+    """Write a state dict as an offload folder.
+
+    Args:
+        save_dir: The folder, made when it does not exist.
+        state_dict: The tensors by name.
+    """
+    try:
+        os.makedirs(save_dir, exist_ok=True)
+    except OSError as failure:
+        raise OffloadError(
+            f"An offload folder cannot be made. Found {failure}. Choose an `offload_folder` that can be written."
+        ) from failure
+    index: dict[str, Any] = {}
+    for name, tensor in state_dict.items():
+        offload_weight(tensor, name, save_dir, index=index)
+    save_offload_index(index, save_dir)
+
+
+def extract_submodules_state_dict(
+    state_dict: Mapping[str, torch.Tensor], submodule_names: Sequence[str]
+) -> dict[str, torch.Tensor]:
+    """Take the part of a state dict that belongs to some submodules.
+
+    Args:
+        state_dict: The tensors by dotted name.
+        submodule_names: Names of submodules or tensors.
+
+    Returns:
+        The entries with those names or below them.
+    """
+    names = tuple(submodule_names)
+    below = tuple(f"{name}." for name in names)
+    return {
+        key: value
+        for key, value in state_dict.items()
+        if "" in names or key in names or (below and key.startswith(below))
+    }
+
+
+class PrefixedDataset(Mapping[str, torch.Tensor]):
+    """A mapping seen from a submodule: names without the submodule's prefix.
+
+    Args:
+        dataset: The whole mapping.
+        prefix: What is put before each name, with its dot.
+    """
+
+    def __init__(self, dataset: Mapping[str, torch.Tensor], prefix: str) -> None:
+        self.dataset = dataset
+        self.prefix = prefix
+
+    def __getitem__(self, key: str) -> torch.Tensor:
+        """Give the tensor of a name below the prefix."""
+        return self.dataset[self.prefix + key]
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the whole names that start with the prefix."""
+        return iter([key for key in self.dataset if key.startswith(self.prefix)])
+
+    def __len__(self) -> int:
+        """Count all names of the underlying mapping."""
+        return len(self.dataset)
+
+
+class OffloadedWeightsLoader(Mapping[str, torch.Tensor]):
+    """A state dict whose tensors are in memory, in an offload folder, or in safetensors files used in place.
+
+    Args:
+        state_dict: Tensors that are in memory.
+        save_folder: An offload folder; its `index.json` is read unless `index` is passed.
+        index: Entries by weight name: `dtype` and `shape` of a `.dat` file in `save_folder`, or `safetensors_file`,
+            `weight_name` and, when the weight is cast on loading, `dtype`.
+        device: Where weights of safetensors files are put when read; by default the CPU, without a copy.
+
+    Raises:
+        ConfigurationError: When none of the first three is given.
+    """
+
+    def __init__(
+        self,
+        state_dict: dict[str, torch.Tensor] | None = None,
+        save_folder: str | os.PathLike[str] | None = None,
+        index: Mapping[str, Any] | None = None,
+        device: torch.device | str | int | None = None,
+    ) -> None:
+        if state_dict is None and save_folder is None and index is None:
+            raise ConfigurationError(
+                "Offloaded weights have to be somewhere. Found neither tensors nor files. Need either a `state_dict`, a "
+                "`save_folder` or an `index` containing offloaded weights."
+            )
+        self.state_dict = {} if state_dict is None else state_dict
+        self.save_folder = save_folder
+        if index is None and save_folder is not None:
+            index = _read_index(save_folder)
+        self.index = {} if index is None else index
+        self.all_keys = [*self.state_dict, *(key for key in self.index if key not in self.state_dict)]
+        self.device = device
+        self._files: dict[str, tuple[MappedFile, str]] = {}
+
+    def __getitem__(self, key: str) -> torch.Tensor:
+        """Give a weight: from memory, or as a view of its file's map.
+
+        Raises:
+            KeyError: When there is no such weight.
+            OffloadError: When its file changed since it was first read.
+        """
+        tensor = self.state_dict.get(key)
+        if tensor is not None:
+            return tensor
+        found = self.file_of(key)
+        if found is None:
+            raise KeyError(key)
+        file, name = found
+        file.check()
+        tensor = file.tensor(name)
+        wanted = self.dtype_of(key)
+        if wanted is not None and wanted != tensor.dtype:
+            tensor = tensor.to(wanted)
+        return tensor if self.device is None else tensor.to(self.device)
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the names of all weights."""
+        return iter(self.all_keys)
+
+    def __len__(self) -> int:
+        """Count the weights."""
+        return len(self.all_keys)
+
+    def file_of(self, key: str) -> tuple[MappedFile, str] | None:
+        """Tell where on disk a weight is.
+
+        Args:
+            key: The weight's name.
+
+        Returns:
+            The mapped file and the weight's name in it; None for weights in memory or unknown ones.
+        """
+        found = self._files.get(key)
+        if found is not None:
+            return found
+        entry = self.index.get(key)
+        if key in self.state_dict or entry is None:
+            return None
+        if entry.get("safetensors_file") is not None:
+            found = map_file(entry["safetensors_file"]), entry.get("weight_name", key)
+            if found[1] not in found[0]:
+                raise OffloadError(
+                    f"A safetensors file does not hold an offloaded weight. Looked for {found[1]!r} in "
+                    f"{found[0].path!r}. Load and dispatch the model again."
+                )
+        elif entry.get("dat_file") is not None:
+            found = _map_weight(entry["dat_file"], entry), ""
+        else:
+            if self.save_folder is None:
+                raise OffloadError(
+                    f"An offloaded weight has no folder. Found the entry of {key!r} in the index, and no `save_folder`. "
+                    "Pass the folder that its `.dat` file is in."
+                )
+            found = _map_weight(Path(self.save_folder) / f"{key}.dat", entry), ""
+        self._files[key] = found
+        return found
+
+    def dtype_of(self, key: str) -> torch.dtype | None:
+        """Tell which dtype a weight on disk is cast to when loaded.
+
+        Args:
+            key: The weight's name.
+
+        Returns:
+            The dtype; None when its index names none.
+        """
+        name = self.index.get(key, {}).get("dtype")
+        found = as_dtype(name)
+        assert found is None or isinstance(found, torch.dtype)
+        return found
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the maps out of copies and pickles: they are opened again on first use."""
+        return {**self.__dict__, "_files": {}}

@@ -1,0 +1,226 @@
+"""One tensor of a module put on a device, and the state dict of a model whose tensors are spread out."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from accel_bigmodel.offload.guard import is_stand_in
+from accel_core.errors import CheckpointMismatchError, ConfigurationError, OffloadError
+from accel_core.modules import packed
+from accel_core.modules.sizes import as_dtype
+from accel_core.modules.traversal import owner_of
+
+__all__ = ["as_device", "check_device_same", "moved_tensors", "retie_parameters", "set_module_tensor_to_device"]
+
+TiedTensors = dict[int, dict[torch.device, torch.Tensor]]
+
+
+def as_device(device: int | str | torch.device) -> torch.device:
+    """Turn what a device map may hold into a torch device; an accelerator without an index is the current one.
+
+    Args:
+        device: A device, its name, or the index of an accelerator.
+
+    Returns:
+        The device.
+    """
+    found = torch.device(device)
+    if found.index is None and found.type not in ("cpu", "meta", "mps"):
+        accelerator = torch.accelerator.current_accelerator()
+        if accelerator is not None and accelerator.type == found.type:
+            return torch.device(found.type, torch.accelerator.current_device_index())
+    if found.type == "cpu" and found.index is not None:
+        return torch.device("cpu")
+    return found
+
+
+def check_device_same(first_device: torch.device, second_device: torch.device) -> bool:
+    """Tell whether two devices are one, where an accelerator without an index is number 0.
+
+    Args:
+        first_device: A device.
+        second_device: Another.
+
+    Returns:
+        True when they are the same.
+    """
+    if first_device.type != second_device.type:
+        return False
+    if first_device.type == "cpu":
+        return True
+    return (first_device.index or 0) == (second_device.index or 0)
+
+
+def set_module_tensor_to_device(
+    module: nn.Module,
+    tensor_name: str,
+    device: int | str | torch.device,
+    value: torch.Tensor | None = None,
+    dtype: str | torch.dtype | None = None,
+    fp16_statistics: torch.Tensor | None = None,
+    tied_params_map: TiedTensors | None = None,
+    non_blocking: bool = False,
+    clear_cache: bool = True,  # noqa: ARG001
+) -> None:
+    """Put a parameter or buffer of a module on a device, with another value if one is given.
+
+    Args:
+        module: The module that the name starts from.
+        tensor_name: Dotted name of the parameter or buffer.
+        device: Where it goes.
+        value: Its new value; needed to come from the meta device. It is cast to `dtype`, or else to the dtype in place.
+        dtype: The dtype of the new value; integers keep theirs.
+        fp16_statistics: Row scales that go with packed 8-bit weights.
+        tied_params_map: Copies on devices by the address of the original: a tied weight is copied once per device.
+        non_blocking: Whether the copy may run behind the host's back.
+        clear_cache: Accepted for older callers; no cache has to be emptied here.
+
+    Raises:
+        ConfigurationError: When the module has no such tensor, or no value is given for an empty one.
+        CheckpointMismatchError: When the value has another shape.
+    """
+    owner, name = owner_of(module, tensor_name)
+    is_buffer = name in owner._buffers
+    old = owner._buffers.get(name) if is_buffer else owner._parameters.get(name)
+    if not is_buffer and name not in owner._parameters:
+        raise ConfigurationError(
+            f"{module} does not have a parameter or a buffer named {tensor_name}. Found none under that name. Use a name "
+            "of `named_parameters` or `named_buffers`."
+        )
+    if old is None:
+        return
+    target = as_device(device)
+    store: dict[str, Any] = owner._buffers if is_buffer else owner._parameters
+    source = old if value is None else value
+    if (
+        tied_params_map is not None
+        and source.device.type != "meta"
+        and (copies := tied_params_map.get(_address(source)))
+    ):
+        known = copies.get(target)
+        if known is not None:
+            store[name] = known
+            return
+    if value is None and old.device.type == "meta" and target.type != "meta":
+        raise ConfigurationError(
+            f"{tensor_name} is on the meta device, we need a `value` to put in on {target}. Found no value. Pass the "
+            "weight as `value`."
+        )
+    form = packed.find(old)
+    if form is not None:
+        store[name] = (
+            form.move(old, target) if value is None else form.pack(old, value, target, statistics=fp16_statistics)
+        )
+        return
+    if value is not None:
+        if value.shape != old.shape:
+            raise CheckpointMismatchError(
+                f'Trying to set a tensor of shape {value.shape} in "{tensor_name}" (which has shape {old.shape}), this '
+                "looks incorrect. Load a checkpoint of the same architecture."
+            )
+        value = _cast(value, old, as_dtype(dtype))
+    elif target == old.device:
+        return
+    new = _on_device(old if value is None else value, old, target, is_buffer, non_blocking)
+    store[name] = new
+    if (
+        tied_params_map is not None
+        and source.device.type != "meta"
+        and (address := _address(source)) in tied_params_map
+    ):
+        tied_params_map[address][target] = new
+
+
+def _address(tensor: torch.Tensor) -> int:
+    return 0 if is_stand_in(tensor) else tensor.data_ptr()
+
+
+def _cast(value: torch.Tensor, old: torch.Tensor, dtype: Any) -> torch.Tensor:
+    if dtype is None:
+        return value.to(old.dtype)
+    return value.to(dtype) if value.is_floating_point() else value
+
+
+def _on_device(
+    source: torch.Tensor, old: torch.Tensor, device: torch.device, is_buffer: bool, non_blocking: bool
+) -> torch.Tensor:
+    """Give the tensor that takes the place of `old`: of its class, with its attributes."""
+    if is_stand_in(source) and device.type == "meta":
+        return source
+    data = source.detach().to(device, non_blocking=non_blocking)
+    if is_buffer:
+        return data
+    cls = nn.Parameter if is_stand_in(old) else type(old)
+    requires_grad = old.requires_grad and (data.is_floating_point() or data.is_complex())
+    if cls is nn.Parameter:
+        made: torch.Tensor = nn.Parameter(data, requires_grad=requires_grad)
+    else:
+        made = torch.Tensor._make_subclass(cls, data, requires_grad)
+    attributes = {
+        key: value for key, value in old.__dict__.items() if key not in ("weight_name", "block_name", "_is_param")
+    }
+    if attributes:
+        made.__dict__.update(attributes)
+    return made
+
+
+def retie_parameters(model: nn.Module, tied_params: Sequence[Sequence[str]]) -> None:
+    """Make groups of names one tensor again, after placing gave each its own.
+
+    Args:
+        model: The model.
+        tied_params: Groups of dotted names, as `find_tied_parameters` gives them. In each group the first name whose
+            tensor is not empty is the one that the others get.
+    """
+    for group in tied_params:
+        found: nn.Parameter | None = None
+        for name in group:
+            owner, leaf = owner_of(model, name)
+            parameter = owner._parameters.get(leaf)
+            if parameter is not None and (found is None or (found.is_meta and not parameter.is_meta)):
+                found = parameter
+        if found is None:
+            continue
+        for name in group:
+            owner, leaf = owner_of(model, name)
+            if owner._parameters.get(leaf) is not found and not is_stand_in(owner._parameters.get(leaf)):
+                owner._parameters[leaf] = found
+
+
+@contextlib.contextmanager
+def moved_tensors(module: nn.Module, device: torch.device) -> Iterator[None]:
+    """Have a module's own tensors on a device for a while; in-place changes are kept.
+
+    Args:
+        module: The module.
+        device: The device.
+
+    Yields:
+        Nothing.
+
+    Raises:
+        OffloadError: When a tensor is empty.
+    """
+    originals: dict[str, nn.Parameter] = {}
+    for name, parameter in module._parameters.items():
+        if parameter is None or parameter.device == device:
+            continue
+        if parameter.is_meta:
+            raise OffloadError(
+                f"An empty weight cannot be moved to a device. Found {name!r} on the meta device, without a hook that "
+                "knows its value. Load the model's weights first."
+            )
+        originals[name] = parameter
+    for name in originals:
+        set_module_tensor_to_device(module, name, device)
+    try:
+        yield
+    finally:
+        for name, original in originals.items():
+            moved = module._parameters[name]
+            if moved is not None and not moved.is_meta:
+                original.data.copy_(moved.data)
+            module._parameters[name] = original

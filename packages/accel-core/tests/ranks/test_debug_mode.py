@@ -7,7 +7,7 @@ import torch
 
 from accel_core.comm import collectives, verify
 from accel_core.errors import RankDisagreementError
-from accel_core.process.control import wait_for_everyone
+from accel_core.state.process import wait_for_everyone
 from accel_core.process.world import ensure
 from accel_core.testing import world
 
@@ -78,7 +78,7 @@ def test_a_barrier_is_an_operation_too():
     """A rank at wait_for_everyone and one at a gather are told apart."""
     here = ensure()
     with pytest.raises(RankDisagreementError, match=r"(?s)rank 0: gather at.*rank 1: wait_for_everyone at"):
-        wait_for_everyone(here) if here.rank else collectives.gather(torch.ones(1))
+        wait_for_everyone() if here.rank else collectives.gather(torch.ones(1))
 
 
 @world(2, environment=DEBUG)

@@ -1,0 +1,68 @@
+"""Local SGD on real gloo ranks."""
+
+import copy
+
+import pytest
+import torch
+
+from accel_core.accelerator import Accelerator
+from accel_core.comm.objects import gather_object
+from accel_core.errors import ConfigurationError, EngineUnavailableError
+from accel_core.optim.local_sgd import LocalSGD
+from accel_core.testing import world
+
+
+def batches(rank, count=5):
+    """Return the inputs that a rank trains on."""
+    generator = torch.Generator().manual_seed(rank)
+    return [torch.rand(4, 3, generator=generator) for _ in range(count)]
+
+
+def train_alone(model, inputs):
+    """Train with plain torch."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for batch in inputs:
+        optimizer.zero_grad()
+        model(batch).square().mean().backward()
+        optimizer.step()
+
+
+@world(2)
+def test_weights_are_averaged_every_few_steps():
+    """Five steps with averages after two, four and at the end equal two plain models averaged at those steps."""
+    accelerator = Accelerator(cpu=True)
+    torch.manual_seed(0)
+    plain = torch.nn.Linear(3, 1)
+    replicas = [copy.deepcopy(plain) for _ in range(2)]
+    for start, stop in ((0, 2), (2, 4), (4, 5)):
+        for rank, replica in enumerate(replicas):
+            train_alone(replica, batches(rank)[start:stop])
+        for weights in zip(*(replica.parameters() for replica in replicas), strict=True):
+            mean = torch.stack([weight.detach() for weight in weights]).mean(0)
+            for weight in weights:
+                weight.data.copy_(mean)
+    model, optimizer = accelerator.prepare(plain, torch.optim.SGD(plain.parameters(), lr=0.1))
+    with LocalSGD(accelerator=accelerator, model=model, local_sgd_steps=2, enabled=True) as local_sgd:
+        for batch in batches(accelerator.process_index):
+            optimizer.zero_grad()
+            accelerator.backward(model(batch).square().mean())
+            optimizer.step()
+            local_sgd.step()
+    for trained, expected in zip(model.parameters(), replicas[0].parameters(), strict=True):
+        torch.testing.assert_close(trained, expected)
+    assert model.require_backward_grad_sync, "gradients are synchronised again after the block"
+    weights = gather_object([[parameter.tolist() for parameter in model.parameters()]])
+    assert weights[0] == weights[1]
+
+
+@world(2)
+def test_switched_off_or_impossible():
+    """Switched off it changes nothing; a model that is not data parallel and a bad number of steps are refused."""
+    accelerator = Accelerator(cpu=True)
+    alone = torch.nn.Linear(1, 1)
+    with LocalSGD(accelerator, alone, 8, enabled=False) as local_sgd:
+        local_sgd.step()
+    with pytest.raises(EngineUnavailableError, match=r"needs a whole model in each process; got Linear"):
+        LocalSGD(accelerator, alone, 8)
+    with pytest.raises(ConfigurationError, match=r"got local_sgd_steps=0"):
+        LocalSGD(accelerator, alone, 0)

@@ -110,10 +110,9 @@ def main() -> None:
     per_epoch = math.ceil(len(train_loader) / ACCUMULATION)
     middle = EPOCHS * per_epoch // 2 + per_epoch // 3  # an optimizer step inside an epoch
 
-    bar = tqdm(total=EPOCHS * len(train_loader), initial=progress.epoch * len(train_loader) + progress.batch, ncols=80)
+    bar = tqdm(total=EPOCHS * len(train_loader), initial=progress.epoch * len(train_loader) + progress.batch, ncols=80, mininterval=1)
     while progress.epoch < EPOCHS:
-        batches = accelerator.skip_first_batches(train_loader, progress.batch) if progress.batch else train_loader
-        for images, labels in batches:
+        for images, labels in train_loader:  # a loaded state makes it go on where it stood, inside the epoch
             with accelerator.accumulate(model):
                 loss = nn.functional.cross_entropy(model(images), labels)
                 accelerator.backward(loss)
@@ -135,7 +134,7 @@ def main() -> None:
     score, asked = accuracy(accelerator, model, test_loader)
     accelerator.log({"test accuracy": score}, step=progress.step)
     target = args.folder / "resumed" if args.resume else saved
-    accelerator.save_model(model, target, max_shard_size="200KB")
+    accelerator.save_model(model, target, max_shard_size="60KB")
     accelerator.wait_for_everyone()
     accelerator.end_training()
 

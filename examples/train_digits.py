@@ -110,7 +110,8 @@ def main() -> None:
     per_epoch = math.ceil(len(train_loader) / ACCUMULATION)
     middle = EPOCHS * per_epoch // 2 + per_epoch // 3  # an optimizer step inside an epoch
 
-    bar = tqdm(total=EPOCHS * len(train_loader), initial=progress.epoch * len(train_loader) + progress.batch, ncols=80, mininterval=1)
+    begun = progress.epoch * len(train_loader) + progress.batch
+    bar = tqdm(total=EPOCHS * len(train_loader), initial=begun, ncols=80, mininterval=1)
     while progress.epoch < EPOCHS:
         for images, labels in train_loader:  # a loaded state makes it go on where it stood, inside the epoch
             with accelerator.accumulate(model):

@@ -32,7 +32,7 @@ from accel_core.comm.batch import (
     send_to_device,
     slice_tensors,
 )
-from accel_core.comm.packing import Block, Layout, layout_of, split_copy
+from accel_core.comm.packing import Layout, layout_of
 from accel_core.comm.padding import CannotPadNestedTensorWarning, gather_tensor_shape, pad_across_processes
 from accel_core.comm.transport import Channel, Parcel, check_rank, digest_of, open_channel
 from accel_core.comm.tree import (
@@ -186,12 +186,12 @@ def _reduce(nest: Any, reduction: str, scale: float, here: World) -> Any:
     factor = scale if here.device.type == "xla" else 1.0
     results: list[Any] = [None] * len(leaves)
     packed = None if in_frame else _packed(layout, leaves, channel)
-    for block in layout.blocks:
+    for segment in layout.segments:
         if packed is None:
-            total = _add_rows(channel.rows(block.start, block.stop).view(block.dtype), divisor)
+            total = _add_rows(channel.rows(segment.start, segment.stop).view(segment.dtype), divisor)
         else:
-            total = _all_reduce(packed[block.start : block.stop].view(block.dtype), divisor)
-        _share_out(total if factor == 1.0 else total * factor, block, layout, results)
+            total = _all_reduce(packed[segment.start : segment.stop].view(segment.dtype), divisor)
+        layout.unpack(segment, total if factor == 1.0 else total * factor, results)
     for place in layout.alone:
         total = _all_reduce(leaves[place].to(channel.device).contiguous().clone(), divisor)
         results[place] = total if factor == 1.0 else total * factor
@@ -240,12 +240,6 @@ def _all_reduce(data: torch.Tensor, divisor: int) -> torch.Tensor:
     return data if dtype.is_complex else wire.to(dtype)
 
 
-def _share_out(total: torch.Tensor, block: Block, layout: Layout, results: list[Any]) -> None:
-    pieces = split_copy(total, block.sizes)
-    for member, piece in zip(block.members, pieces, strict=True):
-        results[member] = piece.view(layout.shapes[member])
-
-
 def broadcast(tensor: Any, from_process: int = 0) -> Any:
     """Give every rank the tensors of one rank.
 
@@ -286,10 +280,12 @@ def _broadcast(nest: Any, source: int, here: World) -> None:
         packed = _packed(layout, leaves, channel)
         dist.broadcast(packed, source)
     if here.rank != source:
-        for block in layout.blocks:
-            held = packed[block.start : block.stop].view(block.dtype)
-            for member, piece in zip(block.members, torch.split(held, list(block.sizes)), strict=True):
-                leaves[member].copy_(piece.view(layout.shapes[member]))
+        received: list[Any] = [None] * len(leaves)
+        for segment in layout.segments:
+            layout.unpack(segment, packed[segment.start : segment.stop].view(segment.dtype), received)
+        for leaf, value in zip(leaves, received, strict=True):
+            if value is not None:
+                leaf.copy_(value)
     for place in layout.alone:
         single = leaves[place].to(channel.device).contiguous()
         dist.broadcast(single.reshape(-1).view(torch.uint8), source)

@@ -6,7 +6,7 @@ gathers the same few again and again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,29 +15,50 @@ import torch
 from accel_core.comm.transport import digest_of
 from accel_core.comm.tree import Skeleton, skeleton_text
 
-__all__ = ["Block", "Layout", "layout_of", "split_copy"]
+__all__ = ["Block", "Layout", "Segment", "layout_of"]
 
 _ALIGNMENT = 16
 _REMEMBERED = 512
+_ALIKE = 4
+"""Number of tensors of one shape from which they are moved as one stack."""
 _ALONE = 16 * 2**20
 """Bytes from which a tensor travels by itself, so that it is never copied into a buffer."""
+_unbind_copy: Any = torch.unbind_copy
+_split_copy: Any = torch.split_with_sizes_copy
 
 
 @dataclass(frozen=True)
 class Block:
+    """Neighbours in a segment: a stack of tensors of one shape, or tensors of any shapes.
+
+    Attributes:
+        members: Their places among the leaves of the nest.
+        sizes: Their numbers of elements.
+        shape: The shape that all have, or `None`.
+        first: Where they begin in the segment, in elements.
+        last: Where they end in the segment, in elements.
+    """
+
+    members: tuple[int, ...]
+    sizes: tuple[int, ...]
+    shape: torch.Size | None
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class Segment:
     """The tensors of one dtype, one after the other.
 
     Attributes:
         dtype: Their dtype.
-        members: Their places among the leaves of the nest.
-        sizes: Their numbers of elements.
-        start: First byte of the block in the buffer.
+        blocks: Who they are.
+        start: First byte in the buffer.
         stop: Byte after the last one.
     """
 
     dtype: torch.dtype
-    members: tuple[int, ...]
-    sizes: tuple[int, ...]
+    blocks: tuple[Block, ...]
     start: int
     stop: int
 
@@ -47,34 +68,38 @@ class Layout:
     """Where each tensor of a nest lies in a buffer.
 
     Attributes:
-        blocks: One for each dtype.
+        segments: One for each dtype.
         alone: Places of the leaves that are too large to be packed.
         nbytes: Length of the buffer.
         shapes: Every leaf's shape.
+        gathered: Every leaf's shape after a gather.
         digest: 16 bytes that stand for structure, shapes and dtypes.
         devices: Every leaf's device where some are elsewhere than the buffer, else `None`.
-        gathered: Every leaf's shape after a gather.
     """
 
-    blocks: tuple[Block, ...]
+    segments: tuple[Segment, ...]
     alone: tuple[int, ...]
     nbytes: int
     shapes: tuple[torch.Size, ...]
+    gathered: tuple[tuple[int, ...], ...]
     digest: bytes
     devices: tuple[torch.device, ...] | None
-    gathered: tuple[tuple[int, ...], ...]
 
     def pack(self, leaves: Sequence[torch.Tensor], buffer: torch.Tensor) -> None:
         """Copy tensors into a uint8 buffer of at least `nbytes`; call it without gradients."""
-        for block in self.blocks:
-            room = buffer[block.start : block.stop].view(block.dtype)
-            pieces = [leaves[member].reshape(-1) for member in block.members]
-            if self.devices is not None:
-                pieces = [piece.to(buffer.device) for piece in pieces]
-            if len(pieces) == 1:
-                room.copy_(pieces[0])
-            else:
-                torch.cat(pieces, out=room)
+        if self.devices is not None:
+            leaves = [leaf.to(buffer.device) for leaf in leaves]
+        for segment in self.segments:
+            room = buffer[segment.start : segment.stop].view(segment.dtype)
+            for block in segment.blocks:
+                part = room[block.first : block.last]
+                pieces = [leaves[member] for member in block.members]
+                if block.shape is not None:
+                    torch.stack(pieces, out=part.view(len(pieces), *block.shape))
+                elif len(pieces) == 1:
+                    part.view(pieces[0].shape).copy_(pieces[0])
+                else:
+                    torch.cat([piece.reshape(-1) for piece in pieces], out=part)
 
     def unpack_rows(self, rows: torch.Tensor, results: list[Any]) -> None:
         """Take every rank's copy out of received buffers, ranks along each tensor's first dim.
@@ -83,11 +108,34 @@ class Layout:
             rows: uint8, shape `(ranks, at least nbytes)`.
             results: Receives the tensors at their places.
         """
-        for block in self.blocks:
-            held = rows[:, block.start : block.stop].view(block.dtype)
-            pieces = split_copy(held, block.sizes, dim=1)
-            for member, piece in zip(block.members, pieces, strict=True):
-                results[member] = piece.view(self.gathered[member])
+        for segment in self.segments:
+            held = rows[:, segment.start : segment.stop].view(segment.dtype)
+            for block in segment.blocks:
+                part = held[:, block.first : block.last]
+                if block.shape is not None:
+                    count = len(block.members)
+                    stacked = part.view(len(part), count, *block.shape).transpose(0, 1)
+                    wanted = self.gathered[block.members[0]]
+                    _assign(results, block.members, _unbind_copy(stacked.reshape(count, *wanted)))
+                else:
+                    for member, piece in zip(block.members, _split_copy(part, block.sizes, dim=1), strict=True):
+                        results[member] = piece.view(self.gathered[member])
+
+    def unpack(self, segment: Segment, data: torch.Tensor, results: list[Any]) -> None:
+        """Take the tensors of one segment out of its elements.
+
+        Args:
+            segment: The segment.
+            data: Its elements, in one dim.
+            results: Receives the tensors at their places.
+        """
+        for block in segment.blocks:
+            part = data[block.first : block.last]
+            if block.shape is not None:
+                _assign(results, block.members, _unbind_copy(part.view(len(block.members), *block.shape)))
+            else:
+                for member, piece in zip(block.members, _split_copy(part, block.sizes), strict=True):
+                    results[member] = piece.view(self.shapes[member])
 
     def home(self, results: list[Any]) -> list[Any]:
         """Bring results back to the device that each leaf came from."""
@@ -96,10 +144,9 @@ class Layout:
         return [result.to(device) for result, device in zip(results, self.devices, strict=True)]
 
 
-def split_copy(data: torch.Tensor, sizes: Sequence[int], dim: int = 0) -> list[torch.Tensor]:
-    """Split a tensor into contiguous tensors that own their memory."""
-    pieces: list[torch.Tensor] = torch.ops.aten.split_with_sizes_copy.default(data, sizes, dim)
-    return pieces
+def _assign(results: list[Any], members: tuple[int, ...], pieces: Iterable[torch.Tensor]) -> None:
+    for member, piece in zip(members, pieces, strict=True):
+        results[member] = piece
 
 
 _layouts: dict[tuple[Any, ...], Layout] = {}
@@ -129,20 +176,42 @@ def _lay_out(leaves: Sequence[torch.Tensor], skeleton: Skeleton, device: torch.d
     for place, leaf in enumerate(leaves):
         if place not in alone:
             by_dtype.setdefault(leaf.dtype, []).append(place)
-    blocks, start = [], 0
+    segments, start = [], 0
     for dtype, members in by_dtype.items():
-        sizes = tuple(leaves[member].numel() for member in members)
-        stop = start + sum(sizes) * dtype.itemsize
-        blocks.append(Block(dtype, tuple(members), sizes, start, stop))
+        blocks = _blocks(leaves, members)
+        stop = start + blocks[-1].last * dtype.itemsize
+        segments.append(Segment(dtype, blocks, start, stop))
         start = -(-stop // _ALIGNMENT) * _ALIGNMENT
     shapes = tuple(leaf.shape for leaf in leaves)
     text = skeleton_text(skeleton) + "|" + ";".join(f"{leaf.dtype}{tuple(leaf.shape)}" for leaf in leaves)
     return Layout(
-        blocks=tuple(blocks),
+        segments=tuple(segments),
         alone=alone,
         nbytes=start,
         shapes=shapes,
+        gathered=tuple((world_size * (shape[0] if shape else 1), *shape[1:]) for shape in shapes),
         digest=digest_of(text),
         devices=None if all(leaf.device == device for leaf in leaves) else tuple(leaf.device for leaf in leaves),
-        gathered=tuple((world_size * (shape[0] if shape else 1), *shape[1:]) for shape in shapes),
     )
+
+
+def _blocks(leaves: Sequence[torch.Tensor], members: Sequence[int]) -> tuple[Block, ...]:
+    """Bring tensors of one shape together where there are several; the others make one block."""
+    by_shape: dict[torch.Size, list[int]] = {}
+    for member in members:
+        by_shape.setdefault(leaves[member].shape, []).append(member)
+    groups: list[tuple[torch.Size | None, list[int]]] = []
+    others = []
+    for shape, alike in by_shape.items():
+        if len(alike) >= _ALIKE:
+            groups.append((shape, alike))
+        else:
+            others += alike
+    if others:
+        groups.append((None, others))
+    blocks, first = [], 0
+    for common, group in groups:
+        sizes = tuple(leaves[member].numel() for member in group)
+        blocks.append(Block(tuple(group), sizes, common, first, first + sum(sizes)))
+        first += sum(sizes)
+    return tuple(blocks)

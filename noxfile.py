@@ -74,6 +74,7 @@ class Package:
 
 
 PACKAGES = {p.name: p for p in map(Package.read, sorted((ROOT / "packages").glob("*/pyproject.toml")))}
+PACKAGES = dict(sorted(PACKAGES.items(), key=lambda item: len(item[1].siblings)))  # from the bottom up, as pip wants them
 GROUPS = nox.project.load_toml(ROOT / "pyproject.toml")["dependency-groups"]
 
 

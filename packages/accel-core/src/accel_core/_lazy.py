@@ -1,16 +1,30 @@
 """Names that are imported when they are first used.
 
-`import accel_core` must cost nothing: torch is loaded when a name that needs it is touched.
+`import accel_core` must cost nothing: torch is loaded when a name that needs it is touched. While modules are loaded the
+garbage collector rests: what they make stays, and a collection that walks all of torch costs more than the import.
 """
 
 from __future__ import annotations
 
+import gc
 import importlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 __all__ = ["attach"]
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    running = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if running:
+            gc.enable()
 
 
 def attach(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
@@ -28,7 +42,8 @@ def attach(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any]
         home = homes.get(name)
         if home is None:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = getattr(importlib.import_module(home), name)
+        with _without_collection():
+            value = getattr(importlib.import_module(home), name)
         setattr(sys.modules[package], name, value)
         return value
 

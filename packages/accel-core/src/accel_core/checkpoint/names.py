@@ -5,8 +5,8 @@ The names of state and weight files are those that Accelerate documents, so fold
 
 from __future__ import annotations
 
+import os
 import re
-import secrets
 import string
 from pathlib import Path
 
@@ -131,7 +131,7 @@ def is_shard(name: str) -> bool:
 
 def fresh_id() -> str:
     """Return an id for one save: letters only, because readers of folder names look for numbers."""
-    return "".join(secrets.choice(string.ascii_lowercase) for _ in range(_ID_LENGTH))
+    return "".join(string.ascii_lowercase[byte % 26] for byte in os.urandom(_ID_LENGTH))
 
 
 def beside(target: Path, prefix: str, identity: str) -> Path:

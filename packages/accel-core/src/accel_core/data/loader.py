@@ -112,12 +112,14 @@ class _Indices:
         return _Primed(self)
 
     def _from(self, base: Any, offset: int) -> Iterator[Any]:
+        """Skip to a position, at the first `next`: torch asks for this iterator twice and draws its seed in between."""
         if isinstance(base, BatchSamplerShard):
             base.begin_at(offset)
-            return iter(base)
-        if self.loader.cut.batch_size is None or not isinstance(base, BatchSampler):
-            return itertools.islice(iter(base), offset, None)
-        return skip_samples(iter(base), offset, 0)[0]
+            yield from base
+        elif self.loader.cut.batch_size is None or not isinstance(base, BatchSampler):
+            yield from itertools.islice(iter(base), offset, None)
+        else:
+            yield from skip_samples(iter(base), offset, 0)[0]
 
     def prime(self) -> None:
         """Draw the first index now, and with it the order of the epoch."""
@@ -159,14 +161,11 @@ class DataLoaderAdapter(DataLoader[Any]):
     _specialised: ClassVar[dict[tuple[type, type], type]] = {}
     _user_class: ClassVar[type[DataLoader[Any]]] = DataLoader
 
-    def __new__(cls, *args: Any, use_stateful_dataloader: bool = False, **kwargs: Any) -> DataLoaderAdapter:
-        """Choose the class: one that is also a `StatefulDataLoader` where that is asked for."""
-        wanted = cls.over(stateful_class()) if use_stateful_dataloader else cls
-        return cast(DataLoaderAdapter, object.__new__(wanted))
-
     def __init__(
         self, dataset: Any, use_stateful_dataloader: bool = False, batch_sampler: Any = None, **kwargs: Any
     ) -> None:
+        if use_stateful_dataloader:
+            self.__class__ = type(self).over(stateful_class())
         self.use_stateful_dataloader = use_stateful_dataloader
         if batch_sampler is not None:
             kwargs["batch_sampler"] = batch_sampler
@@ -194,7 +193,7 @@ class DataLoaderAdapter(DataLoader[Any]):
             **changed: Attributes that differ.
         """
         user_class = loader._user_class if isinstance(loader, DataLoaderAdapter) else type(loader)
-        adopted = cast(_LoaderT, object.__new__(cls.over(user_class)))
+        adopted = object.__new__(cls.over(user_class))
         adopted.__dict__.update(loader.__dict__)
         adopted.__dict__.update({"_iterator": None, **changed})
         return adopted
@@ -202,7 +201,7 @@ class DataLoaderAdapter(DataLoader[Any]):
     @property
     def base_dataloader(self) -> DataLoader[Any]:
         """The loader as the user's class, without what accel adds; it shares all attributes with this one."""
-        plain = cast("DataLoader[Any]", object.__new__(self._user_class))
+        plain = object.__new__(self._user_class)
         plain.__dict__ = self.__dict__
         return plain
 
@@ -309,12 +308,13 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         if not isinstance(self.dataset, IterableDataset):
             with contextlib.suppress(TypeError):
                 return len(get_sampler(self))
-        return len(self.dataset.dataset if isinstance(self.dataset, IterableDatasetShard) else self.dataset)
+        holder: Any = self.dataset
+        return len(holder.dataset if isinstance(holder, IterableDatasetShard) else holder)
 
     @property
     def _index_sampler(self) -> Any:
         if self.use_stateful_dataloader or isinstance(self.dataset, IterableDataset):
-            return super()._index_sampler  # type: ignore[misc]
+            return super()._index_sampler
         indices = self.__dict__.get("_indices")
         if indices is None:
             indices = self.__dict__["_indices"] = _Indices(self)
@@ -341,7 +341,8 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         """
         self.iteration = epoch
         told: set[int] = set()
-        for target in (self.batch_sampler, get_sampler(self), self.dataset):
+        targets: tuple[Any, ...] = (self.batch_sampler, get_sampler(self), self.dataset)
+        for target in targets:
             if hasattr(target, "set_epoch") and id(target) not in told:
                 told.add(id(target))
                 target.set_epoch(epoch)

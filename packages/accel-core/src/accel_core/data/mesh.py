@@ -33,7 +33,7 @@ def data_parts(mesh: Any) -> list[int]:
     found: dict[int, int] = {}
     for place in range(ranks.numel()):
         part, left = 0, place
-        coordinates = []
+        coordinates: list[int] = []
         for size in reversed(ranks.shape):
             left, coordinate = divmod(left, size)
             coordinates.insert(0, coordinate)

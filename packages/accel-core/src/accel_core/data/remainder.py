@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import pickle
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,6 +14,7 @@ from accel_core.comm.collectives import gather, recursively_apply, send_to_devic
 from accel_core.comm.objects import swap
 from accel_core.data.rows import count_rows, holds_tensor, is_nest, join_rows, take_rows
 from accel_core.data.shard import Cut, Tally
+from accel_core.data.wire import bytes_of
 from accel_core.errors import RankDisagreementError
 from accel_core.process import world
 from accel_core.process.world import World
@@ -50,17 +53,17 @@ def gather_for_metrics(input_data: Any, gradient_state: Any, use_gather_object: 
     if tally is not None and len(tally.rows) != here.size:
         tally = None
     if tally is not None and len(tally.readers) < here.size:
-        return _merge(_swap_among(input_data, tally.readers, here), [tally.rows[r] for r in tally.readers], None)
+        held = [tally.rows[rank] for rank in tally.readers]
+        return _merge(_swap_among(input_data, tally.readers, here), held, None)
     if not use_gather_object and _all_tensors(input_data):
         try:
             gathered = gather(input_data)
         except RankDisagreementError:
-            rows = list(tally.rows) if tally is not None else [None] * here.size
-            parts = swap(_to_host(input_data), "gather_for_metrics", here)
-            return _to_device(_merge(parts, rows, tally), input_data)
-        return gathered if tally is None else drop_duplicates(gathered, tally)
+            pass
+        else:
+            return gathered if tally is None else drop_duplicates(gathered, tally)
     size = None if cut is None or cut.step_samples is None else cut.step_samples // cut.ranks
-    rows = list(tally.rows) if tally is not None else [size] * here.size
+    rows: list[int | None] = [size] * here.size if tally is None else list(tally.rows)
     parts = swap(_to_host(input_data), "gather_for_metrics", here)
     return _to_device(_merge(parts, rows, tally, as_list=use_gather_object), input_data)
 
@@ -95,10 +98,11 @@ def _real_rows(each: int, rows: int, real: int) -> int:
     return each if real else 0
 
 
-def _merge(parts: list[Any], rows: list[int | None], tally: Tally | None, *, as_list: bool = False) -> Any:
+def _merge(parts: list[Any], rows: Sequence[int | None], tally: Tally | None, *, as_list: bool = False) -> Any:
     """Join the parts of ranks, without repeats."""
     if tally is not None:
-        trimmed, left = [], []
+        trimmed: list[Any] = []
+        left: list[int | None] = []
         for part, held, real in zip(parts, tally.rows, tally.real, strict=True):
             found = count_rows(part, held)
             keep = real if found is None else _real_rows(found, held, real)
@@ -123,8 +127,13 @@ def _all_tensors(value: Any) -> bool:
         leaves.append(isinstance(leaf, torch.Tensor))
         return leaf
 
-    recursively_apply(note, value, test_type=lambda leaf: True)
+    recursively_apply(note, value, test_type=_any_leaf)
     return all(leaves)
+
+
+def _any_leaf(leaf: Any) -> bool:
+    del leaf
+    return True
 
 
 def _to_host(value: Any) -> Any:
@@ -142,13 +151,19 @@ def _swap_among(value: Any, members: tuple[int, ...], here: World) -> list[Any]:
     """Exchange objects between some ranks; the others need not come here."""
     if here.rank not in members or len(members) == 1:
         return [value]
-    parts: list[Any] = [None] * len(members)
-    dist.all_gather_object(parts, _to_host(value), group=_group(members, id(dist.group.WORLD)))
-    return parts
+    wire = torch.device("cpu") if "gloo" in str(here.backend) else here.device
+    others = [rank for rank in members if rank != here.rank]
+    mine = torch.frombuffer(bytearray(pickle.dumps(_to_host(value))), dtype=torch.uint8).to(wire)
+    lengths = {rank: torch.zeros(1, dtype=torch.int64, device=wire) for rank in others}
+    _trade(torch.tensor([mine.numel()], device=wire), lengths)
+    contents = {rank: torch.empty(int(length), dtype=torch.uint8, device=wire) for rank, length in lengths.items()}
+    _trade(mine, contents)
+    return [value if rank == here.rank else pickle.loads(bytes_of(contents[rank])) for rank in members]
 
 
-@functools.lru_cache(maxsize=64)
-def _group(members: tuple[int, ...], of_world: int) -> Any:
-    """Return a group of some ranks; only they have to ask for it."""
-    del of_world
-    return dist.new_group(list(members), backend="gloo", use_local_synchronization=True)
+def _trade(mine: torch.Tensor, theirs: dict[int, torch.Tensor]) -> None:
+    """Send one tensor to some ranks, and receive one of each."""
+    moves = [dist.P2POp(dist.isend, mine, rank) for rank in theirs]
+    moves += [dist.P2POp(dist.irecv, received, rank) for rank, received in theirs.items()]
+    for move in dist.batch_isend_irecv(moves):
+        move.wait()

@@ -105,7 +105,7 @@ class BatchSamplerShard(BatchSampler):
         self.process_index = process_index
         self.split_batches = split_batches
         self.even_batches = even_batches
-        self.batch_size = size
+        self.batch_size = size  # type: ignore[assignment]
         self.drop_last = bool(getattr(batch_sampler, "drop_last", False))
         self.irregular: dict[int, Tally] = {}
         self._offset = 0
@@ -187,7 +187,8 @@ class BatchSamplerShard(BatchSampler):
 
     def set_epoch(self, epoch: int) -> None:
         """Tell the batch sampler, or its sampler, which epoch comes."""
-        for target in (self.batch_sampler, getattr(self.batch_sampler, "sampler", None)):
+        targets: tuple[Any, ...] = (self.batch_sampler, getattr(self.batch_sampler, "sampler", None))
+        for target in targets:
             if hasattr(target, "set_epoch"):
                 target.set_epoch(epoch)
 
@@ -213,7 +214,7 @@ class TallyBatch:
 
     def pin_memory(self, device: Any = None) -> TallyBatch:
         """Pin the batch: torch calls this on batches of classes that it does not know."""
-        self.batch = pin_memory(self.batch, device)
+        self.batch = pin_memory(self.batch, device)  # type: ignore[no-untyped-call]
         return self
 
 

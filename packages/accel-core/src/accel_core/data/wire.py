@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from accel_core.process.world import World
 
-__all__ = ["Wire"]
+__all__ = ["Wire", "bytes_of"]
 
 _HEADER = struct.Struct("<QQQ")
 _ALIGNMENT = 16
@@ -104,12 +104,12 @@ class Wire:
         """Return the object that rank 0 sent to this rank."""
         capacity = self._capacity
         buffer = self._scatter(None, capacity)
-        pickled, _, longest = _HEADER.unpack(_bytes_of(buffer[: _HEADER.size]))
+        pickled, _, longest = _HEADER.unpack(bytes_of(buffer[: _HEADER.size]))
         if longest > capacity:
             buffer = torch.cat([buffer, self._scatter(None, longest - capacity)])
             self._capacity = longest
         start = _aligned(_HEADER.size)
-        content = _bytes_of(buffer[start : start + pickled])
+        content = bytes_of(buffer[start : start + pickled])
         return _Unpickler(io.BytesIO(content), buffer[_aligned(start + pickled) :]).load()
 
     def _pack(self, message: Any) -> torch.Tensor:
@@ -137,11 +137,12 @@ class Wire:
 
 
 def _lengths(buffer: torch.Tensor) -> tuple[int, int]:
-    pickled, total = struct.unpack("<QQ", _bytes_of(buffer[:16]))
+    pickled, total = struct.unpack("<QQ", bytes_of(buffer[:16]))
     return pickled, total
 
 
-def _bytes_of(buffer: torch.Tensor) -> bytes:
+def bytes_of(buffer: torch.Tensor) -> bytes:
+    """Return the bytes of a tensor of uint8, wherever it lies."""
     held = buffer.cpu().contiguous()
     return ctypes.string_at(held.data_ptr(), held.numel())
 

@@ -1,0 +1,208 @@
+"""Every sample once: what real ranks gather from prepared loaders is the dataset."""
+
+import itertools
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from accel_core.data.prepare import prepare_data_loader
+from accel_core.data.remainder import gather_for_metrics
+from accel_core.process.world import ensure
+from accel_core.state.gradient import GradientState
+from accel_core.testing import world
+
+LENGTHS, BATCHES = (1, 2, 3, 5, 8, 12, 13, 17), (1, 2, 3, 4)
+
+
+class Stream(IterableDataset):
+    """The numbers from 0 on."""
+
+    def __init__(self, length):
+        self.length = length
+
+    def __iter__(self):
+        return iter(range(self.length))
+
+
+class Rows:
+    """Samples that are a number, its name, and as many ones as the number says."""
+
+    def __init__(self, length):
+        self.length = length
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        if index >= self.length:
+            raise IndexError(index)
+        return index
+
+
+def collate_everything(indices):
+    """Make a batch of numbers, names, objects and padded rows whose width differs between batches."""
+    widest = max(indices) % 5 + 1
+    return {
+        "number": torch.tensor(indices),
+        "name": [f"sample {index}" for index in indices],
+        "thing": [{"index": index} for index in indices],
+        "ragged": torch.tensor([[index] * widest for index in indices]),
+    }
+
+
+def gathered_epoch(loader, wanted=lambda batch: batch):
+    """Gather all batches of an epoch, and check that the end is told with the last one alone."""
+    state, found, ends = GradientState(), [], []
+    for batch in loader:
+        ends.append(state.end_of_dataloader)
+        found.append(gather_for_metrics(wanted(batch), state))
+    assert ends == [False] * (len(ends) - 1) + [True] * bool(ends), ends
+    assert not state.in_dataloader
+    return found
+
+
+def matrix(ranks, drop_last):
+    """Lengths, batch sizes and ways to cut, with what has to come out."""
+    for length, size, split in itertools.product(LENGTHS, BATCHES, (False, True)):
+        if split and size % ranks:
+            continue
+        whole = size if split else size * ranks
+        yield length, size, split, list(range(length // whole * whole if drop_last else length))
+
+
+def check_matrix(kind, dispatch, even, drop_last):
+    """Go through the matrix on this test's ranks."""
+    here = ensure()
+    for length, size, split, expected in matrix(here.size, drop_last):
+        data = Stream(length) if kind == "iterable" else range(length)
+        loader = prepare_data_loader(
+            DataLoader(data, batch_size=size, drop_last=drop_last),
+            split_batches=split,
+            dispatch_batches=dispatch,
+            even_batches=even,
+        )
+        found = [value for part in gathered_epoch(loader) for value in part.tolist()]
+        if even or here.is_main:
+            assert found == expected, (length, size, split, found)
+        else:
+            assert found == expected[: len(found)]
+
+
+CASES = [
+    ("map", False, True),
+    ("map", False, False),
+    ("map", True, True),
+    ("iterable", False, True),
+    ("iterable", True, True),
+]
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize(("kind", "dispatch", "even"), CASES)
+@world(2)
+def test_two_ranks(kind, dispatch, even, drop_last):
+    """Two ranks gather the dataset exactly, in order."""
+    check_matrix(kind, dispatch, even, drop_last)
+
+
+@pytest.mark.parametrize(("kind", "dispatch", "even"), CASES)
+@world(3)
+def test_three_ranks(kind, dispatch, even):
+    """Three ranks gather the dataset exactly, in order."""
+    check_matrix(kind, dispatch, even, False)
+
+
+@pytest.mark.parametrize(("kind", "dispatch", "even"), CASES)
+@world(4)
+def test_four_ranks(kind, dispatch, even):
+    """Four ranks gather the dataset exactly, in order."""
+    check_matrix(kind, dispatch, even, False)
+
+
+@pytest.mark.parametrize("dispatch", [False, True])
+@pytest.mark.parametrize("length", [1, 7, 12, 13])
+@world(2)
+def test_objects_strings_and_ragged_tensors(dispatch, length):
+    """Whatever batches are made of comes back sample by sample; ragged tensors as a list."""
+    loader = prepare_data_loader(
+        DataLoader(Rows(length), batch_size=3, collate_fn=collate_everything), dispatch_batches=dispatch
+    )
+    found = gathered_epoch(loader)
+    assert [value for part in found for value in part["number"].tolist()] == list(range(length))
+    assert [name for part in found for name in part["name"]] == [f"sample {index}" for index in range(length)]
+    assert [thing["index"] for part in found for thing in part["thing"]] == list(range(length))
+    rows = [row for part in found for row in part["ragged"]]
+    assert [row[0].item() for row in rows] == list(range(length))
+    alone = [row for part in gathered_epoch(loader, lambda batch: batch["ragged"]) for row in part]
+    assert [row[0].item() for row in alone] == list(range(length))
+    names = [name for part in gathered_epoch(loader, lambda batch: batch["name"]) for name in part]
+    assert names == [f"sample {index}" for index in range(length)]
+
+
+@world(2)
+def test_several_rows_a_sample():
+    """Results with several rows a sample lose exactly the rows of repeats, and scalars those of ranks with repeats."""
+    state = GradientState()
+    loader = prepare_data_loader(DataLoader(range(5), batch_size=2))
+    rows, scalars = [], []
+    for batch in loader:
+        rows += gather_for_metrics(batch.repeat_interleave(3), state).tolist()
+        scalars += gather_for_metrics(batch.sum(), state).tolist()
+    assert rows == [value for value in range(5) for _ in range(3)]
+    assert scalars == [0 + 1, 2 + 3, 4 + 0]
+
+
+@world(2)
+def test_gather_object_option():
+    """With use_gather_object, lists of any lengths are joined and repeats are dropped."""
+    state = GradientState()
+    loader = prepare_data_loader(DataLoader(range(5), batch_size=2))
+    found = []
+    for batch in loader:
+        found += gather_for_metrics([f"{value}" for value in batch.tolist()], state, use_gather_object=True)
+    assert found == ["0", "1", "2", "3", "4"]
+
+
+@world(3)
+def test_ranks_without_a_batch_do_not_wait():
+    """With even_batches=False a rank that has no last batch goes on, and the others gather among themselves."""
+    here, state = ensure(), GradientState()
+    loader = prepare_data_loader(DataLoader(range(8), batch_size=2), even_batches=False)
+    found = [gather_for_metrics(batch, state).tolist() for batch in loader]
+    whole = [[0, 1, 2, 3, 4, 5], [6, 7]]
+    assert found == whole[: 2 if here.is_main else 1]
+    loader = prepare_data_loader(DataLoader(range(9), batch_size=2), even_batches=False)
+    found = [gather_for_metrics({"value": batch}, state)["value"].tolist() for batch in loader]
+    assert found == [[0, 1, 2, 3, 4, 5], [6, 7, 8]][: 2 if here.rank < 2 else 1]
+
+
+@world(2)
+def test_custom_batch_sampler_of_any_sizes():
+    """Batches of different sizes go whole to ranks, and come back in order."""
+    state = GradientState()
+    batches = [[0, 1, 2], [3], [4, 5], [6, 7, 8, 9], [10]]
+    loader = prepare_data_loader(DataLoader(range(11), batch_sampler=batches))
+    assert [value for batch in loader for value in gather_for_metrics(batch, state)] == list(range(11))
+
+
+@world(2)
+def test_without_batching():
+    """With batch_size=None single samples go round the ranks."""
+    state = GradientState()
+    loader = prepare_data_loader(DataLoader(torch.arange(5), batch_size=None))
+    assert len(loader) == 3
+    assert [value for sample in loader for value in gather_for_metrics(sample, state).tolist()] == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("dispatch", [False, True])
+@world(2)
+def test_workers(dispatch):
+    """Worker processes change nothing of what is gathered."""
+    for data in (range(11), Stream(11)):
+        if isinstance(data, Stream) and dispatch:
+            continue
+        loader = prepare_data_loader(
+            DataLoader(data, batch_size=2, num_workers=1, multiprocessing_context="fork"), dispatch_batches=dispatch
+        )
+        assert [value for part in gathered_epoch(loader) for value in part.tolist()] == list(range(11))

@@ -338,15 +338,12 @@ class DeepSpeedPlugin:
         return _ZeroInit(self, enable)
 
     def set_deepspeed_weakref(self) -> None:
-        """Tell transformers, where it is installed, which configuration its models are built for.
+        """Tell transformers, where it and DeepSpeed are installed, which configuration its models are built for.
 
         Batch sizes that are still to be filled are set to 1 in the copy that transformers gets: it needs numbers
         there to build a model, not to train it.
-
-        Raises:
-            ConfigurationError: Stage 3 is asked for without a value for a key that it needs now.
         """
-        if not availability.is_transformers_available():
+        if not (availability.is_transformers_available() and availability.is_deepspeed_available()):
             return
         if not self.zero3_init_flag and self.hf_ds_config.is_zero3():
             config = {**self.deepspeed_config, "zero_optimization": {**self.deepspeed_config["zero_optimization"]}}

@@ -10,7 +10,9 @@ import pytest
 from accel_core.options import enums
 
 ENUMS = [
-    getattr(enums, name) for name in enums.__all__ if issubclass(getattr(enums, name), enum.Enum) and name != "BaseEnum"
+    kind
+    for kind in vars(enums).values()
+    if isinstance(kind, type) and issubclass(kind, enum.Enum) and kind.__module__ == enums.__name__ and len(kind)
 ]
 WITH_CONTAINS = [kind for kind in ENUMS if issubclass(kind, enums.BaseEnum)]
 

@@ -1,0 +1,383 @@
+"""What the engines of FSDP, DeepSpeed and Megatron-LM add to Accelerate's surface: here by name, until they are built.
+
+Libraries import these names whether or not they use the engines. Each keeps its signature and raises
+`EngineUnavailableError` when it is called.
+"""
+
+# ruff: noqa: ARG001, ARG002, ARG004
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, NoReturn
+
+import torch
+from torch import nn
+
+from accel_core.errors import EngineUnavailableError
+from accel_core.optim.optimizer import AcceleratedOptimizer
+from accel_core.optim.scheduler import AcceleratedScheduler
+
+
+def _unbuilt(engine: str, name: str) -> EngineUnavailableError:
+    return EngineUnavailableError(
+        f"{name} belongs to the {engine} engine, which accel does not have yet; got a call. "
+        "Train with one process or with data parallelism, or use Accelerate itself."
+    )
+
+
+def ensure_weights_retied(param_init_fn: Any, model: nn.Module, device: torch.device) -> Callable[[nn.Module], Any]:
+    """Let an initializer of meta weights keep ties."""
+    raise _unbuilt("FSDP", "ensure_weights_retied")
+
+
+def fsdp2_apply_ac(accelerator: Any, model: nn.Module) -> nn.Module:
+    """Checkpoint the activations of a model that FSDP2 will shard."""
+    raise _unbuilt("FSDP", "fsdp2_apply_ac")
+
+
+def fsdp2_canonicalize_names(named_params: dict[str, Any]) -> dict[str, Any]:
+    """Name parameters as they were before wrapping."""
+    raise _unbuilt("FSDP", "fsdp2_canonicalize_names")
+
+
+def fsdp2_load_full_state_dict(
+    accelerator: Any, model: nn.Module, full_sd: dict[str, Any], cpu_offload: bool = False
+) -> nn.Module:
+    """Share a full state dict out over ranks."""
+    raise _unbuilt("FSDP", "fsdp2_load_full_state_dict")
+
+
+def fsdp2_prepare_auto_wrap_policy(fsdp2_plugin: Any, model: nn.Module) -> Callable[[nn.Module], bool] | None:
+    """Make the policy that chooses what FSDP2 shards one by one."""
+    raise _unbuilt("FSDP", "fsdp2_prepare_auto_wrap_policy")
+
+
+def fsdp2_prepare_model(accelerator: Any, model: nn.Module) -> nn.Module:
+    """Shard a model in place."""
+    raise _unbuilt("FSDP", "fsdp2_prepare_model")
+
+
+def fsdp2_switch_optimizer_parameters(optimizer: torch.optim.Optimizer, mapping: dict[Any, Any]) -> None:
+    """Point an optimizer at sharded parameters."""
+    raise _unbuilt("FSDP", "fsdp2_switch_optimizer_parameters")
+
+
+def get_fsdp2_grad_scaler(**kwargs: Any) -> Any:
+    """Make a gradient scaler that knows sharded gradients."""
+    raise _unbuilt("FSDP", "get_fsdp2_grad_scaler")
+
+
+def get_parameters_from_modules(modules: Iterable[nn.Module] | str, model: Any, device: Any) -> set[nn.Parameter]:
+    """Collect the parameters that FSDP2 leaves unsharded."""
+    raise _unbuilt("FSDP", "get_parameters_from_modules")
+
+
+def load_fsdp_model(
+    fsdp_plugin: Any,
+    accelerator: Any,
+    model: Any,
+    input_dir: Any,
+    model_index: int = 0,
+    adapter_only: bool = False,
+    use_dcp: bool = True,
+) -> Any:
+    """Load the weights of a sharded model."""
+    raise _unbuilt("FSDP", "load_fsdp_model")
+
+
+def load_fsdp_optimizer(
+    fsdp_plugin: Any,
+    accelerator: Any,
+    optimizer: Any,
+    model: Any,
+    input_dir: Any,
+    optimizer_index: int = 0,
+    adapter_only: bool = False,
+    use_dcp: bool = True,
+) -> Any:
+    """Load the states of a sharded optimizer."""
+    raise _unbuilt("FSDP", "load_fsdp_optimizer")
+
+
+def save_fsdp_model(
+    fsdp_plugin: Any,
+    accelerator: Any,
+    model: Any,
+    output_dir: Any,
+    model_index: int = 0,
+    adapter_only: bool = False,
+    use_dcp: bool = True,
+) -> Any:
+    """Save the weights of a sharded model."""
+    raise _unbuilt("FSDP", "save_fsdp_model")
+
+
+def save_fsdp_optimizer(
+    fsdp_plugin: Any,
+    accelerator: Any,
+    optimizer: Any,
+    model: Any,
+    output_dir: Any,
+    optimizer_index: int = 0,
+    use_dcp: bool = True,
+) -> Any:
+    """Save the states of a sharded optimizer."""
+    raise _unbuilt("FSDP", "save_fsdp_optimizer")
+
+
+def merge_fsdp_weights(
+    checkpoint_dir: str, output_path: str, safe_serialization: bool = True, remove_checkpoint_dir: bool = False
+) -> None:
+    """Merge sharded weights into one file."""
+    raise _unbuilt("FSDP", "merge_fsdp_weights")
+
+
+def compile_regions_fsdp2(module: nn.Module, **compile_kwargs: Any) -> nn.Module:
+    """Compile the blocks of a model that FSDP2 will shard."""
+    raise _unbuilt("FSDP", "compile_regions_fsdp2")
+
+
+def compile_regions_deepspeed(module: nn.Module, **compile_kwargs: Any) -> None:
+    """Compile the blocks of a model that DeepSpeed will shard."""
+    raise _unbuilt("DeepSpeed", "compile_regions_deepspeed")
+
+
+def map_pytorch_optim_to_deepspeed(optimizer: Any) -> Any:
+    """Turn an optimizer into DeepSpeed's own."""
+    raise _unbuilt("DeepSpeed", "map_pytorch_optim_to_deepspeed")
+
+
+def avg_losses_across_data_parallel_group(losses: Any) -> Any:
+    """Average losses over ranks with different data."""
+    raise _unbuilt("Megatron-LM", "avg_losses_across_data_parallel_group")
+
+
+def finish_mpu_init() -> None:
+    """Set Megatron-LM's process groups up."""
+    raise _unbuilt("Megatron-LM", "finish_mpu_init")
+
+
+def gather_across_data_parallel_groups(tensor: Any) -> Any:
+    """Gather a tensor over ranks with different data."""
+    raise _unbuilt("Megatron-LM", "gather_across_data_parallel_groups")
+
+
+def initialize(accelerator: Any, extra_args_provider: Any = None, args_defaults: Any = None) -> None:
+    """Start Megatron-LM."""
+    raise _unbuilt("Megatron-LM", "initialize")
+
+
+def model_provider_func(
+    pre_process: bool = True, post_process: bool = True, add_encoder: bool = True, add_decoder: bool = True
+) -> Any:
+    """Build the part of a model that this stage holds."""
+    raise _unbuilt("Megatron-LM", "model_provider_func")
+
+
+def prepare_data_loader(accelerator: Any, dataloader: Any) -> Any:
+    """Share a loader out over ranks with different data."""
+    raise _unbuilt("Megatron-LM", "prepare_data_loader")
+
+
+def prepare_model_optimizer_scheduler(accelerator: Any) -> Any:
+    """Build model, optimizer and schedule."""
+    raise _unbuilt("Megatron-LM", "prepare_model_optimizer_scheduler")
+
+
+def prepare_optimizer(accelerator: Any, model: Any) -> Any:
+    """Build the optimizer."""
+    raise _unbuilt("Megatron-LM", "prepare_optimizer")
+
+
+def prepare_scheduler(accelerator: Any, optimizer: Any, scheduler: Any) -> Any:
+    """Build the schedule."""
+    raise _unbuilt("Megatron-LM", "prepare_scheduler")
+
+
+class DeepSpeedEngineWrapper:
+    """Runs the backward pass and the step of a DeepSpeed engine."""
+
+    def __init__(self, engine: Any) -> None:
+        raise _unbuilt("DeepSpeed", "DeepSpeedEngineWrapper")
+
+    def backward(self, loss: Any, sync_gradients: bool = True, **kwargs: Any) -> None:
+        """Run the backward pass, and the step where gradients are exchanged."""
+        raise _unbuilt("DeepSpeed", "DeepSpeedEngineWrapper.backward")
+
+    def get_global_grad_norm(self) -> float | None:
+        """Return the norm of the whole gradient."""
+        raise _unbuilt("DeepSpeed", "DeepSpeedEngineWrapper.get_global_grad_norm")
+
+
+class DeepSpeedOptimizerWrapper(AcceleratedOptimizer):
+    """Stands for the optimizer inside a DeepSpeed engine."""
+
+    def __init__(self, optimizer: Any) -> None:
+        raise _unbuilt("DeepSpeed", "DeepSpeedOptimizerWrapper")
+
+    def step(self) -> None:  # type: ignore[override]
+        """Let the engine step."""
+        raise _unbuilt("DeepSpeed", "DeepSpeedOptimizerWrapper.step")
+
+
+class DeepSpeedSchedulerWrapper(AcceleratedScheduler):
+    """Stands for the schedule inside a DeepSpeed engine."""
+
+    def __init__(self, scheduler: Any, optimizers: Any) -> None:
+        raise _unbuilt("DeepSpeed", "DeepSpeedSchedulerWrapper")
+
+    def step(self) -> None:  # type: ignore[override]
+        """Let the engine move the schedule."""
+        raise _unbuilt("DeepSpeed", "DeepSpeedSchedulerWrapper.step")
+
+
+class MegatronLMOptimizerWrapper(AcceleratedOptimizer):
+    """Stands for the optimizer inside Megatron-LM."""
+
+    def __init__(self, optimizer: Any) -> None:
+        raise _unbuilt("Megatron-LM", "MegatronLMOptimizerWrapper")
+
+    def step(self) -> None:  # type: ignore[override]
+        """Let the engine step."""
+        raise _unbuilt("Megatron-LM", "MegatronLMOptimizerWrapper.step")
+
+
+class MegatronLMSchedulerWrapper(AcceleratedScheduler):
+    """Stands for the schedule inside Megatron-LM."""
+
+    def __init__(self, scheduler: Any, optimizers: Any) -> None:
+        raise _unbuilt("Megatron-LM", "MegatronLMSchedulerWrapper")
+
+
+class MegatronLMDummyDataLoader:
+    """Stands for a loader over Megatron-LM's own datasets."""
+
+    def __init__(self, **dataset_kwargs: Any) -> None:
+        raise _unbuilt("Megatron-LM", "MegatronLMDummyDataLoader")
+
+    def build_train_valid_test_data_iterators(self, accelerator: Any) -> Any:
+        """Build the three iterators."""
+        raise _unbuilt("Megatron-LM", "MegatronLMDummyDataLoader.build_train_valid_test_data_iterators")
+
+    def get_train_valid_test_datasets_provider(self, accelerator: Any) -> Any:
+        """Return what builds the three datasets."""
+        raise _unbuilt("Megatron-LM", "MegatronLMDummyDataLoader.get_train_valid_test_datasets_provider")
+
+    def set_megatron_data_args(self) -> None:
+        """Describe the datasets to Megatron-LM."""
+        raise _unbuilt("Megatron-LM", "MegatronLMDummyDataLoader.set_megatron_data_args")
+
+
+class AbstractTrainStep:
+    """One training step of Megatron-LM."""
+
+    def __init__(self, name: str) -> None:
+        raise _unbuilt("Megatron-LM", "AbstractTrainStep")
+
+    def get_batch_func(self, accelerator: Any, megatron_dataset_flag: bool) -> Any:
+        """Return what reads a batch."""
+        raise _unbuilt("Megatron-LM", "AbstractTrainStep.get_batch_func")
+
+    def get_forward_step_func(self) -> Any:
+        """Return what runs the forward pass."""
+        raise _unbuilt("Megatron-LM", "AbstractTrainStep.get_forward_step_func")
+
+    def get_loss_func(self, accelerator: Any) -> Any:
+        """Return what computes the loss."""
+        raise _unbuilt("Megatron-LM", "AbstractTrainStep.get_loss_func")
+
+
+class BertTrainStep(AbstractTrainStep):
+    """The training step of a BERT."""
+
+    def __init__(self, accelerator: Any, args: Any) -> None:
+        raise _unbuilt("Megatron-LM", "BertTrainStep")
+
+    def get_batch_func(self, accelerator: Any, megatron_dataset_flag: bool) -> Any:
+        """Return what reads a batch."""
+        raise _unbuilt("Megatron-LM", "BertTrainStep.get_batch_func")
+
+    def get_loss_func(self, accelerator: Any, pretraining_flag: bool, num_labels: int) -> Any:  # type: ignore[override]
+        """Return what computes the loss."""
+        raise _unbuilt("Megatron-LM", "BertTrainStep.get_loss_func")
+
+    def get_forward_step_func(self, pretraining_flag: bool, bert_binary_head: bool) -> Any:  # type: ignore[override]
+        """Return what runs the forward pass."""
+        raise _unbuilt("Megatron-LM", "BertTrainStep.get_forward_step_func")
+
+
+class GPTTrainStep(AbstractTrainStep):
+    """The training step of a GPT."""
+
+    def __init__(self, accelerator: Any, args: Any) -> None:
+        raise _unbuilt("Megatron-LM", "GPTTrainStep")
+
+
+class T5TrainStep(AbstractTrainStep):
+    """The training step of a T5."""
+
+    def __init__(self, accelerator: Any, args: Any) -> None:
+        raise _unbuilt("Megatron-LM", "T5TrainStep")
+
+    @staticmethod
+    def attn_mask_postprocess(attention_mask: Any) -> NoReturn:
+        """Build a mask."""
+        raise _unbuilt("Megatron-LM", "T5TrainStep.attn_mask_postprocess")
+
+    @staticmethod
+    def get_decoder_mask(seq_length: int, device: Any) -> NoReturn:
+        """Build a mask."""
+        raise _unbuilt("Megatron-LM", "T5TrainStep.get_decoder_mask")
+
+    @staticmethod
+    def get_enc_dec_mask(attention_mask: Any, dec_seq_length: int, device: Any) -> NoReturn:
+        """Build a mask."""
+        raise _unbuilt("Megatron-LM", "T5TrainStep.get_enc_dec_mask")
+
+
+class MegatronEngine(nn.Module):
+    """A model, its optimizer and its schedule inside Megatron-LM."""
+
+    def __init__(self, accelerator: Any, model: Any, optimizer: Any, scheduler: Any) -> None:
+        raise _unbuilt("Megatron-LM", "MegatronEngine")
+
+    def train_step(self, **batch_data: Any) -> Any:
+        """Run a training step."""
+        raise _unbuilt("Megatron-LM", "MegatronEngine.train_step")
+
+    def eval_step(self, **batch_data: Any) -> Any:
+        """Run an evaluation step."""
+        raise _unbuilt("Megatron-LM", "MegatronEngine.eval_step")
+
+    def forward(self, **batch_data: Any) -> Any:
+        """Run a step of the mode that is on."""
+        raise _unbuilt("Megatron-LM", "MegatronEngine.forward")
+
+    def get_batch_data_iterator(self, batch_data: Any) -> Any:
+        """Cut a batch into parts."""
+        raise _unbuilt("Megatron-LM", "MegatronEngine.get_batch_data_iterator")
+
+    def get_module_config(self) -> Any:
+        """Describe the model to Megatron-LM's data parallelism."""
+        raise _unbuilt("Megatron-LM", "MegatronEngine.get_module_config")
+
+    def load_checkpoint(self, input_dir: Any) -> None:
+        """Load a checkpoint."""
+        raise _unbuilt("Megatron-LM", "MegatronEngine.load_checkpoint")
+
+    def save_checkpoint(self, output_dir: Any) -> None:
+        """Save a checkpoint."""
+        raise _unbuilt("Megatron-LM", "MegatronEngine.save_checkpoint")
+
+    def log_eval_results(self) -> None:
+        """Log the results of an evaluation."""
+        raise _unbuilt("Megatron-LM", "MegatronEngine.log_eval_results")
+
+    def eval(self) -> Any:  # type: ignore[override]
+        """Switch to evaluation."""
+        raise _unbuilt("Megatron-LM", "MegatronEngine.eval")
+
+    def train(self) -> Any:  # type: ignore[override]
+        """Switch to training."""
+        raise _unbuilt("Megatron-LM", "MegatronEngine.train")

@@ -1,0 +1,71 @@
+"""Pickles that both Accelerate and these modules can read.
+
+A pickle names the module of a class. Those that people keep (`training_args.bin` holds a `PartialState` and a
+`DistributedType`) name Accelerate's modules; so that both sides read each other's, these classes carry the old names
+as soon as `accelerate` is imported. Pickles written before that name the engine's modules, which stay importable.
+"""
+
+import enum
+
+from accel_core.options import enums
+from accel_core.plugins import (
+    accumulation,
+    compilation,
+    deepspeed,
+    deepspeed_config,
+    fp8,
+    fsdp,
+    handlers,
+    loading,
+    megatron,
+    parallelism,
+    project,
+)
+from accel_core.state import gradient, process, run
+
+__all__ = ["carry_old_names"]
+
+_HOMES = {
+    "accelerate.state": (gradient.GradientState, process.PartialState, run.AcceleratorState),
+    "accelerate.parallelism_config": (parallelism.ParallelismConfig,),
+    "accelerate.utils.deepspeed": (
+        deepspeed.DummyOptim,
+        deepspeed.DummyScheduler,
+        deepspeed_config.HfDeepSpeedConfig,
+    ),
+    "accelerate.utils.dataclasses": (
+        *(
+            kind
+            for kind in vars(enums).values()
+            if isinstance(kind, enum.EnumMeta) and kind.__module__ == enums.__name__
+        ),
+        accumulation.GradientAccumulationPlugin,
+        compilation.TorchDynamoPlugin,
+        deepspeed.DeepSpeedPlugin,
+        fp8.AORecipeKwargs,
+        fp8.FP8RecipeKwargs,
+        fp8.MSAMPRecipeKwargs,
+        fp8.TERecipeKwargs,
+        fsdp.FullyShardedDataParallelPlugin,
+        handlers.AutocastKwargs,
+        handlers.DistributedDataParallelKwargs,
+        handlers.GradScalerKwargs,
+        handlers.InitProcessGroupKwargs,
+        handlers.KwargsHandler,
+        handlers.ProfileKwargs,
+        loading.DataLoaderConfiguration,
+        megatron.MegatronLMPlugin,
+        parallelism.DeepSpeedSequenceParallelConfig,
+        parallelism.TorchContextParallelConfig,
+        parallelism.TorchTensorParallelConfig,
+        parallelism.TorchTensorParallelPlugin,
+        project.ProjectConfiguration,
+    ),
+}
+
+
+def carry_old_names() -> None:
+    """Name the classes that people pickle after Accelerate's modules."""
+    for module, classes in _HOMES.items():
+        for kind in classes:
+            kind.__module__ = module

@@ -1,0 +1,68 @@
+"""Modules whose names can be replaced from outside, with effect in the running engine.
+
+Libraries replace globals of Accelerate's modules (`accelerate.data_loader.prepare_data_loader = mine`) and tests patch
+them. Here such a module only mirrors the packages underneath, so setting or deleting a name is written through to the
+module that defines it and to every engine module that bound the same object.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import Any
+
+__all__ = ["RebindableModule", "write_through"]
+
+_ENGINE = ("accel", "accel_bigmodel", "accel_core", "accel_launch", "accel_quant", "accel_trackers")
+
+_places: dict[tuple[str, str], set[tuple[str, str]]] = {}
+"""For a module and a name that was set or deleted once: the engine's modules and names that follow it."""
+
+
+class RebindableModule(ModuleType):
+    """A module whose set and delete reach the engine."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set a name here and wherever the engine bound the object it stood for."""
+        for module, bound in _followers(self, name):
+            vars(module)[bound] = value
+        super().__setattr__(name, value)
+
+    def __delattr__(self, name: str) -> None:
+        """Delete a name here and wherever the engine bound the object it stood for."""
+        followers = _followers(self, name)
+        super().__delattr__(name)
+        for module, bound in followers:
+            vars(module).pop(bound, None)
+
+
+def write_through(name: str) -> None:
+    """Make an imported module rebindable.
+
+    Args:
+        name: The module's name, its `__name__`. A module that runs as a program is left as it is.
+    """
+    if name != "__main__":
+        sys.modules[name].__class__ = RebindableModule
+
+
+def _followers(mirror: ModuleType, name: str) -> list[tuple[ModuleType, str]]:
+    """Return the engine's modules and names that are bound to what a mirror's name stands for."""
+    current = vars(mirror).get(name)
+    if name.startswith("__") or isinstance(current, ModuleType):
+        return []
+    known = _places.setdefault((mirror.__name__, name), set())
+    if name in vars(mirror):
+        known.update((module.__name__, bound) for module in _engine() for bound in _names(module, name, current))
+    return [(module, bound) for module_name, bound in known if (module := sys.modules.get(module_name)) is not None]
+
+
+def _engine() -> list[ModuleType]:
+    return [module for name, module in list(sys.modules.items()) if name.partition(".")[0] in _ENGINE]
+
+
+def _names(module: ModuleType, name: str, value: Any) -> list[str]:
+    """Return a module's names for an object; a plain value counts under its own name only."""
+    if callable(value):
+        return [bound for bound, held in vars(module).items() if held is value]
+    return [name] if name in vars(module) and vars(module)[name] is value else []

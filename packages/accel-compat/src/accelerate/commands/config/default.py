@@ -1,0 +1,24 @@
+"""The names of `accelerate.commands.config.default` in Accelerate, imported from where accel defines them."""
+
+from accel_core.host.availability import (
+    is_hpu_available,
+    is_mlu_available,
+    is_musa_available,
+    is_neuron_available,
+    is_npu_available,
+    is_sdaa_available,
+    is_xpu_available,
+)
+from accelerate._rebinding import write_through
+
+__all__ = [
+    "is_hpu_available",
+    "is_mlu_available",
+    "is_musa_available",
+    "is_neuron_available",
+    "is_npu_available",
+    "is_sdaa_available",
+    "is_xpu_available",
+]
+
+write_through(__name__)

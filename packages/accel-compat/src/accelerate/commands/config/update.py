@@ -1,0 +1,7 @@
+"""The names of `accelerate.commands.config.update` in Accelerate, imported from where accel defines them."""
+
+from accelerate._rebinding import write_through
+
+__all__ = []
+
+write_through(__name__)

@@ -1,0 +1,22 @@
+"""The names of `accelerate.commands.estimate` in Accelerate, imported from where accel defines them."""
+
+from accel_bigmodel.meta import (
+    init_empty_weights,
+)
+from accel_bigmodel.sizes import (
+    calculate_maximum_sizes,
+)
+from accel_core.host.availability import (
+    is_timm_available,
+    is_transformers_available,
+)
+from accelerate._rebinding import write_through
+
+__all__ = [
+    "calculate_maximum_sizes",
+    "init_empty_weights",
+    "is_timm_available",
+    "is_transformers_available",
+]
+
+write_through(__name__)

@@ -1,0 +1,66 @@
+"""The names of `accelerate.commands.launch` in Accelerate, imported from where accel defines them."""
+
+from accel_core.host.affinity import (
+    check_cuda_p2p_ib_support,
+)
+from accel_core.host.availability import (
+    is_bf16_available,
+    is_deepspeed_available,
+    is_hpu_available,
+    is_mlu_available,
+    is_musa_available,
+    is_neuron_available,
+    is_npu_available,
+    is_rich_available,
+    is_sagemaker_available,
+    is_sdaa_available,
+    is_torch_xla_available,
+    is_xpu_available,
+)
+from accel_core.host.environ import (
+    convert_dict_to_env_variables,
+    get_int_from_env,
+    patch_environment,
+    str_to_bool,
+)
+from accel_core.options.compilation import (
+    TORCH_DYNAMO_MODES,
+)
+from accel_core.options.deepspeed import (
+    DEEPSPEED_MULTINODE_LAUNCHERS,
+)
+from accel_core.options.enums import (
+    ComputeEnvironment,
+    DistributedType,
+)
+from accel_launch.commands.launch import (
+    launch_command_parser,
+)
+from accelerate._rebinding import write_through
+
+__all__ = [
+    "DEEPSPEED_MULTINODE_LAUNCHERS",
+    "TORCH_DYNAMO_MODES",
+    "ComputeEnvironment",
+    "DistributedType",
+    "check_cuda_p2p_ib_support",
+    "convert_dict_to_env_variables",
+    "get_int_from_env",
+    "is_bf16_available",
+    "is_deepspeed_available",
+    "is_hpu_available",
+    "is_mlu_available",
+    "is_musa_available",
+    "is_neuron_available",
+    "is_npu_available",
+    "is_rich_available",
+    "is_sagemaker_available",
+    "is_sdaa_available",
+    "is_torch_xla_available",
+    "is_xpu_available",
+    "launch_command_parser",
+    "patch_environment",
+    "str_to_bool",
+]
+
+write_through(__name__)

@@ -1,0 +1,36 @@
+"""The names of `accelerate.inference` in Accelerate, imported from where accel defines them."""
+
+from accel_bigmodel.device_map.infer import (
+    infer_auto_device_map,
+)
+from accel_bigmodel.sizes import (
+    calculate_maximum_sizes,
+)
+from accel_core.comm.batch import (
+    ignorant_find_batch_size,
+    pad_input_tensors,
+    send_to_device,
+)
+from accel_core.comm.collectives import (
+    copy_tensor_to_devices,
+)
+from accel_core.host.availability import (
+    is_pippy_available,
+)
+from accel_core.state.process import (
+    PartialState,
+)
+from accelerate._rebinding import write_through
+
+__all__ = [
+    "PartialState",
+    "calculate_maximum_sizes",
+    "copy_tensor_to_devices",
+    "ignorant_find_batch_size",
+    "infer_auto_device_map",
+    "is_pippy_available",
+    "pad_input_tensors",
+    "send_to_device",
+]
+
+write_through(__name__)

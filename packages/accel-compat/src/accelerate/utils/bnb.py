@@ -1,0 +1,46 @@
+"""The names of `accelerate.utils.bnb` in Accelerate, imported from where accel defines them."""
+
+from accel_bigmodel.checkpoint.load import (
+    load_checkpoint_in_model,
+)
+from accel_bigmodel.device_map.balance import (
+    get_balanced_memory,
+)
+from accel_bigmodel.device_map.infer import (
+    infer_auto_device_map,
+)
+from accel_bigmodel.dispatch import (
+    dispatch_model,
+)
+from accel_bigmodel.meta import (
+    init_empty_weights,
+)
+from accel_bigmodel.offload.store import (
+    offload_weight,
+)
+from accel_bigmodel.placement import (
+    set_module_tensor_to_device,
+)
+from accel_core.host.availability import (
+    is_4bit_bnb_available,
+    is_8bit_bnb_available,
+)
+from accel_core.modules.ties import (
+    find_tied_parameters,
+)
+from accelerate._rebinding import write_through
+
+__all__ = [
+    "dispatch_model",
+    "find_tied_parameters",
+    "get_balanced_memory",
+    "infer_auto_device_map",
+    "init_empty_weights",
+    "is_4bit_bnb_available",
+    "is_8bit_bnb_available",
+    "load_checkpoint_in_model",
+    "offload_weight",
+    "set_module_tensor_to_device",
+]
+
+write_through(__name__)

@@ -1,0 +1,56 @@
+"""The names of `accelerate.utils.launch` in Accelerate, imported from where accel defines them."""
+
+from accel_core.host.availability import (
+    is_fp8_available,
+    is_hpu_available,
+    is_mlu_available,
+    is_musa_available,
+    is_neuron_available,
+    is_npu_available,
+    is_sdaa_available,
+    is_torch_xla_available,
+    is_xpu_available,
+)
+from accel_core.host.environ import (
+    str_to_bool,
+)
+from accel_core.host.ports import (
+    get_free_port,
+    is_port_in_use,
+)
+from accel_core.host.versions import (
+    compare_versions,
+)
+from accel_core.options.deepspeed import (
+    DEEPSPEED_MULTINODE_LAUNCHERS,
+)
+from accel_core.options.enums import (
+    DistributedType,
+    DynamoBackend,
+    PrecisionType,
+    SageMakerDistributedType,
+)
+from accelerate._rebinding import write_through
+
+__all__ = [
+    "DEEPSPEED_MULTINODE_LAUNCHERS",
+    "DistributedType",
+    "DynamoBackend",
+    "PrecisionType",
+    "SageMakerDistributedType",
+    "compare_versions",
+    "get_free_port",
+    "is_fp8_available",
+    "is_hpu_available",
+    "is_mlu_available",
+    "is_musa_available",
+    "is_neuron_available",
+    "is_npu_available",
+    "is_port_in_use",
+    "is_sdaa_available",
+    "is_torch_xla_available",
+    "is_xpu_available",
+    "str_to_bool",
+]
+
+write_through(__name__)

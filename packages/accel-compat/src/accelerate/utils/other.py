@@ -1,0 +1,94 @@
+"""The names of `accelerate.utils.other` in Accelerate, imported from where accel defines them."""
+
+from accel_core.checkpoint.plain import (
+    save,
+)
+from accel_core.comm.collectives import (
+    reduce,
+)
+from accel_core.host.availability import (
+    is_deepspeed_available,
+    is_numpy_available,
+    is_torch_distributed_available,
+    is_torch_xla_available,
+    is_weights_only_available,
+)
+from accel_core.host.ports import (
+    get_free_port,
+    is_port_in_use,
+)
+from accel_core.host.versions import (
+    is_torch_version,
+)
+from accel_core.logging import (
+    get_logger,
+)
+from accel_core.modules.compilation import (
+    compile_regions,
+    has_compiled_regions,
+    is_compiled_module,
+    is_repeated_blocks,
+)
+from accel_core.modules.sizes import (
+    id_tensor_storage,
+)
+from accel_core.modules.traversal import (
+    get_module_children_bottom_up,
+    has_repeated_blocks,
+)
+from accel_core.modules.unwrap import (
+    extract_model_from_parallel,
+)
+from accel_core.options.enums import (
+    DistributedType,
+)
+from accel_core.options.fsdp import (
+    FSDP_PYTORCH_VERSION,
+)
+from accel_core.precision.fp8.transformer_engine import (
+    convert_model,
+)
+from accel_core.state.process import (
+    PartialState,
+    wait_for_everyone,
+)
+from accel_core.tracking.codec import (
+    encode,
+)
+from accelerate._engines import (
+    compile_regions_deepspeed,
+    compile_regions_fsdp2,
+)
+from accelerate._rebinding import write_through
+
+__all__ = [
+    "FSDP_PYTORCH_VERSION",
+    "DistributedType",
+    "PartialState",
+    "compile_regions",
+    "compile_regions_deepspeed",
+    "compile_regions_fsdp2",
+    "convert_model",
+    "encode",
+    "extract_model_from_parallel",
+    "get_free_port",
+    "get_logger",
+    "get_module_children_bottom_up",
+    "has_compiled_regions",
+    "has_repeated_blocks",
+    "id_tensor_storage",
+    "is_compiled_module",
+    "is_deepspeed_available",
+    "is_numpy_available",
+    "is_port_in_use",
+    "is_repeated_blocks",
+    "is_torch_distributed_available",
+    "is_torch_version",
+    "is_torch_xla_available",
+    "is_weights_only_available",
+    "reduce",
+    "save",
+    "wait_for_everyone",
+]
+
+write_through(__name__)

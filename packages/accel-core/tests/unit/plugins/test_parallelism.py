@@ -1,0 +1,172 @@
+"""The layout of ranks: sizes, names, refusals, and the mesh itself on torch's fake process group."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from accel_core.errors import ConfigurationError, MissingDependencyError
+from accel_core.host import availability
+from accel_core.plugins import parallelism
+from accel_core.plugins.parallelism import ParallelismConfig
+
+
+class _Handler(parallelism.TorchTensorParallelConfig):
+    def __post_init__(self) -> None:
+        """Do without transformers, which only the engine needs."""
+
+
+@pytest.fixture
+def ranks_24() -> Iterator[None]:
+    """Make this process rank 5 of 24 on the process group that moves no data."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=5, world_size=24)
+    yield
+    dist.destroy_process_group()
+
+
+def test_one_rank_has_no_axes() -> None:
+    """Without sizes every axis holds one rank and none is active."""
+    config = ParallelismConfig()
+    assert config.total_size == config.data_parallel_size == config.non_data_parallel_size == 1
+    assert config.active_mesh_dims == []
+    assert config.fsdp_dim_names == ["dp_shard_cp"]
+    assert config.build_device_mesh("cpu") is None
+
+
+@pytest.mark.parametrize(
+    ("sizes", "data", "others", "shard_cp", "loss", "fsdp"),
+    [
+        (
+            {"dp_replicate_size": 2, "dp_shard_size": 4},
+            ["dp_replicate", "dp_shard"],
+            [],
+            ["dp_shard"],
+            ["dp_replicate", "dp_shard"],
+            ["dp_replicate", "dp_shard_cp"],
+        ),
+        (
+            {"dp_shard_size": 4, "cp_size": 2},
+            ["dp_shard"],
+            ["cp"],
+            ["dp_shard", "cp"],
+            ["dp_shard", "cp"],
+            ["dp_shard_cp"],
+        ),
+        ({"dp_shard_size": 2, "sp_size": 2}, ["dp_shard"], ["sp"], ["dp_shard"], ["dp_shard"], ["dp_shard_cp"]),
+        ({"tp_size": 2, "cp_size": 2}, [], ["tp", "cp"], ["cp"], ["cp"], ["dp_shard_cp"]),
+    ],
+)
+def test_axes_are_named_by_their_job(
+    sizes: dict[str, int], data: list[str], others: list[str], shard_cp: list[str], loss: list[str], fsdp: list[str]
+) -> None:
+    """Each list of axes holds those that do its job, in order."""
+    config = ParallelismConfig(**sizes, tp_handler=_Handler())  # type: ignore[arg-type]
+    assert config.dp_dim_names == data
+    assert config.non_dp_dim_names == others
+    assert config.dp_shard_cp_dim_names == shard_cp
+    assert config.dp_cp_dim_names == loss
+    assert config.fsdp_dim_names == fsdp
+    assert config.active_mesh_dims == data + others
+    assert config.data_parallel_size * config.non_data_parallel_size == config.total_size
+
+
+def test_environment_fills_the_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sizes, backends and handlers come from PARALLELISM_CONFIG_*, and an argument is stronger."""
+    monkeypatch.setenv("PARALLELISM_CONFIG_DP_REPLICATE_SIZE", "2")
+    monkeypatch.setenv("PARALLELISM_CONFIG_DP_SHARD_SIZE", "3")
+    monkeypatch.setenv("PARALLELISM_CONFIG_CP_SIZE", "2")
+    monkeypatch.setenv("PARALLELISM_CONFIG_CP_COMM_STRATEGY", "alltoall")
+    config = ParallelismConfig(dp_shard_size=4)
+    assert (config.dp_replicate_size, config.dp_shard_size, config.cp_size) == (2, 4, 2)
+    assert config.cp_handler is not None
+    assert config.cp_handler.cp_comm_strategy == "alltoall"
+
+
+def test_sequence_parallelism_reads_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Length, its variability and the attention come from PARALLELISM_CONFIG_SP_*."""
+    monkeypatch.setenv("PARALLELISM_CONFIG_SP_SIZE", "2")
+    monkeypatch.setenv("PARALLELISM_CONFIG_SP_SEQ_LENGTH", "8")
+    monkeypatch.setenv("PARALLELISM_CONFIG_SP_SEQ_LENGTH_IS_VARIABLE", "false")
+    monkeypatch.setenv("PARALLELISM_CONFIG_SP_ATTN_IMPLEMENTATION", "sdpa")
+    handler = ParallelismConfig().sp_handler
+    assert handler is not None
+    assert (handler.sp_seq_length, handler.sp_seq_length_is_variable) == (8, False)
+    assert handler.sp_attn_implementation == "sdpa"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"tp_size": 0}, r"tp_size=0"),
+        ({"dp_shard_size": -1}, r"dp_shard_size=-1"),
+        ({"cp_size": 2, "sp_size": 2}, r"exclude one another.*cp_size=2 and sp_size=2"),
+        ({"dp_replicate_size": 2, "cp_size": 2}, r"dp_replicate_size=2.*cp_size=2"),
+        ({"cp_backend": "rings"}, r"'rings'.*torch"),
+        ({"sp_backend": "rings"}, r"'rings'.*deepspeed"),
+        ({"cp_size": 2, "cp_handler": 3}, r"cp_handler.*int.*TorchContextParallelConfig"),
+    ],
+)
+def test_layouts_that_cannot_be_are_refused(arguments: dict[str, Any], words: str) -> None:
+    """Sizes, backends and combinations that cannot be are refused with what to change."""
+    with pytest.raises(ConfigurationError, match=words):
+        ParallelismConfig(**arguments)
+
+
+@pytest.mark.usefixtures("ranks_24")
+def test_ranks_stand_in_the_stated_order() -> None:
+    """Neighbours share a matrix product first, copies of the model are farthest apart."""
+    config = ParallelismConfig(dp_replicate_size=2, dp_shard_size=3, cp_size=2, tp_size=2, tp_handler=_Handler())
+    mesh = config.get_device_mesh("cpu")
+    assert mesh is not None
+    assert mesh.mesh_dim_names == ("dp_replicate", "dp_shard", "cp", "tp")
+    assert mesh.mesh.tolist()[0] == [[[0, 1], [2, 3]], [[4, 5], [6, 7]], [[8, 9], [10, 11]]]
+    assert config.get_device_mesh() is config.device_mesh is mesh
+    with pytest.raises(ConfigurationError, match=r"'cpu'.*'cuda'"):
+        config.get_device_mesh("cuda")
+
+
+@pytest.mark.usefixtures("ranks_24")
+@pytest.mark.filterwarnings("ignore:Slicing a flattened dim:UserWarning")
+def test_flattened_axes_can_be_had_by_name() -> None:
+    """The mesh knows which ranks read different data, share parameters and average a loss."""
+    config = ParallelismConfig(dp_replicate_size=2, dp_shard_size=3, cp_size=2, tp_size=2, tp_handler=_Handler())
+    mesh = config.build_device_mesh("cpu")
+    assert mesh is not None
+    assert mesh["dp"].mesh.tolist() == [1, 5, 9, 13, 17, 21]
+    assert mesh["dp_shard_cp"].mesh.tolist() == [1, 3, 5, 7, 9, 11]
+    assert mesh["dp_cp"].mesh.tolist() == list(range(1, 24, 2))
+
+
+def test_a_mesh_needs_a_kind_of_device() -> None:
+    """The first call without a kind of device is refused."""
+    with pytest.raises(ConfigurationError, match="device_type"):
+        ParallelismConfig(dp_shard_size=2).get_device_mesh()
+
+
+def test_deepspeed_lays_its_ranks_out_itself() -> None:
+    """With sequence parallelism of DeepSpeed no mesh is built here."""
+    assert ParallelismConfig(sp_size=2, dp_shard_size=2).build_device_mesh("cpu") is None
+
+
+def test_everything_can_be_written_as_json() -> None:
+    """The configuration, with its handlers, survives JSON."""
+    config = ParallelismConfig(dp_shard_size=2, cp_size=2)
+    written = json.loads(json.dumps(config.to_json()))
+    assert written["cp_handler"] == {"cp_comm_strategy": "allgather"}
+    assert written["dp_shard_size"] == 2
+    assert "total_size=4" in repr(config)
+
+
+def test_handlers_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A strategy or attention that does not exist, and tensor parallelism without its library, are refused."""
+    with pytest.raises(ConfigurationError, match=r"'post'.*allgather"):
+        parallelism.TorchContextParallelConfig("post")
+    with pytest.raises(ConfigurationError, match=r"'eager'.*sdpa"):
+        parallelism.DeepSpeedSequenceParallelConfig(sp_attn_implementation="eager")
+    monkeypatch.setattr(availability, "is_transformers_available", lambda: False)
+    with pytest.raises(MissingDependencyError, match="pip install transformers"):
+        parallelism.TorchTensorParallelConfig()

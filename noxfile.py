@@ -14,6 +14,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,7 +75,7 @@ class Package:
 
 
 PACKAGES = {p.name: p for p in map(Package.read, sorted((ROOT / "packages").glob("*/pyproject.toml")))}
-PACKAGES = dict(sorted(PACKAGES.items(), key=lambda item: len(item[1].siblings)))  # from the bottom up, as pip wants them
+PACKAGES = dict(sorted(PACKAGES.items(), key=lambda item: len(item[1].siblings)))  # bottom up, as pip wants them
 GROUPS = nox.project.load_toml(ROOT / "pyproject.toml")["dependency-groups"]
 
 
@@ -207,12 +208,13 @@ def quickstart(session: nox.Session) -> None:
     packages = [name for name in PACKAGES if name != "accelerate"]
     packages[packages.index("accel-trackers")] += "[tensorboard]"
     environment = Environment(session, "quickstart").provide(GROUPS["examples"], packages)
-    runs = ROOT / "runs" / "digits"
-    shutil.rmtree(runs, ignore_errors=True)
-    train = ("launch", "--cpu", "--num-processes", "2", ROOT / "examples" / "train_digits.py", "--folder", runs)
+    shutil.rmtree(ROOT / "runs" / "digits", ignore_errors=True)
+    train = ("launch", "--cpu", "--num-processes", "2", "examples/train_digits.py")
+    begun = time.monotonic()
     environment.run("accel", *train)
     environment.run("accel", *train, "--resume")
-    environment.run("python", ROOT / "examples" / "run_big_model.py", "--folder", runs)
+    environment.run("python", "examples/run_big_model.py")
+    session.log(f"trained, resumed and run in {time.monotonic() - begun:.0f} seconds")
 
 
 @nox.session(venv_backend="none")

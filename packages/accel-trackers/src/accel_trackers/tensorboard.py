@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from accel_core.tracking.flatten import as_scalar, flatten
 from accel_core.tracking.tracker import GeneralTracker, on_main_process
+from accel_trackers import values as sorting
 
 __all__ = ["TensorBoardTracker"]
 
@@ -57,13 +57,12 @@ class TensorBoardTracker(GeneralTracker):
         Args:
             values: Any nesting of anything.
         """
-        flat = flatten(values)
-        named = {name or "value": value for name, value in flat.values.items()}
-        text = json.dumps({"values": named, "kinds": flat.kinds}, indent=1)
+        table, document = sorting.config_table(values)
+        text = json.dumps(document, indent=1)
         Path(self.logging_dir, "config.json").write_text(text, encoding="utf-8")
         self.writer.add_text("config", "".join(f"    {line}\n" for line in text.splitlines()), 0)
         summary = importlib.import_module(f"{type(self.writer).__module__.rpartition('.')[0]}.summary")
-        for part in summary.hparams(named, {}):
+        for part in summary.hparams(table, {}):
             self.writer.file_writer.add_summary(part)
         self.writer.flush()
 
@@ -76,22 +75,14 @@ class TensorBoardTracker(GeneralTracker):
             step: Number of the step.
             **kwargs: Passed to the writer's `add_scalar`, `add_text` or `add_scalars`.
         """
-        for tag, value in values.items():
-            number = as_scalar(value)
-            if isinstance(number, bool | int | float):
-                self.writer.add_scalar(tag, float(number), global_step=step, **kwargs)
-            elif isinstance(number, str):
-                self.writer.add_text(tag, number, global_step=step, **kwargs)
-            elif isinstance(value, Mapping) and value and all(_is_number(item) for item in value.values()):
-                curves = {str(name): as_scalar(item) for name, item in value.items()}
-                self.writer.add_scalars(tag, curves, global_step=step, **kwargs)
-            else:
-                self._log_text(tag, value, step)
+        parts = sorting.sort(values, groups=True)
+        for tag, number in parts.numbers.items():
+            self.writer.add_scalar(tag, float(number), global_step=step, **kwargs)
+        for tag, text in parts.texts.items():
+            self.writer.add_text(tag, text, global_step=step, **kwargs)
+        for tag, group in parts.groups.items():
+            self.writer.add_scalars(tag, group, global_step=step, **kwargs)
         self.writer.flush()
-
-    def _log_text(self, tag: str, value: Any, step: int | None) -> None:
-        for path, text in flatten({tag: value}).values.items():
-            self.writer.add_text(path, str(text), global_step=step)
 
     @on_main_process
     def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
@@ -124,10 +115,6 @@ class TensorBoardTracker(GeneralTracker):
         if self.writer is not None:
             self.writer.close()
             self.start()
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(as_scalar(value), bool | int | float)
 
 
 def _writer_class() -> Any:

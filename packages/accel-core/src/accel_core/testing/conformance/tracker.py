@@ -143,7 +143,7 @@ class TrackerConformance:
     resumes: ClassVar[bool] = True
     timeout: ClassVar[float] = 120.0
 
-    def arguments(self, folder: pathlib.Path) -> dict[str, Any]:
+    def arguments(self, folder: pathlib.Path) -> dict[str, Any]:  # noqa: ARG002 - for subclasses
         """Return the keyword arguments of the tracker's constructor, with everything below `folder`."""
         return {}
 
@@ -155,7 +155,7 @@ class TrackerConformance:
         """Return keyword arguments for `log_images`."""
         return {}
 
-    def read(self, folder: pathlib.Path, state: Mapping[str, Any]) -> Stored:
+    def read(self, folder: pathlib.Path, state: Mapping[str, Any]) -> Stored:  # noqa: ARG002 - for subclasses
         """Read what the session stored, with the library's own reader or from its files.
 
         Args:
@@ -259,7 +259,9 @@ class TrackerConformance:
         null.log({"loss": 1.0}, step=0)
         null.store_init_configuration({"a": 1})
 
-    def test_constructor_keeps_its_arguments_only(self, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_constructor_keeps_its_arguments_only(
+        self, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """Making the tracker starts nothing: no file, no run."""
         monkeypatch.chdir(tmp_path)
         made = self.tracker_class(*_first_arguments(self.tracker_class, tmp_path), **self.arguments(tmp_path))
@@ -352,7 +354,8 @@ def _failures(folder: pathlib.Path) -> dict[str, Any]:
 def _load(source: str, qualname: str) -> TrackerConformance:
     name = "conformance_" + pathlib.Path(source).stem
     spec = importlib.util.spec_from_file_location(name, source)
-    assert spec is not None and spec.loader is not None, f"{source} cannot be imported"
+    if spec is None or spec.loader is None:
+        raise ImportError(f"The suite's file cannot be imported; got {source!r}. Keep it in a .py file.")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     spec.loader.exec_module(module)

@@ -1,0 +1,175 @@
+"""ClearML."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from accel_core.tracking.tracker import GeneralTracker, on_main_process
+from accel_trackers import values as sorting
+
+__all__ = ["ClearMLTracker"]
+
+_SERIES = ("eval", "test", "train")
+
+
+class ClearMLTracker(GeneralTracker):
+    """Logs to a task of ClearML: the one that is open, or a new one.
+
+    Args:
+        run_name: The project.
+        **kwargs: Passed to `Task.init`.
+
+    Attributes:
+        task: The task, once started.
+    """
+
+    name = "clearml"
+    requires_logging_directory = False
+    libraries = ("clearml",)
+
+    @on_main_process
+    def __init__(self, run_name: str | None = None, **kwargs: Any) -> None:
+        super().__init__()
+        self.user_provided_run_name = run_name
+        self.init_kwargs = kwargs
+        self.task: Any = None
+        self._ours = False
+
+    @on_main_process
+    def start(self) -> None:
+        """Take the task that is open in this process, else open one."""
+        from clearml import Task
+
+        self.task = Task.current_task()
+        self._ours = self.task is None
+        if self._ours:
+            project = {"project_name": self.user_provided_run_name} if self.user_provided_run_name else {}
+            self.task = Task.init(**{**project, **self.init_kwargs})
+
+    @property
+    def tracker(self) -> Any:
+        """The task."""
+        return self.task
+
+    @on_main_process
+    def store_init_configuration(self, values: dict[str, Any]) -> None:
+        """Store the configuration as hyperparameters, and exactly as the configuration object `accel_config`.
+
+        Args:
+            values: Any nesting of anything.
+        """
+        table, document = sorting.config_table(values)
+        self.task.connect(dict(table))
+        self.task.set_configuration_object("accel_config", config_text=json.dumps(document))
+
+    @on_main_process
+    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        """Report numbers as scalars, or as single values without a step; texts go to the task's console.
+
+        A name such as `eval_loss` becomes the series `eval` of the plot `loss`.
+
+        Args:
+            values: By name: numbers or texts; anything else as its text.
+            step: Number of the step.
+            **kwargs: Passed to `report_scalar` or `report_single_value`.
+        """
+        logger = self.task.get_logger()
+        parts = sorting.sort(values)
+        for name, number in parts.numbers.items():
+            if step is None:
+                logger.report_single_value(name=name, value=number, **kwargs)
+            else:
+                title, series = _plot(name)
+                logger.report_scalar(title=title, series=series, value=number, iteration=step, **kwargs)
+        for name, text in parts.texts.items():
+            place = f"{name}" if step is None else f"{name} at step {step}"
+            logger.report_text(f"{place}: {text}", print_console=False)
+
+    @on_main_process
+    def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        """Report images.
+
+        Args:
+            values: By name, an image: an array of shape (H, W) or (H, W, C), or a PIL image.
+            step: Number of the step.
+            **kwargs: Passed to `report_image`.
+        """
+        logger = self.task.get_logger()
+        for name, image in values.items():
+            title, series = _plot(name)
+            logger.report_image(title=title, series=series, iteration=step, image=image, **kwargs)
+
+    @on_main_process
+    def log_table(
+        self,
+        table_name: str,
+        columns: list[str] | None = None,
+        data: list[list[Any]] | None = None,
+        dataframe: Any = None,
+        step: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Report a table.
+
+        Args:
+            table_name: Its name.
+            columns: Names of the columns.
+            data: The rows.
+            dataframe: A data frame instead of both.
+            step: Number of the step.
+            **kwargs: Passed to `report_table`.
+        """
+        if dataframe is not None:
+            table = dataframe
+        else:
+            names, rows = sorting.rows(columns, data, None)
+            table = [names, *rows]
+        title, series = _plot(table_name)
+        logger = self.task.get_logger()
+        logger.report_table(title=title, series=series, table_plot=table, iteration=step, **kwargs)
+
+    @on_main_process
+    def log_artifact(self, local_path: str, artifact_path: str | None = None) -> None:
+        """Keep a file or folder with the task.
+
+        Args:
+            local_path: The file or folder.
+            artifact_path: Name of the artifact; the file's by default.
+        """
+        name = artifact_path or os.path.basename(local_path)
+        self.task.upload_artifact(name=name, artifact_object=local_path, wait_on_upload=True)
+
+    @on_main_process
+    def finish(self) -> None:
+        """Close the task if it was opened here; a second call does nothing."""
+        if self.task is not None and self._ours:
+            self._ours = False
+            self.task.close()
+
+    @on_main_process
+    def state_dict(self) -> dict[str, Any]:
+        """Return the task's id."""
+        return {"id": self.task.id} if self.task is not None else {}
+
+    @on_main_process
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with a task by its id; a task that was made offline has none on the server and is not continued.
+
+        Args:
+            state: `id` of the task.
+        """
+        if "id" not in state or str(state["id"]).startswith("offline-"):
+            return
+        self.init_kwargs = {**self.init_kwargs, "reuse_last_task_id": state["id"], "continue_last_task": 0}
+        if self.task is not None and self._ours and self.task.id != state["id"]:
+            self.task.close()
+            self.start()
+
+
+def _plot(name: str) -> tuple[str, str]:
+    """Return the plot and the series that a name stands for."""
+    prefix, _, rest = name.partition("_")
+    return (rest, prefix) if prefix in _SERIES and rest else (name, "train")

@@ -1,0 +1,161 @@
+"""Comet."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from accel_core.tracking.tracker import GeneralTracker, on_main_process
+from accel_trackers import values as sorting
+
+__all__ = ["CometMLTracker"]
+
+
+class CometMLTracker(GeneralTracker):
+    """Logs to an experiment of Comet.
+
+    Args:
+        run_name: The project.
+        **kwargs: Passed to `comet_ml.start`.
+
+    Attributes:
+        writer: The experiment, once started.
+    """
+
+    name = "comet_ml"
+    requires_logging_directory = False
+    libraries = ("comet_ml",)
+
+    @on_main_process
+    def __init__(self, run_name: str, **kwargs: Any) -> None:
+        super().__init__()
+        self.run_name = run_name
+        self.init_kwargs = kwargs
+        self.writer: Any = None
+
+    @on_main_process
+    def start(self) -> None:
+        """Open the experiment."""
+        import comet_ml
+
+        self.writer = comet_ml.start(project_name=self.run_name, **self.init_kwargs)
+
+    @property
+    def tracker(self) -> Any:
+        """The experiment."""
+        return self.writer
+
+    @on_main_process
+    def store_init_configuration(self, values: dict[str, Any]) -> None:
+        """Store the configuration as parameters, and exactly as the asset `config.json`.
+
+        Args:
+            values: Any nesting of anything.
+        """
+        table, document = sorting.config_table(values)
+        self.writer.log_parameters(table)
+        self.writer.log_asset_data(json.dumps(document), name="config.json")
+
+    @on_main_process
+    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        """Log numbers as metrics; texts as the experiment's others, and in its text tab with their step.
+
+        Args:
+            values: By name: numbers, texts, mappings of numbers; anything else as its text.
+            step: Number of the step.
+            **kwargs: Passed to `log_metric`, `log_other` or `log_metrics`.
+        """
+        if step is not None:
+            self.writer.set_step(step)
+        parts = sorting.sort(values, groups=True)
+        for name, number in parts.numbers.items():
+            self.writer.log_metric(name, number, step=step, **kwargs)
+        for name, text in parts.texts.items():
+            self.writer.log_other(name, text, **kwargs)
+            self.writer.log_text(text, step=step, metadata={"name": name})
+        for name, group in parts.groups.items():
+            self.writer.log_metrics({f"{name}/{key}": number for key, number in group.items()}, step=step, **kwargs)
+
+    @on_main_process
+    def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        """Log lists of images.
+
+        Args:
+            values: By name, images: arrays of shape (H, W) or (H, W, C), or PIL images.
+            step: Number of the step.
+            **kwargs: Passed to `log_image`.
+        """
+        for name, images in values.items():
+            for index, image in enumerate(images):
+                label = name if len(images) == 1 else f"{name}/{index}"
+                self.writer.log_image(_picture(image), name=label, step=step, **kwargs)
+
+    @on_main_process
+    def log_table(
+        self,
+        table_name: str,
+        columns: list[str] | None = None,
+        data: list[list[Any]] | None = None,
+        dataframe: Any = None,
+        step: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Log a table as a file of comma-separated values, `<table_name>-<step>.csv`.
+
+        Args:
+            table_name: Its name.
+            columns: Names of the columns.
+            data: The rows.
+            dataframe: A data frame instead of both.
+            step: Number of the step.
+            **kwargs: Passed to `log_table`.
+        """
+        names, table = sorting.rows(columns, data, dataframe)
+        file = f"{table_name}.csv" if step is None else f"{table_name}-{step}.csv"
+        self.writer.log_table(file, tabular_data=table, headers=names, **kwargs)
+
+    @on_main_process
+    def log_artifact(self, local_path: str, artifact_path: str | None = None) -> None:
+        """Keep a file with the experiment.
+
+        Args:
+            local_path: The file.
+            artifact_path: Its name there; its own by default.
+        """
+        self.writer.log_asset(local_path, file_name=artifact_path or os.path.basename(local_path), copy_to_tmp=True)
+
+    @on_main_process
+    def finish(self) -> None:
+        """Close the experiment; a second call does nothing."""
+        if self.writer is not None:
+            self.writer.end()
+
+    @on_main_process
+    def state_dict(self) -> dict[str, Any]:
+        """Return the experiment's key."""
+        return {"key": self.writer.get_key()} if self.writer is not None else {}
+
+    @on_main_process
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with an experiment by its key.
+
+        Args:
+            state: `key` of the experiment.
+        """
+        if "key" not in state:
+            return
+        self.init_kwargs = {**self.init_kwargs, "experiment_key": state["key"], "mode": "get_or_create"}
+        if self.writer is not None and self.writer.get_key() != state["key"]:
+            self.writer.end()
+            self.start()
+
+
+def _picture(image: Any) -> Any:
+    """Turn an array of bytes into a PIL image, which Comet keeps as it is; arrays it scales."""
+    if type(image).__module__ == "numpy" and image.dtype.name == "uint8":
+        from PIL import Image
+
+        return Image.fromarray(image)
+    return image

@@ -11,6 +11,7 @@ from accel_launch.commands.preview import print_explanation, print_plan
 from accel_launch.launchers.registry import choose
 from accel_launch.settings import environ
 from accel_launch.settings.checks import check_script, check_settings
+from accel_launch.settings.cluster import recognise
 from accel_launch.settings.location import default_file
 from accel_launch.settings.resolve import Settings, resolve
 from accel_launch.settings.table import ALL
@@ -31,12 +32,13 @@ def settings_from(args: argparse.Namespace) -> Settings:
     file = _configuration(args, inherited)
     said = {} if file is None else file.settings_of(given(args))
     return Settings(
-        resolve(ALL, args, environment=inherited, file=said),
+        resolve(ALL, args, environment=inherited, cluster=recognise(inherited), file=said),
         script=args.training_script,
         arguments=tuple(args.training_script_args),
         inherited=inherited,
         file=None if file is None else str(file.path),
         file_order=tuple(said),
+        config={} if file is None else file.config,
     )
 
 

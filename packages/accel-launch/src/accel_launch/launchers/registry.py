@@ -13,6 +13,10 @@ ENTRY_POINT_GROUP = "accel.launchers"
 """Entry-point group under which other distributions offer launchers."""
 
 BUILT_IN = (
+    "accel_launch.launchers.sagemaker:SageMakerLauncher",
+    "accel_launch.launchers.tpu:TpuLauncher",
+    "accel_launch.launchers.mpi:MpiLauncher",
+    "accel_launch.launchers.deepspeed:DeepSpeedLauncher",
     "accel_launch.launchers.torchrun:TorchrunLauncher",
     "accel_launch.launchers.simple:SimpleLauncher",
 )

@@ -28,16 +28,20 @@ class TorchrunLauncher(Launcher):
         """Return the equivalent command line of torchrun; `run` does the same in this process."""
         layout = layout_of(settings)
         words = [
-            sys.executable, "-m", "torch.distributed.run",
-            f"--nnodes={layout.nnodes}", f"--nproc-per-node={layout.per_machine}",
-        ]  # fmt: skip
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            f"--nnodes={layout.nnodes}",
+            f"--nproc-per-node={layout.per_machine}",
+        ]
         if layout.machines > 1:
             words += [f"--node-rank={layout.machine_rank}", f"--rdzv-backend={settings['rdzv_backend']}"]
             words += [f"--rdzv-endpoint={settings['main_process_ip']}:{settings['main_process_port']}"]
         else:
             words += ["--standalone"]
-        if settings["max_restarts"]:
-            words += [f"--max-restarts={settings['max_restarts']}"]
+        for key in ("max_restarts", "monitor_interval", "role", "tee", "log_dir", "rdzv_conf"):
+            if settings.explicit(key):
+                words.append(f"--{key.replace('_', '-')}={settings[key]}")
         if settings["module"]:
             words += ["--module"]
         if settings["no_python"]:

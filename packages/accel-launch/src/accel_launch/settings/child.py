@@ -106,12 +106,12 @@ def _threads(settings: Settings) -> int:
     said = settings["num_cpu_threads_per_process"]
     if said:
         return int(said)
-    if not settings["cpu"] or not settings["num_processes"]:
+    if not settings["cpu"]:
         return 1
-    return max(1, _physical_cores() // layout_of(settings).per_machine)
+    return max(1, physical_cores() // layout_of(settings).per_machine)
 
 
-def _physical_cores() -> int:
+def physical_cores() -> int:
     try:
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
             blocks = file.read().split("\n\n")

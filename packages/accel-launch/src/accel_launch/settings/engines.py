@@ -75,7 +75,9 @@ def word(option: Option) -> Callable[[str], str]:
 
     def parse(text: str) -> str:
         value = option.parser(text)
-        return text.strip().lower() if isinstance(value, bool) else text.strip()
+        if isinstance(value, bool):
+            return text.strip().lower()
+        return value if isinstance(value, str) and option.choices and option.name.startswith("fsdp_") else text.strip()
 
     return parse
 
@@ -121,6 +123,8 @@ def _default(option: Option, keep: bool) -> Any:
         return _DEFAULTS[option.name]
     if option.name in _SWITCHES:
         return False
+    if option.name.startswith("megatron_lm_") and option.default is False:
+        return None if option.name in _MEGATRON_WITHOUT_A_DEFAULT else False
     if not keep or option.name in _WITHOUT_A_DEFAULT:
         return None
     return option.default

@@ -20,15 +20,31 @@ from accel_launch.settings.table import BY_KEY, BY_PATH
 __all__ = ["CLUSTER_ONLY", "ConfigFile", "as_document", "load", "read_document", "sections", "write"]
 
 CLUSTER_ONLY = {
-    "compute_environment", "distributed_type", "tpu_name", "tpu_zone", "command_file", "commands", "schema",
+    "compute_environment",
+    "distributed_type",
+    "tpu_name",
+    "tpu_zone",
+    "command_file",
+    "commands",
+    "schema",
     "num_cpu_threads_per_process",
-}  # fmt: skip
+}
 """Keys of a cluster's file that are no launch setting themselves."""
 
 SAGEMAKER_ONLY = {
-    "ec2_instance_type", "iam_role_name", "image_uri", "profile", "region", "base_job_name", "pytorch_version",
-    "transformers_version", "py_version", "sagemaker_inputs_file", "sagemaker_metrics_file", "additional_args",
-}  # fmt: skip
+    "ec2_instance_type",
+    "iam_role_name",
+    "image_uri",
+    "profile",
+    "region",
+    "base_job_name",
+    "pytorch_version",
+    "transformers_version",
+    "py_version",
+    "sagemaker_inputs_file",
+    "sagemaker_metrics_file",
+    "additional_args",
+}
 """Keys that a file for SageMaker has beyond the others."""
 
 _ENGINE_OF_TYPE = {
@@ -92,7 +108,7 @@ class ConfigFile:
             value: Any = self.config
             for key in path:
                 value = value.get(key) if isinstance(value, dict) else None
-            if value is None:
+            if value is None or (setting.key == "cpu" and written & {"multi_gpu", "tpu"}):
                 continue
             said[setting.key] = Said(_value(setting, value, self.where(*path)), "file", self.where(*path))
         threads = self.config.get("num_cpu_threads_per_process")

@@ -61,7 +61,7 @@ def layout_of(settings: Mapping[str, Any]) -> Layout:
         )
     if each is None:
         each = _per_machine(settings, wanted, machines)
-    elif wanted and wanted != each * machines:
+    elif wanted and wanted != each * machines and not _said_by_cluster(settings, "nproc_per_node"):
         raise ConfigurationError(
             f"The numbers of processes contradict one another; --num-processes says {wanted}, --nproc-per-node "
             f"{each} on {machines} machines. Leave one of them out."
@@ -73,6 +73,11 @@ def layout_of(settings: Mapping[str, Any]) -> Layout:
             f"{'0' if machines == 1 else f'0 to {machines - 1}'}."
         )
     return Layout(each * machines, each, machines, fewest, rank)
+
+
+def _said_by_cluster(settings: Mapping[str, Any], key: str) -> bool:
+    said = getattr(settings, "said", {}).get(key)
+    return said is not None and said.origin == "cluster"
 
 
 def _machines(settings: Mapping[str, Any]) -> tuple[int, int]:

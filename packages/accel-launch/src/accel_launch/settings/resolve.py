@@ -43,6 +43,7 @@ class Settings(Mapping[str, Any]):
         inherited: Environment that the launcher itself runs in.
         file: Configuration file that was read, or None.
         file_order: Settings that it says, in its own order.
+        config: Everything that it says, by its own keys.
     """
 
     said: Mapping[str, Said]
@@ -51,6 +52,7 @@ class Settings(Mapping[str, Any]):
     inherited: Mapping[str, str] = field(default_factory=dict)
     file: str | None = None
     file_order: tuple[str, ...] = ()
+    config: Mapping[str, Any] = field(default_factory=dict)
 
     def __getitem__(self, key: str) -> Any:
         """Return the value of a setting."""

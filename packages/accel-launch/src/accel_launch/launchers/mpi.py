@@ -1,0 +1,94 @@
+"""Processes started by mpirun over the hosts of a file."""
+
+import shutil
+import subprocess
+from collections.abc import Mapping
+
+from accel_core.errors import ConfigurationError, MissingDependencyError
+from accel_launch.launchers.launcher import Launcher, script_command
+from accel_launch.settings.layout import layout_of
+from accel_launch.settings.resolve import Settings
+
+__all__ = ["MpiLauncher", "flavour"]
+
+_FLAGS = {
+    "Open MPI": ("--hostfile", "--npernode", ("--bind-to", "socket")),
+    "Intel": ("-f", "-ppn", ()),
+    "mvapich2": ("-f", "-ppn", ()),
+    "HYDRA": ("-f", "-ppn", ()),
+}
+"""By a word of `mpirun --version`: the flags for the hosts and for processes per host, and further words."""
+
+_NOT_FORWARDED = {"PATH", "PYTHONPATH", "LD_LIBRARY_PATH"}
+
+
+def flavour(program: str) -> str:
+    """Tell which MPI a program belongs to.
+
+    Args:
+        program: Path of mpirun or mpiexec.
+
+    Returns:
+        "Open MPI", "Intel", "mvapich2" or "HYDRA" (MPICH).
+
+    Raises:
+        ConfigurationError: It is none of these.
+    """
+    said = subprocess.run([program, "--version"], capture_output=True, text=True, check=False).stdout
+    for word in _FLAGS:
+        if word.lower() in said.lower():
+            return word
+    raise ConfigurationError(
+        f"The MPI of {program} is not known; `--version` says {said.strip()[:80]!r}. Use Open MPI, Intel MPI, "
+        "MVAPICH2 or MPICH."
+    )
+
+
+class MpiLauncher(Launcher):
+    """mpirun, with a hostfile; the processes learn their ranks from MPI's own variables."""
+
+    name = "mpi"
+
+    def claims(self, settings: Settings) -> bool:
+        """Take a run that names a hostfile for MPI."""
+        return settings["mpirun_hostfile"] is not None
+
+    def command(self, settings: Settings) -> list[str]:
+        """Return mpirun's command line.
+
+        Raises:
+            MissingDependencyError: There is neither mpirun nor mpiexec.
+        """
+        search = settings.inherited.get("PATH")
+        program = next((name for name in ("mpirun", "mpiexec") if shutil.which(name, path=search)), None)
+        if program is None:
+            raise MissingDependencyError(
+                "Starting over --mpirun-hostfile needs mpirun or mpiexec; found neither on PATH. Install Open MPI, "
+                "Intel MPI, MVAPICH2 or MPICH."
+            )
+        kind = flavour(str(shutil.which(program, path=search)))
+        hosts, each, more = _FLAGS[kind]
+        layout = layout_of(settings)
+        words = [
+            program,
+            hosts,
+            str(settings["mpirun_hostfile"]),
+            each,
+            str(layout.per_machine),
+            "-n",
+            str(layout.processes),
+        ]
+        words += more
+        if kind == "Open MPI":
+            for name, value in self.environ(settings).items():
+                if name not in _NOT_FORWARDED:
+                    words += ["-x", f"{name}={value}"]
+        return [*words, *script_command(settings)]
+
+    def environ(self, settings: Settings) -> Mapping[str, str]:
+        """Return the variables of the settings, and where rank 0 is."""
+        return {
+            **super().environ(settings),
+            "MASTER_ADDR": str(settings["main_process_ip"] or "127.0.0.1"),
+            "MASTER_PORT": str(settings["main_process_port"] or 29500),
+        }

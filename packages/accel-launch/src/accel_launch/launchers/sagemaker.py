@@ -1,0 +1,149 @@
+"""Amazon SageMaker: the description of the job, and its start where the library and an account are there."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from accel_core.errors import ConfigurationError, MissingDependencyError
+from accel_launch.launchers.launcher import Launcher
+from accel_launch.settings.resolve import Settings
+
+__all__ = ["SageMakerLauncher", "hyperparameters", "job_description"]
+
+PARALLEL_INSTANCES = ("ml.p3.16xlarge", "ml.p3dn.24xlarge", "ml.p4dn.24xlarge")
+"""Instances on which SageMaker runs its own data parallelism."""
+
+
+def hyperparameters(words: Sequence[str]) -> dict[str, Any]:
+    """Turn the script's words into SageMaker's hyperparameters.
+
+    Args:
+        words: Words after the script, as `--name value` pairs.
+
+    Returns:
+        Values by name, numbers and truth values as such.
+
+    Raises:
+        ConfigurationError: A word is no `--name value` pair, which SageMaker cannot pass on.
+    """
+    found: dict[str, Any] = {}
+    rest = list(words)
+    while rest:
+        name = rest.pop(0)
+        if not name.startswith("-") or not rest or (rest[0].startswith("--")):
+            raise ConfigurationError(
+                f"SageMaker passes words to the script as `--name value` pairs; found {name!r} alone. Give it a "
+                f"value, as in `{name} true`."
+            )
+        found[name.lstrip("-")] = _typed(rest.pop(0))
+    return found
+
+
+def _typed(text: str) -> Any:
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    if re.fullmatch(r"[+-]?\d+", text):
+        return int(text)
+    return float(text) if re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", text) else text
+
+
+def job_description(settings: Settings, environment: Mapping[str, str]) -> dict[str, Any]:
+    """Return the arguments of SageMaker's estimator for a run.
+
+    Args:
+        settings: Settings of the run; its file is one for SageMaker.
+        environment: Variables that the script gets.
+
+    Returns:
+        The arguments, by name.
+
+    Raises:
+        ConfigurationError: The file lacks the instance or the role, or the script is not a Python file.
+    """
+    config = settings.config
+    for key in ("ec2_instance_type", "iam_role_name"):
+        if not config.get(key):
+            raise ConfigurationError(
+                f"A SageMaker job needs {key}; {settings.file} does not say it. Write it with `accel config`."
+            )
+    if settings["module"] or settings["no_python"]:
+        raise ConfigurationError("SageMaker starts a Python file; got --module or --no-python. Leave it out.")
+    script = Path(str(settings.script))
+    kind = str(config.get("distributed_type", "NO"))
+    distribution = {
+        "DATA_PARALLEL": {"smdistributed": {"dataparallel": {"enabled": True}}},
+        "MODEL_PARALLEL": {"smdistributed": {"modelparallel": {"enabled": True}}},
+    }.get(kind)
+    return {
+        "image_uri": config.get("image_uri"),
+        "entry_point": script.name,
+        "source_dir": str(script.parent),
+        "role": config["iam_role_name"],
+        "transformers_version": config.get("transformers_version"),
+        "pytorch_version": config.get("pytorch_version"),
+        "py_version": config.get("py_version"),
+        "base_job_name": config.get("base_job_name", "accel-sagemaker-1"),
+        "instance_count": config.get("num_machines", 1),
+        "instance_type": config["ec2_instance_type"],
+        "debugger_hook_config": False,
+        "distribution": distribution,
+        "hyperparameters": hyperparameters(settings.arguments),
+        "environment": {
+            **environment,
+            "ACCELERATE_USE_SAGEMAKER": "true",
+            "ACCELERATE_SAGEMAKER_DISTRIBUTED_TYPE": kind,
+        },
+        "metric_definitions": _table(config.get("sagemaker_metrics_file"), ("Name", "Regex")),
+        **(config.get("additional_args") or {}),
+    }
+
+
+def inputs_of(config: Mapping[str, Any]) -> dict[str, str] | None:
+    """Return the data channels that the file names.
+
+    Args:
+        config: The configuration file.
+    """
+    rows = _table(config.get("sagemaker_inputs_file"), ("channel", "data_location"))
+    return None if rows is None else {row["channel"]: row["data_location"] for row in rows}
+
+
+def _table(file: str | None, columns: tuple[str, str]) -> list[dict[str, str]] | None:
+    if not file:
+        return None
+    lines = Path(file).read_text(encoding="utf-8").splitlines()[1:]
+    return [dict(zip(columns, line.split("\t"), strict=False)) for line in lines if line.strip()]
+
+
+class SageMakerLauncher(Launcher):
+    """A training job of Amazon SageMaker."""
+
+    name = "sagemaker"
+
+    def claims(self, settings: Settings) -> bool:
+        """Take a run whose configuration file is one for SageMaker."""
+        return settings.config.get("compute_environment") == "AMAZON_SAGEMAKER"
+
+    def command(self, settings: Settings) -> list[str]:
+        """Return the job in one word: JSON for SageMaker's estimator."""
+        return ["sagemaker-job", json.dumps(job_description(settings, self.environ(settings)), sort_keys=True)]
+
+    def run(self, settings: Settings) -> int:
+        """Send the job, where the library is there.
+
+        Raises:
+            MissingDependencyError: The library is not installed.
+        """
+        job = job_description(settings, self.environ(settings))
+        if find_spec("sagemaker") is None:
+            raise MissingDependencyError(
+                "Sending a SageMaker job needs the library `sagemaker` and an AWS account; the library is not "
+                "installed. Install it; `--dry-run` shows the job that is ready."
+            )
+        from sagemaker.huggingface import HuggingFace
+
+        HuggingFace(**job).fit(inputs=inputs_of(settings.config))
+        return 0

@@ -1,0 +1,144 @@
+"""What a scheduler's own variables mean: SLURM, MPI, Kubernetes and torchrun."""
+
+import re
+from collections.abc import Callable, Mapping
+
+from accel_core.errors import ConfigurationError
+from accel_launch.settings.resolve import Said
+
+__all__ = ["expand_hosts", "recognise"]
+
+_FIRST_PORT, _PORTS = 20000, 20000
+
+
+def recognise(environment: Mapping[str, str]) -> dict[str, Said]:
+    """Return what the surrounding scheduler says about a launch.
+
+    Args:
+        environment: Variables that the launcher runs in.
+
+    Returns:
+        Values by key; empty where no scheduler started this process.
+
+    Raises:
+        ConfigurationError: SLURM started several tasks on a machine, each of which would start processes.
+    """
+    for reader in _READERS:
+        said = reader(environment)
+        if said:
+            return said
+    return {}
+
+
+def _slurm(environment: Mapping[str, str]) -> dict[str, Said]:
+    if "SLURM_STEP_ID" not in environment or "SLURM_STEP_NUM_TASKS" not in environment:
+        return {}
+    machines = int(environment.get("SLURM_STEP_NUM_NODES", environment.get("SLURM_NNODES", "1")))
+    tasks = int(environment["SLURM_STEP_NUM_TASKS"])
+    if tasks > machines:
+        raise ConfigurationError(
+            f"Under srun the launcher runs once on each machine; found {tasks} tasks on {machines} machines. Start "
+            "it with `srun --ntasks-per-node=1 accel launch …`."
+        )
+    if machines == 1:
+        return {}
+    hosts = expand_hosts(environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_NODELIST", ""))
+    job = int(environment.get("SLURM_JOB_ID", "0"))
+    return {
+        "num_machines": Said(machines, "cluster", "SLURM_STEP_NUM_NODES"),
+        "machine_rank": Said(int(environment.get("SLURM_NODEID", "0")), "cluster", "SLURM_NODEID"),
+        "main_process_ip": Said(hosts[0] if hosts else None, "cluster", "SLURM_STEP_NODELIST"),
+        "main_process_port": Said(_FIRST_PORT + job % _PORTS, "cluster", "SLURM_JOB_ID"),
+        "rdzv_id": Said(f"slurm-{job}-{environment['SLURM_STEP_ID']}", "cluster", "SLURM_JOB_ID"),
+    }
+
+
+def _inside_torchrun(environment: Mapping[str, str]) -> dict[str, Said]:
+    if not {"RANK", "LOCAL_RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID"} <= environment.keys():
+        return {}
+    where = "TORCHELASTIC_RUN_ID: torchrun started this process as a rank"
+    return {"nproc_per_node": Said(1, "cluster", where), "num_machines": Said(1, "cluster", where)}
+
+
+def _torchrun_variables(environment: Mapping[str, str]) -> dict[str, Said]:
+    names = {
+        "PET_NNODES": "nnodes",
+        "PET_NODE_RANK": "machine_rank",
+        "PET_MASTER_ADDR": "main_process_ip",
+        "PET_MASTER_PORT": "main_process_port",
+        "PET_NPROC_PER_NODE": "nproc_per_node",
+        "PET_RDZV_BACKEND": "rdzv_backend",
+        "PET_MAX_RESTARTS": "max_restarts",
+    }
+    numbers = {"machine_rank", "main_process_port", "nproc_per_node", "max_restarts"}
+    if "PET_NNODES" not in environment:
+        return {}
+    said = {}
+    for name, key in names.items():
+        text = environment.get(name, "")
+        if text and (key not in numbers or text.isdigit()):
+            said[key] = Said(int(text) if key in numbers else text, "cluster", name)
+    return said
+
+
+def _kubernetes(environment: Mapping[str, str]) -> dict[str, Said]:
+    if "KUBERNETES_SERVICE_HOST" not in environment or "LOCAL_RANK" in environment:
+        return {}
+    wanted = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")
+    if not all(environment.get(name) for name in wanted) or int(environment["WORLD_SIZE"]) < 2:
+        return {}
+    return {
+        "num_machines": Said(int(environment["WORLD_SIZE"]), "cluster", "WORLD_SIZE of the pod"),
+        "machine_rank": Said(int(environment["RANK"]), "cluster", "RANK of the pod"),
+        "main_process_ip": Said(environment["MASTER_ADDR"], "cluster", "MASTER_ADDR of the pod"),
+        "main_process_port": Said(int(environment["MASTER_PORT"]), "cluster", "MASTER_PORT of the pod"),
+    }
+
+
+_MPI_NAMES = (
+    ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
+    ("MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK"),
+    ("PMI_SIZE", "PMI_RANK"),
+)
+
+
+def _mpi(environment: Mapping[str, str]) -> dict[str, Said]:
+    if "SLURM_STEP_ID" in environment:
+        return {}
+    for size, rank in _MPI_NAMES:
+        if int(environment.get(size, "1")) > 1 and rank in environment:
+            where = f"{size}: mpirun started this process as a rank"
+            return {"nproc_per_node": Said(1, "cluster", where), "num_machines": Said(1, "cluster", where)}
+    return {}
+
+
+_READERS: tuple[Callable[[Mapping[str, str]], dict[str, Said]], ...] = (
+    _inside_torchrun,
+    _torchrun_variables,
+    _slurm,
+    _mpi,
+    _kubernetes,
+)
+
+
+def expand_hosts(text: str) -> list[str]:
+    """Write out a list of hosts in SLURM's short form.
+
+    Args:
+        text: Such as "node[01-03,07],login".
+
+    Returns:
+        The hosts in their order.
+    """
+    hosts: list[str] = []
+    for part in re.findall(r"(?:[^,\[\]]|\[[^\]]*\])+", text):
+        pieces = re.match(r"^(.*?)\[([^\]]*)\](.*)$", part)
+        if pieces is None:
+            hosts.append(part)
+            continue
+        head, inner, tail = pieces.groups()
+        for span in inner.split(","):
+            low, _, high = span.partition("-")
+            for number in range(int(low), int(high or low) + 1):
+                hosts.extend(f"{head}{number:0{len(low)}d}{rest}" for rest in (expand_hosts(tail) or [""]))
+    return hosts

@@ -145,10 +145,16 @@ def load_state(
         plans = late + plans
     _apply(plans, report, ranks)
     _tell(report)
-    number = source.folder.name.rpartition("_")[2]
+    _count_on(run, source.folder)
+    return report
+
+
+def _count_on(run: Run, folder: Path) -> None:
+    """Let automatic naming go on behind the checkpoint that was loaded, also if a crash left it beside its name."""
+    beside = names.split_beside(folder.name)
+    number = (beside[1] if beside else folder.name).rpartition("_")[2]
     if run.project.automatic_checkpoint_naming and number.isdecimal():
         run.project.iteration = max(run.project.iteration, int(number) + 1)
-    return report
 
 
 def checkpoints_folder(run: Run) -> Path:

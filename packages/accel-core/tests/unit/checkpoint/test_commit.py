@@ -40,6 +40,11 @@ def lay_out(directory: Path, target: str, beside: list[str]) -> Path:
     return ckpt
 
 
+def cannot_exchange(first: Path, second: Path) -> bool:
+    """Be a system that has no exchange."""
+    return False
+
+
 ROWS = {
     "1": ("absent", [], None),
     "2": ("previous", [], b"previous"),
@@ -115,7 +120,7 @@ def test_truncated_manifest_is_not_complete(tmp_path: Path) -> None:
 def test_putting_in_place_replaces_in_one_step(exchange: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The new folder takes the place of the old one, with and without an exchange by the system."""
     if not exchange:
-        monkeypatch.setattr(commit, "_exchange", lambda *folders: False)
+        monkeypatch.setattr(commit, "_exchange", cannot_exchange)
     ckpt = checkpoint(tmp_path / "ckpt", b"previous")
     staging = checkpoint(names.beside(ckpt, names.STAGING, "abcdefghijkl"), b"new")
     commit.put_in_place(staging, ckpt, "abcdefghijkl")
@@ -125,7 +130,7 @@ def test_putting_in_place_replaces_in_one_step(exchange: bool, tmp_path: Path, m
 
 def test_without_exchange_a_failed_rename_is_undone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If the new folder cannot take the name, the old one gets it back."""
-    monkeypatch.setattr(commit, "_exchange", lambda *folders: False)
+    monkeypatch.setattr(commit, "_exchange", cannot_exchange)
     ckpt = checkpoint(tmp_path / "ckpt", b"previous")
     staging = checkpoint(names.beside(ckpt, names.STAGING, "abcdefghijkl"), b"new")
     rename, calls = os.rename, []

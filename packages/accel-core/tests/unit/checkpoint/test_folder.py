@@ -250,6 +250,25 @@ def test_automatic_names_count_on_after_a_resume(make_run: Make, tmp_path: Path)
     assert commit.latest(tmp_path / "checkpoints") == tmp_path / "checkpoints" / "checkpoint_2"
 
 
+def test_numbering_goes_on_behind_a_checkpoint_that_a_crash_left_beside_its_name(
+    make_run: Make, tmp_path: Path
+) -> None:
+    """Loading `.tmp-checkpoint_4-…` makes the next one number 5, and puts number 4 in place."""
+    run = make_run(1)
+    run.project.set_directories(str(tmp_path))
+    run.project.automatic_checkpoint_naming, run.project.iteration = True, 4
+    folder.save_state(run)
+    place = tmp_path / "checkpoints"
+    (place / "checkpoint_4").rename(place / ".tmp-checkpoint_4-abcdefghijkl")
+    again = make_run(2)
+    again.project.set_directories(str(tmp_path))
+    again.project.automatic_checkpoint_naming = True
+    folder.load_state(again)
+    assert again.step == 1
+    folder.save_state(again)
+    assert sorted(os.listdir(place)) == ["checkpoint_4", "checkpoint_5"]
+
+
 def test_nowhere_to_save_to_or_load_from(make_run: Make, tmp_path: Path) -> None:
     """Missing folders and arguments are told apart."""
     run = make_run(1)

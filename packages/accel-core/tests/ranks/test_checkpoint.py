@@ -1,0 +1,302 @@
+"""Saving and restoring with several ranks."""
+
+import os
+import random
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from accel_core.accelerator import Accelerator
+from accel_core.checkpoint import background, folder, payload, preemption
+from accel_core.checkpoint.run import BareRun
+from accel_core.errors import CheckpointDamagedError, CheckpointError, CheckpointMismatchError
+from accel_core.process.world import ensure
+from accel_core.testing import world
+from accel_core.testing.world import run
+
+
+def build(seed: int) -> BareRun:
+    """Return a small run whose parameters are the same on all ranks and whose random states are not."""
+    torch.manual_seed(seed)
+    model = nn.Linear(3, 3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    model(torch.ones(2, 3)).sum().backward()
+    optimizer.step()
+    own = BareRun([model], [optimizer], step=seed)
+    torch.manual_seed(seed * 100 + own.world.rank)
+    random.seed(seed * 100 + own.world.rank)
+    return own
+
+
+def raised(call: Any, *args: Any, **kwargs: Any) -> tuple[str, str]:
+    """Return class and text of the error that a call raises."""
+    with pytest.raises(CheckpointError) as caught:
+        call(*args, **kwargs)
+    return type(caught.value).__name__, str(caught.value)
+
+
+def everywhere(value: Any) -> list[Any]:
+    """Gather a value from all ranks."""
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+@world(2)
+def test_each_rank_gets_its_own_random_states_back(tmp_path: Path) -> None:
+    """Parameters are shared, random states are each rank's own; one set of files is written."""
+    own = build(1)
+    folder.save_state(own, tmp_path / "ckpt")
+    expected = (torch.rand(1).item(), random.random())
+    other = build(2)
+    folder.load_state(other, tmp_path / "ckpt")
+    assert (torch.rand(1).item(), random.random()) == expected
+    assert torch.equal(own.models[0].weight, other.models[0].weight)
+    assert len(set(everywhere(expected))) == 2
+    assert sorted(os.listdir(tmp_path / "ckpt")) == [
+        "accel_manifest.json",
+        "accel_progress.json",
+        "model.safetensors",
+        "optimizer.bin",
+        "random_states_0.pkl",
+        "random_states_1.pkl",
+    ]
+
+
+@world(2)
+def test_all_ranks_leave_when_the_checkpoint_is_complete(tmp_path: Path) -> None:
+    """A rank that returns from save_state can load at once."""
+    for number in range(5):
+        own = build(number)
+        folder.save_state(own, tmp_path / "ckpt")
+        folder.load_state(build(9), tmp_path / "ckpt")
+
+
+@world(2)
+def test_a_failure_of_one_rank_is_the_error_of_all(tmp_path: Path) -> None:
+    """Writing fails on rank 1: both ranks raise the same, what was there is intact, and both can go on."""
+    own = build(1)
+    folder.save_state(own, tmp_path / "ckpt")
+    write = payload.write_object
+
+    def full(*args: Any, **kwargs: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    if own.world.rank == 1:
+        payload.write_object = full  # type: ignore[assignment]
+    errors = everywhere(raised(folder.save_state, build(2), tmp_path / "ckpt"))
+    payload.write_object = write
+    assert errors[0] == errors[1]
+    assert "rank 1: OSError: [Errno 28] No space left on device" in errors[0][1]
+    assert os.listdir(tmp_path) == ["ckpt"]
+    other = build(3)
+    folder.load_state(other, tmp_path / "ckpt")
+    assert torch.equal(own.models[0].weight, other.models[0].weight)
+    folder.save_state(other, tmp_path / "ckpt")
+
+
+@world(2)
+def test_damage_that_one_rank_meets_is_refused_by_all(tmp_path: Path) -> None:
+    """The random states of one rank are damaged, or each file is removed in turn: one error, and no change."""
+    folder.save_state(build(1), tmp_path / "ckpt")
+    for name in sorted(os.listdir(tmp_path / "ckpt")):
+        other = build(2)
+        weight, state = other.models[0].weight.clone(), torch.get_rng_state()
+        dist.barrier()
+        path, raw = tmp_path / "ckpt" / name, (tmp_path / "ckpt" / name).read_bytes()
+        for harmed in (None, raw[:-3], raw[:5] + bytes([raw[5] ^ 4]) + raw[6:]):
+            dist.barrier()
+            if other.world.rank == 0:
+                path.unlink(missing_ok=True)
+                if harmed is not None:
+                    path.write_bytes(harmed)
+            dist.barrier()
+            errors = everywhere(raised(folder.load_state, other, tmp_path / "ckpt"))
+            assert errors[0] == errors[1]
+            assert errors[0][0] == CheckpointDamagedError.__name__
+            assert name in errors[0][1] or "manifest" in errors[0][1]
+            assert torch.equal(other.models[0].weight, weight)
+            assert torch.equal(torch.get_rng_state(), state)
+        dist.barrier()
+        if other.world.rank == 0:
+            path.write_bytes(raw)
+        dist.barrier()
+    folder.load_state(build(2), tmp_path / "ckpt")
+
+
+@world(2)
+def test_a_mismatch_on_one_rank_is_refused_by_all(tmp_path: Path) -> None:
+    """If the model of one rank differs, no rank is changed, and the error says which rank it is."""
+    folder.save_state(build(1), tmp_path / "ckpt")
+    other = build(2)
+    if other.world.rank == 1:
+        other.models[0] = nn.Linear(3, 2)
+    weight = other.models[0].weight.clone()
+    errors = everywhere(raised(folder.load_state, other, tmp_path / "ckpt"))
+    assert errors[0] == errors[1]
+    assert errors[0][0] == CheckpointMismatchError.__name__
+    assert "weight has shape (3, 3) instead of (2, 3) (rank 1)" in errors[0][1]
+    assert torch.equal(other.models[0].weight, weight)
+
+
+@world(2)
+def test_background_saves_do_not_disturb_collectives_of_training(tmp_path: Path) -> None:
+    """While the thread writes and agrees, the ranks go on reducing gradients."""
+    write = payload.write_object
+
+    def slow(*args: Any, **kwargs: Any) -> Any:
+        time.sleep(0.05)
+        return write(*args, **kwargs)
+
+    payload.write_object = slow  # type: ignore[assignment]
+    own = build(1)
+    weight = own.models[0].weight.clone()
+    handle = folder.save_state(own, tmp_path / "ckpt", blocking=False)
+    with torch.no_grad():
+        own.models[0].weight.add_(1)
+    for number in range(50):
+        total = torch.tensor([float(number + own.world.rank)])
+        dist.all_reduce(total)
+        assert total.item() == 2 * number + 1
+    assert handle.wait() == tmp_path / "ckpt"
+    dist.barrier()
+    other = build(2)
+    folder.load_state(other, tmp_path / "ckpt")
+    assert torch.equal(other.models[0].weight, weight)
+    background.finish()
+
+
+@world(2)
+def test_nodes_without_a_common_disk_get_a_folder_each(tmp_path: Path) -> None:
+    """With save_on_each_node every disk has its own complete checkpoint and manifest; without it, its ranks' files."""
+    own = build(1)
+    own.world = replace(own.world, local_rank=0, local_size=1)
+    disk = tmp_path / f"node{own.world.rank}"
+    own.project.save_on_each_node = True
+    folder.save_state(own, disk / "ckpt")
+    rank = own.world.rank
+    assert f"random_states_{rank}.pkl" in os.listdir(disk / "ckpt")
+    assert f"random_states_{1 - rank}.pkl" not in os.listdir(disk / "ckpt")
+    other = build(2)
+    other.world = own.world
+    folder.load_state(other, disk / "ckpt")
+    assert torch.equal(own.models[0].weight, other.models[0].weight)
+    own.project.save_on_each_node = False
+    folder.save_state(own, disk / "second")
+    assert ("model.safetensors" in os.listdir(disk / "second")) == (rank == 0)
+    assert "accel_manifest.json" in os.listdir(disk / "second")
+
+
+@world(2)
+def test_a_signal_to_one_rank_is_known_to_all(tmp_path: Path) -> None:
+    """All ranks learn of a preemption at the same step."""
+    ensure()
+    preemption.watch()
+    assert not preemption.requested()
+    if dist.get_rank() == 1:
+        os.kill(os.getpid(), 15)
+    assert preemption.requested()
+    preemption.unwatch()
+
+
+class Sized(nn.Module):
+    """A model that the facade trains."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(1, 4)
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        """Return one number for each sample."""
+        return self.layer(batch).sum(-1)
+
+
+def facade(seed: int, length: int = 48, workers: int = 0) -> tuple[Accelerator, Any, Any, Any]:
+    """Return an Accelerator with a prepared model, optimizer and shuffled loader."""
+    torch.manual_seed(seed)
+    accelerator = Accelerator(cpu=True)
+    model = Sized()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    data = TensorDataset(torch.arange(length, dtype=torch.float32)[:, None])
+    loader = DataLoader(data, batch_size=2, shuffle=True, num_workers=workers, persistent_workers=workers > 0)
+    return accelerator, *accelerator.prepare(model, optimizer, loader)
+
+
+def train(accelerator: Accelerator, model: Any, optimizer: Any, batches: Any, limit: int | None = None) -> list[int]:
+    """Train and return which samples this rank saw."""
+    seen: list[int] = []
+    for number, (batch,) in enumerate(batches):
+        seen += [int(value) for value in batch.flatten()]
+        accelerator.backward(model(batch).pow(2).mean())
+        optimizer.step()
+        optimizer.zero_grad()
+        if limit is not None and number + 1 == limit:
+            break
+    return seen
+
+
+def save_some_steps(directory: Path, length: int) -> None:
+    """Train three steps, save, and note what was seen and what the weights are."""
+    accelerator, model, optimizer, loader = facade(1, length)
+    seen = train(accelerator, model, optimizer, loader, limit=3)
+    accelerator.save_state(str(directory / "ckpt"))
+    everybody = everywhere(seen) if accelerator.num_processes > 1 else [seen]
+    if accelerator.is_main_process:
+        torch.save(
+            {
+                "seen": [sample for part in everybody for sample in part],
+                "weight": accelerator.unwrap_model(model).layer.weight,
+                "moments": optimizer.state_dict()["state"],
+            },
+            directory / "expected.pt",
+        )
+
+
+def finish_elsewhere(directory: Path, length: int) -> None:
+    """Load on another number of ranks: same weights and moments, and each remaining sample once."""
+    accelerator, model, optimizer, loader = facade(2, length)
+    accelerator.load_state(str(directory / "ckpt"))
+    expected = torch.load(directory / "expected.pt", weights_only=True)
+    assert torch.equal(accelerator.unwrap_model(model).layer.weight, expected["weight"])
+    moments = optimizer.state_dict()["state"]
+    for key, entries in expected["moments"].items():
+        assert all(torch.equal(moments[key][name], value) for name, value in entries.items())
+    rest = train(accelerator, model, optimizer, loader)
+    everybody = everywhere(rest) if accelerator.num_processes > 1 else [rest]
+    remaining = sorted(set(range(length)) - set(expected["seen"]))
+    assert sorted(sample for part in everybody for sample in part) == remaining
+    again = train(accelerator, model, optimizer, loader)
+    everybody = everywhere(again) if accelerator.num_processes > 1 else [again]
+    assert {sample for part in everybody for sample in part} == set(range(length))
+
+
+@pytest.mark.parametrize(("saved_on", "loaded_on"), [(4, 1), (4, 2), (1, 3), (2, 4), (3, 2), (2, 2)])
+def test_another_number_of_ranks_goes_on(saved_on: int, loaded_on: int, tmp_path: Path) -> None:
+    """Saved on N in the middle of an epoch, loaded on M: nothing is lost and nothing is read twice."""
+    length = 3 * 2 * saved_on + 5 * 2 * loaded_on
+    assert (run(save_some_steps, saved_on, (tmp_path, length)) or "") == ""
+    assert (run(finish_elsewhere, loaded_on, (tmp_path, length)) or "") == ""
+
+
+@world(2)
+def test_the_middle_of_an_epoch_is_resumed_exactly(tmp_path: Path) -> None:
+    """With worker processes that persist: straight and interrupted runs see the same samples and end bit-equal."""
+    accelerator, model, optimizer, loader = facade(1, workers=1)
+    straight = [train(accelerator, model, optimizer, loader) for _ in range(2)]
+    weight = accelerator.unwrap_model(model).layer.weight.clone()
+    accelerator, model, optimizer, loader = facade(1, workers=1)
+    first = train(accelerator, model, optimizer, loader, limit=5)
+    accelerator.save_state(str(tmp_path / "ckpt"))
+    accelerator, model, optimizer, loader = facade(2, workers=1)
+    accelerator.load_state(str(tmp_path / "ckpt"))
+    rest = train(accelerator, model, optimizer, loader)
+    second = train(accelerator, model, optimizer, loader)
+    assert [first + rest, second] == straight
+    assert torch.equal(accelerator.unwrap_model(model).layer.weight, weight)

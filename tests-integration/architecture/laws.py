@@ -85,10 +85,10 @@ def environment_reads(name: str, tree: ast.Module) -> list[Breach]:
 
 
 def label_ladders(name: str, tree: ast.Module) -> list[Breach]:
-    """Find comparisons with `distributed_type`: the label is for users, a strategy answers by a method."""
+    """Find comparisons of `distributed_type` with a label: it is for users, a strategy answers by a method."""
     found = []
     for node in ast.walk(tree):
-        if isinstance(node, ast.Compare):
+        if isinstance(node, ast.Compare) and not isinstance(node.ops[0], ast.Is | ast.IsNot):
             for side in (node.left, *node.comparators):
                 label = side.attr if isinstance(side, ast.Attribute) else side.id if isinstance(side, ast.Name) else ""
                 if label == "distributed_type":

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from accel_core.errors import ConfigurationError, MissingDependencyError, StateError
 from accel_core.host import availability, environ
 from accel_core.options.deepspeed import DeepSpeedOptions
-from accel_core.options.enums import DistributedType
 from accel_core.options.fp8 import Fp8Options
 from accel_core.options.option import option_named
 from accel_core.plugins.deepspeed_config import HfDeepSpeedConfig
@@ -456,7 +455,7 @@ def get_active_deepspeed_plugin(state: Any) -> DeepSpeedPlugin:
         StateError: The run does not use DeepSpeed, or none of its plugins is selected.
     """
     plugins = state.deepspeed_plugins
-    if state.distributed_type == DistributedType.DEEPSPEED and plugins is not None:
+    if plugins is not None:
         candidates = plugins.values() if isinstance(plugins, dict) else [plugins]
         for plugin in candidates:
             if plugin.selected or not isinstance(plugins, dict):

@@ -150,7 +150,7 @@ class PartialState:
     @property
     def use_distributed(self) -> bool:
         """Whether several processes take part."""
-        return self.distributed_type != DistributedType.NO and self.num_processes > 1
+        return self.num_processes > 1
 
     @property
     def is_main_process(self) -> bool:

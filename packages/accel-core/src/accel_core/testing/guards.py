@@ -12,6 +12,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from accel_core.state import reset_all
+
 __all__ = ["fresh_state", "no_environment_leak", "no_process_group_leak", "no_state_leak", "no_thread_leak"]
 
 _OWNED_BY_OTHERS = ("PYTEST_", "COV_", "HYPOTHESIS_", "TORCHINDUCTOR_", "KINETO_")
@@ -21,8 +23,6 @@ _OWNED_BY_OTHERS = ("PYTEST_", "COV_", "HYPOTHESIS_", "TORCHINDUCTOR_", "KINETO_
 @pytest.fixture
 def fresh_state() -> Iterator[None]:
     """Give a test that makes an Accelerator or a state clean state before and after."""
-    from accel_core.state import reset_all
-
     reset_all()
     yield
     reset_all()

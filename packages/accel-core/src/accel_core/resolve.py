@@ -28,6 +28,7 @@ from accel_core.plugins.handlers import (
     ProfileKwargs,
 )
 from accel_core.plugins.loading import DataLoaderConfiguration
+from accel_core.plugins.parallelism import ParallelismConfig
 from accel_core.plugins.project import ProjectConfiguration
 from accel_core.precision import registry as precisions
 from accel_core.process import rendezvous, world
@@ -114,7 +115,7 @@ def resolve(given: Arguments) -> tuple[Runtime, AcceleratorState]:
         fsdp_plugin=given.fsdp_plugin,
         torch_tp_plugin=given.torch_tp_plugin,
         megatron_lm_plugin=given.megatron_lm_plugin,
-        parallelism_config=given.parallelism_config,
+        parallelism_config=_mesh(given),
         _from_accelerator=True,
         **(init.to_kwargs() if init is not None else {}),
     )
@@ -138,6 +139,8 @@ def resolve(given: Arguments) -> tuple[Runtime, AcceleratorState]:
         )
     )
     state._label(strategy.label())
+    if state.parallelism_config is not None and here.size > 1:
+        state.device_mesh = state.parallelism_config.build_device_mesh(here.device.type)
     gradient_state = GradientState(window)
     runtime = Runtime(
         world=here,
@@ -231,15 +234,28 @@ def _project(given: Arguments) -> ProjectConfiguration:
 
 def _request(given: Arguments, handlers: dict[str, Any]) -> strategies.Request:
     processes = dist.get_world_size() if dist.is_initialized() else rendezvous.locate().size
+    mesh = _mesh(given)
+    if mesh is not None and mesh.total_size not in (1, processes):
+        raise ConfigurationError(
+            f"The axes of parallelism_config multiply to {mesh.total_size} processes, and this run has {processes}. "
+            "Change a size, or the number of processes."
+        )
     return strategies.Request(
         processes=processes,
         deepspeed=given.deepspeed_plugin,
         fsdp=given.fsdp_plugin,
         megatron=given.megatron_lm_plugin,
         tensor_parallel=given.torch_tp_plugin,
-        mesh=given.parallelism_config,
+        mesh=mesh,
         others=tuple(handler for handler in handlers.values() if not isinstance(handler, _BUILT_IN)),
     )
+
+
+def _mesh(given: Arguments) -> Any:
+    """Return the axes of the mesh: those given, or those of the environment where it asks for them."""
+    if given.parallelism_config is None and environ.flag("ACCELERATE_USE_PARALLELISM_CONFIG"):
+        return ParallelismConfig()
+    return given.parallelism_config
 
 
 def _plugin_of(strategy: type, given: Arguments, handlers: dict[str, Any]) -> Any:

@@ -161,3 +161,38 @@ def test_bf16_and_compilation_train_together() -> None:
     optimizer.step()
     assert _same_everywhere(accelerator, model.weight) and not torch.equal(before, model.weight)
     assert accelerator.unwrap_model(prepared, keep_torch_compile=False) is model
+
+
+@world(2)
+def test_replicas_of_a_mesh_train_data_parallel() -> None:
+    """A mesh of replicas only is plain data parallel, and names this process's place on its axis."""
+    from accel_core.plugins.parallelism import ParallelismConfig
+
+    accelerator = Accelerator(parallelism_config=ParallelismConfig(dp_replicate_size=2))
+    assert accelerator.distributed_type is DistributedType.MULTI_CPU
+    assert accelerator.data_parallel_rank == accelerator.process_index
+    assert accelerator.torch_device_mesh.size() == 2
+
+
+@world(2)
+def test_mesh_of_another_size_is_refused() -> None:
+    """Axes that do not multiply to the number of processes are an error on every rank, before anything is set up."""
+    from accel_core.errors import ConfigurationError, EngineUnavailableError
+    from accel_core.plugins.parallelism import ParallelismConfig
+
+    with pytest.raises(ConfigurationError, match="multiply to 3 processes, and this run has 2"):
+        Accelerator(parallelism_config=ParallelismConfig(dp_replicate_size=3))
+    with pytest.raises(EngineUnavailableError, match="mesh"):
+        Accelerator(parallelism_config=ParallelismConfig(tp_size=2))
+    assert not torch.distributed.is_initialized()
+
+
+@world(2)
+def test_model_spread_over_devices_is_refused() -> None:
+    """A device map over several devices and several processes exclude one another."""
+    from accel_core.errors import PreparationError
+
+    model = _model()
+    model.hf_device_map = {"a": 0, "b": 1}
+    with pytest.raises(PreparationError, match="spread over 0, 1"):
+        Accelerator().prepare(model)

@@ -78,6 +78,9 @@ class Device(ABC):
         probe = getattr(self.module, "is_bf16_supported", None)
         return bool(probe()) if probe is not None else True
 
+    def adopt_bf16(self) -> None:
+        """Make the whole runtime of the device compute in bfloat16, where that is how it is done; elsewhere do nothing."""
+
     def synchronize(self) -> None:
         """Wait until all work given to the device is done."""
         self.module.synchronize()

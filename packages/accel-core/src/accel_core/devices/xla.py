@@ -26,6 +26,7 @@ class XlaDevice(Device):
     name = "xla"
     backend = "xla"
     label = DistributedType.XLA
+    supports_fp16 = False
 
     @property
     def module(self) -> ModuleType:
@@ -48,6 +49,12 @@ class XlaDevice(Device):
     def supports_bf16(self) -> bool:
         """Say yes: TPUs compute in bfloat16."""
         return True
+
+    def adopt_bf16(self) -> None:
+        """Tell the XLA runtime to compute in bfloat16: floats only with ACCELERATE_DOWNCAST_BF16, doubles kept as floats."""
+        downcast = environ.flag("ACCELERATE_DOWNCAST_BF16")
+        environ.write("XLA_USE_BF16", int(not downcast))
+        environ.write("XLA_DOWNCAST_BF16", int(downcast))
 
     def synchronize(self) -> None:
         """Wait for the device to finish its queue."""

@@ -8,7 +8,14 @@ from accel_core.errors import ConfigurationError
 from accel_core.modules import packed
 from accel_core.options.enums import CustomDtype
 
-__all__ = ["as_dtype", "convert_file_size_to_int", "dtype_byte_size", "id_tensor_storage", "tensor_bytes"]
+__all__ = [
+    "as_dtype",
+    "convert_bytes",
+    "convert_file_size_to_int",
+    "dtype_byte_size",
+    "id_tensor_storage",
+    "tensor_bytes",
+]
 
 _CUSTOM_BYTES = {CustomDtype.FP8: 1.0, CustomDtype.INT4: 0.5, CustomDtype.INT2: 0.25}
 _UNITS = {
@@ -103,6 +110,22 @@ def convert_file_size_to_int(size: int | str) -> int:
     count = float(match[1]) * _UNITS[unit.upper()]
     bits = unit.endswith("b") and not unit.lower().endswith("ib")
     return int(count // 8) if bits else int(count)
+
+
+def convert_bytes(size: float) -> str:
+    """Write a number of bytes in the largest unit that leaves a number of at least one, of 1,024 each.
+
+    Args:
+        size: Number of bytes.
+
+    >>> convert_bytes(1500)
+    '1.46 KB'
+    """
+    for unit in ("bytes", "KB", "MB", "GB", "TB"):
+        if size < 1024.0:
+            return f"{round(size, 2)} {unit}"
+        size /= 1024.0
+    return f"{round(size, 2)} PB"
 
 
 def id_tensor_storage(tensor: torch.Tensor) -> tuple[torch.device, int, int]:

@@ -10,7 +10,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from accel_core.modules.compilation import has_compiled_regions, is_compiled_module
 
-__all__ = ["canonical_name", "canonical_state_dict", "extract_model_from_parallel"]
+__all__ = ["canonical_name", "canonical_state_dict", "extract_model_from_parallel", "is_peft_model"]
 
 _PREFIXES = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
 
@@ -100,3 +100,9 @@ def canonical_state_dict(model: torch.nn.Module) -> dict[str, Any]:
     """Return the model's state dict under the names that the bare model has, whatever wraps it."""
     inner = extract_model_from_parallel(model, keep_torch_compile=False)
     return {canonical_name(name): value for name, value in inner.state_dict().items()}
+
+
+def is_peft_model(model: Any) -> bool:
+    """Say whether a model, prepared or not, is one of peft's."""
+    peft = sys.modules.get("peft")
+    return peft is not None and isinstance(extract_model_from_parallel(model, keep_torch_compile=False), peft.PeftModel)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from types import MethodType
 from typing import Any, TypeVar
 
@@ -13,10 +13,28 @@ import torch
 from accel_core.plugins.handlers import AutocastKwargs, GradScalerKwargs
 from accel_core.precision.outputs import convert_outputs_to_fp32
 from accel_core.precision.precision import Precision
+from accel_core.state.run import AcceleratorState
 
-__all__ = ["AutocastPrecision"]
+__all__ = ["AutocastPrecision", "get_mixed_precision_context_manager"]
 
 _M = TypeVar("_M", bound=torch.nn.Module)
+_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp8": torch.bfloat16}
+
+
+def get_mixed_precision_context_manager(
+    native_amp: bool = False, autocast_kwargs: AutocastKwargs | None = None
+) -> AbstractContextManager[object]:
+    """Return a context that computes in the precision of this process's run.
+
+    Args:
+        native_amp: Whether torch's autocast does mixed precision; without it the context does nothing.
+        autocast_kwargs: Arguments of `torch.autocast`.
+    """
+    state = AcceleratorState()
+    dtype = _DTYPES.get(state.mixed_precision)
+    if not native_amp or dtype is None:
+        return nullcontext()
+    return torch.autocast(state.device.type, dtype=dtype, **(autocast_kwargs or AutocastKwargs()).to_dict())
 
 
 class AutocastPrecision(Precision):
@@ -42,7 +60,7 @@ class AutocastPrecision(Precision):
         super().__init__(name)
         self.native_amp = True
         self.device_type = device.type
-        self.dtype = torch.float16 if name == "fp16" else torch.bfloat16
+        self.dtype = _DTYPES[name]
         self.handler = handler
         if name == "fp16" and scale:
             self.scaler = torch.amp.GradScaler(device.type, **scaler_handler.to_kwargs())

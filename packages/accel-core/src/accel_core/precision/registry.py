@@ -45,4 +45,6 @@ def choose(
             f"Mixed precision {name!r} was asked for, and {world.device} does not train in it. "
             f"Use mixed_precision={other!r} or 'no'."
         )
+    if name == "bf16":
+        hardware.adopt_bf16()
     return AutocastPrecision(name, world.device, autocast, scaler, scale=hardware.has_scaler)

@@ -15,6 +15,7 @@ from accel_core.devices import registry
 from accel_core.devices.device import Device
 from accel_core.errors import ConfigurationError, StateError
 from accel_core.host import environ
+from accel_core.host.affinity import set_numa_affinity
 from accel_core.options.enums import DistributedType
 from accel_core.process import rendezvous
 
@@ -131,6 +132,8 @@ def _set_up(cpu: bool, init: dict[str, Any]) -> World:
         backend = str(dist.get_backend())
     elif place.size > 1 or "init_method" in init and environ.text("ACCELERATE_USE_DEEPSPEED") == "true":
         backend = _join(place, hardware, device, init)
+    if environ.flag("ACCELERATE_CPU_AFFINITY"):
+        set_numa_affinity(place.local_rank)
     if place.size > 1 and device.type == "cpu":
         _share_cores(place.local_size)
     debug = environ.flag("ACCELERATE_DEBUG_MODE")

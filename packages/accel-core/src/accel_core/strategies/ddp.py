@@ -11,7 +11,10 @@ import torch
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 
+from accel_core.errors import PreparationError
+from accel_core.host import environ
 from accel_core.options.enums import DistributedType
+from accel_core.strategies.bundle import Bundle
 from accel_core.strategies.strategy import Parts, Strategy
 
 __all__ = ["DataParallelStrategy", "sync_next_backward"]
@@ -29,6 +32,20 @@ class DataParallelStrategy(Strategy):
     def label(self) -> DistributedType:
         """Return the label of several processes on this device."""
         return self.world.hardware.label
+
+    def check(self, bundle: Bundle) -> None:
+        """Also refuse a model that a device map spreads over several devices: its copies would share them."""
+        super().check(bundle)
+        if environ.flag("ACCELERATE_BYPASS_DEVICE_MAP"):
+            return
+        for slot in bundle.models:
+            devices = {str(d) for m in slot.given.modules() for d in (getattr(m, "hf_device_map", None) or {}).values()}
+            if len(devices) > 1:
+                raise PreparationError(
+                    f"A model spread over {', '.join(sorted(devices))} by a device map cannot train data parallel: each "
+                    f"of the {self.world.size} processes would need all of them. Load it without a device map, or "
+                    "start one process. (ACCELERATE_BYPASS_DEVICE_MAP=true overrides this.)"
+                )
 
     def distribute(self, model: torch.nn.Module) -> torch.nn.Module:
         """Wrap a model that has something to train; the same model again gives the same wrapper."""

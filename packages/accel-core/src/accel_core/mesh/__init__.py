@@ -1,0 +1,1 @@
+"""Axes along which processes share the work."""

@@ -1,0 +1,33 @@
+"""Names: of objects in messages, and dotted ones that lead to a value."""
+
+from __future__ import annotations
+
+from functools import reduce
+from typing import Any
+
+__all__ = ["get_pretty_name", "recursive_getattr"]
+
+
+def get_pretty_name(obj: Any) -> str:
+    """Return a name to show for an object: its own, or that of its class, or its text.
+
+    Args:
+        obj: A class, a function or any object.
+    """
+    if not hasattr(obj, "__qualname__") and not hasattr(obj, "__name__"):
+        obj = getattr(obj, "__class__", obj)
+    name = getattr(obj, "__qualname__", None) or getattr(obj, "__name__", None)
+    return str(obj) if name is None else str(name)
+
+
+def recursive_getattr(obj: Any, attr: str) -> Any:
+    """Return the attribute that a dotted name leads to.
+
+    Args:
+        obj: Where the name starts.
+        attr: For example `"model.layers.weight"`.
+
+    Raises:
+        AttributeError: A part of the name is missing.
+    """
+    return reduce(getattr, attr.split("."), obj)

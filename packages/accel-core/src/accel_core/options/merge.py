@@ -1,0 +1,25 @@
+"""Nested settings laid over each other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["merge_dicts"]
+
+
+def merge_dicts(source: dict[str, Any], destination: dict[str, Any]) -> dict[str, Any]:
+    """Lay `source` over `destination`, level by level and in place.
+
+    Args:
+        source: Wins where both have a value.
+        destination: Keeps what `source` does not name.
+
+    Returns:
+        `destination`.
+    """
+    for name, value in source.items():
+        if isinstance(value, dict):
+            merge_dicts(value, destination.setdefault(name, {}))
+        else:
+            destination[name] = value
+    return destination

@@ -4,8 +4,6 @@ Libraries import these names whether or not they use the engines. Each keeps its
 `EngineUnavailableError` when it is called.
 """
 
-# ruff: noqa: ARG001, ARG002, ARG004
-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable

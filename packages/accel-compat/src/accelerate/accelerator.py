@@ -23,6 +23,7 @@ from accel_core.checkpoint.names import (
     WEIGHTS_PATTERN_NAME,
 )
 from accel_core.checkpoint.plain import (
+    clean_state_dict_for_safetensors,
     save,
 )
 from accel_core.comm.collectives import (
@@ -68,6 +69,9 @@ from accel_core.host.availability import (
 from accel_core.host.environ import (
     parse_choice_from_env,
 )
+from accel_core.host.kernel import (
+    check_os_kernel,
+)
 from accel_core.host.versions import (
     compare_versions,
     is_torch_version,
@@ -75,9 +79,16 @@ from accel_core.host.versions import (
 from accel_core.logging import (
     get_logger,
 )
+from accel_core.mesh.tensor import (
+    get_model_tp_size,
+    model_has_dtensor,
+)
 from accel_core.modules.compilation import (
     compile_regions,
     is_compiled_module,
+)
+from accel_core.modules.names import (
+    get_pretty_name,
 )
 from accel_core.modules.unwrap import (
     extract_model_from_parallel,
@@ -142,6 +153,9 @@ from accel_core.plugins.parallelism import (
 from accel_core.plugins.project import (
     ProjectConfiguration,
 )
+from accel_core.precision.autocast import (
+    get_mixed_precision_context_manager,
+)
 from accel_core.precision.fp8.torchao import (
     convert_model_to_fp8_ao,
 )
@@ -151,6 +165,9 @@ from accel_core.precision.fp8.transformer_engine import (
 )
 from accel_core.precision.outputs import (
     convert_outputs_to_fp32,
+)
+from accel_core.precision.scaler import (
+    get_grad_scaler,
 )
 from accel_core.profiling import (
     PROFILE_PATTERN_NAME,
@@ -236,6 +253,8 @@ __all__ = [
     "TorchDynamoPlugin",
     "TorchTensorParallelPlugin",
     "apply_fp8_autowrap",
+    "check_os_kernel",
+    "clean_state_dict_for_safetensors",
     "compare_versions",
     "compile_regions",
     "compile_regions_deepspeed",
@@ -253,7 +272,11 @@ __all__ = [
     "gather",
     "gather_object",
     "get_fsdp2_grad_scaler",
+    "get_grad_scaler",
     "get_logger",
+    "get_mixed_precision_context_manager",
+    "get_model_tp_size",
+    "get_pretty_name",
     "has_offloaded_params",
     "is_bf16_available",
     "is_bitsandbytes_multi_backend_available",
@@ -274,6 +297,7 @@ __all__ = [
     "load_custom_state",
     "load_fsdp_model",
     "load_fsdp_optimizer",
+    "model_has_dtensor",
     "pad_across_processes",
     "parse_choice_from_env",
     "prepare_data_loader",

@@ -65,6 +65,9 @@ from accel_core.host.availability import (
 from accel_core.host.environ import (
     parse_flag_from_env,
 )
+from accel_core.modules.names import (
+    recursive_getattr,
+)
 from accel_core.modules.ties import (
     find_tied_parameters,
 )
@@ -104,6 +107,7 @@ __all__ = [
     "load_checkpoint_in_model",
     "offload_state_dict",
     "parse_flag_from_env",
+    "recursive_getattr",
     "retie_parameters",
 ]
 

@@ -36,6 +36,9 @@ from accel_core.host.versions import (
 from accel_core.logging import (
     get_logger,
 )
+from accel_core.modules.names import (
+    get_pretty_name,
+)
 from accel_core.state.process import (
     PartialState,
 )
@@ -53,6 +56,7 @@ __all__ = [
     "WEIGHTS_NAME",
     "PartialState",
     "get_logger",
+    "get_pretty_name",
     "is_cuda_available",
     "is_hpu_available",
     "is_mlu_available",

@@ -40,6 +40,9 @@ from accel_core.host.availability import (
     is_musa_available,
     is_npu_available,
 )
+from accel_core.modules.names import (
+    recursive_getattr,
+)
 from accel_core.modules.traversal import (
     get_non_persistent_buffers,
     named_module_tensors,
@@ -69,6 +72,7 @@ __all__ = [
     "is_musa_available",
     "is_npu_available",
     "named_module_tensors",
+    "recursive_getattr",
     "remove_hook_from_module",
     "remove_hook_from_submodules",
     "send_to_device",

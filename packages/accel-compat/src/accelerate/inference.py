@@ -17,6 +17,9 @@ from accel_core.comm.collectives import (
 from accel_core.host.availability import (
     is_pippy_available,
 )
+from accel_core.modules.sizes import (
+    convert_bytes,
+)
 from accel_core.state.process import (
     PartialState,
 )
@@ -25,6 +28,7 @@ from accelerate._rebinding import write_through
 __all__ = [
     "PartialState",
     "calculate_maximum_sizes",
+    "convert_bytes",
     "copy_tensor_to_devices",
     "ignorant_find_batch_size",
     "infer_auto_device_map",

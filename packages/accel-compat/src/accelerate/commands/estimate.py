@@ -10,10 +10,14 @@ from accel_core.host.availability import (
     is_timm_available,
     is_transformers_available,
 )
+from accel_core.modules.sizes import (
+    convert_bytes,
+)
 from accelerate._rebinding import write_through
 
 __all__ = [
     "calculate_maximum_sizes",
+    "convert_bytes",
     "init_empty_weights",
     "is_timm_available",
     "is_transformers_available",

@@ -58,6 +58,7 @@ from accel_core.checkpoint.names import (
     WEIGHTS_PATTERN_NAME,
 )
 from accel_core.checkpoint.plain import (
+    clean_state_dict_for_safetensors,
     save,
 )
 from accel_core.comm.batch import (
@@ -168,6 +169,9 @@ from accel_core.host.availability import (
     is_xpu_available,
     torchao_required,
 )
+from accel_core.host.colab import (
+    install_xla,
+)
 from accel_core.host.environ import (
     clear_environment,
     convert_dict_to_env_variables,
@@ -178,6 +182,9 @@ from accel_core.host.environ import (
     purge_accelerate_environment,
     str_to_bool,
 )
+from accel_core.host.kernel import (
+    check_os_kernel,
+)
 from accel_core.host.ports import (
     is_port_in_use,
 )
@@ -185,12 +192,21 @@ from accel_core.host.versions import (
     compare_versions,
     is_torch_version,
 )
+from accel_core.mesh.tensor import (
+    get_model_tp_size,
+    model_has_dtensor,
+)
 from accel_core.modules.compilation import (
     compile_regions,
     has_compiled_regions,
     is_compiled_module,
 )
+from accel_core.modules.names import (
+    get_pretty_name,
+    recursive_getattr,
+)
 from accel_core.modules.sizes import (
+    convert_bytes,
     convert_file_size_to_int,
     dtype_byte_size,
     id_tensor_storage,
@@ -219,6 +235,9 @@ from accel_core.options.enums import (
     PrecisionType,
     RNGType,
     SageMakerDistributedType,
+)
+from accel_core.options.merge import (
+    merge_dicts,
 )
 from accel_core.plugins.accumulation import (
     GradientAccumulationPlugin,
@@ -270,6 +289,9 @@ from accel_core.plugins.parallelism import (
 from accel_core.plugins.project import (
     ProjectConfiguration,
 )
+from accel_core.precision.autocast import (
+    get_mixed_precision_context_manager,
+)
 from accel_core.precision.fp8.torchao import (
     convert_model_to_fp8_ao,
     filter_first_and_last_linear_layers,
@@ -284,6 +306,9 @@ from accel_core.precision.fp8.transformer_engine import (
 from accel_core.precision.outputs import (
     convert_outputs_to_fp32,
     convert_to_fp32,
+)
+from accel_core.precision.scaler import (
+    get_grad_scaler,
 )
 from accel_core.profiling import (
     PROFILE_PATTERN_NAME,
@@ -452,7 +477,9 @@ __all__ = [
     "check_cuda_fp8_capability",
     "check_cuda_p2p_ib_support",
     "check_device_map",
+    "check_os_kernel",
     "check_tied_parameters_on_same_device",
+    "clean_state_dict_for_safetensors",
     "clear_environment",
     "compare_versions",
     "compile_regions",
@@ -461,6 +488,7 @@ __all__ = [
     "compute_module_sizes",
     "concatenate",
     "contextual_fp8_autocast",
+    "convert_bytes",
     "convert_dict_to_env_variables",
     "convert_file_size_to_int",
     "convert_model",
@@ -493,10 +521,14 @@ __all__ = [
     "get_data_structure",
     "get_fsdp2_grad_scaler",
     "get_gpu_info",
+    "get_grad_scaler",
     "get_int_from_env",
     "get_max_layer_size",
     "get_max_memory",
+    "get_mixed_precision_context_manager",
+    "get_model_tp_size",
     "get_module_children_bottom_up",
+    "get_pretty_name",
     "has_ao_layers",
     "has_compiled_regions",
     "has_offloaded_params",
@@ -506,6 +538,7 @@ __all__ = [
     "ignorant_find_batch_size",
     "infer_auto_device_map",
     "initialize_tensors",
+    "install_xla",
     "is_4bit_bnb_available",
     "is_8bit_bnb_available",
     "is_aim_available",
@@ -575,7 +608,9 @@ __all__ = [
     "load_offloaded_weight",
     "load_offloaded_weights",
     "load_state_dict",
+    "merge_dicts",
     "merge_fsdp_weights",
+    "model_has_dtensor",
     "named_module_tensors",
     "offload_state_dict",
     "offload_weight",
@@ -585,6 +620,7 @@ __all__ = [
     "parse_flag_from_env",
     "patch_environment",
     "purge_accelerate_environment",
+    "recursive_getattr",
     "recursively_apply",
     "reduce",
     "release_memory",

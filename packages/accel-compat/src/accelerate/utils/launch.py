@@ -30,6 +30,9 @@ from accel_core.options.enums import (
     PrecisionType,
     SageMakerDistributedType,
 )
+from accel_core.options.merge import (
+    merge_dicts,
+)
 from accelerate._rebinding import write_through
 
 __all__ = [
@@ -50,6 +53,7 @@ __all__ = [
     "is_sdaa_available",
     "is_torch_xla_available",
     "is_xpu_available",
+    "merge_dicts",
     "str_to_bool",
 ]
 

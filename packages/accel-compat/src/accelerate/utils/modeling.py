@@ -84,6 +84,12 @@ from accel_core.options.enums import (
 from accel_core.plugins.handlers import (
     AutocastKwargs,
 )
+from accel_core.precision.autocast import (
+    get_mixed_precision_context_manager,
+)
+from accel_core.precision.scaler import (
+    get_grad_scaler,
+)
 from accel_core.state.run import (
     AcceleratorState,
 )
@@ -113,8 +119,10 @@ __all__ = [
     "dtype_byte_size",
     "find_tied_parameters",
     "get_balanced_memory",
+    "get_grad_scaler",
     "get_max_layer_size",
     "get_max_memory",
+    "get_mixed_precision_context_manager",
     "get_module_leaves",
     "get_non_persistent_buffers",
     "has_offloaded_params",

@@ -1,6 +1,7 @@
 """The names of `accelerate.utils.other` in Accelerate, imported from where accel defines them."""
 
 from accel_core.checkpoint.plain import (
+    clean_state_dict_for_safetensors,
     save,
 )
 from accel_core.comm.collectives import (
@@ -13,6 +14,9 @@ from accel_core.host.availability import (
     is_torch_xla_available,
     is_weights_only_available,
 )
+from accel_core.host.kernel import (
+    check_os_kernel,
+)
 from accel_core.host.ports import (
     get_free_port,
     is_port_in_use,
@@ -23,13 +27,22 @@ from accel_core.host.versions import (
 from accel_core.logging import (
     get_logger,
 )
+from accel_core.mesh.tensor import (
+    get_model_tp_size,
+    model_has_dtensor,
+)
 from accel_core.modules.compilation import (
     compile_regions,
     has_compiled_regions,
     is_compiled_module,
     is_repeated_blocks,
 )
+from accel_core.modules.names import (
+    get_pretty_name,
+    recursive_getattr,
+)
 from accel_core.modules.sizes import (
+    convert_bytes,
     id_tensor_storage,
 )
 from accel_core.modules.traversal import (
@@ -44,6 +57,9 @@ from accel_core.options.enums import (
 )
 from accel_core.options.fsdp import (
     FSDP_PYTORCH_VERSION,
+)
+from accel_core.options.merge import (
+    merge_dicts,
 )
 from accel_core.precision.fp8.transformer_engine import (
     convert_model,
@@ -65,15 +81,20 @@ __all__ = [
     "FSDP_PYTORCH_VERSION",
     "DistributedType",
     "PartialState",
+    "check_os_kernel",
+    "clean_state_dict_for_safetensors",
     "compile_regions",
     "compile_regions_deepspeed",
     "compile_regions_fsdp2",
+    "convert_bytes",
     "convert_model",
     "encode",
     "extract_model_from_parallel",
     "get_free_port",
     "get_logger",
+    "get_model_tp_size",
     "get_module_children_bottom_up",
+    "get_pretty_name",
     "has_compiled_regions",
     "has_repeated_blocks",
     "id_tensor_storage",
@@ -86,6 +107,9 @@ __all__ = [
     "is_torch_version",
     "is_torch_xla_available",
     "is_weights_only_available",
+    "merge_dicts",
+    "model_has_dtensor",
+    "recursive_getattr",
     "reduce",
     "save",
     "wait_for_everyone",

@@ -1,0 +1,162 @@
+"""The drop-in holds the very objects of the engine, under names that import, pickle and show their source."""
+
+import copy
+import importlib
+import importlib.metadata
+import importlib.util
+import inspect
+import io
+import pickle
+import pkgutil
+import subprocess
+import sys
+
+import pytest
+
+import accel
+import accel_core.accelerator
+import accelerate
+import accelerate.commands
+import accelerate.data_loader
+import accelerate.state
+import accelerate.utils
+import accelerate.utils.dataclasses
+from accel_core.options.enums import DistributedType
+from accel_core.state.process import PartialState
+from accelerate import _foundation
+
+
+def _modules() -> list[str]:
+    return [
+        "accelerate",
+        *(found.name for found in pkgutil.walk_packages(accelerate.__path__, "accelerate.") if "._" not in found.name),
+    ]
+
+
+def test_version_is_the_originals() -> None:
+    """The version is Accelerate's, the distribution's adds ours."""
+    assert accelerate.__version__ == "1.15.0"
+    assert importlib.metadata.version("accelerate").startswith("1.15.0+accel.")
+
+
+def test_it_is_no_namespace_package() -> None:
+    """There is a real file behind the package, as transformers asks."""
+    spec = importlib.util.find_spec("accelerate")
+    assert spec is not None
+    assert spec.origin is not None
+    assert spec.origin.endswith("__init__.py")
+
+
+def test_objects_are_those_of_the_engine() -> None:
+    """Classes are the engine's, not copies."""
+    assert accelerate.Accelerator is accel.Accelerator is accel_core.accelerator.Accelerator
+    assert accelerate.utils.DistributedType is accelerate.state.DistributedType is DistributedType
+
+
+@pytest.mark.parametrize("name", _modules())
+def test_modules_list_what_they_hold(name: str) -> None:
+    """Every public module imports, its `__all__` is complete and sorted, and nothing is lazy."""
+    module = importlib.import_module(name)
+    assert "__getattr__" not in vars(module)
+    assert all(entry in vars(module) for entry in module.__all__)
+    assert len(set(module.__all__)) == len(module.__all__)
+
+
+def test_star_import_brings_the_public_names() -> None:
+    """A star import brings classes and functions."""
+    space: dict[str, object] = {}
+    exec("from accelerate import *", space)
+    assert space["Accelerator"] is accelerate.Accelerator
+    exec("from accelerate.utils import *", space)
+    assert space["set_seed"] is accelerate.utils.set_seed
+
+
+def test_tqdm_is_a_function_and_a_module() -> None:
+    """`from accelerate.utils import tqdm` gives the function, whichever of the two is imported first."""
+    code = (
+        "import {first}; import accelerate.utils.tqdm; from accelerate.utils import tqdm\n"
+        "from accelerate.utils.tqdm import tqdm as same\n"
+        "import sys; sys.exit(not (callable(tqdm) and tqdm is same))"
+    )
+    for first in ("accelerate.utils.tqdm", "accelerate"):
+        assert subprocess.run([sys.executable, "-c", code.format(first=first)], check=False).returncode == 0
+
+
+def test_source_can_be_read() -> None:
+    """The source of functions and methods is found, as libraries that rewrite them need."""
+    assert "def prepare_data_loader(" in inspect.getsource(accelerate.data_loader.prepare_data_loader)
+    assert "def fsdp2_prepare_model(" in inspect.getsource(accelerate.utils.fsdp2_prepare_model)
+    assert "def prepare(" in inspect.getsource(accelerate.Accelerator.prepare)
+    assert "class Accelerator" in inspect.getsource(accelerate.Accelerator)
+
+
+_OLD_PATHS = {
+    "accelerate.state": ["AcceleratorState", "GradientState", "PartialState"],
+    "accelerate.utils.dataclasses": [
+        "DistributedType",
+        "DynamoBackend",
+        "FullyShardedDataParallelPlugin",
+        "InitProcessGroupKwargs",
+        "RNGType",
+    ],
+    "accelerate.parallelism_config": ["ParallelismConfig"],
+}
+
+
+@pytest.mark.parametrize(("module", "name"), [(module, name) for module, names in _OLD_PATHS.items() for name in names])
+def test_classes_pickle_under_old_names(module: str, name: str) -> None:
+    """A class is written under the name that Accelerate gives it, and either name loads."""
+    kind = getattr(importlib.import_module(module), name)
+    written = pickle.dumps(kind)
+    assert module.encode() in written
+    assert pickle.loads(written) is kind
+
+
+def test_a_pickle_by_the_engines_name_loads() -> None:
+    """A pickle that names the engine's module gives the same class."""
+
+    class Finder(pickle.Unpickler):
+        def find_class(self, module: str, name: str) -> object:
+            return super().find_class(module, name)
+
+    stream = io.BytesIO(b"caccel_core.options.enums\nDistributedType\n.")
+    assert Finder(stream).load() is DistributedType
+
+
+def test_a_state_and_its_label_survive(fresh_state: None) -> None:
+    """What `training_args.bin` holds, a process state and a label, can be pickled and copied."""
+    state = PartialState(cpu=True)
+    loaded, label = pickle.loads(pickle.dumps((state, DistributedType.MULTI_GPU)))
+    assert label is DistributedType.MULTI_GPU
+    assert loaded.device == state.device
+    assert loaded.distributed_type is state.distributed_type
+    assert copy.deepcopy(state).num_processes == state.num_processes
+
+
+def test_an_original_pickle_loads(fresh_state: None) -> None:
+    """A pickle as Accelerate writes it, with a state's attributes in a dict, gives a state with these attributes."""
+    original = (
+        b"\x80\x04\x95\x8a\x00\x00\x00\x00\x00\x00\x00\x8c\x10accelerate.state\x8c\x0cPartialState\x93"
+        b")\x81}(\x8c\rnum_processesK\x01\x8c\x0dprocess_indexK\x00ub."
+    )
+    loaded = pickle.loads(original.replace(b"\x95\x8a\x00\x00\x00\x00\x00\x00\x00", b""))
+    assert isinstance(loaded, PartialState)
+
+
+def test_other_versions_underneath_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package of another version, or none, is refused by name with the command that mends it."""
+    versions = dict.fromkeys(_foundation.REQUIRED, "0.1.5") | {"accel-core": "0.2.0"}
+
+    def version(name: str) -> str:
+        if name == "accel-quant":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return versions[name]
+
+    monkeypatch.setattr(_foundation.metadata, "version", version)
+    with pytest.raises(ImportError, match=r"accel-core 0.2.0 \(needs >=0.1,<0.2\), no accel-quant.*one pip command"):
+        _foundation.check()
+
+
+def test_the_versions_here_fit() -> None:
+    """The packages that are installed are those this version stands on."""
+    _foundation.check()

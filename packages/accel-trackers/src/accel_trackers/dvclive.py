@@ -134,7 +134,7 @@ class DVCLiveTracker(GeneralTracker):
             self._earlier = None
 
     @on_main_process
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: ARG002 - resumes by folder
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on in the same folder, after what is there.
 
         Args:

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from accel_core.testing import requires
+from accel_core.testing import requires, world
 from accel_core.tracking.flatten import FlatConfig
 from accel_core.tracking.hub import TrackerHub
 from accel_trackers.tensorboard import TensorBoardTracker
@@ -39,7 +39,7 @@ def test_scalars_and_text_through_the_hub(tmp_path):
     assert _texts(events, "note") == [(step, f"step {step}") for step in range(20)]
     assert events.Scalars("count")[0].value == 3
     assert events.Scalars("flag")[0].value == 1
-    assert _texts(events, "odd.1") == [(20, "None")]
+    assert _texts(events, "odd/1") == [(20, "None")]
     written = FlatConfig(**json.loads((tmp_path / "project" / "config.json").read_text()))
     assert written.restore() == {"lr": 0.5, "none": None, "nested": {"sizes": [1, 2]}, "dtype": torch.bfloat16}
     assert written.values["nested.sizes.1"] == 2
@@ -91,6 +91,7 @@ def test_several_curves(tmp_path):
     assert found == {"loss_train": [1.0], "loss_test": [2.0]}
 
 
+@world(1)
 def test_resume_continues_the_curve(tmp_path):
     """A resumed run replaces what was logged after its checkpoint and goes on in the same folder."""
     hub = TrackerHub("tensorboard", tmp_path)

@@ -6,6 +6,7 @@ import atexit
 import logging
 import os
 import re
+import socket
 import time
 import uuid
 import weakref
@@ -15,6 +16,7 @@ from typing import Any
 
 from accel_core.errors import ConfigurationError, StateError, TrackerError
 from accel_core.options.enums import LoggerType
+from accel_core.tracking.codec import encode
 from accel_core.tracking.delivery import Call, Delivery
 from accel_core.tracking.discovery import LOGGER_TYPE_TO_CLASS, Wanted, filter_trackers
 from accel_core.tracking.entries import call_of, log_arguments, whole_step
@@ -305,6 +307,8 @@ class TrackerHub:
             "project": self._project,
             "trackers": names,
             "started": time.time(),
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
         }
         try:
             path = folder / f"{stem}{SUFFIX}"
@@ -426,6 +430,9 @@ class TrackerHub:
                 self._owed[name].discard(call.seq)
                 if recorder is not None:
                     recorder.mark({"kind": "sent", "tracker": name, "seq": [call.seq]})
+            elif recorder is not None and call.method in ("start", "load_state_dict"):
+                state = self._deliveries[name].state
+                recorder.mark({"kind": "state", "tracker": name, "state": encode(state)})
             return
         policy = self.settings.policy
         self._failures[name] += 1

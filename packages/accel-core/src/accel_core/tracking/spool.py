@@ -2,11 +2,12 @@
 
 A line is a mapping with a `kind`:
 
-    run     the file's head: `version`, `run_id`, `project`, `trackers`, `started`
+    run     the file's head: `version`, `run_id`, `project`, `trackers`, `started`, `host`, `pid`
     config  the configuration: `seq`, `values`
     log     values at a step: `seq`, `step`, `time`, `values`, `kwargs`, `only` (trackers, or null for all)
     call    another call of one tracker: `seq`, `only`, `method`, `args`, `kwargs`
     sent    a tracker has the entries `seq`: `tracker`, `seq`
+    state   the run that a tracker has opened: `tracker`, `state`
     failed  a tracker raised: `tracker`, `seq`, `error`
     resumed the run goes on with an earlier one: `run_id`
     end     the run ended
@@ -95,10 +96,13 @@ class SpoolFile:
         project: Name given to `init_trackers`.
         trackers: Names of the run's trackers.
         started: When, in seconds since 1970.
+        host: Name of the machine.
+        pid: Number of the process.
         ended: Whether the run came to its end.
         entries: Lines that go to trackers, with decoded values, in order.
         sent: By tracker, the numbers of the entries that it has.
         errors: By tracker, the last error that it raised.
+        states: By tracker, what it stored of the run that it opened.
     """
 
     path: Path
@@ -106,10 +110,13 @@ class SpoolFile:
     project: str
     trackers: list[str]
     started: float
+    host: str = ""
+    pid: int = 0
     ended: bool = False
     entries: list[dict[str, Any]] = field(default_factory=list)
     sent: dict[str, set[int]] = field(default_factory=dict)
     errors: dict[str, str] = field(default_factory=dict)
+    states: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def unsent(self, tracker: str) -> list[dict[str, Any]]:
         """Return the entries for a tracker that it does not have, in order."""
@@ -148,13 +155,23 @@ def read(path: Path) -> SpoolFile:
             f"{path} is not a spool file of version {FORMAT_VERSION}; its first line is of kind {head.get('kind')!r}, "
             f"version {head.get('version')!r}. Name a file that ends in {SUFFIX}, or update accel-core."
         )
-    found = SpoolFile(path, head["run_id"], head["project"], list(head["trackers"]), head["started"])
+    found = SpoolFile(
+        path,
+        head["run_id"],
+        head["project"],
+        list(head["trackers"]),
+        head["started"],
+        head.get("host", ""),
+        head.get("pid", 0),
+    )
     for line in parsed[1:]:
         kind = line["kind"]
         if kind in _ENTRIES:
             found.entries.append({key: codec.decode(item) for key, item in line.items()})
         elif kind == "sent":
             found.sent.setdefault(line["tracker"], set()).update(line["seq"])
+        elif kind == "state":
+            found.states[line["tracker"]] = line["state"]
         elif kind == "failed":
             found.errors[line["tracker"]] = line["error"]
         elif kind == "resumed":

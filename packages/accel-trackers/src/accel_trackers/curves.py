@@ -1,0 +1,82 @@
+"""Curves of runs, read from spool files and from TensorBoard's event files."""
+
+from __future__ import annotations
+
+import datetime
+from dataclasses import dataclass
+from pathlib import Path
+
+from accel_core.errors import MissingDependencyError
+from accel_core.tracking import spool
+from accel_trackers.values import sort
+
+__all__ = ["Run", "read_runs"]
+
+Curve = list[tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class Run:
+    """The numbers of one run.
+
+    Attributes:
+        label: What it is called in a legend.
+        started: When it began, in seconds since 1970.
+        curves: By name, steps and values.
+    """
+
+    label: str
+    started: float
+    curves: dict[str, Curve]
+
+
+def read_runs(place: Path) -> list[Run]:
+    """Read all runs below a path, the oldest first.
+
+    Args:
+        place: A folder, a spool file or an event file.
+
+    Returns:
+        Runs that logged a number; a run that is in a spool file and in event files comes twice.
+
+    Raises:
+        TrackerError: A damaged spool file.
+        MissingDependencyError: Event files are there and tensorboard is not.
+    """
+    events = [place] if place.is_file() and "tfevents" in place.name else sorted(place.rglob("*tfevents*"))
+    files = [] if events == [place] else spool.find(place)
+    runs = [_from_spool(path) for path in files]
+    runs += [_from_events(folder, place) for folder in sorted({path.parent for path in events})]
+    return sorted((run for run in runs if run.curves), key=lambda run: run.started)
+
+
+def _from_spool(path: Path) -> Run:
+    found = spool.read(path)
+    curves: dict[str, Curve] = {}
+    for entry in found.entries:
+        if entry["kind"] == "log":
+            for name, number in sort(entry["values"]).numbers.items():
+                curves.setdefault(name, []).append((entry["filled"], float(number)))
+    return Run(f"{found.project}  {_when(found.started)}  run {found.run_id}", found.started, curves)
+
+
+def _from_events(folder: Path, place: Path) -> Run:
+    try:
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"Event files can be read by tensorboard only, which is not installed; found some in {folder}. Install it: "
+            'pip install "accel-trackers[tensorboard]"'
+        ) from error
+    events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
+    events.Reload()
+    curves: dict[str, Curve] = {
+        tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]
+    }
+    started = float(events.FirstEventTimestamp())
+    name = str(folder.relative_to(place)) if folder != place and folder.is_relative_to(place) else folder.name
+    return Run(f"{name}  {_when(started)}  event files", started, curves)
+
+
+def _when(seconds: float) -> str:
+    return datetime.datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M")

@@ -30,7 +30,7 @@ class PlainFormat:
         *,
         writes: bool,
         safe_serialization: bool,
-        **kwargs: Any,  # noqa: ARG002 - other formats have options
+        **kwargs: Any,
     ) -> list[Part]:
         """Return what this rank writes: everything, or nothing.
 

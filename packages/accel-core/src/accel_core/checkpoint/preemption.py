@@ -79,5 +79,5 @@ def leave(code: int = EXIT_CODE) -> NoReturn:
     sys.exit(code)
 
 
-def _note(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - the signature of a signal handler
+def _note(number: int, frame: FrameType | None) -> None:
     _asked.set()

@@ -1,0 +1,141 @@
+"""A thousand invented and altered indexes and manifests: refused by name, or read; never anything else."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from accel_core.checkpoint import folder, names, weights
+from accel_core.checkpoint.digest import digest_of_bytes
+from accel_core.checkpoint.run import BareRun
+from accel_core.errors import CheckpointError
+from accel_core.modules.unwrap import canonical_state_dict
+
+pytestmark = pytest.mark.usefixtures("fresh_state")
+
+CASES = settings(max_examples=1000, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FILES = st.sampled_from(
+    [
+        "model-00001-of-00002.safetensors",
+        "model-00002-of-00002.safetensors",
+        "../model.safetensors",
+        "/etc/passwd",
+        "/dev/zero",
+        ".",
+        "..",
+        "",
+        "a\0b",
+        "nowhere.safetensors",
+        "model.safetensors.index.json",
+    ]
+)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=6),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+    max_leaves=6,
+)
+NAMES = st.sampled_from(["0.weight", "0.bias", "1.weight", "1.bias", "ghost", ""])
+INDEXES = (
+    st.binary(max_size=40)
+    | JSON.map(lambda value: json.dumps(value).encode())
+    | st.fixed_dictionaries(
+        {"weight_map": st.dictionaries(NAMES, FILES | JSON, max_size=5) | JSON}, optional={"metadata": JSON}
+    ).map(lambda value: json.dumps(value).encode())
+)
+
+
+def build() -> nn.Module:
+    """Return a model of four tensors."""
+    return nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+
+
+def copied(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Return copies of a model's tensors."""
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+def same(before: dict[str, torch.Tensor], model: nn.Module) -> bool:
+    """Tell whether a model is as it was."""
+    return all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+
+
+@pytest.fixture
+def sharded(tmp_path: Path) -> Path:
+    """Give a folder with a model in two shards."""
+    model = build()
+    weights.save_model(model, canonical_state_dict(model), tmp_path, max_shard_size=60)
+    assert (tmp_path / names.SAFE_WEIGHTS_INDEX_NAME).exists()
+    return tmp_path
+
+
+@CASES
+@given(index=INDEXES)
+def test_fuzzed_index(sharded: Path, index: bytes) -> None:
+    """Whatever the index says, the error is ours and the model as it was."""
+    (sharded / names.SAFE_WEIGHTS_INDEX_NAME).write_bytes(index)
+    model = build()
+    before = copied(model)
+    try:
+        weights.load_model(model, sharded / names.SAFE_WEIGHTS_INDEX_NAME)
+    except CheckpointError as error:
+        refusal = str(error)
+    else:
+        refusal = ""
+    assert not refusal or same(before, model)
+    assert not refusal or str(sharded) in refusal
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    """Give a checkpoint."""
+    folder.save_state(BareRun([build()]), tmp_path / "ckpt")
+    return tmp_path / "ckpt"
+
+
+def change(draw: Any, data: dict[str, Any]) -> None:
+    """Alter one thing in a manifest."""
+    what = draw(st.sampled_from(["field", "entry", "drop", "twice", "add"]))
+    if what == "field":
+        data[draw(st.sampled_from(sorted(data)))] = draw(JSON)
+    elif what == "entry":
+        entry = draw(st.sampled_from(data["entries"]))
+        entry[draw(st.sampled_from(sorted(entry)))] = draw(JSON | FILES)
+    elif what == "drop":
+        data["entries"].remove(draw(st.sampled_from(data["entries"])))
+    elif what == "twice":
+        data["entries"].append(draw(st.sampled_from(data["entries"])))
+    else:
+        data["entries"].append({"name": draw(FILES), "size": draw(st.integers(0, 9)), "digest": "0", "rank": 0})
+
+
+@CASES
+@given(data=st.data(), raw=st.none() | st.binary(max_size=60), signed=st.booleans())
+def test_fuzzed_manifest(saved: Path, data: st.DataObject, raw: bytes | None, signed: bool) -> None:
+    """Altered anywhere: refused, and the model as it was. Only a forger who signs can drop a file from the list."""
+    path = saved / names.MANIFEST_NAME
+    whole = path.read_bytes()
+    if raw is None:
+        content = json.loads(whole)
+        content.pop("digest")
+        change(data.draw, content)
+        digest = digest_of_bytes(json.dumps(content, sort_keys=True).encode()) if signed else "0" * 32
+        raw = json.dumps(content | {"digest": digest}, indent=1, sort_keys=True).encode() + b"\n"
+    run = BareRun([build()])
+    before = copied(run.models[0])
+    refused = False
+    try:
+        path.write_bytes(raw)
+        folder.load_state(run, saved)
+    except CheckpointError:
+        refused = True
+    finally:
+        path.write_bytes(whole)
+    assert refused == same(before, run.models[0])
+    assert refused or signed

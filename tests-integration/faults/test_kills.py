@@ -1,0 +1,211 @@
+"""kill -9 at any instant of a save: the latest checkpoint is the previous one or the new one, whole."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import runpy
+import signal
+import time
+from collections import Counter
+from collections.abc import Iterator
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from accel_core.checkpoint import commit, folder
+from accel_core.checkpoint.names import split_beside
+from accel_core.state import reset_all
+
+SAVER = str(Path(__file__).with_name("saver.py"))
+KILLS = int(os.environ.get("ACCEL_TEST_KILLS", "20"))
+RANKS = 2
+WIDTH = 16
+PHASES = ["make room", "write", "agree", "link foreign", "manifest", "flush", "put in place", "delete", "prune"]
+
+
+@pytest.fixture(autouse=True)
+def clean_state() -> Iterator[None]:
+    """Leave no state of this process behind."""
+    yield
+    reset_all()
+
+
+def start(directory: Path, size: int, **settings: Any) -> list[BaseProcess]:
+    """Start the ranks of a saver."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["accel_core.testing._preload", "torch._dynamo"])
+    (directory / "board").write_bytes(b" " * WIDTH * size)
+    (directory / "meeting").unlink(missing_ok=True)
+    ranks = []
+    for rank in range(size):
+        everything = {
+            "rank": rank,
+            "size": size,
+            "directory": str(directory),
+            "board": str(directory / "board"),
+            "log": str(directory / "log"),
+            "meeting": str(directory / "meeting"),
+            **settings,
+        }
+        process = context.Process(
+            target=runpy.run_path,
+            args=(SAVER,),
+            kwargs={"init_globals": {"SETTINGS": everything}, "run_name": "saver"},
+        )
+        process.start()
+        ranks.append(process)
+    return ranks
+
+
+def phase(directory: Path, rank: int) -> str:
+    """Return the phase that a rank is in, or was in when it died."""
+    raw = (directory / "board").read_bytes()
+    return raw[rank * WIDTH : (rank + 1) * WIDTH].decode().strip()
+
+
+def completed(directory: Path) -> int:
+    """Return the count of the last save that was reported complete."""
+    log = directory / "log"
+    return int(log.read_text().split()[-1]) if log.exists() else 0
+
+
+def count_on_disk(directory: Path, automatic: bool) -> int:
+    """Load the latest checkpoint here, on one rank, and return its count; 0 where there is none yet."""
+    saver = runpy.run_path(SAVER)
+    run = saver["build"]()
+    run.project.project_dir = str(directory)
+    run.project.automatic_checkpoint_naming = automatic
+    target = directory / "ckpt"
+    found = commit.latest(folder.checkpoints_folder(run)) if automatic else commit.find(target)
+    if found is None:
+        return 0
+    folder.load_state(run, None if automatic else str(target))
+    count: int = saver["count_of"](run)
+    return count
+
+
+def end(ranks: list[BaseProcess], timeout: float = 60.0) -> list[int | None]:
+    """Wait for ranks and return their exit codes; kill those that hang."""
+    deadline = time.monotonic() + timeout
+    for process in ranks:
+        process.join(max(0.0, deadline - time.monotonic()))
+    codes = [process.exitcode for process in ranks]
+    for process in ranks:
+        if process.is_alive():
+            process.kill()
+            process.join()
+    return codes
+
+
+def leftovers(directory: Path) -> list[str]:
+    """Return what saves left beside their targets."""
+    places = [directory, directory / "checkpoints"]
+    return [name for place in places if place.is_dir() for name in os.listdir(place) if split_beside(name)]
+
+
+def kill(ranks: list[BaseProcess]) -> None:
+    """Kill all ranks at once."""
+    for process in ranks:
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGKILL)
+
+
+def test_killed_at_random_instants(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every rank killed at once, again and again; no phase of a save is left out."""
+    rng = random.Random(1)
+    hit: Counter[str] = Counter()
+    places = {True: tmp_path / "automatic", False: tmp_path / "fixed"}
+    for directory in places.values():
+        directory.mkdir()
+    (places[False] / "ckpt").mkdir()
+    (places[False] / "ckpt" / "notes.txt").write_text("mine")
+    number = 0
+    while number < KILLS or (set(PHASES) - hit.keys() and number < 4 * KILLS):
+        missing = [name for name in PHASES if name not in hit]
+        wanted = missing[0] if missing else rng.choice([*PHASES, "any"])
+        automatic = wanted == "prune" or (wanted not in ("delete", "link foreign") and rng.random() < 0.5)
+        directory = places[automatic]
+        before = completed(directory)
+        ranks = start(directory, RANKS, seed=number, automatic=automatic, saves=1000, pause=0.003)
+        deadline = time.monotonic() + 60
+        while completed(directory) < before + 1 and time.monotonic() < deadline:
+            time.sleep(0.001)
+        assert [process.exitcode for process in ranks] == [None] * RANKS
+        instant = time.monotonic() + rng.random() * 0.1
+        while time.monotonic() < instant or (wanted != "any" and phase(directory, 0) != wanted):
+            assert time.monotonic() < deadline, f"no save reached the phase {wanted!r}"
+        kill(ranks)
+        end(ranks)
+        for rank in range(RANKS):
+            hit[phase(directory, rank)] += 1
+        done, found = completed(directory), count_on_disk(directory, automatic)
+        assert found in (done, done + 1), f"{done} saves were complete, and save {found} was loaded"
+        if not automatic:
+            assert (commit.find(directory / "ckpt") or directory).joinpath("notes.txt").read_text() == "mine"
+        number += 1
+    with capsys.disabled():
+        print(f"\n{number} kills of {RANKS} ranks; phase of each rank when it died: {dict(hit.most_common())}")
+    assert set(PHASES) <= hit.keys()
+    for automatic, directory in places.items():
+        ranks = start(directory, RANKS, seed=0, automatic=automatic, saves=1)
+        assert end(ranks) == [0] * RANKS
+        assert leftovers(directory) == []
+        assert count_on_disk(directory, automatic) == completed(directory)
+        if automatic:
+            assert len(os.listdir(directory / "checkpoints")) == 2
+
+
+@pytest.mark.parametrize("automatic", [True, False])
+def test_killed_between_every_two_system_calls_of_the_commit(automatic: bool, tmp_path: Path) -> None:
+    """One rank dies after the 1st, 2nd, … call of the commit, until one save gets through."""
+    calls = 0
+    end(start(tmp_path, 1, seed=0, automatic=automatic, saves=2))
+    while True:
+        calls += 1
+        before = count_on_disk(tmp_path, automatic)
+        codes = end(start(tmp_path, 1, seed=0, automatic=automatic, saves=1, die_after=calls))
+        found = count_on_disk(tmp_path, automatic)
+        assert found in (before, before + 1)
+        if codes == [0]:
+            break
+        assert codes == [-signal.SIGKILL]
+    assert calls > 10
+    assert found == before + 1
+    assert leftovers(tmp_path) == []
+
+
+def test_one_rank_killed_in_save_state_ends_the_others(tmp_path: Path) -> None:
+    """The survivor ends with an error, long before anybody would call it a hang, and the checkpoint is intact."""
+    ranks = start(tmp_path, RANKS, seed=0, automatic=False, saves=1000, pause=0.003, timeout=10)
+    while completed(tmp_path) < 1:
+        time.sleep(0.005)
+    while phase(tmp_path, 1) != "write":
+        time.sleep(0.0002)
+    kill(ranks[1:])
+    begin = time.monotonic()
+    codes = end(ranks, timeout=30)
+    assert codes[1] == -signal.SIGKILL
+    assert codes[0] == 1
+    assert time.monotonic() - begin < 20
+    assert count_on_disk(tmp_path, False) in (completed(tmp_path), completed(tmp_path) + 1)
+
+
+def test_one_rank_stopped_in_save_state_ends_the_others_in_time(tmp_path: Path) -> None:
+    """A rank that neither goes on nor dies: the others end when the configured timeout is over."""
+    ranks = start(tmp_path, RANKS, seed=0, automatic=False, saves=1000, pause=0.003, timeout=3)
+    while completed(tmp_path) < 1:
+        time.sleep(0.005)
+    assert ranks[1].pid is not None
+    os.kill(ranks[1].pid, signal.SIGSTOP)
+    begin = time.monotonic()
+    ranks[0].join(20)
+    code = ranks[0].exitcode
+    kill(ranks[1:])
+    end(ranks)
+    assert code == 1
+    assert time.monotonic() - begin < 10
+    assert count_on_disk(tmp_path, False) in (completed(tmp_path), completed(tmp_path) + 1)

@@ -1,0 +1,57 @@
+"""Folders of save_state are exchanged with Accelerate, in both directions.
+
+Set ACCEL_TEST_PEER to a Python that has accelerate 1.15.0 and torch; without it these tests are skipped.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+PEER = os.environ.get("ACCEL_TEST_PEER")
+SCRIPT = str(Path(__file__).with_name("exchange.py"))
+LIBRARIES = {"accelerate": PEER or sys.executable, "accel_core.accelerator": sys.executable}
+
+pytestmark = pytest.mark.skipif(PEER is None, reason="needs ACCEL_TEST_PEER, a Python with accelerate 1.15.0")
+
+
+def act(library: str, action: str, directory: Path, size: int) -> None:
+    """Run the script on `size` ranks."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    ranks = []
+    for rank in range(size):
+        environment = os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
+        if size > 1:
+            environment |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size)}
+            environment |= {"LOCAL_WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        command = [LIBRARIES[library], SCRIPT, library, action, str(directory)]
+        ranks.append(
+            subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        )
+    outputs = [process.communicate(timeout=120)[0] for process in ranks]
+    assert [process.returncode for process in ranks] == [0] * size, "\n".join(outputs)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize(
+    ("writer", "reader"), [("accelerate", "accel_core.accelerator"), ("accel_core.accelerator", "accelerate")]
+)
+def test_a_folder_of_one_is_resumed_exactly_by_the_other(writer: str, reader: str, size: int, tmp_path: Path) -> None:
+    """With and without safetensors: two models, optimizers, schedule, object and random states of every rank."""
+    act(writer, "write", tmp_path, size)
+    act(reader, "resume", tmp_path, size)
+    for safe in (True, False):
+        for rank in range(size):
+            straight = torch.load(tmp_path / f"write-{safe}-{rank}.pt", weights_only=True)
+            resumed = torch.load(tmp_path / f"resume-{safe}-{rank}.pt", weights_only=True)
+            assert straight.keys() == resumed.keys()
+            different = [name for name in straight if not torch.equal(straight[name], resumed[name])]
+            assert different == []

@@ -72,7 +72,7 @@ def parameters(signature):
             elif char in ")]}":
                 depth -= 1
             elif char == "=" and depth == 0 and part[i - 1] not in "=!<>":
-                default = part[i + 1:].strip()
+                default = part[i + 1 :].strip()
                 break
         out.append((name, default))
     return out

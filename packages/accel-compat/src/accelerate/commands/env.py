@@ -9,6 +9,9 @@ from accel_core.host.availability import (
     is_sdaa_available,
     is_xpu_available,
 )
+from accel_launch.settings.config import (
+    load_config_from_file,
+)
 from accelerate._rebinding import write_through
 
 __all__ = [
@@ -19,6 +22,7 @@ __all__ = [
     "is_npu_available",
     "is_sdaa_available",
     "is_xpu_available",
+    "load_config_from_file",
 ]
 
 write_through(__name__)

@@ -36,6 +36,10 @@ from accel_core.options.enums import (
 from accel_launch.commands.launch import (
     launch_command_parser,
 )
+from accel_launch.settings.config import (
+    SageMakerConfig,
+    load_config_from_file,
+)
 from accelerate._rebinding import write_through
 
 __all__ = [
@@ -43,6 +47,7 @@ __all__ = [
     "TORCH_DYNAMO_MODES",
     "ComputeEnvironment",
     "DistributedType",
+    "SageMakerConfig",
     "check_cuda_p2p_ib_support",
     "convert_dict_to_env_variables",
     "get_int_from_env",
@@ -59,6 +64,7 @@ __all__ = [
     "is_torch_xla_available",
     "is_xpu_available",
     "launch_command_parser",
+    "load_config_from_file",
     "patch_environment",
     "str_to_bool",
 ]

@@ -220,6 +220,7 @@ from accel_core.modules.traversal import (
 )
 from accel_core.modules.unwrap import (
     extract_model_from_parallel,
+    is_peft_model,
 )
 from accel_core.options.elastic import (
     TORCH_LAUNCH_PARAMS,
@@ -320,6 +321,9 @@ from accel_core.random import (
 )
 from accel_core.state.process import (
     wait_for_everyone,
+)
+from accel_launch.settings.config import (
+    write_basic_config,
 )
 from accelerate._engines import (
     AbstractTrainStep,
@@ -572,6 +576,7 @@ __all__ = [
     "is_npu_available",
     "is_pandas_available",
     "is_peft_available",
+    "is_peft_model",
     "is_pippy_available",
     "is_port_in_use",
     "is_pynvml_available",
@@ -640,6 +645,7 @@ __all__ = [
     "torchao_required",
     "tqdm",
     "wait_for_everyone",
+    "write_basic_config",
 ]
 
 write_through(__name__)

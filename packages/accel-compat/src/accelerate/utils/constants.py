@@ -59,6 +59,11 @@ from accel_core.plugins.handlers import (
 from accel_core.profiling import (
     PROFILE_PATTERN_NAME,
 )
+from accel_launch.settings.config import (
+    SAGEMAKER_PYTHON_VERSION,
+    SAGEMAKER_PYTORCH_VERSION,
+    SAGEMAKER_TRANSFORMERS_VERSION,
+)
 from accelerate._rebinding import write_through
 
 __all__ = [
@@ -87,6 +92,9 @@ __all__ = [
     "SAFE_WEIGHTS_INDEX_NAME",
     "SAFE_WEIGHTS_NAME",
     "SAFE_WEIGHTS_PATTERN_NAME",
+    "SAGEMAKER_PYTHON_VERSION",
+    "SAGEMAKER_PYTORCH_VERSION",
+    "SAGEMAKER_TRANSFORMERS_VERSION",
     "SAMPLER_NAME",
     "SCALER_NAME",
     "SCHEDULER_NAME",

@@ -21,6 +21,9 @@ from accel_core.modules.traversal import (
     get_module_children_bottom_up,
     get_non_persistent_buffers,
 )
+from accel_core.modules.unwrap import (
+    is_peft_model,
+)
 from accel_core.options.fsdp import (
     FSDP_MODEL_NAME,
 )
@@ -68,6 +71,7 @@ __all__ = [
     "get_non_persistent_buffers",
     "get_parameters_from_modules",
     "is_compiled_module",
+    "is_peft_model",
     "is_torch_version",
     "load_fsdp_model",
     "load_fsdp_optimizer",

@@ -33,6 +33,9 @@ from accel_core.options.enums import (
 from accel_core.options.merge import (
     merge_dicts,
 )
+from accel_launch.settings.config import (
+    SageMakerConfig,
+)
 from accelerate._rebinding import write_through
 
 __all__ = [
@@ -40,6 +43,7 @@ __all__ = [
     "DistributedType",
     "DynamoBackend",
     "PrecisionType",
+    "SageMakerConfig",
     "SageMakerDistributedType",
     "compare_versions",
     "get_free_port",

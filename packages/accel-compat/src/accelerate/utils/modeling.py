@@ -77,6 +77,9 @@ from accel_core.modules.traversal import (
     get_non_persistent_buffers,
     named_module_tensors,
 )
+from accel_core.modules.unwrap import (
+    is_peft_model,
+)
 from accel_core.options.enums import (
     CustomDtype,
     DistributedType,
@@ -134,6 +137,7 @@ __all__ = [
     "is_musa_available",
     "is_npu_available",
     "is_peft_available",
+    "is_peft_model",
     "is_sdaa_available",
     "is_torch_version",
     "is_torch_xla_available",

@@ -71,6 +71,9 @@ from accel_core.state.process import (
 from accel_core.tracking.codec import (
     encode,
 )
+from accel_launch.settings.config import (
+    write_basic_config,
+)
 from accelerate._engines import (
     compile_regions_deepspeed,
     compile_regions_fsdp2,
@@ -113,6 +116,7 @@ __all__ = [
     "reduce",
     "save",
     "wait_for_everyone",
+    "write_basic_config",
 ]
 
 write_through(__name__)

@@ -33,6 +33,9 @@ from accel_core.options.fsdp import (
     FSDP_SHARDING_STRATEGY,
     FSDP_STATE_DICT_TYPE,
 )
+from accel_launch.settings.config import (
+    ClusterConfig,
+)
 from accelerate._rebinding import write_through
 
 __all__ = [
@@ -43,6 +46,7 @@ __all__ = [
     "FSDP_SHARDING_STRATEGY",
     "FSDP_STATE_DICT_TYPE",
     "TORCH_DYNAMO_MODES",
+    "ClusterConfig",
     "ComputeEnvironment",
     "DistributedType",
     "is_deepspeed_available",

@@ -5,12 +5,28 @@ from accel_core.options.enums import (
     DistributedType,
     SageMakerDistributedType,
 )
+from accel_launch.settings.config import (
+    SAGEMAKER_PYTHON_VERSION,
+    SAGEMAKER_PYTORCH_VERSION,
+    SAGEMAKER_TRANSFORMERS_VERSION,
+    BaseConfig,
+    ClusterConfig,
+    SageMakerConfig,
+    load_config_from_file,
+)
 from accelerate._rebinding import write_through
 
 __all__ = [
+    "SAGEMAKER_PYTHON_VERSION",
+    "SAGEMAKER_PYTORCH_VERSION",
+    "SAGEMAKER_TRANSFORMERS_VERSION",
+    "BaseConfig",
+    "ClusterConfig",
     "ComputeEnvironment",
     "DistributedType",
+    "SageMakerConfig",
     "SageMakerDistributedType",
+    "load_config_from_file",
 ]
 
 write_through(__name__)

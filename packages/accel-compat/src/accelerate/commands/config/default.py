@@ -9,9 +9,14 @@ from accel_core.host.availability import (
     is_sdaa_available,
     is_xpu_available,
 )
+from accel_launch.settings.config import (
+    ClusterConfig,
+    write_basic_config,
+)
 from accelerate._rebinding import write_through
 
 __all__ = [
+    "ClusterConfig",
     "is_hpu_available",
     "is_mlu_available",
     "is_musa_available",
@@ -19,6 +24,7 @@ __all__ = [
     "is_npu_available",
     "is_sdaa_available",
     "is_xpu_available",
+    "write_basic_config",
 ]
 
 write_through(__name__)

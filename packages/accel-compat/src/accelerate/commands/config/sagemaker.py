@@ -10,11 +10,15 @@ from accel_core.options.enums import (
     ComputeEnvironment,
     SageMakerDistributedType,
 )
+from accel_launch.settings.config import (
+    SageMakerConfig,
+)
 from accelerate._rebinding import write_through
 
 __all__ = [
     "TORCH_DYNAMO_MODES",
     "ComputeEnvironment",
+    "SageMakerConfig",
     "SageMakerDistributedType",
     "is_boto3_available",
 ]

@@ -223,7 +223,7 @@ def _dispatch(
     tied_copies = _tied_copies(tied, places, away, weights)
     attach_align_device_hook_on_blocks(
         model,
-        execution_device=compute,  # type: ignore[arg-type]  # a map may hold names and indices of devices
+        execution_device=compute,
         offload=away,
         weights_map=weights,
         offload_buffers=offload_buffers,
@@ -276,8 +276,8 @@ def _offloaded_weights(
         if offload_dir is None:
             raise OffloadError(
                 "We need an `offload_dir` to dispatch this model according to this `device_map`, the following "
-                f"submodules need to be offloaded: {', '.join(on_disk)}. Found no folder and no index of weights on disk. "
-                "Pass `offload_dir`."
+                f"submodules need to be offloaded: {', '.join(on_disk)}. Found no folder and no index of weights on "
+                "disk. Pass `offload_dir`."
             )
         if not os.path.isfile(os.path.join(offload_dir, INDEX_NAME)):
             own = _state_of(model) if own is None else own

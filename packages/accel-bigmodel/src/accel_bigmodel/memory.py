@@ -46,12 +46,13 @@ def get_max_memory(max_memory: Mapping[int | str, int | str] | None = None) -> d
         name: int | str = int(device) if isinstance(device, str) and device.isdecimal() else device
         if isinstance(name, bool) or not (isinstance(name, int) or name in _NAMED):
             raise ConfigurationError(
-                f"Device {device} is not recognized. Found {device!r} in `max_memory`. Use the index of an accelerator, "
-                "'mps', 'cpu' or 'disk'."
+                f"Device {device} is not recognized. Found {device!r} in `max_memory`. Use the index of an "
+                "accelerator, 'mps', 'cpu' or 'disk'."
             )
         given[name] = convert_file_size_to_int(size)
     accelerators = sorted(name for name in given if isinstance(name, int))
-    return {name: given[name] for name in (*accelerators, *(name for name in _NAMED if name in given))}
+    ordered: list[int | str] = [*accelerators, *(name for name in _NAMED if name in given)]
+    return {name: given[name] for name in ordered}
 
 
 def _available() -> dict[int | str, int]:

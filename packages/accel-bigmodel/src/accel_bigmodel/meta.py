@@ -2,9 +2,9 @@
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -23,7 +23,7 @@ class _Placement:
     """Where the modules that this thread builds put their tensors."""
 
     device: torch.device
-    moved: WeakIdKeyDictionary[torch.Tensor, torch.Tensor] = field(default_factory=WeakIdKeyDictionary)
+    moved: MutableMapping[torch.Tensor, nn.Parameter] = field(default_factory=cast(Any, WeakIdKeyDictionary))
 
 
 class _Active(threading.local):
@@ -86,7 +86,7 @@ def _registering(placement: _Placement) -> Iterator[None]:
     with _lock:
         _users += 1
         if _users == 1:
-            _handles.append(nn_module.register_module_parameter_registration_hook(_place_parameter))
+            _handles.append(nn_module.register_module_parameter_registration_hook(cast(Any, _place_parameter)))
     _active.stack.append(placement)
     try:
         yield
@@ -98,7 +98,7 @@ def _registering(placement: _Placement) -> Iterator[None]:
                 _handles.pop().remove()
 
 
-def _place_parameter(module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:  # noqa: ARG001
+def _place_parameter(module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
     """Give the parameter to register instead; None registers it as it is (torch's registration hook)."""
     stack = _active.stack
     if not stack or parameter is None:
@@ -111,12 +111,13 @@ def _place_parameter(module: nn.Module, name: str, parameter: nn.Parameter | Non
     if moved is None:
         moved = _moved(parameter, device)
         placement.moved[parameter] = moved
-    return moved  # type: ignore[return-value]  # the dictionary holds parameters as tensors
+    return moved
 
 
 def _moved(parameter: nn.Parameter, device: torch.device) -> nn.Parameter:
     """Make the same parameter on another device: class, `requires_grad` and attributes are kept."""
     cls = type(parameter)
+    moved: nn.Parameter
     if cls is nn.Parameter:
         moved = nn.Parameter(parameter.detach().to(device), requires_grad=parameter.requires_grad)
     elif (form := packed.find(parameter)) is not None:

@@ -63,7 +63,7 @@ def set_module_tensor_to_device(
     fp16_statistics: torch.Tensor | None = None,
     tied_params_map: TiedTensors | None = None,
     non_blocking: bool = False,
-    clear_cache: bool = True,  # noqa: ARG001
+    clear_cache: bool = True,
 ) -> None:
     """Put a parameter or buffer of a module on a device, with another value if one is given.
 
@@ -87,8 +87,8 @@ def set_module_tensor_to_device(
     old = owner._buffers.get(name) if is_buffer else owner._parameters.get(name)
     if not is_buffer and name not in owner._parameters:
         raise ConfigurationError(
-            f"{module} does not have a parameter or a buffer named {tensor_name}. Found none under that name. Use a name "
-            "of `named_parameters` or `named_buffers`."
+            f"{module} does not have a parameter or a buffer named {tensor_name}. Found none under that name. Use a "
+            "name of `named_parameters` or `named_buffers`."
         )
     if old is None:
         return

@@ -140,9 +140,9 @@ def load_checkpoint_in_model(
     retie_parameters(model, tied)
     if plan.unexpected:
         logger.warning(
-            "Some weights of the checkpoint at %s were not used when initializing %s: %s. This may or may not be an issue "
-            "- make sure that the checkpoint does not have unnecessary parameters, or that the model definition correctly "
-            "corresponds to the checkpoint.",
+            "Some weights of the checkpoint at %s were not used when initializing %s: %s. This may or may not be an "
+            "issue - make sure that the checkpoint does not have unnecessary parameters, or that the model definition "
+            "correctly corresponds to the checkpoint.",
             checkpoint, type(model).__name__, plan.unexpected,
         )  # fmt: skip
     return LoadedKeys(plan.missing, plan.unexpected)
@@ -225,8 +225,8 @@ def _check_offload(plan: _Plan, source: Checkpoint, offload_folder: Any) -> None
         return
     if offload_folder is None:
         raise OffloadError(
-            f"Weights on 'disk' that no safetensors file holds have to be written somewhere. Found {len(written)} such, "
-            f"{written[0]!r} first. At least one of the model submodule will be offloaded to disk: pass an "
+            f"Weights on 'disk' that no safetensors file holds have to be written somewhere. Found {len(written)} "
+            f"such, {written[0]!r} first. At least one of the model submodule will be offloaded to disk: pass an "
             "`offload_folder`, or save the checkpoint as safetensors."
         )
     try:

@@ -208,7 +208,8 @@ def _read_index(path: Path) -> tuple[list[str], dict[str, str]]:
     if not path.is_file():
         if path.exists():
             raise UnsafeCheckpointError(
-                f"A checkpoint's index must be a regular file. Found {str(path)!r}, which is none. Name the index itself."
+                f"A checkpoint's index must be a regular file. Found {str(path)!r}, which is none. Name the index "
+                "itself."
             )
         raise CheckpointNotFoundError(
             f"A checkpoint's index is missing. Looked for {str(path)!r}. Check the path, or fetch the file again."

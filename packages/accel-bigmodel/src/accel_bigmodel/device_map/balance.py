@@ -59,13 +59,12 @@ def _slack(root: Node, no_split_module_classes: Sequence[str] | None) -> int:
     while stack:
         node = stack.pop()
         name = type(node.value).__name__
-        if name in whole:
+        if name in whole and node is not root:
             largest.setdefault(name, node.size)
         below = node.submodules
-        if not below:
-            if node.size:
-                total += node.size
-                count += 1
+        if not below and node.size:
+            total += node.size
+            count += 1
         stack.extend(reversed(below))
     mean = total // count if count else 0
     return int(1.25 * max(max(largest.values(), default=0), mean))

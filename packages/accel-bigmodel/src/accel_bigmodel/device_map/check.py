@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 import torch
 from torch import nn
@@ -14,6 +15,7 @@ __all__ = ["check_device_map", "check_tied_parameters_on_same_device", "clean_de
 logger = get_logger(__name__)
 
 AnyDevice = int | str | torch.device
+_Device = TypeVar("_Device", bound=AnyDevice)
 
 
 def device_of(name: str, device_map: Mapping[str, AnyDevice]) -> AnyDevice | None:
@@ -80,7 +82,7 @@ def check_tied_parameters_on_same_device(
             )
 
 
-def clean_device_map(device_map: dict[str, AnyDevice], module_name: str = "") -> dict[str, AnyDevice]:
+def clean_device_map(device_map: dict[str, _Device], module_name: str = "") -> dict[str, _Device]:
     """Shorten a device map: parts that all go to one device become their parent's entry.
 
     Args:
@@ -90,7 +92,7 @@ def clean_device_map(device_map: dict[str, AnyDevice], module_name: str = "") ->
     Returns:
         The map.
     """
-    below: dict[str, set[AnyDevice]] = {}
+    below: dict[str, set[_Device]] = {}
     members: dict[str, list[str]] = {}
     for name, device in device_map.items():
         above = name

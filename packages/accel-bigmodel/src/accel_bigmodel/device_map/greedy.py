@@ -80,12 +80,13 @@ class Greedy:
             room = None
             if limit is not None:
                 room = limit - self.used[device] - (self._layers.largest(node) if device in reserving else 0)
-            tied = [entry for entry in self._tied_entries(node, queue)]
+                spare = limit - self._layers.largest(None) if device in reserving else -1
+            tied = self._tied_entries(node, queue)
             if room is not None and node.size > room:
                 if self._may_split(node):
                     self._split(node, queue)
-                    continue
-                number = self._next_device(node, queue, room, number)
+                elif not (self.fallback and self.used[device] == 0 and self._fall_back(node, queue, spare, device)):
+                    number = self._next_device(node, queue, number)
                 continue
             if tied:
                 total = node.size + sum(entry.size for entry in tied)
@@ -104,7 +105,7 @@ class Greedy:
                         queue.insert(at, child)
                     continue
                 assert room is not None
-                number = self._next_device(node, queue, room, number)
+                number = self._next_device(node, queue, number)
                 continue
             self._place(node, device)
         return self.placed
@@ -115,9 +116,32 @@ class Greedy:
     def _split(self, node: Node, queue: deque[Node]) -> None:
         queue.extendleft(reversed(node.children))
 
-    def _next_device(self, node: Node, queue: deque[Node], room: int, number: int) -> int:
+    def _next_device(self, node: Node, queue: deque[Node], number: int) -> int:
         queue.appendleft(node)
         return number + 1
+
+    def _fall_back(self, node: Node, queue: deque[Node], room: int, device: Device) -> bool:
+        """Give an empty device the first part of the rest that fits on it; tell whether there is one."""
+        found = self._first_that_fits([node, *queue], room)
+        if found is None:
+            return False
+        waiting: list[Node] = []
+        for entry in (node, *queue):
+            waiting.extend(_without(entry, found) if entry.holds(found) else (entry,))
+        queue.clear()
+        queue.extend(waiting)
+        self._place(found, device)
+        return True
+
+    def _first_that_fits(self, nodes: Sequence[Node], room: int) -> Node | None:
+        level = deque(nodes)
+        while level:
+            entry = level.popleft()
+            if entry.size <= room and not self._tied_entries(entry, level):
+                return entry
+            if self._may_split(entry):
+                level.extendleft(reversed(entry.children))
+        return None
 
     def _place(self, node: Node, device: Device) -> None:
         self.placed.append((node, device))
@@ -125,16 +149,29 @@ class Greedy:
         self._layers.done(node)
 
     def _tied_entries(self, node: Node, queue: deque[Node]) -> list[Node]:
-        """List the waiting entries that share a tensor with a node."""
-        groups = self._ties.get(id(node))
-        if not groups:
-            return []
-        outside = [leaf for group in groups for leaf in group if not node.holds(leaf)]
+        """List the waiting entries that share a tensor with a node, or with one of those."""
         found: list[Node] = []
-        for entry in queue if outside else ():
-            if any(entry.holds(leaf) for leaf in outside):
-                found.append(entry)
+        pending = [node]
+        while pending:
+            member = pending.pop()
+            groups = self._ties.get(id(member), ())
+            outside = [leaf for group in groups for leaf in group if not member.holds(leaf)]
+            if not outside:
+                continue
+            for entry in queue:
+                if any(entry.holds(leaf) for leaf in outside) and not any(entry is other for other in found):
+                    found.append(entry)
+                    pending.append(entry)
         return found
+
+
+def _without(node: Node, part: Node) -> list[Node]:
+    """List what is left of a node when a part of it is taken out."""
+    if node is part:
+        return []
+    if not node.holds(part):
+        return [node]
+    return [rest for child in node.children for rest in _without(child, part)]
 
 
 class _LargestLayer:
@@ -160,7 +197,7 @@ class _LargestLayer:
     def done(self, node: Node) -> None:
         self._gone.add(id(node))
 
-    def largest(self, current: Node) -> int:
+    def largest(self, current: Node | None) -> int:
         """Give the bytes of the largest layer that waits behind a node."""
         layers = self._layers
         at = len(layers) - 1
@@ -171,7 +208,7 @@ class _LargestLayer:
                 node = node.parent
             if node is None:
                 return size
-            if node is not current and at == len(layers) - 1:
+            if (current is None or node is not current) and at == len(layers) - 1:
                 layers.pop()
             at -= 1
         return 0

@@ -1,20 +1,109 @@
 """The device map of a model: in its own order, within the limits, every tensor exactly once."""
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 from torch import nn
 
-from accel_bigmodel.device_map.check import AnyDevice, clean_device_map
+from accel_bigmodel.device_map.check import clean_device_map
+from accel_bigmodel.device_map.exact import Unit, contiguous, units_of
 from accel_bigmodel.device_map.greedy import Greedy
-from accel_bigmodel.device_map.tree import build_tree
+from accel_bigmodel.device_map.tree import Node, Tree, build_tree
 from accel_bigmodel.memory import get_max_memory
 from accel_bigmodel.sizes import Dtype
 from accel_core.logging import get_logger
 
-__all__ = ["infer_auto_device_map"]
+__all__ = ["Solution", "infer_auto_device_map", "solve"]
 
 logger = get_logger(__name__)
+
+Device = int | str
+
+
+@dataclass(frozen=True)
+class Solution:
+    """A placement and what it takes.
+
+    Attributes:
+        tree: The model.
+        placed: Pairs of node and device, in the order of placing.
+        limits: Bytes by device.
+        used: Bytes of weights by device.
+        main: The device that offloaded parts compute on.
+        largest_offloaded: Bytes of the largest layer that comes back to it.
+        offloaded_buffers: Bytes of buffers of offloaded parts.
+    """
+
+    tree: Tree
+    placed: list[tuple[Node, Device]]
+    limits: dict[Device, int]
+    used: dict[Device, int]
+    main: Device
+    largest_offloaded: int
+    offloaded_buffers: int
+
+    @property
+    def keeps_room(self) -> bool:
+        """Whether the main device has room for the largest offloaded layer."""
+        limit = self.limits.get(self.main)
+        return self.main in ("cpu", "disk") or limit is None or self.used[self.main] + self.largest_offloaded <= limit
+
+    @property
+    def slowest(self) -> int:
+        """How far weights were spilled: 0 for accelerators alone, 1 with the CPU, 2 with the disk."""
+        return 2 if self.used.get("disk") else 1 if self.used.get("cpu") else 0
+
+
+def _solution(
+    tree: Tree, placed: list[tuple[Node, Device]], limits: dict[Device, int], whole: Collection[str]
+) -> Solution:
+    used: dict[Device, int] = dict.fromkeys(limits, 0)
+    for node, device in placed:
+        used[device] = used.get(device, 0) + node.size
+    fast = [device for device in limits if device not in ("cpu", "disk")]
+    main: Device = next((device for device in fast if any(home == device for _, home in placed)), "cpu")
+    away = ("disk",) if main in ("cpu", "mps") else ("cpu", "disk")
+    offloaded = [node for node, device in placed if device in away]
+    largest = max((_largest_layer(node, whole) for node in offloaded), default=0)
+    return Solution(tree, placed, limits, used, main, largest, sum(node.buffer_size for node in offloaded))
+
+
+def _largest_layer(node: Node, whole: Collection[str]) -> int:
+    below = node.submodules if node.is_module else []
+    if not below or type(node.value).__name__ in whole:
+        return node.size
+    own = max((child.size for child in node.children if not child.is_module), default=0)
+    return max(own, *(_largest_layer(child, whole) for child in below))
+
+
+def solve(tree: Tree, limits: dict[Device, int], whole: Collection[str], fallback: bool = False) -> Solution:
+    """Place a model: by filling the devices in order, or better where that wastes them.
+
+    Args:
+        tree: The model.
+        limits: Bytes by device, in order.
+        whole: Class names of modules that must not be split.
+        fallback: Whether an empty device that the next module does not fit on is given a smaller one.
+
+    Returns:
+        The placement. It goes to a slower device only if no contiguous placement does without, and the device that
+        offloaded parts compute on has room for the largest of them.
+    """
+    first = _solution(tree, Greedy(tree, limits, whole, fallback).run(), limits, whole)
+    if first.keeps_room and first.slowest == 0:
+        return first
+    pairs = contiguous(units_of(tree, whole), limits)
+    if pairs is None:
+        return first
+    exact = _solution(tree, _nodes(pairs), limits, whole)
+    if not first.keeps_room or exact.slowest < first.slowest:
+        return exact
+    return first
+
+
+def _nodes(pairs: Sequence[tuple[Unit, Device]]) -> list[tuple[Node, Device]]:
+    return [(node, device) for unit, device in pairs for node in unit.nodes]
 
 
 def infer_auto_device_map(
@@ -30,13 +119,16 @@ def infer_auto_device_map(
 ) -> dict[str, int | str]:
     """Decide which device holds which part of a model.
 
+    Devices are filled in order: accelerators, then the CPU, then the disk. Every parameter and buffer is placed exactly
+    once and tied ones together; if any contiguous placement fits without a slower device, that device is not used.
+
     Args:
         model: The model, which may be empty.
         max_memory: Bytes or written sizes by device; by default what is free.
         no_split_module_classes: Class names of modules that stay on one device.
         dtype: The dtype the weights will be loaded in.
         special_dtypes: Dtypes of single tensors by name.
-        verbose: Whether every decision is logged.
+        verbose: Whether the device and size of every part are logged.
         clean_result: Whether parts that all go to one device become their parent's entry.
         offload_buffers: Whether the buffers of offloaded layers are away too.
         fallback_allocation: Whether an empty device that the next module does not fit on is given a smaller one.
@@ -45,10 +137,46 @@ def infer_auto_device_map(
         Devices by name of submodule or tensor.
     """
     limits = get_max_memory(max_memory)
-    whole = [no_split_module_classes] if isinstance(no_split_module_classes, str) else (no_split_module_classes or ())
-    tree = build_tree(model, dtype, special_dtypes)
-    placed = Greedy(tree, limits, whole, fallback_allocation).run()
-    result: dict[str, AnyDevice] = OrderedDict((node.name, device) for node, device in placed)
+    solution = solve(
+        build_tree(model, dtype, special_dtypes), limits, whole_classes(no_split_module_classes), fallback_allocation
+    )
+    if verbose:
+        for node, device in solution.placed:
+            logger.info("Putting %s (size=%s) on %s.", node.name or "the model", node.size, device)
+    _warn(solution, offload_buffers)
+    result: dict[str, int | str] = OrderedDict((node.name, device) for node, device in solution.placed)
     if clean_result:
         clean_device_map(result)
     return result
+
+
+def whole_classes(no_split_module_classes: Sequence[str] | None) -> frozenset[str]:
+    """Read the classes that must not be split, which may be one name.
+
+    Args:
+        no_split_module_classes: One name, several, or None.
+
+    Returns:
+        The names.
+    """
+    if isinstance(no_split_module_classes, str):
+        return frozenset({no_split_module_classes})
+    return frozenset(no_split_module_classes or ())
+
+
+def _warn(solution: Solution, offload_buffers: bool) -> None:
+    limit = solution.limits.get(solution.main)
+    free = None if limit is None or solution.main == "cpu" else limit - solution.used[solution.main]
+    if free is not None and not offload_buffers and solution.offloaded_buffers > free:
+        logger.warning(
+            "The buffers of the offloaded layers take %s bytes and %s has %s bytes left for them. Pass "
+            "`offload_buffers=True` if memory runs out.",
+            solution.offloaded_buffers, solution.main, free,
+        )  # fmt: skip
+    fast = [device for device in solution.limits if device not in ("cpu", "disk")]
+    if fast and solution.slowest and not any(solution.used[device] for device in fast):
+        logger.warning(
+            "No accelerator can hold the largest layer beside its own part, so none is used. The limits are %s. Raise "
+            "them, or let larger modules be split.",
+            {device: solution.limits[device] for device in fast},
+        )

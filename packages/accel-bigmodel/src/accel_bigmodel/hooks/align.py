@@ -55,8 +55,8 @@ def _as_list(skip_keys: str | Sequence[str] | None) -> Any:
 class AlignDevicesHook(ModelHook):
     """Puts inputs and weights on one device before a forward, and the weights away after it if they are offloaded.
 
-    Every argument is kept under its own name, so that a hook can be built again from its attributes. What belongs to one
-    module is kept with that module: one hook may serve several.
+    Every argument is kept under its own name, so that a hook can be built again from its attributes. What belongs to
+    one module is kept with that module: one hook may serve several.
 
     Args:
         execution_device: Where inputs and weights have to be; None leaves inputs where they are.
@@ -158,7 +158,7 @@ class AlignDevicesHook(ModelHook):
 
     def move_inputs(
         self,
-        module: nn.Module,  # noqa: ARG002
+        module: nn.Module,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -189,7 +189,7 @@ class AlignDevicesHook(ModelHook):
                 residency.release(self)
         return self.move_output(module, output) if self.io_same_device else output
 
-    def move_output(self, module: nn.Module, output: Any) -> Any:  # noqa: ARG002
+    def move_output(self, module: nn.Module, output: Any) -> Any:
         """Give the output where the inputs came from.
 
         Args:

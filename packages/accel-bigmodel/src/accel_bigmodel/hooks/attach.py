@@ -31,7 +31,7 @@ def _preloads(module: nn.Module, classes: list[str] | None) -> bool:
 
 def attach_execution_device_hook(
     module: nn.Module,
-    execution_device: int | str | torch.device,
+    execution_device: int | str | torch.device | None,
     skip_keys: str | list[str] | None = None,
     preload_module_classes: list[str] | None = None,
     tied_params_map: TiedTensors | None = None,
@@ -114,7 +114,7 @@ def attach_align_device_hook(
 
 def attach_align_device_hook_on_blocks(
     module: nn.Module,
-    execution_device: torch.device | dict[str, torch.device] | None = None,
+    execution_device: torch.device | Mapping[str, Any] | None = None,
     offload: bool | dict[str, bool] = False,
     weights_map: Mapping[str, torch.Tensor] | None = None,
     offload_buffers: bool = False,
@@ -153,14 +153,16 @@ def attach_align_device_hook_on_blocks(
             hook = AlignDevicesHook(execution_device, io_same_device=True, place_submodules=True, **shared)
             add_hook_to_module(module, hook)
         return
-    if not isinstance(execution_device, Mapping):
-        assert isinstance(offload, dict)
-        execution_device = dict.fromkeys(offload, execution_device)  # type: ignore[arg-type]  # None places nothing
+    places: Mapping[str, Any]
+    if isinstance(execution_device, Mapping):
+        places = execution_device
+    else:
+        places = dict.fromkeys(offload if isinstance(offload, dict) else (), execution_device)
     if not isinstance(offload, dict):
-        offload = dict.fromkeys(execution_device, offload)
+        offload = dict.fromkeys(places, offload)
     is_root = module_name == ""
-    if module_name in execution_device and module_name in offload:
-        device = execution_device[module_name]
+    if module_name in places and module_name in offload:
+        device = places[module_name]
         if offload[module_name]:
             attach_align_device_hook(
                 module,
@@ -189,15 +191,15 @@ def attach_align_device_hook_on_blocks(
             tied_params_map=tied_params_map,
         )
         below = f"{module_name}." if module_name else ""
-        if not any(name.startswith(below) for name in execution_device if name != module_name):
+        if not any(name.startswith(below) for name in places if name != module_name):
             return
     elif is_root:
-        hook = AlignDevicesHook(execution_device.get(""), io_same_device=True, **shared)
+        hook = AlignDevicesHook(places.get(""), io_same_device=True, **shared)
         add_hook_to_module(module, hook, append=True)
     for child_name, child in _children(module, module_name):
         attach_align_device_hook_on_blocks(
             child,
-            execution_device=execution_device,
+            execution_device=places,
             offload=offload,
             weights_map=weights_map,
             offload_buffers=offload_buffers,

@@ -3,7 +3,7 @@
 import functools
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -18,7 +18,7 @@ __all__ = [
 
 
 class ModelHook:
-    """Callbacks before and after a module's forward; unlike torch's own, they see keyword arguments and may change both.
+    """Callbacks before and after a module's forward; they see its keyword arguments, and may change what they see.
 
     Attributes:
         no_grad: Whether the forward runs under `torch.no_grad()`.
@@ -158,7 +158,7 @@ class HookedForward:
             What the hook makes of the forward's output.
         """
         module = self.module
-        hook = module._hf_hook
+        hook: Any = module._hf_hook
         return self.surround(hook, hook.pre_forward, hook.post_forward, args, kwargs)
 
     def surround(
@@ -174,7 +174,7 @@ class HookedForward:
         A forward that is entered again before it returns (recursion, another thread) finds its weights there: only
         the last one to leave sends them away.
         """
-        module = self.module
+        module: Any = self.module
         counts = getattr(hook, "keeps_weights_while_running", False)
         self.depth += 1
         try:
@@ -200,15 +200,16 @@ class HookedForward:
 
 def _run_eagerly(forward: HookedForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run with the hook's own work outside of any graph that torch.compile is recording."""
-    hook = forward.module._hf_hook
-    before, after = torch.compiler.disable(hook.pre_forward), torch.compiler.disable(hook.post_forward)
+    hook: Any = forward.module._hf_hook
+    disable = cast(Any, torch.compiler.disable)
+    before, after = disable(hook.pre_forward), disable(hook.post_forward)
     return forward.surround(hook, before, after, args, kwargs)
 
 
 @functools.cache
 def _outside_graphs() -> Callable[..., Any]:
     """Give the runner that torch.compile does not trace; made late, because making it imports the compiler."""
-    runner: Callable[..., Any] = torch.compiler.disable(_run_eagerly, recursive=False)
+    runner: Callable[..., Any] = cast(Any, torch.compiler.disable)(_run_eagerly, recursive=False)
     return runner
 
 

@@ -283,7 +283,7 @@ def _places(module: nn.Module, include_buffers: bool, recurse: bool) -> list[tup
     """List where the offloaded tensors sit: name, holding dict, key; non-persistent buffers are in no map and stay."""
     left_out = get_non_persistent_buffers(module, recurse=recurse, fqns=recurse)
     names = [name for name, _ in module.named_parameters(recurse=recurse, remove_duplicate=False)]
-    places = []
+    places: list[tuple[str, dict[str, Any], str]] = []
     for name in names:
         owner, key = owner_of(module, name)
         places.append((name, owner._parameters, key))

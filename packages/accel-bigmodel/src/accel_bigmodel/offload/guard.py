@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -87,7 +87,8 @@ def _used_while_offloaded(stand_in: OffloadedTensor) -> OffloadError:
     name = stand_in.__dict__.get("weight_name", "?")
     block = stand_in.__dict__.get("block_name", "?")
     return OffloadError(
-        f"An offloaded weight was used outside the forward pass of its block. Found weight {name!r} of block {block!r}, "
+        f"An offloaded weight was used outside the forward pass of its block. Found weight {name!r} of block "
+        f"{block!r}, "
         "which is in memory only while that block runs. Call the block itself, list the class that uses its weights in "
         "`preload_module_classes`, or read the weight under `align_module_device`."
     )
@@ -134,8 +135,9 @@ def is_stand_in(tensor: object) -> bool:
     return isinstance(tensor, OffloadedTensor)
 
 
-_stand_ins: WeakIdKeyDictionary[torch.Tensor, OffloadedTensor] = WeakIdKeyDictionary()
-_watched: WeakIdKeyDictionary[torch.Tensor, str] = WeakIdKeyDictionary()
+# Torch's dictionary by identity has no types of its own.
+_stand_ins: MutableMapping[torch.Tensor, OffloadedTensor] = cast(Any, WeakIdKeyDictionary)()
+_watched: MutableMapping[torch.Tensor, str] = cast(Any, WeakIdKeyDictionary)()
 _optimizers_are_watched = False
 
 
@@ -185,7 +187,7 @@ def _watch_optimizers() -> None:
         register_optimizer_step_pre_hook(_refuse_offloaded)
 
 
-def _refuse_offloaded(optimizer: Optimizer, args: Any, kwargs: Any) -> None:  # noqa: ARG001
+def _refuse_offloaded(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     if not _watched and not _stand_ins:
         return
     for group in optimizer.param_groups:
@@ -193,8 +195,8 @@ def _refuse_offloaded(optimizer: Optimizer, args: Any, kwargs: Any) -> None:  # 
             name = parameter.__dict__.get("weight_name") if is_stand_in(parameter) else _watched.get(parameter)
             if name is not None:
                 raise OffloadError(
-                    f"An optimizer cannot train an offloaded weight. Found {name!r} in a {type(optimizer).__name__}. Give "
-                    "the optimizer parameters that stay on their device (adapters), or remove the hooks first."
+                    f"An optimizer cannot train an offloaded weight. Found {name!r} in a {type(optimizer).__name__}. "
+                    "Give the optimizer parameters that stay on their device (adapters), or remove the hooks first."
                 )
 
 
@@ -219,4 +221,4 @@ def forbid_gradient(parameter: torch.Tensor, weight_name: str) -> None:
         parameter: The weight's copy on the device.
         weight_name: Its name for the message.
     """
-    parameter.register_hook(_GradientRefusal(weight_name))
+    cast(Any, parameter).register_hook(_GradientRefusal(weight_name))

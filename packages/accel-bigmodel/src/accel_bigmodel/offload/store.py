@@ -214,8 +214,8 @@ class OffloadedWeightsLoader(Mapping[str, torch.Tensor]):
     ) -> None:
         if state_dict is None and save_folder is None and index is None:
             raise ConfigurationError(
-                "Offloaded weights have to be somewhere. Found neither tensors nor files. Need either a `state_dict`, a "
-                "`save_folder` or an `index` containing offloaded weights."
+                "Offloaded weights have to be somewhere. Found neither tensors nor files. Need either a "
+                "`state_dict`, a `save_folder` or an `index` containing offloaded weights."
             )
         self.state_dict = {} if state_dict is None else state_dict
         self.save_folder = save_folder
@@ -282,8 +282,8 @@ class OffloadedWeightsLoader(Mapping[str, torch.Tensor]):
         else:
             if self.save_folder is None:
                 raise OffloadError(
-                    f"An offloaded weight has no folder. Found the entry of {key!r} in the index, and no `save_folder`. "
-                    "Pass the folder that its `.dat` file is in."
+                    f"An offloaded weight has no folder. Found the entry of {key!r} in the index, and no "
+                    "`save_folder`. Pass the folder that its `.dat` file is in."
                 )
             found = _map_weight(Path(self.save_folder) / f"{key}.dat", entry), ""
         self._files[key] = found

@@ -1,0 +1,157 @@
+"""Contiguous placement, solved exactly: if any placement in the model's order fits, one is found."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from accel_bigmodel.device_map.tree import Node, Tree
+
+__all__ = ["Unit", "contiguous", "units_of"]
+
+Device = int | str
+
+
+@dataclass
+class Unit:
+    """What must stay together: a layer, or several that share tensors.
+
+    Attributes:
+        nodes: Its parts, in the model's order.
+        size: Its bytes.
+    """
+
+    nodes: list[Node]
+    size: int
+
+
+def units_of(tree: Tree, whole: Collection[str]) -> list[Unit]:
+    """Cut a model into the smallest parts that may be placed apart.
+
+    Args:
+        tree: The model.
+        whole: Class names of modules that must not be split.
+
+    Returns:
+        The units in the model's order; layers tied to each other are one, at the place of the first.
+    """
+    parts: list[Node] = []
+    stack = [tree.root]
+    while stack:
+        node = stack.pop()
+        splits = node.is_module and bool(node.submodules) and type(node.value).__name__ not in whole
+        if splits or (node is tree.root and node.children):
+            stack.extend(reversed(node.children))
+        else:
+            parts.append(node)
+    if not tree.ties:
+        return [Unit([part], part.size) for part in parts]
+    home = {id(part): number for number, part in enumerate(parts)}
+    first = list(range(len(parts)))
+
+    def root_of(number: int) -> int:
+        while first[number] != number:
+            number = first[number]
+        return number
+
+    for group in tree.ties:
+        numbers = set()
+        for leaf in group:
+            above: Node | None = leaf
+            while above is not None and id(above) not in home:
+                above = above.parent
+            if above is not None:
+                numbers.add(root_of(home[id(above)]))
+        lowest = min(numbers)
+        for number in numbers:
+            first[number] = lowest
+    units: dict[int, Unit] = {}
+    for number, part in enumerate(parts):
+        unit = units.setdefault(root_of(number), Unit([], 0))
+        unit.nodes.append(part)
+        unit.size += part.size
+    return list(units.values())
+
+
+def _fill(units: Sequence[Unit], limits: Sequence[int]) -> list[int]:
+    """Fill devices in order, each as far as possible; returns how many units each took."""
+    taken = []
+    number = 0
+    for limit in limits:
+        begin, used = number, 0
+        while number < len(units) and used + units[number].size <= limit:
+            used += units[number].size
+            number += 1
+        taken.append(number - begin)
+    return taken
+
+
+def contiguous(
+    units: Sequence[Unit], max_memory: Mapping[Device, int], allow_disk: bool = True
+) -> list[tuple[Unit, Device]] | None:
+    """Place units in order on devices in order, keeping what fits off the slower ones.
+
+    First the accelerators alone are tried, then with the CPU, then with the disk. Where parts are offloaded, the first
+    accelerator in use keeps room for the largest of them.
+
+    Args:
+        units: The units.
+        max_memory: Bytes by device, in order; "disk" holds any number unless it has a limit.
+        allow_disk: Whether the disk may be used.
+
+    Returns:
+        Pairs of unit and device; None when nothing fits.
+    """
+    accelerators = [device for device in max_memory if device not in ("cpu", "disk")]
+    slow: list[Device] = ["cpu"] if "cpu" in max_memory else []
+    total = sum(unit.size for unit in units)
+    if accelerators:
+        taken = _fill(units, [max_memory[device] for device in accelerators])
+        if sum(taken) == len(units):
+            return _pairs(units, accelerators, taken)
+    room: dict[Device, int] = {device: max_memory[device] for device in slow}
+    tiers: list[list[Device]] = [slow] if slow else []
+    if allow_disk:
+        room["disk"] = max_memory.get("disk", total)
+        tiers.append([*slow, "disk"])
+    for tier in tiers:
+        for number in range(len(accelerators)):
+            found = _with_offload(units, accelerators[number:], tier, {**max_memory, **room})
+            if found is not None:
+                return found
+        taken = _fill(units, [room[device] for device in tier])
+        if sum(taken) == len(units):
+            return _pairs(units, tier, taken)
+    return None
+
+
+def _with_offload(
+    units: Sequence[Unit], accelerators: Sequence[Device], slow: Sequence[Device], limits: Mapping[Device, int]
+) -> list[tuple[Unit, Device]] | None:
+    """Put a prefix on accelerators, the first of which keeps room for the largest unit of the rest."""
+    largest = [0] * (len(units) + 1)
+    for number in reversed(range(len(units))):
+        largest[number] = max(largest[number + 1], units[number].size)
+    main = accelerators[0]
+    for reserve in sorted(set(largest[1:])):
+        if reserve > limits[main]:
+            return None
+        fast = [limits[main] - reserve, *(limits[device] for device in accelerators[1:])]
+        taken = _fill(units, fast)
+        if taken[0] == 0:
+            return None
+        begin = sum(taken)
+        if largest[begin] > reserve:
+            continue
+        rest = _fill(units[begin:], [limits[device] for device in slow])
+        if begin + sum(rest) == len(units):
+            return _pairs(units, [*accelerators, *slow], [*taken, *rest])
+        return None
+    return None
+
+
+def _pairs(units: Sequence[Unit], devices: Sequence[Device], taken: Sequence[int]) -> list[tuple[Unit, Device]]:
+    pairs: list[tuple[Unit, Device]] = []
+    number = 0
+    for device, count in zip(devices, taken, strict=True):
+        pairs.extend((unit, device) for unit in units[number : number + count])
+        number += count
+    return pairs

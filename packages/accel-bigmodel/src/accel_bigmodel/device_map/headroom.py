@@ -1,0 +1,104 @@
+"""Memory that a run needs beside the weights: activations, caches, logits."""
+
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from accel_core.errors import ConfigurationError
+
+__all__ = ["Workload", "activation_bytes"]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A forward pass to make room for.
+
+    Attributes:
+        batch: Sequences in a batch.
+        sequence: Tokens in a sequence.
+        args: Positional arguments of the forward instead of token numbers; shapes and dtypes are used alone.
+        kwargs: Keyword arguments of the forward.
+    """
+
+    batch: int = 1
+    sequence: int = 1
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+
+class _LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the bytes of the tensors alive that operations made."""
+
+    def __init__(self, known: set[int]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.live = 0
+        self.peak = 0
+        self._known = known
+
+    def _gone(self, key: int, count: int) -> None:
+        self._known.discard(key)
+        self.live -= count
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor):
+                storage = tensor.untyped_storage()
+                key = storage._cdata
+                if key not in self._known:
+                    self._known.add(key)
+                    count = storage.nbytes()
+                    self.live += count
+                    self.peak = max(self.peak, self.live)
+                    weakref.finalize(storage, self._gone, key, count)
+        return result
+
+
+def activation_bytes(model: nn.Module, workload: Workload, dtype: torch.dtype | None = None) -> int:
+    """Trace a forward pass on the meta device and count the most bytes alive at once, weights left out.
+
+    Caches and logits that the forward returns count, for they are alive when it ends.
+
+    Args:
+        model: The model; it is not changed, and nothing is computed.
+        workload: The pass.
+        dtype: The dtype that floating point weights will have.
+
+    Returns:
+        Bytes.
+
+    Raises:
+        ConfigurationError: When the model cannot be traced with these inputs.
+    """
+
+    def empty(tensor: torch.Tensor) -> torch.Tensor:
+        cast = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+        return torch.empty_like(tensor, device="meta", dtype=cast)
+
+    state = {name: empty(tensor) for name, tensor in (*model.named_parameters(), *model.named_buffers())}
+    args = tuple(empty(value) if isinstance(value, torch.Tensor) else value for value in workload.args)
+    kwargs = {name: empty(v) if isinstance(v, torch.Tensor) else v for name, v in workload.kwargs.items()}
+    if not args and not kwargs:
+        args = (torch.empty((workload.batch, workload.sequence), dtype=torch.long, device="meta"),)
+    given = [value for value in (*state.values(), *args, *kwargs.values()) if isinstance(value, torch.Tensor)]
+    counter = _LiveBytes({tensor.untyped_storage()._cdata for tensor in given})
+    training = model.training
+    try:
+        model.eval()
+        with torch.no_grad(), counter:
+            output = torch.func.functional_call(model, state, args, kwargs)
+        del output
+    except Exception as failure:
+        raise ConfigurationError(
+            f"The model's forward cannot be traced without data. Found {type(failure).__name__}: {failure} Pass the "
+            "headroom in bytes, or `Workload(args=..., kwargs=...)` with example inputs."
+        ) from failure
+    finally:
+        model.train(training)
+    return counter.peak

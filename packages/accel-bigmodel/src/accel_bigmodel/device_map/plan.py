@@ -1,0 +1,298 @@
+"""A device map with its reasons: what each device holds, what it keeps free, and why."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from accel_bigmodel.device_map.balance import get_balanced_memory
+from accel_bigmodel.device_map.check import clean_device_map
+from accel_bigmodel.device_map.drawing import Bar, Segment, draw_bars
+from accel_bigmodel.device_map.headroom import Workload, activation_bytes
+from accel_bigmodel.device_map.infer import solve, whole_classes
+from accel_bigmodel.device_map.tree import build_tree
+from accel_bigmodel.memory import get_max_memory
+from accel_bigmodel.sizes import Dtype
+from accel_core.errors import ConfigurationError, DeviceMapError
+from accel_core.modules.sizes import as_dtype, convert_file_size_to_int
+
+__all__ = ["DeviceShare", "Part", "Plan", "plan_device_map", "written_size"]
+
+Device = int | str
+Headroom = int | float | str | Workload | None
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of the model in its place.
+
+    Attributes:
+        name: Dotted name of the submodule or tensor.
+        device: Where it is.
+        nbytes: Bytes of its parameters and buffers; tied tensors count at their first name.
+        kind: Class name of the submodule, "Parameter" or "Buffer".
+    """
+
+    name: str
+    device: Device
+    nbytes: int
+    kind: str
+
+
+@dataclass(frozen=True)
+class DeviceShare:
+    """What a device's bytes are for.
+
+    Attributes:
+        device: The device.
+        limit: Bytes it may hold; None for a disk without a limit.
+        weights: Bytes of the parts placed on it.
+        reserve: Bytes kept for the largest offloaded layer, which comes here to compute.
+        headroom: Bytes kept for activations and caches.
+    """
+
+    device: Device
+    limit: int | None
+    weights: int
+    reserve: int
+    headroom: int
+
+    @property
+    def free(self) -> int | None:
+        """Bytes that are left; None without a limit."""
+        return None if self.limit is None else self.limit - self.weights - self.reserve - self.headroom
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A placement of a model, with an account of every device.
+
+    Attributes:
+        parts: The parts, in the model's order of placing.
+        shares: The devices.
+        main: The device that offloaded parts compute on.
+    """
+
+    parts: tuple[Part, ...]
+    shares: tuple[DeviceShare, ...]
+    main: Device
+
+    @property
+    def device_map(self) -> dict[str, Device]:
+        """The map for `dispatch_model`, as short as it can be."""
+        return clean_device_map({part.name: part.device for part in self.parts})
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole model."""
+        return sum(part.nbytes for part in self.parts)
+
+    def explain(self, device: Device) -> str:
+        """Say in words what a device's bytes are for.
+
+        Args:
+            device: The device.
+
+        Returns:
+            One sentence per purpose.
+
+        Raises:
+            ConfigurationError: When the plan has no such device.
+        """
+        share = next((share for share in self.shares if share.device == device), None)
+        if share is None:
+            raise ConfigurationError(
+                f"The plan has no such device. Found {device!r}; it has {[s.device for s in self.shares]}. Ask for "
+                "one of them."
+            )
+        count = sum(part.device == device for part in self.parts)
+        words = [f"{device} holds {count} parts of {written_size(share.weights)}."]
+        if share.reserve:
+            words.append(f"{written_size(share.reserve)} are kept for the largest offloaded layer.")
+        if share.headroom:
+            words.append(f"{written_size(share.headroom)} are kept for activations and caches.")
+        if share.free is not None:
+            words.append(f"{written_size(share.free)} of {written_size(share.limit or 0)} are left.")
+        return " ".join(words)
+
+    def table(self) -> str:
+        """Draw the devices as a table of text.
+
+        Returns:
+            Lines: device, parts, weights, reserve, headroom, free, limit.
+        """
+        rows: list[tuple[str, ...]] = [("device", "parts", "weights", "reserve", "headroom", "free", "limit")]
+        for share in self.shares:
+            count = sum(part.device == share.device for part in self.parts)
+            cells = (share.weights, share.reserve, share.headroom, share.free, share.limit)
+            written = ("-" if cell is None else written_size(cell) for cell in cells)
+            rows.append((str(share.device), str(count), *written))
+        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+        lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+        lines.insert(1, "  ".join("-" * width for width in widths))
+        return "\n".join(lines)
+
+    def svg(self) -> str:
+        """Draw the devices as bars, each to the scale of the largest limit.
+
+        Returns:
+            An SVG document.
+        """
+        bars = []
+        for share in self.shares:
+            segments = [
+                Segment("weights", part.nbytes, f"{part.name or '(all)'} ({part.kind}): {written_size(part.nbytes)}")
+                for part in self.parts
+                if part.device == share.device
+            ]
+            for purpose, count in (("reserve", share.reserve), ("headroom", share.headroom), ("free", share.free or 0)):
+                if count > 0:
+                    segments.append(Segment(purpose, count, f"{purpose}: {written_size(count)}"))
+            bars.append(Bar(str(share.device), self.explain(share.device), tuple(segments)))
+        return draw_bars(f"{written_size(self.nbytes)} of weights on {len(self.shares)} devices", bars)
+
+    def to_json(self) -> str:
+        """Write the plan as JSON.
+
+        Returns:
+            Text that `from_json` reads.
+        """
+        content = {
+            "parts": [asdict(part) for part in self.parts],
+            "shares": [asdict(share) for share in self.shares],
+            "main": self.main,
+        }
+        return json.dumps(content, indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> "Plan":
+        """Read a plan.
+
+        Args:
+            text: What `to_json` gave.
+
+        Returns:
+            An equal plan.
+
+        Raises:
+            ConfigurationError: When the text is no plan.
+        """
+        try:
+            content: Any = json.loads(text)
+            parts = tuple(Part(**part) for part in content["parts"])
+            shares = tuple(DeviceShare(**share) for share in content["shares"])
+            return cls(parts, shares, content["main"])
+        except (ValueError, KeyError, TypeError) as failure:
+            raise ConfigurationError(
+                f"This is not a plan. Found {type(failure).__name__}: {failure}. Write it with `Plan.to_json`."
+            ) from failure
+
+
+def plan_device_map(
+    model: nn.Module,
+    max_memory: Mapping[int | str, int | str] | None = None,
+    *,
+    headroom: Headroom = None,
+    no_split_module_classes: Sequence[str] | None = None,
+    dtype: Dtype | None = None,
+    special_dtypes: Mapping[str, Dtype] | None = None,
+    balanced: bool = False,
+    low_zero: bool = False,
+) -> Plan:
+    """Decide which device holds which part of a model, and account for every byte.
+
+    Args:
+        model: The model, which may be empty.
+        max_memory: Bytes or written sizes by device; by default what is free.
+        headroom: What every accelerator keeps free for the run: bytes, a written size, a fraction of its limit, or a
+            `Workload` whose forward is traced on the meta device. Without accelerators the CPU keeps it.
+        no_split_module_classes: Class names of modules that stay on one device; by default the model's own list.
+        dtype: The dtype the weights will be loaded in.
+        special_dtypes: Dtypes of single tensors by name.
+        balanced: Whether the accelerators share evenly.
+        low_zero: With `balanced`, whether the first gets as little as possible.
+
+    Returns:
+        The plan.
+
+    Raises:
+        DeviceMapError: When the headroom leaves a device nothing, or no device has room for the largest layer.
+    """
+    limits = get_max_memory(max_memory)
+    if no_split_module_classes is None:
+        no_split_module_classes = getattr(model, "_no_split_modules", None)
+    whole = whole_classes(no_split_module_classes)
+    fast = [device for device in limits if device not in ("cpu", "disk")]
+    kept = _kept(model, headroom, {device: limits[device] for device in fast or limits if device != "disk"}, dtype)
+    left = {device: limit - kept.get(device, 0) for device, limit in limits.items()}
+    for device, room in left.items():
+        if room <= 0 < kept.get(device, 0):
+            raise DeviceMapError(
+                f"The headroom leaves no room for weights. Found {written_size(kept[device])} of headroom on "
+                f"{device!r}, which has {written_size(limits[device])}. Lower the headroom or raise `max_memory`."
+            )
+    if balanced:
+        left = get_balanced_memory(model, left, list(whole), dtype, special_dtypes, low_zero)
+    solution = solve(build_tree(model, dtype, special_dtypes), left, whole)
+    if fast and solution.slowest and not any(solution.used[device] for device in fast):
+        raise DeviceMapError(
+            f"No accelerator has room for the largest layer beside its own part. Found limits of "
+            f"{ {device: written_size(limits[device]) for device in fast} } for layers of up to "
+            f"{written_size(solution.largest_offloaded or max(node.size for node, _ in solution.placed))}. Raise "
+            "`max_memory`, lower the headroom, or let modules be split."
+        )
+    parts = tuple(
+        Part(node.name, device, node.size, type(node.value).__name__ if node.is_module else _kind(node.value))
+        for node, device in solution.placed
+    )
+    shares = tuple(
+        DeviceShare(
+            device,
+            limits.get(device),
+            used,
+            solution.largest_offloaded if device == solution.main and device in fast else 0,
+            kept.get(device, 0),
+        )
+        for device, used in solution.used.items()
+    )
+    return Plan(parts, shares, solution.main)
+
+
+def _kind(tensor: torch.Tensor) -> str:
+    return "Parameter" if isinstance(tensor, nn.Parameter) else "Buffer"
+
+
+def _kept(model: nn.Module, headroom: Headroom, limits: Mapping[Device, int], dtype: Dtype | None) -> dict[Device, int]:
+    if headroom is None:
+        return {}
+    if isinstance(headroom, Workload):
+        wanted = as_dtype(dtype)
+        count = activation_bytes(model, headroom, wanted if isinstance(wanted, torch.dtype) else None)
+        return dict.fromkeys(limits, count)
+    if isinstance(headroom, float):
+        if not 0 <= headroom < 1:
+            raise ConfigurationError(
+                f"A headroom given as a fraction lies between 0 and 1. Found {headroom}. Pass bytes as an integer."
+            )
+        return {device: int(limit * headroom) for device, limit in limits.items()}
+    return dict.fromkeys(limits, convert_file_size_to_int(headroom))
+
+
+def written_size(count: int) -> str:
+    """Write bytes with a unit.
+
+    Args:
+        count: Bytes.
+
+    Returns:
+        Such as "1.5 GiB".
+    """
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(size) < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.2f} {unit}"
+        size /= 1024
+    return f"{size:.2f} TiB"

@@ -1,0 +1,114 @@
+"""Plans account for every byte of every device."""
+
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+import torch
+from torch import nn
+
+from accel_bigmodel.device_map.headroom import Workload, activation_bytes
+from accel_bigmodel.device_map.plan import Plan, plan_device_map, written_size
+from accel_core.errors import ConfigurationError, DeviceMapError
+
+
+@pytest.fixture
+def model() -> nn.Module:
+    """Six layers of 400 bytes and one buffer."""
+    layers = nn.Sequential(*[nn.Linear(10, 10, bias=False, device="meta") for _ in range(6)])
+    layers.register_buffer("scale", torch.empty(5, device="meta"))
+    return layers
+
+
+def test_a_plan_accounts_for_every_byte(model: nn.Module) -> None:
+    """Weights, reserve, headroom and the free rest of each device make up its limit; the parts make up the model."""
+    plan = plan_device_map(model, {0: 1500, "cpu": 1000}, headroom=100)
+    assert plan.nbytes == 6 * 400 + 20 == sum(share.weights for share in plan.shares)
+    first, *_ = plan.shares
+    assert (first.device, first.limit, first.reserve, first.headroom) == (0, 1500, 400, 100)
+    assert first.free == 1500 - first.weights - 400 - 100 >= 0
+    assert plan.main == 0
+    assert set(plan.device_map.values()) == {0, "cpu", "disk"}
+
+
+def test_a_plan_survives_json(model: nn.Module) -> None:
+    """Reading what was written gives an equal plan; anything else is refused."""
+    plan = plan_device_map(model, {0: 1500, "cpu": 1000})
+    assert Plan.from_json(plan.to_json()) == plan
+    with pytest.raises(ConfigurationError, match="not a plan"):
+        Plan.from_json('{"parts": 3}')
+
+
+def test_a_plan_is_told_as_table_words_and_picture(model: nn.Module) -> None:
+    """The table has a row per device, the words name each purpose, the picture is well-formed and to scale."""
+    plan = plan_device_map(model, {0: 1500, "cpu": 10_000}, headroom="0.1KB")
+    lines = plan.table().splitlines()
+    assert [line.split()[0] for line in lines[2:]] == [str(share.device) for share in plan.shares]
+    assert "kept for the largest offloaded layer" in plan.explain(0)
+    assert "activations" in plan.explain(0)
+    with pytest.raises(ConfigurationError, match="no such device"):
+        plan.explain(7)
+    drawing = ElementTree.fromstring(plan.svg())
+    bars = [e for e in drawing.iter("{http://www.w3.org/2000/svg}rect") if len(e)]
+    widths = [float(bar.attrib["width"]) for bar in bars]
+    total = sum(share.weights + share.reserve + share.headroom + max(share.free or 0, 0) for share in plan.shares)
+    assert sum(widths) / max(widths) == pytest.approx(total / max(p for p in (plan.shares[1].free or 0, 0)), rel=0.01)
+
+
+@pytest.mark.parametrize(("headroom", "expected"), [(100, 100), (0.1, 150), ("1KB", 1000), (None, 0)])
+def test_headroom_is_bytes_or_a_fraction(model: nn.Module, headroom: float | str | None, expected: int) -> None:
+    """Whole numbers are bytes, fractions are of the limit; only accelerators keep it."""
+    plan = plan_device_map(model, {0: 1500, 1: 5000, "cpu": 10_000}, headroom=headroom)
+    assert plan.shares[0].headroom == expected
+    assert plan.shares[2].headroom == 0
+
+
+def test_impossible_plans_name_the_numbers(model: nn.Module) -> None:
+    """Headroom above a limit, a fraction above one and limits below the largest layer are refused."""
+    with pytest.raises(DeviceMapError, match=r"no room for weights.*1.95 KiB"):
+        plan_device_map(model, {0: 1500}, headroom=2000)
+    with pytest.raises(ConfigurationError, match="between 0 and 1"):
+        plan_device_map(model, {0: 1500}, headroom=1.5)
+    with pytest.raises(DeviceMapError, match=r"No accelerator has room for the largest layer.*400 B"):
+        plan_device_map(model, {0: 300, "cpu": 10_000})
+
+
+def test_traced_headroom_counts_live_bytes() -> None:
+    """A chain of layers keeps two activations alive at once; caches that the forward returns count to its end."""
+
+    class Chain(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = nn.Embedding(7, 16)
+            self.layers = nn.ModuleList([nn.Linear(16, 16) for _ in range(5)])
+
+        def forward(self, tokens: torch.Tensor, keep: bool = False) -> tuple[torch.Tensor, list[torch.Tensor]]:
+            x, kept = self.embed(tokens), []
+            for layer in self.layers:
+                x = layer(x)
+                if keep:
+                    kept.append(x)
+            return x, kept
+
+    model = Chain()
+    one = 3 * 8 * 16 * 4
+    assert activation_bytes(model, Workload(batch=3, sequence=8)) == 2 * one
+    tokens = torch.zeros(3, 8, dtype=torch.long)
+    assert activation_bytes(model, Workload(args=(tokens, True))) == 5 * one
+    assert activation_bytes(model, Workload(3, 8), torch.float16) == one
+    assert model.training
+    plan = plan_device_map(model, {0: 100_000}, headroom=Workload(3, 8))
+    assert plan.shares[0].headroom == 2 * one
+
+
+def test_a_model_that_cannot_be_traced_says_how_to_go_on() -> None:
+    """A forward that needs other inputs raises an error that offers example inputs."""
+    with pytest.raises(ConfigurationError, match=r"cannot be traced.*example inputs"):
+        activation_bytes(nn.Bilinear(2, 2, 2), Workload(1, 1))
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(5, "5 B"), (2048, "2.00 KiB"), (3 * 2**30, "3.00 GiB"), (2**41, "2.00 TiB")]
+)
+def test_sizes_are_written_with_a_unit(count: int, text: str) -> None:
+    """Bytes are written in the largest unit that leaves a number above one."""
+    assert written_size(count) == text

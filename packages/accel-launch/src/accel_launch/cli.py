@@ -27,6 +27,18 @@ class _Entry(NamedTuple):
 
 BUILT_IN: dict[str, _Entry] = {
     "launch": _Entry("Run", "Start a script on one or many processes.", "accel_launch.commands.launch"),
+    "test": _Entry(
+        "Run", "Check that processes start, gather, split data and train alike.", "accel_launch.commands.test"
+    ),
+    "config": _Entry(
+        "Configure", "Ask about your machines and write the configuration file.", "accel_launch.commands.config"
+    ),
+    "tpu-config": _Entry(
+        "Configure", "Run commands on every machine of a TPU pod before training.", "accel_launch.commands.tpu"
+    ),
+    "completion": _Entry(
+        "Configure", "Print the completion script for your shell.", "accel_launch.commands.completion"
+    ),
     "env": _Entry("Look", "Show versions, devices and configuration, for a bug report.", "accel_launch.commands.env"),
 }
 """Commands that come with accel-launch: topic in the help, one sentence, and the module that holds `COMMAND`."""

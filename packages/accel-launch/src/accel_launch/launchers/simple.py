@@ -11,7 +11,7 @@ class SimpleLauncher(Launcher):
 
     name = "simple"
 
-    def claims(self, settings: Settings) -> bool:  # noqa: ARG002
+    def claims(self, settings: Settings) -> bool:
         """Take whatever nobody else took."""
         return True
 

@@ -56,7 +56,7 @@ def main() -> None:
     torch_xla.launch(_run, args=(function,))
 
 
-def _run(index: int, function: Callable[..., Any]) -> None:  # noqa: ARG001
+def _run(index: int, function: Callable[..., Any]) -> None:
     function()
 
 

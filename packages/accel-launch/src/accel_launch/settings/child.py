@@ -11,7 +11,7 @@ from accel_launch.settings.table import BY_KEY
 __all__ = ["ACTIVE", "child_environment", "engine_environment"]
 
 ACTIVE: dict[str, Callable[[Settings], bool]] = {
-    "dynamo": lambda settings: True,  # noqa: ARG005
+    "dynamo": lambda settings: True,
     "deepspeed": lambda settings: bool(settings["use_deepspeed"]),
     "fsdp": lambda settings: bool(settings["use_fsdp"]),
     "megatron": lambda settings: bool(settings["use_megatron_lm"]),

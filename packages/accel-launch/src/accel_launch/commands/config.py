@@ -1,0 +1,42 @@
+"""`accel config`: its options. What it does is in `accel_launch.commands.configure`."""
+
+import argparse
+from typing import Any
+
+from accel_launch.arguments import Parser
+from accel_launch.command import Command
+
+__all__ = ["COMMAND"]
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    _add_file(parser)
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=None,
+        metavar="KEY=VALUE",
+        help="Write this instead of asking; may be repeated, `fsdp_config.fsdp_version=2` reaches into a group.",
+    )
+    parser.add_argument("--yes", action="store_true", help="Write without asking whether the file is right.")
+    commands: Any = parser.add_subparsers(dest="subcommand", metavar="default|update", parser_class=Parser)
+    default = commands.add_parser("default", help="Write a file with the usual settings of this machine.")
+    default.add_argument(
+        "--config_file", default=None, dest="save_location", help="File to write instead of the default one."
+    )
+    default.add_argument("--mixed_precision", choices=("no", "fp16", "bf16"), default="no", help="Precision.")
+    update = commands.add_parser("update", help="Bring an existing file to today's keys and defaults.")
+    _add_file(update)
+
+
+def _add_file(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--config_file", default=None, help="File to write instead of the default one.")
+
+
+COMMAND = Command(
+    "config",
+    "Ask about your machines and write the configuration file.",
+    _add_arguments,
+    "accel_launch.commands.configure:configure",
+    "Without a terminal, answers are read from standard input, one line for each question.",
+)

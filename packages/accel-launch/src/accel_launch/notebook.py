@@ -1,0 +1,228 @@
+"""Starting processes from a notebook or from Python: `notebook_launcher` and `debug_launcher`.
+
+The function that a notebook defines cannot be imported by another process, so processes are forked: nothing may have
+touched an accelerator before. Where something has, the import that did it is found out and named.
+"""
+
+import subprocess
+import sys
+import tempfile
+import types
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+from torch.multiprocessing.spawn import ProcessException, start_processes
+
+from accel_core.errors import ConfigurationError, LaunchError, StateError
+from accel_core.host.environ import patch_environment, write
+from accel_core.host.environ import text as environment_text
+from accel_core.process import world
+from accel_launch.settings.devices import count_gpus
+from accel_launch.settings.environ import snapshot
+
+__all__ = ["PrepareForLaunch", "debug_launcher", "initialised_by", "notebook_launcher"]
+
+_PRECISIONS = ("no", "fp16", "bf16", "fp8")
+
+
+class PrepareForLaunch:
+    """Turns a function into one that a started process can run: it sets the process's ranks first.
+
+    Args:
+        launcher: The function.
+        distributed_type: Label of the run.
+        debug: Whether the processes meet through the file named by ACCELERATE_DEBUG_RDV_FILE.
+    """
+
+    def __init__(self, launcher: Callable[..., Any], distributed_type: str = "NO", debug: bool = False) -> None:
+        self.launcher = launcher
+        self.distributed_type = getattr(distributed_type, "value", distributed_type)
+        self.debug = debug
+
+    def __call__(self, index: int, *args: Any) -> None:
+        """Run the function in a started process.
+
+        Args:
+            index: Number of the process on this machine.
+            args: Arguments of the function.
+        """
+        each = environment_text("LOCAL_WORLD_SIZE") or environment_text("WORLD_SIZE") or "1"
+        first = int(environment_text("NODE_RANK") or 0) * int(each)
+        if self.debug or self.distributed_type != "NO":
+            write("LOCAL_RANK", index)
+            write("RANK", first + index)
+        write("FORK_LAUNCHED", 1)
+        self.launcher(*args)
+
+
+def notebook_launcher(
+    function: Callable[..., Any],
+    args: Sequence[Any] = (),
+    num_processes: int | None = None,
+    mixed_precision: str = "no",
+    use_port: str = "29500",
+    master_addr: str = "127.0.0.1",
+    node_rank: int = 0,
+    num_nodes: int = 1,
+    rdzv_backend: str = "static",
+    rdzv_endpoint: str = "",
+    rdzv_conf: Mapping[str, Any] | None = None,
+    rdzv_id: str = "none",
+    max_restarts: int = 0,
+    monitor_interval: float = 0.1,
+    log_line_prefix_template: str | None = None,
+) -> None:
+    """Run a training function on several processes, from a notebook.
+
+    Args:
+        function: The training function; it makes its own `Accelerator`.
+        args: Its arguments.
+        num_processes: Processes on this machine; one per GPU when None, one without GPUs.
+        mixed_precision: "no", "fp16", "bf16" or "fp8".
+        use_port: Port of machine 0 for several machines; one machine gets a free port unless another than the
+            default is
+            said.
+        master_addr: Address of machine 0.
+        node_rank: Number of this machine.
+        num_nodes: Machines.
+        rdzv_backend: How machines find one another.
+        rdzv_endpoint: Address and port of the rendezvous; made of `master_addr` and `use_port` when empty.
+        rdzv_conf: Details of the rendezvous.
+        rdzv_id: Name of the run.
+        max_restarts: How often processes are started again after a failure.
+        monitor_interval: Seconds between looks at the processes.
+        log_line_prefix_template: Text before every line of a process, with ${rank} and ${local_rank}.
+
+    Raises:
+        ConfigurationError: The precision is unknown, or a number cannot be meant.
+        StateError: An Accelerator was made, or CUDA used, before; the message names the import that did.
+        LaunchError: A process failed; the message ends with its traceback.
+    """
+    if mixed_precision.lower() not in _PRECISIONS:
+        raise ConfigurationError(f"Mixed precision cannot be {mixed_precision!r}. Use one of {', '.join(_PRECISIONS)}.")
+    if not 0 <= node_rank < num_nodes:
+        raise ConfigurationError(
+            f"node_rank counts from 0 and is less than num_nodes; got {node_rank} of {num_nodes}. Correct one of them."
+        )
+    gpus = count_gpus(snapshot())
+    number = num_processes if num_processes is not None else max(1, gpus)
+    if number < 1:
+        raise ConfigurationError(f"A run needs at least one process; got {number}. Give a number from 1.")
+    variables = {"accelerate_mixed_precision": mixed_precision.lower()}
+    if gpus < number:
+        variables["accelerate_use_cpu"] = "true"
+    if number == 1 and num_nodes == 1:
+        with patch_environment(**variables):
+            function(*args)
+        return
+    _refuse_what_came_before(gpus)
+    own_port = num_nodes > 1 or use_port not in ("29500", "0")
+    config = LaunchConfig(
+        min_nodes=num_nodes,
+        max_nodes=num_nodes,
+        nproc_per_node=number,
+        run_id=rdzv_id if rdzv_id != "none" else uuid.uuid4().hex,
+        rdzv_backend=rdzv_backend if num_nodes > 1 else "c10d",
+        rdzv_endpoint=rdzv_endpoint or f"{master_addr}:{use_port if own_port else 0}",
+        rdzv_configs={"rank": node_rank, "is_host": str(node_rank == 0), **(rdzv_conf or {})},
+        max_restarts=max_restarts,
+        monitor_interval=monitor_interval,
+        start_method="fork",
+        log_line_prefix_template=log_line_prefix_template,
+        local_addr="127.0.0.1" if num_nodes == 1 else None,
+    )
+    with patch_environment(fork_launched=1, node_rank=node_rank, **variables):
+        try:
+            elastic_launch(config, function)(*args)
+        except ChildFailedError as error:
+            rank, failure = error.get_first_failure()
+            message = (
+                failure.message.get("message", failure.message)
+                if isinstance(failure.message, dict)
+                else failure.message
+            )
+            raise LaunchError(f"Rank {rank} failed first, with exit code {failure.exitcode}:\n{message}") from None
+
+
+def debug_launcher(function: Callable[..., Any], args: Sequence[Any] = (), num_processes: int = 2) -> None:
+    """Run a function on several CPU processes, to try out what is meant for accelerators.
+
+    Args:
+        function: The function.
+        args: Its arguments.
+        num_processes: Processes.
+
+    Raises:
+        LaunchError: A process failed; the message ends with its traceback.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        with patch_environment(
+            world_size=num_processes,
+            local_world_size=num_processes,
+            master_addr="127.0.0.1",
+            master_port="29500",
+            accelerate_mixed_precision="no",
+            accelerate_debug_rdv_file=str(Path(folder) / "meeting"),
+            accelerate_use_cpu="yes",
+        ):
+            try:
+                start_processes(
+                    PrepareForLaunch(function, debug=True), args=tuple(args), nprocs=num_processes, start_method="fork"
+                )
+            except ProcessException as error:
+                raise LaunchError(f"Rank {error.error_index} failed first: {error}") from None
+
+
+def _refuse_what_came_before(gpus: int) -> None:
+    if world.current() is not None:
+        raise StateError(
+            "Processes are started before any Accelerator is made; one was made in this notebook. Restart the "
+            "kernel and make the Accelerator inside the training function."
+        )
+    if gpus and torch.cuda.is_initialized():
+        raise StateError(_early_cuda(_modules_of_notebook()))
+
+
+def _early_cuda(modules: Sequence[str]) -> str:
+    culprit = initialised_by(modules)
+    found = f"the import of `{culprit}` does it" if culprit else "code of this notebook did it"
+    return (
+        f"CUDA may not be used before processes are forked; {found}. Restart the kernel and move that into the "
+        "training function."
+    )
+
+
+def _modules_of_notebook() -> list[str]:
+    main = vars(sys.modules["__main__"])
+    found: dict[str, None] = {}
+    for value in list(main.values()):
+        name = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None)
+        if isinstance(name, str) and name.partition(".")[0] not in ("__main__", "builtins"):
+            found[name] = None
+    return list(found)
+
+
+def initialised_by(modules: Sequence[str]) -> str | None:
+    """Find the import that initialises CUDA, by importing modules one after the other in a fresh process.
+
+    Args:
+        modules: Names, in the order of their import.
+
+    Returns:
+        The first module after whose import CUDA is initialised, or None.
+    """
+    probe = (
+        "import importlib, sys, torch\n"
+        "for name in sys.argv[1:]:\n"
+        "    try:\n        importlib.import_module(name)\n"
+        "    except ImportError:\n        continue\n"
+        "    if torch.cuda.is_initialized():\n        print('INITIALISED', name)\n        break\n"
+    )
+    done = subprocess.run([sys.executable, "-c", probe, *modules], capture_output=True, text=True, check=False)
+    said = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("INITIALISED ")]
+    return said[0] if said else None

@@ -1,0 +1,1 @@
+"""What `accel config` asks, and how."""

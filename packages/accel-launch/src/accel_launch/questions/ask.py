@@ -1,0 +1,145 @@
+"""Asking: with arrow keys on a terminal, from lines of standard input elsewhere; `<` goes one question back."""
+
+import sys
+from collections.abc import Sequence
+from typing import Any, Protocol, TextIO
+
+from accel_core.errors import ConfigurationError
+from accel_launch.questions.question import Question
+
+__all__ = ["BACK", "Asker", "LineAsker", "TerminalAsker", "ask_all", "asker_for"]
+
+BACK = "<"
+"""The answer that goes one question back."""
+
+
+class Asker(Protocol):
+    """Somebody who can be asked."""
+
+    def ask(self, question: Question) -> str:
+        """Return the answer as text, or `BACK`."""
+
+    def told(self, message: str) -> None:
+        """Say why an answer was not accepted."""
+
+
+class LineAsker:
+    """Answers come as lines, one for each question that is asked; an empty line takes the default.
+
+    Args:
+        source: Where the lines come from.
+    """
+
+    def __init__(self, source: TextIO) -> None:
+        self._source = source
+        self._wrong: str | None = None
+
+    def ask(self, question: Question) -> str:
+        """Read one line.
+
+        Raises:
+            ConfigurationError: There is no line left, or the last answer was not accepted.
+        """
+        if self._wrong is not None:
+            raise ConfigurationError(self._wrong)
+        choices = f" [{'/'.join(question.choices)}]" if question.choices else ""
+        default = f" ({question.default})" if question.default else ""
+        print(f"{question.text}{choices}{default}: ", end="", flush=True)
+        line = self._source.readline()
+        if not line:
+            print()
+            raise ConfigurationError(
+                f"The answers on standard input ended; the question was: {question.text} Give one line for each "
+                "question, an empty one for the default."
+            )
+        print(line.strip())
+        return line.strip()
+
+    def told(self, message: str) -> None:
+        """Remember the message: lines cannot be asked again."""
+        self._wrong = message
+
+
+class TerminalAsker:
+    """Questions with arrow keys, defaults and validation while typing."""
+
+    def ask(self, question: Question) -> str:
+        """Ask one question.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C was pressed.
+        """
+        import questionary
+
+        if question.choices:
+            back = questionary.Choice("(back)", value=BACK)
+            listed = [*question.choices, back]
+            default = question.default if question.default in question.choices else None
+            answer: Any = questionary.select(question.text, choices=listed, default=default).unsafe_ask()
+            return str(answer)
+        hint = f"{question.text} (< goes back)"
+        answer = questionary.text(
+            hint, default=question.default, validate=lambda text: _check(question, text)
+        ).unsafe_ask()
+        return str(answer)
+
+    def told(self, message: str) -> None:
+        """Print the message before the question comes again."""
+        print(message, file=sys.stderr)
+
+
+def _check(question: Question, text: str) -> bool | str:
+    if text.strip() == BACK:
+        return True
+    try:
+        question.answer(text)
+    except ConfigurationError as error:
+        return str(error)
+    return True
+
+
+def asker_for(source: TextIO) -> Asker:
+    """Return somebody to ask: a person where `source` is a terminal, lines elsewhere.
+
+    Args:
+        source: Standard input.
+    """
+    return TerminalAsker() if source.isatty() and sys.stdout.isatty() else LineAsker(source)
+
+
+def ask_all(questions: Sequence[Question], asker: Asker, answers: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Ask every question whose time comes.
+
+    Args:
+        questions: The questions in their order.
+        asker: Who is asked.
+        answers: Answers that are known already; they are not asked for.
+
+    Returns:
+        The answers by key.
+    """
+    known = dict(answers or {})
+    found = dict(known)
+    asked: list[int] = []
+    place = 0
+    while place < len(questions):
+        question = questions[place]
+        if question.key in known or not question.when(found):
+            place += 1
+            continue
+        text = asker.ask(question)
+        if text == BACK:
+            if asked:
+                place = asked.pop()
+                for later in questions[place:]:
+                    if later.key not in known:
+                        found.pop(later.key, None)
+            continue
+        try:
+            found[question.key] = question.answer(text)
+        except ConfigurationError as error:
+            asker.told(str(error))
+            continue
+        asked.append(place)
+        place += 1
+    return found

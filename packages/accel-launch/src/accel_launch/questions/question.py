@@ -1,0 +1,110 @@
+"""What a question is."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from accel_core.errors import ConfigurationError
+from accel_launch.settings.model import Setting
+from accel_launch.settings.resolve import read
+
+__all__ = ["Answers", "Question", "always", "from_setting"]
+
+Answers = Mapping[str, Any]
+"""What was answered so far, by the key of the question."""
+
+
+def always(answers: Answers) -> bool:
+    """Ask in any case."""
+    return True
+
+
+@dataclass(frozen=True)
+class Question:
+    """One question of the dialogue.
+
+    Attributes:
+        key: Name of the answer.
+        text: What is asked.
+        choices: Answers to choose from, empty for free text.
+        default: The answer of a person who only presses return.
+        parse: Turns text into the answer; raises ValueError or ConfigurationError for text that it cannot read.
+        when: Tells from earlier answers whether to ask.
+        path: Keys that lead to the answer in the configuration file; empty for an answer that only steers.
+        optional: Whether an empty answer is allowed.
+    """
+
+    key: str
+    text: str
+    choices: tuple[str, ...] = ()
+    default: str = ""
+    parse: Callable[[str], Any] = str
+    when: Callable[[Answers], bool] = always
+    path: tuple[str, ...] = ()
+    optional: bool = False
+
+    def answer(self, text: str) -> Any:
+        """Read an answer.
+
+        Args:
+            text: What was typed or chosen; empty stands for the default.
+
+        Returns:
+            The answer.
+
+        Raises:
+            ConfigurationError: It is not among the choices or cannot be read.
+        """
+        said = text.strip() or self.default
+        if not said and self.optional:
+            return None
+        if self.choices and said not in self.choices:
+            if said.isdigit() and int(said) < len(self.choices):
+                said = self.choices[int(said)]
+            else:
+                raise ConfigurationError(
+                    f"{self.text} cannot be answered with {said!r}. Choose one of {', '.join(self.choices)}."
+                )
+        if not said:
+            raise ConfigurationError(f"{self.text} needs an answer; got none. Type one.")
+        try:
+            return self.parse(said)
+        except ConfigurationError:
+            raise
+        except ValueError:
+            raise ConfigurationError(f"{self.text} cannot be answered with {said!r}. Try again.") from None
+
+
+def from_setting(
+    setting: Setting,
+    when: Callable[[Answers], bool],
+    *,
+    text: str = "",
+    default: str | None = None,
+    optional: bool = False,
+) -> Question:
+    """Make a question of a launch setting.
+
+    Args:
+        setting: The setting; its help becomes the question.
+        when: Tells from earlier answers whether to ask.
+        text: The question, where the help does not do.
+        default: Default, where the setting's does not do.
+        optional: Whether an empty answer is allowed.
+    """
+    choices = ("no", "yes") if setting.yes_or_no and not setting.choices else tuple(map(str, setting.choices))
+    if setting.default in ("true", "false"):
+        choices = ("true", "false")
+    fallback = setting.default
+    if isinstance(fallback, bool):
+        fallback = "yes" if fallback else "no"
+    return Question(
+        key=setting.key,
+        text=text or setting.help.rstrip("."),
+        choices=choices,
+        default=default if default is not None else str("" if fallback is None else fallback),
+        parse=lambda said: read(setting, said, "the answer"),
+        when=when,
+        path=setting.path,
+        optional=optional,
+    )

@@ -1,0 +1,84 @@
+"""What every rank of `accel test` does.
+
+It runs in the started processes, so it may import torch. Every step prints one line on the main process and fails
+with what was found where it does not hold.
+"""
+
+import sys
+
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from accel_core.accelerator import Accelerator
+from accel_core.errors import LaunchError
+
+__all__ = ["main"]
+
+_SAMPLES, _BATCH, _STEPS, _TOLERANCE = 37, 4, 3, 1e-5
+
+
+def main() -> None:
+    """Run all steps on this rank."""
+    accelerator = Accelerator()
+    steps = (("processes start and gather", _gathers), ("data is split", _splits), ("training is alike", _trains))
+    for name, step in steps:
+        step(accelerator)
+        accelerator.wait_for_everyone()
+        if accelerator.is_main_process:
+            sys.stdout.write(f"{name}: holds for {accelerator.num_processes} processes on {accelerator.device}\n")
+    accelerator.end_training()
+
+
+def _gathers(accelerator: Accelerator) -> None:
+    mine = torch.tensor([accelerator.process_index], device=accelerator.device)
+    found = accelerator.gather(mine).tolist()
+    _hold(found == list(range(accelerator.num_processes)), f"gathered ranks {found}")
+
+
+def _splits(accelerator: Accelerator) -> None:
+    loader = accelerator.prepare(DataLoader(TensorDataset(torch.arange(_SAMPLES)), batch_size=_BATCH))
+    seen = [int(value) for (batch,) in loader for value in accelerator.gather_for_metrics(batch).tolist()]
+    _hold(
+        sorted(seen) == list(range(_SAMPLES)), f"saw {len(seen)} samples, {len(set(seen))} of {_SAMPLES} different ones"
+    )
+
+
+def _trains(accelerator: Accelerator) -> None:
+    whole = _BATCH * accelerator.num_processes
+    inputs = torch.linspace(-1, 1, whole * _STEPS * 3).reshape(-1, 3)
+    targets = inputs.sum(dim=1, keepdim=True)
+    alone = _model()
+    optimizer = torch.optim.SGD(alone.parameters(), lr=0.1)
+    for batch, target in zip(inputs.split(whole), targets.split(whole), strict=True):
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(alone(batch), target).backward()
+        optimizer.step()
+    model = _model()
+    loader = DataLoader(TensorDataset(inputs, targets), batch_size=_BATCH)
+    together, optimizer, loader = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), loader)
+    for batch, target in loader:
+        optimizer.zero_grad()
+        accelerator.backward(torch.nn.functional.mse_loss(together(batch), target))
+        optimizer.step()
+    weight = accelerator.unwrap_model(together).weight.detach().cpu()
+    difference = float((weight - alone.weight.detach()).abs().max())
+    _hold(difference < _TOLERANCE, f"weights differ by {difference:.2e} from one process's")
+
+
+def _model() -> torch.nn.Linear:
+    model = torch.nn.Linear(3, 1)
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor([[0.1, -0.2, 0.3]]))
+        model.bias.zero_()
+    return model
+
+
+def _hold(condition: bool, found: str) -> None:
+    if not condition:
+        raise LaunchError(
+            f"The check does not hold: {found}. Compare `accel env` on all machines and the configuration."
+        )
+
+
+if __name__ == "__main__":
+    main()

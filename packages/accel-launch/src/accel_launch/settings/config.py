@@ -1,0 +1,248 @@
+"""Configurations as Python objects: what a file for this kind of machine holds, read and written as YAML or JSON."""
+
+import dataclasses
+import enum
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from accel_core.errors import ConfigurationError
+from accel_core.options.enums import ComputeEnvironment, DistributedType, SageMakerDistributedType
+from accel_launch.settings.file import load, write
+from accel_launch.settings.location import default_yaml_file
+
+__all__ = [
+    "SAGEMAKER_PYTHON_VERSION",
+    "SAGEMAKER_PYTORCH_VERSION",
+    "SAGEMAKER_TRANSFORMERS_VERSION",
+    "BaseConfig",
+    "ClusterConfig",
+    "SageMakerConfig",
+    "load_config_from_file",
+    "write_basic_config",
+]
+
+SAGEMAKER_PYTHON_VERSION = "py38"
+SAGEMAKER_PYTORCH_VERSION = "1.10.2"
+SAGEMAKER_TRANSFORMERS_VERSION = "4.17.0"
+
+
+@dataclass
+class BaseConfig:
+    """What every configuration says.
+
+    Attributes:
+        compute_environment: Machines of one's own, or Amazon SageMaker.
+        distributed_type: How the run is spread.
+        mixed_precision: "no", "fp16", "bf16" or "fp8".
+        use_cpu: Whether to train on the CPU.
+        debug: Whether to check operations across ranks.
+    """
+
+    compute_environment: ComputeEnvironment
+    distributed_type: DistributedType | SageMakerDistributedType
+    mixed_precision: str
+    use_cpu: bool
+    debug: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what a file holds: plain values, nothing that is unset or an empty group."""
+        found = {}
+        for key, value in dataclasses.asdict(self).items():
+            plain = value.value if isinstance(value, enum.Enum) else value
+            if plain is not None and plain != {}:
+                found[key] = plain
+        return found
+
+    @staticmethod
+    def process_config(config_dict: dict[str, Any]) -> dict[str, Any]:
+        """Give what a file holds the keys that it may leave out.
+
+        Args:
+            config_dict: What the file says.
+
+        Returns:
+            The same, with compute_environment, distributed_type, mixed_precision, use_cpu and debug.
+        """
+        found = dict(config_dict)
+        found.setdefault("compute_environment", ComputeEnvironment.LOCAL_MACHINE.value)
+        found.setdefault("distributed_type", DistributedType.NO.value)
+        found.setdefault("mixed_precision", "no")
+        found.setdefault("use_cpu", False)
+        found.setdefault("debug", False)
+        if found["mixed_precision"] is False:
+            found["mixed_precision"] = "no"
+        if found["distributed_type"] is False:
+            found["distributed_type"] = "NO"
+        return found
+
+    @classmethod
+    def from_json_file(cls, json_file: str | Path | None = None) -> "BaseConfig":
+        """Read a configuration written as JSON.
+
+        Args:
+            json_file: The file; the default one when None.
+        """
+        return cls._from(json_file)
+
+    @classmethod
+    def from_yaml_file(cls, yaml_file: str | Path | None = None) -> "BaseConfig":
+        """Read a configuration written as YAML.
+
+        Args:
+            yaml_file: The file; the default one when None.
+        """
+        return cls._from(yaml_file)
+
+    @classmethod
+    def _from(cls, path: str | Path | None) -> "BaseConfig":
+        file = load(path)
+        if file is None:
+            raise ConfigurationError("There is no default configuration file. Write one with `accel config`.")
+        return cls._of(file.config)
+
+    @classmethod
+    def _of(cls, config: dict[str, Any]) -> "BaseConfig":
+        said = cls.process_config(config)
+        said.pop("schema", None)
+        names = {field.name for field in dataclasses.fields(cls)}
+        return cls(**{key: value for key, value in said.items() if key in names})
+
+    def to_json_file(self, json_file: str | Path) -> None:
+        """Write the configuration as JSON.
+
+        Args:
+            json_file: The file.
+        """
+        Path(json_file).write_text(json.dumps(self.to_dict(), indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+    def to_yaml_file(self, yaml_file: str | Path) -> None:
+        """Write the configuration as YAML.
+
+        Args:
+            yaml_file: The file.
+        """
+        Path(yaml_file).write_text(yaml.safe_dump(self.to_dict()), encoding="utf-8")
+
+    def __post_init__(self) -> None:
+        """Turn texts into the enumerations that they name."""
+        self.compute_environment = ComputeEnvironment(self.compute_environment)
+        if isinstance(self.distributed_type, str):
+            kind: Any = DistributedType
+            if self.compute_environment == ComputeEnvironment.AMAZON_SAGEMAKER:
+                kind = SageMakerDistributedType
+            self.distributed_type = kind(self.distributed_type)
+
+
+@dataclass
+class ClusterConfig(BaseConfig):
+    """Configuration of a run on one's own machines; fields are the keys of the file."""
+
+    num_processes: int = -1
+    machine_rank: int = 0
+    num_machines: int = 1
+    gpu_ids: str | None = None
+    main_process_ip: str | None = None
+    main_process_port: int | None = None
+    rdzv_backend: str | None = "static"
+    same_network: bool | None = False
+    main_training_function: str = "main"
+    enable_cpu_affinity: bool = False
+    fp8_config: dict[str, Any] | None = None
+    deepspeed_config: dict[str, Any] | None = None
+    fsdp_config: dict[str, Any] | None = None
+    parallelism_config: dict[str, Any] | None = None
+    megatron_lm_config: dict[str, Any] | None = None
+    mpirun_config: dict[str, Any] | None = None
+    downcast_bf16: bool = False
+    tpu_name: str | None = None
+    tpu_zone: str | None = None
+    tpu_use_cluster: bool = False
+    tpu_use_sudo: bool = False
+    command_file: str | None = None
+    commands: list[str] | None = None
+    tpu_vm: list[str] | None = None
+    tpu_env: list[str] | None = None
+    dynamo_config: dict[str, Any] | None = None
+
+
+@dataclass
+class SageMakerConfig(BaseConfig):
+    """Configuration of a job on Amazon SageMaker; fields are the keys of the file."""
+
+    ec2_instance_type: str
+    iam_role_name: str
+    image_uri: str | None = None
+    profile: str | None = None
+    region: str = "us-east-1"
+    num_machines: int = 1
+    gpu_ids: str = "all"
+    base_job_name: str = f"accelerate-sagemaker-{num_machines}"
+    pytorch_version: str = SAGEMAKER_PYTORCH_VERSION
+    transformers_version: str = SAGEMAKER_TRANSFORMERS_VERSION
+    py_version: str = SAGEMAKER_PYTHON_VERSION
+    sagemaker_inputs_file: str | None = None
+    sagemaker_metrics_file: str | None = None
+    additional_args: dict[str, Any] | None = None
+    dynamo_config: dict[str, Any] | None = None
+    enable_cpu_affinity: bool = False
+
+
+def load_config_from_file(config_file: str | Path | None) -> BaseConfig:
+    """Read a configuration file into an object.
+
+    Args:
+        config_file: The file; the default one when None.
+
+    Returns:
+        A `ClusterConfig`, or a `SageMakerConfig` where the file is one for SageMaker.
+
+    Raises:
+        ConfigurationError: The file does not exist or cannot be meant.
+    """
+    file = load(config_file)
+    if file is None:
+        raise ConfigurationError("There is no default configuration file. Write one with `accel config`.")
+    sagemaker = file.config.get("compute_environment") == ComputeEnvironment.AMAZON_SAGEMAKER.value
+    return (SageMakerConfig if sagemaker else ClusterConfig)._of(file.config)
+
+
+def write_basic_config(
+    mixed_precision: str = "no", save_location: str | Path | None = None, *, processes: int | None = None, gpus: int = 0
+) -> Path | bool:
+    """Write a configuration for this machine with its most usual settings.
+
+    Args:
+        mixed_precision: "no", "fp16", "bf16" or "fp8".
+        save_location: The file; the default one when None.
+        processes: Processes; one per GPU, or one without GPUs, when None.
+        gpus: GPUs of this machine.
+
+    Returns:
+        The file, or False where it exists already and was left alone.
+
+    Raises:
+        ConfigurationError: The precision is unknown, or the file cannot be written.
+    """
+    path = Path(save_location) if save_location is not None else default_yaml_file()
+    if path.exists():
+        return False
+    precision = mixed_precision.lower()
+    if precision not in ("no", "fp16", "bf16", "fp8"):
+        raise ConfigurationError(f"Mixed precision cannot be {mixed_precision!r}. Use one of no, fp16, bf16, fp8.")
+    number = processes or max(1, gpus)
+    kind = DistributedType.MULTI_GPU if gpus > 1 else DistributedType.NO
+    config = ClusterConfig(
+        compute_environment=ComputeEnvironment.LOCAL_MACHINE,
+        distributed_type=kind,
+        mixed_precision=precision,
+        use_cpu=gpus == 0,
+        debug=False,
+        num_processes=number,
+    )
+    found = config.to_dict()
+    write(found, path)
+    return path

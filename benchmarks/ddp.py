@@ -2,9 +2,9 @@
 
     python benchmarks/ddp.py [--peer PYTHON]
 
-Two gloo ranks train a model of 0.5 million parameters on random data, the accelerated loop (prepared model, optimizer
-and loader) and a loop of torch's own DistributedDataParallel, DistributedSampler and DataLoader taking turns. Shown is the
-median of the paired ratios of samples per second. With --peer, accelerate 1.15.0 does the same.
+Two gloo ranks train a model of 0.5 million parameters on random data: the accelerated loop (prepared model, optimizer
+and loader) and a loop of torch's own DistributedDataParallel, DistributedSampler and DataLoader take turns. Shown is
+the median of the paired ratios of samples per second. With --peer, accelerate 1.15.0 does the same.
 """
 
 from __future__ import annotations

@@ -24,9 +24,7 @@ print((time.perf_counter() - begun) * 1e3)
 
 def once(python: str, package: str) -> float:
     """Return the milliseconds of one import in a new process."""
-    done = subprocess.run(
-        [python, "-c", PROBE.format(package=package)], stdout=subprocess.PIPE, text=True, check=True
-    )
+    done = subprocess.run([python, "-c", PROBE.format(package=package)], stdout=subprocess.PIPE, text=True, check=True)
     return float(done.stdout)
 
 

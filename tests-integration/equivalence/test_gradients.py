@@ -60,8 +60,8 @@ COUNTS = [[[3, 0, 5], [1, 4, 0]], [[0, 0], [2, 7]], [[6], [1]], [[0, 2, 0, 3], [
 @world(2)
 def test_weighted_loss_is_that_of_one_big_batch(counts: list[list[int]]) -> None:
     """Any number of units in any batch of any rank, none included, gives the gradient of their common mean."""
-    from training import model, optimizer_of, samples
     from torch.nn.functional import cross_entropy
+    from training import model, optimizer_of, samples
 
     here = ensure()
     ours = with_weights(counts, here.rank, here.size)

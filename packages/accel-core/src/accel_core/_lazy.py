@@ -1,7 +1,7 @@
 """Names that are imported when they are first used.
 
-`import accel_core` must cost nothing: torch is loaded when a name that needs it is touched. While modules are loaded the
-garbage collector rests: what they make stays, and a collection that walks all of torch costs more than the import.
+`import accel_core` must cost nothing: torch is loaded when a name that needs it is touched. While modules are loaded
+the garbage collector rests: what they make stays, and a collection that walks all of torch costs more than the import.
 """
 
 from __future__ import annotations

@@ -37,7 +37,6 @@ from accel_core.resolve import UNSET, Arguments, resolve
 from accel_core.runtime import Runtime
 from accel_core.state.gradient import GradientState
 from accel_core.state.process import PartialState
-from accel_core.state.run import AcceleratorState
 from accel_core.strategies.ddp import sync_next_backward
 from accel_core.tracking.tracker import GeneralTracker
 
@@ -178,7 +177,7 @@ class Accelerator:
     @property
     def distributed_type(self) -> DistributedType:
         """How the run is spread, as a label."""
-        return self.state.distributed_type  # type: ignore[no-any-return]
+        return self.state.distributed_type
 
     @property
     def num_processes(self) -> int:
@@ -462,9 +461,7 @@ class Accelerator:
     @overload
     def prepare(self, obj: _T, /, *, device_placement: list[bool] | None = None) -> _T: ...
     @overload
-    def prepare(
-        self, first: _T1, second: _T2, /, *, device_placement: list[bool] | None = None
-    ) -> tuple[_T1, _T2]: ...
+    def prepare(self, first: _T1, second: _T2, /, *, device_placement: list[bool] | None = None) -> tuple[_T1, _T2]: ...
     @overload
     def prepare(
         self, first: _T1, second: _T2, third: _T3, /, *, device_placement: list[bool] | None = None
@@ -518,9 +515,7 @@ class Accelerator:
         prepared: torch.nn.Module = self._runtime.prepare_model(model, device_placement, evaluation=evaluation_mode)
         return prepared
 
-    def prepare_optimizer(
-        self, optimizer: Optimizer, device_placement: bool | None = None
-    ) -> AcceleratedOptimizer:
+    def prepare_optimizer(self, optimizer: Optimizer, device_placement: bool | None = None) -> AcceleratedOptimizer:
         """Wrap one optimizer; the same optimizer again gives the same wrapper."""
         prepared = self._runtime.prepare_optimizer(optimizer, device_placement)
         self._note_lomo()

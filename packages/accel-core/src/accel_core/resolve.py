@@ -151,9 +151,7 @@ def resolve(given: Arguments) -> tuple[Runtime, AcceleratorState]:
         data=data,
         project=project,
         hub=TrackerHub(given.log_with, project.logging_dir, here.is_main, settings=tracker_settings),
-        handlers=Handlers(
-            given=handlers, autocast=autocast, profile=handlers.get("ProfileKwargs") or ProfileKwargs()
-        ),
+        handlers=Handlers(given=handlers, autocast=autocast, profile=handlers.get("ProfileKwargs") or ProfileKwargs()),
         rng_types=list(given.rng_types) if given.rng_types is not None else ["generator"],
         device_placement=given.device_placement,
         step_scheduler_with_optimizer=given.step_scheduler_with_optimizer,

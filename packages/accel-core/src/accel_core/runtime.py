@@ -204,7 +204,7 @@ class Runtime:
                 self.dataloaders.append(loader)
             return loader
         replica = self.strategy.replica
-        extra = {} if self.data.uneven_end == "drop" else {"uneven_end": self.data.uneven_end}
+        extra: dict[str, Any] = {} if self.data.uneven_end == "drop" else {"uneven_end": self.data.uneven_end}
         prepared = prepare_data_loader(
             loader,
             self.world.device,
@@ -235,4 +235,3 @@ class Runtime:
         for kept in (self.models, self.optimizers, self.schedulers, self.dataloaders):
             kept.clear()
         self.accumulation.restart()
-

@@ -165,7 +165,7 @@ def test_autocast_can_be_overridden_in_a_block() -> None:
 def test_nan_loss_under_fp16_skips_and_reports() -> None:
     """A NaN loss moves neither weights nor schedule, and the skipped step is reported."""
     accelerator = Accelerator(mixed_precision="fp16", kwargs_handlers=[GradScalerKwargs(init_scale=8.0)])
-    model, optimizer, loader, schedule = accelerator.prepare(*_objects())
+    model, optimizer, _, schedule = accelerator.prepare(*_objects())
     before, rate = model[0].weight.detach().clone(), schedule.get_last_lr()
     accelerator.backward(model(torch.ones(2, 4)).sum() * float("nan"))
     accelerator.clip_grad_norm_(model.parameters(), 1.0)
@@ -179,7 +179,7 @@ def test_nan_loss_under_fp16_skips_and_reports() -> None:
 def test_clipping_unscales_once_for_any_number_of_calls() -> None:
     """Under fp16, clipping twice (two groups of parameters) divides the gradients by the scale once."""
     accelerator = Accelerator(mixed_precision="fp16", kwargs_handlers=[GradScalerKwargs(init_scale=1024.0)])
-    model, optimizer = accelerator.prepare(*_objects()[:2])
+    model, _ = accelerator.prepare(*_objects()[:2])
     accelerator.backward(model(torch.ones(2, 4)).sum())
     plain = [p.grad / 1024.0 for p in model.parameters()]
     accelerator.clip_grad_norm_(model[0].parameters(), 1e9)
@@ -291,7 +291,12 @@ def test_public_attributes_are_there() -> None:
     """Attributes that scripts read on an Accelerator, with their values on one process."""
     accelerator = Accelerator()
     assert accelerator.distributed_type is DistributedType.NO
-    assert (accelerator.step, accelerator.trackers, accelerator.scaler, accelerator.rng_types) == (0, [], None, ["generator"])
+    assert (accelerator.step, accelerator.trackers, accelerator.scaler, accelerator.rng_types) == (
+        0,
+        [],
+        None,
+        ["generator"],
+    )
     assert accelerator.flag_tensor is None and accelerator.ddp_handler is None and accelerator.should_save_model
     assert not accelerator.multi_device and accelerator.parallelism_config is None
     with pytest.raises(StateError, match="parallelism_config"):

@@ -10,10 +10,13 @@ def _new_process(code: str) -> str:
 
 def test_import_loads_no_torch() -> None:
     """`import accel_core` and its torch-free parts leave torch alone."""
-    assert _new_process(
-        "import sys, accel_core, accel_core.errors, accel_core.host.environ, accel_core.options.enums\n"
-        "print([name for name in sys.modules if name.split('.')[0] in ('torch', 'numpy', 'tqdm')])"
-    ).strip() == "[]"
+    assert (
+        _new_process(
+            "import sys, accel_core, accel_core.errors, accel_core.host.environ, accel_core.options.enums\n"
+            "print([name for name in sys.modules if name.split('.')[0] in ('torch', 'numpy', 'tqdm')])"
+        ).strip()
+        == "[]"
+    )
 
 
 def test_accelerator_loads_no_optional_library() -> None:
@@ -24,7 +27,17 @@ def test_accelerator_loads_no_optional_library() -> None:
         "assert gc.isenabled()\n"
         "print(*sorted({name.split('.')[0] for name in set(sys.modules) - before}))"
     ).split()
-    optional = {"tensorboard", "torchao", "torchdata", "transformers", "deepspeed", "bitsandbytes", "tqdm", "rich", "psutil"}
+    optional = {
+        "tensorboard",
+        "torchao",
+        "torchdata",
+        "transformers",
+        "deepspeed",
+        "bitsandbytes",
+        "tqdm",
+        "rich",
+        "psutil",
+    }
     assert not optional & set(loaded)
 
 

@@ -40,12 +40,18 @@ class Run(Protocol):
     schedulers: list[Any]
     dataloaders: list[Any]
     custom_objects: list[Any]
-    scaler: torch.amp.GradScaler | None
     step: int
     project: ProjectConfiguration
-    trackers: list[Any]
     save_state_pre_hooks: OrderedDict[int, Callable[..., None]]
     load_state_pre_hooks: OrderedDict[int, Callable[..., None]]
+
+    @property
+    def scaler(self) -> torch.amp.GradScaler | None:
+        """Gradient scaler, if precision needs one."""
+
+    @property
+    def trackers(self) -> list[Any]:
+        """Trackers of the run."""
 
     @property
     def world(self) -> World:

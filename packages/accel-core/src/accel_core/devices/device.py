@@ -79,7 +79,8 @@ class Device(ABC):
         return bool(probe()) if probe is not None else True
 
     def adopt_bf16(self) -> None:
-        """Make the whole runtime of the device compute in bfloat16, where that is how it is done; elsewhere do nothing."""
+        """Prepare the device's runtime for bfloat16, where it has to be told before; most have not."""
+        return
 
     def synchronize(self) -> None:
         """Wait until all work given to the device is done."""

@@ -51,7 +51,7 @@ class XlaDevice(Device):
         return True
 
     def adopt_bf16(self) -> None:
-        """Tell the XLA runtime to compute in bfloat16: floats only with ACCELERATE_DOWNCAST_BF16, doubles kept as floats."""
+        """Tell the XLA runtime to compute in bfloat16; with ACCELERATE_DOWNCAST_BF16 doubles stay floats."""
         downcast = environ.flag("ACCELERATE_DOWNCAST_BF16")
         environ.write("XLA_USE_BF16", int(not downcast))
         environ.write("XLA_DOWNCAST_BF16", int(downcast))

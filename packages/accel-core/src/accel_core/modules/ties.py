@@ -7,7 +7,7 @@ from torch import nn
 __all__ = ["find_tied_parameters", "tied_tensor_groups"]
 
 
-def find_tied_parameters(model: nn.Module, **kwargs: Any) -> list[list[str]]:  # noqa: ARG001
+def find_tied_parameters(model: nn.Module, **kwargs: Any) -> list[list[str]]:
     """List the groups of parameter names that are one parameter.
 
     Identity decides, not the storage: on the meta device all storages look alike.

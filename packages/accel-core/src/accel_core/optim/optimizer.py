@@ -60,9 +60,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         scaler: The gradient scaler of fp16 training, or `None`.
     """
 
-    def __init__(
-        self, optimizer: torch.optim.Optimizer, device_placement: bool = True, scaler: Any = None
-    ) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, device_placement: bool = True, scaler: Any = None) -> None:
         self.optimizer: Any = optimizer
         self.scaler = scaler
         self.device_placement = device_placement
@@ -171,7 +169,9 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         self._accelerate_step_called = False
         self.optimizer.step = self._patched_step
         try:
-            result = self.scaler.step(self.optimizer, closure) if closure is not None else self.scaler.step(self.optimizer)
+            result = (
+                self.scaler.step(self.optimizer, closure) if closure is not None else self.scaler.step(self.optimizer)
+            )
             self.scaler.update()
         finally:
             self.optimizer.step = self._plain_step

@@ -86,15 +86,14 @@ class AcceleratedScheduler:
         """Log, once, the optimizer step at which a schedule of known length ends."""
         self._told_end = True
         total = getattr(self.scheduler, "total_steps", None) or getattr(self.scheduler, "T_max", None)
-        if isinstance(total, int) and total > 0:
-            if world.ensure().is_main:
-                _logger.info(
-                    "The schedule %s ends at optimizer step %d: it has %d steps and moves %d for each optimizer step.",
-                    type(self.scheduler).__name__,
-                    -(-total // self._times),
-                    total,
-                    self._times,
-                )
+        if isinstance(total, int) and total > 0 and world.ensure().is_main:
+            _logger.info(
+                "The schedule %s ends at optimizer step %d: it has %d steps and moves %d for each optimizer step.",
+                type(self.scheduler).__name__,
+                -(-total // self._times),
+                total,
+                self._times,
+            )
 
     def get_last_lr(self) -> Any:
         """Return the learning rates of the last step, one a parameter group."""

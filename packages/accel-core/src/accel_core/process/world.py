@@ -130,7 +130,7 @@ def _set_up(cpu: bool, init: dict[str, Any]) -> World:
     backend: str | None = None
     if dist.is_initialized():
         backend = str(dist.get_backend())
-    elif place.size > 1 or "init_method" in init and environ.text("ACCELERATE_USE_DEEPSPEED") == "true":
+    elif place.size > 1 or ("init_method" in init and environ.text("ACCELERATE_USE_DEEPSPEED") == "true"):
         backend = _join(place, hardware, device, init)
     if environ.flag("ACCELERATE_CPU_AFFINITY"):
         set_numa_affinity(place.local_rank)

@@ -117,7 +117,7 @@ class PartialState:
 
     def __repr__(self) -> str:
         return (
-            f"Distributed environment: {self.distributed_type}{('  Backend: ' + self.backend) if self.backend else ''}\n"
+            f"Distributed environment: {self.distributed_type}{f'  Backend: {self.backend}' if self.backend else ''}\n"
             f"Num processes: {self.num_processes}\n"
             f"Process index: {self.process_index}\n"
             f"Local process index: {self.local_process_index}\n"
@@ -245,7 +245,7 @@ class PartialState:
     def print(self, *args: Any, **kwargs: Any) -> None:
         """Print once per machine."""
         if self.is_local_main_process:
-            print(*args, **kwargs)
+            print(*args, **kwargs)  # noqa: T201  what it is for
 
     def set_device(self) -> None:
         """Make this process's device current; it is chosen and made current when the state is set up."""

@@ -50,6 +50,9 @@ class AcceleratorState:
         "torch_tp_plugin",
     )
 
+    device_mesh: Any
+    parallelism_config: Any
+
     def __init__(
         self,
         mixed_precision: str | None = None,

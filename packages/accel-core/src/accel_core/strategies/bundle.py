@@ -79,7 +79,9 @@ class Bundle:
             return self.optimizers
         if isinstance(given, DataLoader) or (is_loader is not None and is_loader(given)):
             return self.loaders
-        if isinstance(given, torch.optim.lr_scheduler.LRScheduler | AcceleratedScheduler) or _steps_like_a_schedule(given):
+        if isinstance(given, torch.optim.lr_scheduler.LRScheduler | AcceleratedScheduler) or _steps_like_a_schedule(
+            given
+        ):
             return self.schedulers
         return None
 

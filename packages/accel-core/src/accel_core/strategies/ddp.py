@@ -39,11 +39,12 @@ class DataParallelStrategy(Strategy):
         if environ.flag("ACCELERATE_BYPASS_DEVICE_MAP"):
             return
         for slot in bundle.models:
-            devices = {str(d) for m in slot.given.modules() for d in (getattr(m, "hf_device_map", None) or {}).values()}
+            maps = [getattr(module, "hf_device_map", None) or {} for module in slot.given.modules()]
+            devices = {str(device) for device_map in maps for device in device_map.values()}
             if len(devices) > 1:
                 raise PreparationError(
-                    f"A model spread over {', '.join(sorted(devices))} by a device map cannot train data parallel: each "
-                    f"of the {self.world.size} processes would need all of them. Load it without a device map, or "
+                    f"A model spread over {', '.join(sorted(devices))} by a device map cannot train data parallel: "
+                    f"each of the {self.world.size} processes would need all of them. Load it without a device map, or "
                     "start one process. (ACCELERATE_BYPASS_DEVICE_MAP=true overrides this.)"
                 )
 

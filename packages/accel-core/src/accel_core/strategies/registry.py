@@ -88,8 +88,8 @@ def choose(request: Request) -> type:
     row = next(row for row in ORDER if row.claims(request))
     if not row.home:
         raise EngineUnavailableError(
-            f"The engine {row.name!r} was asked for (by plugin or ACCELERATE_USE_*), and accel-core does not contain it "
-            "yet. Remove the plugin or variable to train data parallel; accel never does that on its own."
+            f"The engine {row.name!r} was asked for (by plugin or ACCELERATE_USE_*), and accel-core does not contain "
+            "it yet. Remove the plugin or variable to train data parallel; accel never does that on its own."
         )
     module, _, name = row.home.partition(":")
     found: type = getattr(importlib.import_module(module), name)

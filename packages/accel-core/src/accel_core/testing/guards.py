@@ -36,9 +36,7 @@ def no_environment_leak() -> Iterator[None]:
     after = {name: value for name, value in os.environ.items() if not name.startswith(_OWNED_BY_OTHERS)}
     kept = {name: value for name, value in before.items() if not name.startswith(_OWNED_BY_OTHERS)}
     if after != kept:
-        changed = sorted(
-            name for name in after.keys() | kept.keys() if after.get(name) != kept.get(name)
-        )
+        changed = sorted(name for name in after.keys() | kept.keys() if after.get(name) != kept.get(name))
         os.environ.clear()
         os.environ.update(before)
         pytest.fail(f"the test left environment variables changed: {changed}")

@@ -39,9 +39,14 @@ def test_first_number_of_several_names_counts() -> None:
 def test_patched_variables_are_put_back_after_an_error() -> None:
     """What was there is there again, and what was not is gone."""
     before = dict(os.environ)
-    with pytest.raises(KeyError), environ.patch_environment(HOME="elsewhere", SURELY_UNSET=1):
-        assert os.environ["HOME"] == "elsewhere" and os.environ["SURELY_UNSET"] == "1"
-        raise KeyError
+
+    def fails() -> None:
+        with environ.patch_environment(HOME="elsewhere", SURELY_UNSET=1):
+            assert (os.environ["HOME"], os.environ["SURELY_UNSET"]) == ("elsewhere", "1")
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fails()
     assert dict(os.environ) == before
 
 

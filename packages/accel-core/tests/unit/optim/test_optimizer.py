@@ -87,7 +87,7 @@ def test_copies_and_pickles_work_on() -> None:
 
 
 def test_modes_of_schedule_free_optimizers_pass_through() -> None:
-    """train and eval reach an optimizer that has them, and are harmless elsewhere."""
+    """Train and eval reach an optimizer that has them, and are harmless elsewhere."""
     schedulefree = pytest.importorskip("schedulefree", reason="needs the library schedulefree, not installed here")
     _, plain = _made()
     assert plain.train() is None and plain.eval() is None

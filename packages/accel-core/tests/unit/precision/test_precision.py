@@ -97,7 +97,11 @@ def test_torchao_converts_inner_layers_and_trains() -> None:
     expected = model(x)
     assert find_first_last_linear_layers(model) == ("0", "4")
     precision = registry.choose(
-        "fp8", World(0, 1, 0, 1, CPU, None, DistributedType.NO), AutocastKwargs(), GradScalerKwargs(), [AORecipeKwargs()]
+        "fp8",
+        World(0, 1, 0, 1, CPU, None, DistributedType.NO),
+        AutocastKwargs(),
+        GradScalerKwargs(),
+        [AORecipeKwargs()],
     )
     assert isinstance(precision, TorchaoPrecision) and precision.fp8_backend is FP8BackendType.AO
     wrapped = precision.wrap(precision.convert(model))
@@ -146,7 +150,9 @@ def test_library_that_is_missing_is_named(name: str) -> None:
 
 def test_plain_precision_changes_nothing() -> None:
     """Full precision has no scaler, and wraps nothing; a model stays picklable."""
-    precision = registry.choose("no", World(0, 1, 0, 1, CPU, None, DistributedType.NO), AutocastKwargs(), GradScalerKwargs())
+    precision = registry.choose(
+        "no", World(0, 1, 0, 1, CPU, None, DistributedType.NO), AutocastKwargs(), GradScalerKwargs()
+    )
     model = _model()
     assert precision.wrap(precision.convert(model)) is model and precision.scaler is None
     assert "forward" not in model.__dict__ and pickle.loads(pickle.dumps(model))[0].in_features == 16

@@ -94,7 +94,7 @@ def test_split_of_a_dict_with_unequal_lengths_is_refused() -> None:
         split_for_rank({"a": [1, 2], "b": [1, 2, 3]}, 0, 2)
 
 
-@pytest.mark.parametrize("length", range(0, 9))
+@pytest.mark.parametrize("length", range(9))
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_split_covers_everything_once(length: int, size: int) -> None:
     """Parts in rank order are the input; padded parts have one length."""
@@ -102,7 +102,7 @@ def test_split_covers_everything_once(length: int, size: int) -> None:
 
     whole = list(range(length))
     parts = [split_for_rank(whole, rank, size) for rank in range(size)]
-    assert sum(parts, []) == whole
+    assert [item for part in parts for item in part] == whole
     padded = [split_for_rank(torch.arange(length), rank, size, apply_padding=True) for rank in range(size)]
     assert len({len(part) for part in padded}) == 1
 

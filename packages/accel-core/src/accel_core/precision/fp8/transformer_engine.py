@@ -141,9 +141,7 @@ def apply_fp8_autowrap(model: _M, fp8_recipe_handler: TERecipeKwargs | None) -> 
     blocks = fp8_recipe_handler is not None and bool(fp8_recipe_handler.use_mxfp8_block_scaling)
     recipe = recipes.MXFP8BlockScaling() if blocks else recipes.DelayedScaling(**arguments)
     evaluating = fp8_recipe_handler is not None and bool(fp8_recipe_handler.use_autocast_during_eval)
-    model.forward = MethodType(
-        contextual_fp8_autocast(model.forward, recipe, evaluating), model
-    )
+    model.forward = MethodType(contextual_fp8_autocast(model.forward, recipe, evaluating), model)
     return model
 
 

@@ -1,0 +1,205 @@
+"""Every name of an environment variable that Accelerate is seen to use: what it does here, or why it does nothing."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from accel_core.accelerator import Accelerator
+from accel_core.devices import registry
+from accel_core.errors import ConfigurationError, DeviceUnavailableError, EngineUnavailableError
+from accel_core.host.environ import patch_environment
+from accel_core.logging import get_logger
+from accel_core.options.option import Option, options_of
+from accel_core.precision.fp8 import backend
+from accel_core.process import world
+from accel_core.process.rendezvous import Placement, locate
+from accel_core.state import PartialState
+
+pytestmark = pytest.mark.usefixtures("fresh_state")
+
+NAMES: list[str] = json.loads((Path(__file__).parent / "environment_names.json").read_text())
+TABLES = ("compilation", "deepspeed", "fp8", "fsdp", "megatron", "parallelism")
+
+
+def _options() -> dict[str, Option]:
+    found: dict[str, Option] = {}
+    for table in TABLES:
+        for name, value in vars(importlib.import_module(f"accel_core.options.{table}")).items():
+            if name.endswith("Options") and isinstance(value, type):
+                found |= {option.environment: option for option in options_of(value)}
+    return found
+
+
+OPTIONS = _options()
+
+
+def _raises(error: type[Exception]) -> Callable[[], bool]:
+    def probe() -> bool:
+        with pytest.raises(error):
+            Accelerator()
+        return True
+
+    return probe
+
+
+def _rank(**others: str) -> Callable[[], bool]:
+    """Say whether the place of a process is read once the other variables of its launcher are there too."""
+
+    def probe() -> bool:
+        with patch_environment(**others):
+            return locate() == Placement(1, 2, 1, 2, locate().source) and locate().source != "alone"
+
+    return probe
+
+
+def _visible(device: str, name: str) -> Callable[[], bool]:
+    return lambda: registry.named(device).visible_variable == name
+
+
+def _threads_stay() -> bool:
+    """Say whether ranks that share a machine leave the number of threads alone where the user chose it."""
+    before = torch.get_num_threads()
+    world._share_cores(10**6)
+    return torch.get_num_threads() == before
+
+
+TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+OPENMPI = {
+    "OMPI_COMM_WORLD_RANK": "1",
+    "OMPI_COMM_WORLD_SIZE": "2",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+}
+MVAPICH = {name.replace("OMPI", "MV2"): value for name, value in OPENMPI.items()}
+PMI = {"PMI_RANK": "1", "PMI_SIZE": "2"}
+
+EFFECTS: dict[str, tuple[str, Callable[[], bool]]] = {
+    "ACCELERATE_CPU_AFFINITY": ("1", lambda: PartialState().initialized),
+    "ACCELERATE_DEBUG_MODE": ("1", lambda: PartialState().debug),
+    "ACCELERATE_DYNAMO_BACKEND": ("eager", lambda: Accelerator().state.dynamo_plugin.backend == "EAGER"),
+    "ACCELERATE_FP8_BACKEND": ("MSAMP", lambda: backend.choose_backend([]).value == "MSAMP"),
+    "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": ("3", lambda: Accelerator().gradient_accumulation_steps == 3),
+    "ACCELERATE_LOG_LEVEL": ("ERROR", lambda: get_logger("accel.level").logger.level == logging.ERROR),
+    "ACCELERATE_MIXED_PRECISION": ("bf16", lambda: Accelerator().mixed_precision == "bf16"),
+    "ACCELERATE_TORCH_DEVICE": ("meta", _raises(DeviceUnavailableError)),
+    "ACCELERATE_USE_CPU": ("true", lambda: PartialState()._cpu is True),
+    "ACCELERATE_USE_DEEPSPEED": ("true", _raises(EngineUnavailableError)),
+    "ACCELERATE_USE_FSDP": ("true", _raises(EngineUnavailableError)),
+    "ACCELERATE_USE_MEGATRON_LM": ("true", _raises(EngineUnavailableError)),
+    "ACCELERATE_USE_PARALLELISM_CONFIG": ("true", lambda: Accelerator().parallelism_config is not None),
+    "OMP_NUM_THREADS": ("1", _threads_stay),
+    "USE_TORCH_XLA": ("0", lambda: not registry.named("xla").is_available()),
+    **{name: (value, _rank(**TORCHRUN)) for name, value in TORCHRUN.items()},
+    **{name: (value, _rank(**OPENMPI)) for name, value in OPENMPI.items()},
+    **{name: (value, _rank(**MVAPICH)) for name, value in MVAPICH.items()},
+    **{name: (value, _rank(**PMI)) for name, value in PMI.items()},
+    "CUDA_VISIBLE_DEVICES": ("", _visible("cuda", "CUDA_VISIBLE_DEVICES")),
+    "HABANA_VISIBLE_MODULES": ("", _visible("hpu", "HABANA_VISIBLE_MODULES")),
+    "MLU_VISIBLE_DEVICES": ("", _visible("mlu", "MLU_VISIBLE_DEVICES")),
+    "MUSA_VISIBLE_DEVICES": ("", _visible("musa", "MUSA_VISIBLE_DEVICES")),
+    "NEURON_RT_VISIBLE_CORES": ("", _visible("neuron", "NEURON_RT_VISIBLE_CORES")),
+    "SDAA_VISIBLE_DEVICES": ("", _visible("sdaa", "SDAA_VISIBLE_DEVICES")),
+}
+
+ELSEWHERE: dict[str, str] = {
+    "ACCELERATE_BYPASS_DEVICE_MAP": "ranks/test_accelerator.py: it needs two processes",
+    "ACCELERATE_DEBUG_RDV_FILE": "every test on several ranks meets through it",
+    "ACCELERATE_DOWNCAST_BF16": "devices/xla.py: needs a TPU, never run on hardware",
+    "ACCELERATE_INIT_INCLUDE_BUFFERS": "accel-bigmodel reads and tests it",
+    "ACCELERATE_ENABLE_RICH": "the launcher reads it",
+    "ACCELERATE_CONFIG_DS_FIELDS": "the launcher writes it; plugins/deepspeed.py reads and tests it",
+    "ACCELERATE_SAGEMAKER_DISTRIBUTED_TYPE": "the launcher writes it into a SageMaker job",
+    "ACCELERATE_USE_SAGEMAKER": "the launcher writes it into a SageMaker job",
+    "ACCELERATE_ALLOW_CP_STANDALONE": "context parallelism is an engine that is asked for and refused by name",
+    "DEEPSPEED_USE_HPU": "DeepSpeed's own, for its engine",
+    "HF_HOME": "the launcher's default location of configuration files",
+    "KMP_AFFINITY": "the launcher sets it for MPI runs on Intel processors",
+    "KMP_BLOCKTIME": "the launcher sets it for MPI runs on Intel processors",
+    "MASTER_ADDR": "process/test_rendezvous.py",
+    "MASTER_PORT": "process/test_rendezvous.py",
+    "NODE_RANK": "the launcher's machine rank under other launchers",
+    "PJRT_DEVICE": "torch_xla's own",
+    "PT_HPU_LAZY_MODE": "habana_frameworks' own",
+    "XLA_DOWNCAST_BF16": "devices/xla.py writes it, never run on hardware",
+    "XLA_USE_BF16": "devices/xla.py writes it, never run on hardware",
+}
+
+WORDS = {
+    *("CUDA", "CUDAGRAPHS", "DEBUG", "DEEPSPEED", "FSDP", "LOCAL_MACHINE", "LOCAL_STATE_DICT", "MEGATRON_LM", "MLU"),
+    *("MUSA", "NEURON", "NPU", "SDAA", "TORCHXLA_TRACE_ONCE", "XLA", "XPU"),
+}
+"""Values of enumerations and names of log levels: no variables."""
+
+PREFIXES = {
+    *("ACCELERATE_", "ACCELERATE_DYNAMO_", "ACCELERATE_FP8_", "DEEPSPEED_", "FSDP_", "MEGATRON_LM_"),
+    "PARALLELISM_CONFIG_",
+}
+"""Beginnings of names that are variables."""
+
+ENDINGS = {
+    *("FP8_OVERRIDE_DGRAD", "FP8_OVERRIDE_FPROP", "FP8_OVERRIDE_WGRAD", "USE_AUTOCAST_DURING_EVAL", "USE_CUSTOM_FSDP"),
+    *("USE_DISTRIBUTED_OPTIMIZER", "USE_DYNAMIC", "USE_FULLGRAPH", "USE_MXFP8_BLOCK_SCALING", "USE_ORIG_PARAMS"),
+    *("USE_PRECISION_AWARE_OPTIMIZER", "USE_REGIONAL_COMPILATION", "USE_ROTARY_POSITION_EMBEDDINGS"),
+}
+"""What follows one of the prefixes; an option's variable ends in it."""
+
+SAMPLES = ("true", "2", "eager", "bf16", "SHARDED_STATE_DICT", "FULL_SHARD", "TRANSFORMER_BASED_WRAP", "BACKWARD_POST")
+SAMPLES = (
+    *SAMPLES,
+    "cpu",
+    "O1",
+    "AO",
+    "E4M3",
+    "max-autotune",
+    "alltoall",
+    "torch",
+    "deepspeed",
+    "sdpa",
+    "1.5",
+    "word",
+    "false",
+    "3",
+)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name in EFFECTS])
+def test_variable_has_its_effect(name: str) -> None:
+    """Set, with the others of its family where it has one, it changes what it is documented to change."""
+    value, probe = EFFECTS[name]
+    with patch_environment(**{name: value}):
+        assert probe()
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name in OPTIONS])
+def test_option_is_read_from_its_variable(name: str) -> None:
+    """Some text makes the option another value than its default; where there is but one value, others are refused."""
+    option = OPTIONS[name]
+    values, refused = [], []
+    for text in SAMPLES:
+        with patch_environment(**{name: text}):
+            try:
+                values.append(option.read())
+            except ConfigurationError as error:
+                refused.append(str(error))
+    one_value = len(option.choices) == 1 and any(name in message for message in refused)
+    assert one_value or any(value != option.default for value in values)
+
+
+def test_every_name_has_a_place() -> None:
+    """No name is left out: each has an effect, is tested elsewhere, or is no variable, and the lists are not stale."""
+    placed = EFFECTS.keys() | OPTIONS.keys() | ELSEWHERE.keys() | WORDS | PREFIXES | ENDINGS
+    assert sorted(set(NAMES) - placed) == []
+    assert sorted((EFFECTS.keys() | ELSEWHERE.keys() | WORDS | PREFIXES | ENDINGS) - set(NAMES)) == []
+
+
+@pytest.mark.parametrize("ending", sorted(ENDINGS - {"USE_PRECISION_AWARE_OPTIMIZER", "USE_CUSTOM_FSDP"}))
+def test_ending_belongs_to_an_option(ending: str) -> None:
+    """Each ending is that of some option's variable."""
+    assert any(name.endswith(ending) for name in OPTIONS)

@@ -25,11 +25,7 @@ _VERSION = 1
 
 def capture_order(loader: Any) -> dict[str, torch.Tensor]:
     """Return the states of the generators that a loader's order is drawn from, as they are now."""
-    states = {"default": torch.get_rng_state()}
-    for name, generator in (("loader", loader.generator), ("sampler", _sampler_generator(loader))):
-        if generator is not None:
-            states[name] = generator.get_state()
-    return states
+    return {"default": torch.get_rng_state(), **_generator_states(loader)}
 
 
 @contextlib.contextmanager
@@ -62,6 +58,12 @@ def replay_order(loader: Any, states: dict[str, torch.Tensor]) -> Iterator[None]
             sampler.generator = own
         loader.generator = own_loader
         torch.set_rng_state(before)
+
+
+def _generator_states(loader: Any) -> dict[str, torch.Tensor]:
+    """Return the states of the generators that belong to a loader alone."""
+    generators = {"loader": loader.generator, "sampler": _sampler_generator(loader)}
+    return {name: generator.get_state() for name, generator in generators.items() if generator is not None}
 
 
 def _sampler_generator(loader: Any) -> torch.Generator | None:
@@ -99,7 +101,7 @@ class Cursor:
 
         Returns:
             `epoch`, `offset`, `unit` and `seed` (`None` without a seedable sampler); `order`: states of generators
-            when the epoch began, as uint8 tensors.
+            when the epoch began (as they are now between epochs), as uint8 tensors.
         """
         loader = self._loader
         if loader.pending is not None:
@@ -110,7 +112,7 @@ class Cursor:
             "offset": self.offset,
             "unit": self.unit,
             "seed": getattr(get_sampler(loader), "initial_seed", None),
-            "order": dict(loader.order) if self.offset else {},
+            "order": dict(loader.order) if self.offset else _generator_states(loader),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -139,7 +141,14 @@ class Cursor:
         if state["seed"] is not None and hasattr(sampler, "initial_seed"):
             sampler.initial_seed = state["seed"]
         loader.set_epoch(int(state["epoch"]))
-        loader.pending = dict(state)
+        loader.forget_position()
+        if state["offset"]:
+            loader.pending = dict(state)
+            return
+        loader.pending = None
+        for name, generator in (("loader", loader.generator), ("sampler", _sampler_generator(loader))):
+            if generator is not None and name in state["order"]:
+                generator.set_state(state["order"][name])
 
     def rewind(self) -> None:
         """Let the next iteration begin at the start of the epoch, whatever was loaded."""

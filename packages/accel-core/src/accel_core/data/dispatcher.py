@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from torch.utils.data import BatchSampler
+from torch.utils.data import BatchSampler, IterableDataset
 
 from accel_core.comm.batch import slice_tensors
 from accel_core.data.loader import PreparedLoader
@@ -108,11 +108,25 @@ class DataLoaderDispatcher(PreparedLoader):
         cut, batches = self.cut, super().__len__()
         if not cut.split:
             batches = batches // cut.ranks if cut.drop_last else -(-batches // cut.ranks)
-        return max(0, batches - self.skip_batches)
+        return max(0, batches - self.skip_batches * isinstance(self.dataset, IterableDataset))
 
-    def _skip_indices(self) -> int:
-        """Return how many of the loader's own batches the skipped steps hold."""
+    def _own_skip(self) -> int:
         return self.skip_batches * (1 if self.split_batches else self.cut.ranks)
+
+    def _skip_stream(self, stream: Iterator[Any], offset: int) -> Iterator[Any]:
+        if self.use_stateful_dataloader or not isinstance(self.dataset, IterableDataset):
+            return stream
+        size = self._own_batch_size()
+        return itertools.islice(stream, offset // (size or 1) if offset else self._own_skip(), None)
+
+    def _steps(self, offset: int) -> int | None:
+        if isinstance(self.dataset, IterableDataset):
+            return None
+        cut = self.cut
+        if cut.step_samples is None:
+            return max(0, len(self) - offset // (1 if cut.split else cut.ranks))
+        left = self.total_dataset_length - offset
+        return max(0, left // cut.step_samples if cut.drop_last else -(-left // cut.step_samples))
 
     def _lead(self, wire: Wire) -> Iterator[tuple[Any, Tally | None, bool]]:
         """Read global batches, send each rank its part, and yield one's own."""
@@ -140,7 +154,9 @@ class DataLoaderDispatcher(PreparedLoader):
 
     def _follow(self, wire: Wire) -> Iterator[tuple[Any, Tally | None, bool]]:
         """Yield the parts that rank 0 sends."""
-        self.pending = None
+        pending, self.pending = self.pending, None
+        if pending is not None:
+            self._take_position(pending)
         last = False
         while not last:
             message = wire.receive()

@@ -21,6 +21,7 @@ from torch.utils.data import (
 from torch.utils.data.distributed import DistributedSampler
 
 from accel_core.comm.collectives import send_to_device
+from accel_core.comm.objects import broadcast_object_list
 from accel_core.data.cursor import Cursor, capture_order, replay_order
 from accel_core.data.ends import meet
 from accel_core.data.samplers import (
@@ -32,6 +33,7 @@ from accel_core.data.samplers import (
 )
 from accel_core.data.shard import Cut, Tally, count_samples, skip_samples
 from accel_core.data.stateful import stateful_class
+from accel_core.errors import CheckpointMismatchError
 from accel_core.options.enums import RNGType
 from accel_core.process import world
 from accel_core.random import synchronize_rng_states
@@ -105,7 +107,7 @@ class _Indices:
         offset = loader.begins_at
         indices = self._from(base, offset) if offset else iter(base)
         if loader.skip_batches and not offset:
-            indices = itertools.islice(indices, loader.skip_batches, None)
+            indices = itertools.islice(indices, loader._own_skip(), None)
         if not loader.replays:
             return indices
         self.latest = indices
@@ -128,7 +130,7 @@ class _Indices:
             self.latest = itertools.chain([first], self.latest)
 
     def __len__(self) -> int:
-        return max(0, len(self._base()) - self.loader.skip_batches)
+        return max(0, len(self._base()) - self.loader._own_skip())
 
 
 class _Primed:
@@ -213,6 +215,9 @@ class DataLoaderAdapter(DataLoader[Any]):
         """Set the state of the `StatefulDataLoader` behind this loader."""
         self.__dict__.pop("dl_state_dict", None)
         super().load_state_dict(state_dict)  # type: ignore[misc]
+
+    def _own_state(self) -> Any:
+        return super().state_dict()  # type: ignore[misc]
 
     def adjust_state_dict_for_prefetch(self) -> None:
         """Do nothing: the state is kept as it was before the look-ahead, so it counts no batch that was not given."""
@@ -308,8 +313,10 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         if not isinstance(self.dataset, IterableDataset):
             with contextlib.suppress(TypeError):
                 return len(get_sampler(self))
-        holder: Any = self.dataset
-        return len(holder.dataset if isinstance(holder, IterableDatasetShard) else holder)
+        data: Any = self.dataset
+        if isinstance(data, IterableDatasetShard):
+            data = data.dataset
+        return len(data)
 
     @property
     def _index_sampler(self) -> Any:
@@ -376,6 +383,7 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
             kinds = [kind for kind in self.rng_types if own is not None or RNGType(kind) is not RNGType.GENERATOR]
             if kinds:
                 synchronize_rng_states(kinds, own)
+            self._agree_on_seed()
         self.tally = None
         self.begins_at = 0
         self._stand_in = None
@@ -385,41 +393,71 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         self.begin()
         self._served_before = 0
 
+    def _agree_on_seed(self) -> None:
+        """Take over rank 0's seed of a seedable sampler, once: ranks may have been seeded differently."""
+        sampler = get_sampler(self)
+        if isinstance(sampler, SeedableRandomSampler) and not self.__dict__.get("_seed_agreed"):
+            sampler.initial_seed = broadcast_object_list([sampler.initial_seed])[0]
+            self.__dict__["_seed_agreed"] = True
+
     def _open(self) -> Iterator[Any]:
-        """Return an iterator over this rank's raw batches, from the pending position on."""
+        """Return an iterator over the loader's own batches, from the pending position on."""
         pending, self.pending = self.pending, None
-        if pending is None or not pending["order"] or self.use_stateful_dataloader:
-            if not self.use_stateful_dataloader:
-                self.__dict__["_order"] = capture_order(self)
-            return self._raw()
-        self.begins_at = pending["offset"]
+        if pending is None:
+            self.__dict__["_order"] = capture_order(self)
+            return self._skip_stream(self._raw(), 0)
+        self._take_position(pending)
+        shard = self.dataset if isinstance(self.dataset, IterableDatasetShard) else None
+        inside = shard is not None and self.begins_at % (self.cut.step_samples or 1) != 0
+        if shard is not None and inside and self.num_workers < 2:
+            shard.begin_at(self.begins_at)
+        elif inside:
+            raise CheckpointMismatchError(
+                f"A position inside a global batch cannot be taken up by several workers, each of which reads a stream "
+                f"of its own; got the position {self.begins_at}, global batches of {self.cut.step_samples} and "
+                f"{self.num_workers} workers. Use num_workers of 0 or 1 to go on with another number of ranks."
+            )
         order = self.__dict__["_order"] = pending["order"]
-        full = self._steps(0)
         self.replays = True
-        with replay_order(self, order):
-            stream = self._raw()
-            if isinstance(self.dataset, IterableDataset):
-                stream = self._skip_stream(stream, self.begins_at)
-            else:
-                cast(_Indices, self._index_sampler).prime()
-        self.replays = False
-        if full is not None:
-            self._served_before = full - (self._steps(self.begins_at) or 0)
-            self.__dict__["_batches_served"] = self._served_before
+        try:
+            with replay_order(self, order):
+                stream = self._raw() if inside else self._skip_stream(self._raw(), self.begins_at)
+                if self.use_stateful_dataloader:
+                    stream = itertools.chain(list(itertools.islice(stream, 1)), stream)
+                elif not isinstance(self.dataset, IterableDataset):
+                    cast(_Indices, self._index_sampler).prime()
+        finally:
+            self.replays = False
+            if shard is not None:
+                shard.begin_at(0)
         return stream
+
+    def _take_position(self, pending: dict[str, Any]) -> None:
+        """Count the current iteration from a position on."""
+        self.begins_at = pending["offset"]
+        full, left = self._steps(0), self._steps(self.begins_at)
+        if self.begins_at and full is not None and left is not None:
+            self._served_before = full - left
+            self.__dict__["_batches_served"] = self._served_before
 
     def _raw(self) -> Iterator[Any]:
         """Return an iterator of the user's loader class over its batches."""
         return iter(super().__iter__())
 
     def _skip_stream(self, stream: Iterator[Any], offset: int) -> Iterator[Any]:
-        """Read a stream up to a position."""
-        steps = offset // (self.cut.step_samples or 1)
+        """Read a stream up to a position, where positions cannot be had from indices."""
+        if self.use_stateful_dataloader or not isinstance(self.dataset, IterableDataset):
+            return stream
+        steps = offset // (self.cut.step_samples or 1) if offset else self.skip_batches
         return itertools.islice(stream, steps, None)
+
+    def _own_skip(self) -> int:
+        """Return how many of the loader's own batches are left out at the start."""
+        return self.skip_batches
 
     def _steps(self, offset: int) -> int | None:
         """Return how many batches this rank gets from `offset` on, where that is certain beforehand."""
-        if isinstance(self.dataset, IterableDataset) or self.use_stateful_dataloader:
+        if isinstance(self.dataset, IterableDataset):
             return None
         if type(self)._user_class.__iter__ is not DataLoader.__iter__:
             return None
@@ -448,6 +486,7 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
     def _complete(self) -> None:
         """Note that the epoch was read to its end."""
         self.iteration += 1
+        self.__dict__.pop("dl_state_dict", None)
         self.forget_position()
         if self._origin is not None:
             self._origin.iteration = max(self._origin.iteration, self.iteration)
@@ -507,7 +546,7 @@ class DataLoaderShard(PreparedLoader):
         self._prologue()
         try:
             stream = self._open()
-            steps = self._steps(self.begins_at)
+            steps = None if self.use_stateful_dataloader else self._steps(self.begins_at)
             advance = self.gradient_state._advance
             move = self._mover()
             if move is not None:
@@ -537,20 +576,20 @@ class DataLoaderShard(PreparedLoader):
 
     def _look_ahead(self, stream: Iterator[Any]) -> Iterator[Any]:
         """Yield batches, each after the one that follows it was read: so the last one is known."""
-        advance = self.gradient_state._advance
+        advance, keeps_state = self.gradient_state._advance, self.use_stateful_dataloader
         batch = next(stream, _END)
-        for following in stream:
+        while batch is not _END:
+            state = self._own_state() if keeps_state else None
+            following = next(stream, _END)
+            if keeps_state:
+                self.__dict__["dl_state_dict"] = state
+            if following is _END:
+                self._finish()
             if type(batch) is TallyBatch:
                 self.tally, batch = batch.tally, batch.batch
             advance(self)
             yield batch
             batch = following
-        if batch is not _END:
-            self._finish()
-            if type(batch) is TallyBatch:
-                self.tally, batch = batch.tally, batch.batch
-            advance(self)
-            yield batch
 
 
 def _several_ranks() -> bool:

@@ -182,7 +182,7 @@ def _common_order(dataloader: DataLoader[Any], changed: dict[str, Any]) -> dict[
     if isinstance(dataloader.dataset, IterableDataset):
         return {"synchronized_generator": getattr(dataloader.dataset, "generator", None)}
     sampler = changed.get("sampler") or get_sampler(dataloader)
-    if getattr(sampler, "generator", False) is None:
+    if getattr(sampler, "generator", False) is None and not isinstance(sampler, SeedableRandomSampler):
         sampler.generator = torch.Generator()
         sampler.generator.manual_seed(int(torch.empty((), dtype=torch.int64).random_().item()))
     return {"synchronized_generator": getattr(sampler, "generator", None)}

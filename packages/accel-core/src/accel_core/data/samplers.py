@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -306,6 +307,7 @@ class IterableDatasetShard(IterableDataset[Any]):
         self.split_batches = split_batches
         self.epoch = 0
         self.tells_tally = False
+        self._start = 0
 
     @property
     def cut(self) -> Cut:
@@ -330,9 +332,21 @@ class IterableDatasetShard(IterableDataset[Any]):
         length = len(self.dataset)  # type: ignore[arg-type]
         return (length // window if self.drop_last else -(-length // window)) * (window // cut.ranks)
 
+    def begin_at(self, start: int) -> None:
+        """Let iterations begin in the middle of the stream, until told otherwise.
+
+        Args:
+            start: Number of samples to read and let go.
+        """
+        self._start = start
+
     def __iter__(self) -> Iterator[Any]:
+        return self._deal(self._start)
+
+    def _deal(self, start: int) -> Iterator[Any]:
         tells = self.tells_tally
-        for part, tally in deal_stream(self.dataset, self.cut):
+        samples = itertools.islice(iter(self.dataset), start, None) if start else self.dataset
+        for part, tally in deal_stream(samples, self.cut):
             if tally is None or not tells:
                 yield from part
             else:

@@ -83,6 +83,8 @@ class Wire:
         Returns:
             This rank's own, as the others get theirs.
         """
+        if self._here.size == 1:
+            return messages[0]
         packed: dict[int, torch.Tensor] = {}
         for message in messages:
             if id(message) not in packed:

@@ -1,0 +1,217 @@
+"""Streams that differ between ranks end together; what fails on one rank is known to all."""
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data.distributed import DistributedSampler
+
+from accel_core.data.declared import already_sharded
+from accel_core.data.prepare import prepare_data_loader
+from accel_core.data.remainder import gather_for_metrics
+from accel_core.data.skip import skip_first_batches
+from accel_core.errors import DataError, DoubleShardingError, RemoteRankError
+from accel_core.process.world import ensure
+from accel_core.state.gradient import GradientState
+from accel_core.testing import world
+
+LENGTHS = (5, 8, 0, 3)
+
+
+class Stream(IterableDataset):
+    """Numbers from `first` on; reading `broken` raises."""
+
+    def __init__(self, length, first=0, broken=None):
+        self.length, self.first, self.broken = length, first, broken
+
+    def __iter__(self):
+        for value in range(self.first, self.first + self.length):
+            if value == self.broken:
+                raise DataError(f"sample {value} is broken")
+            yield value
+
+
+def own_stream(**kwargs):
+    """Prepare this rank's own stream: rank r counts from 100 * r."""
+    rank = ensure().rank
+    loader = DataLoader(Stream(LENGTHS[rank], 100 * rank), batch_size=2)
+    return prepare_data_loader(already_sharded(loader), **kwargs)
+
+
+def read(loader):
+    """Return this rank's batches, what is gathered, and the ends."""
+    state, batches, gathered, ends = GradientState(), [], [], []
+    for batch in loader:
+        batches.append(batch.tolist())
+        gathered += gather_for_metrics(batch, state).tolist()
+        ends.append(state.end_of_dataloader)
+    assert ends == [False] * (len(ends) - 1) + [True] * bool(ends)
+    return batches, gathered
+
+
+@world(4)
+def test_drop():
+    """By default all ranks end with the shortest stream, here before the first batch."""
+    assert read(own_stream()) == ([], [])
+
+
+@world(2)
+def test_drop_after_some():
+    """What the longer stream still holds is left out, with a warning."""
+    batches, gathered = read(own_stream())
+    assert batches == [[[0, 1], [2, 3], [4]], [[100, 101], [102, 103], [104, 105]]][ensure().rank]
+    assert gathered == [0, 1, 100, 101, 2, 3, 102, 103, 4, 104, 105]
+
+
+@world(4)
+def test_repeat():
+    """Ranks that have run out repeat, one that never had anything borrows, and repeats are not gathered."""
+    batches, gathered = read(own_stream(uneven_end="repeat"))
+    assert len(batches) == 4
+    assert all(batches)
+    expected = [
+        first + value for first, length in zip((0, 100, 200, 300), LENGTHS, strict=True) for value in range(length)
+    ]
+    assert sorted(gathered) == expected
+
+
+@world(4)
+def test_empty():
+    """Ranks that have run out get batches without rows, of the right type."""
+    batches, gathered = read(own_stream(uneven_end="empty"))
+    length = LENGTHS[ensure().rank]
+    assert [len(batch) for batch in batches] == [max(0, min(2, length - 2 * step)) for step in range(4)]
+    assert len(gathered) == sum(LENGTHS)
+    assert sorted(gathered) == sorted(set(gathered))
+
+
+@pytest.mark.parametrize("uneven_end", ["drop", "repeat", "empty"])
+@world(4)
+def test_undeclared_streams_of_different_lengths_end(uneven_end):
+    """Streams that should be the same on all ranks and are not end together too."""
+    rank = ensure().rank
+    loader = prepare_data_loader(DataLoader(Stream((5, 30, 0, 17)[rank]), batch_size=2), uneven_end=uneven_end)
+    steps = sum(1 for _ in loader)
+    assert steps == (0 if uneven_end == "drop" else 4)
+
+
+@pytest.mark.parametrize("dispatch", [False, True])
+@world(3)
+def test_a_rank_that_fails_stops_all(dispatch):
+    """A rank whose data cannot be read raises its own error, and the others learn of it instead of waiting."""
+    rank = ensure().rank
+    broken = 6 if rank == 0 else None
+    loader = prepare_data_loader(DataLoader(Stream(20, broken=broken), batch_size=1), dispatch_batches=dispatch)
+    seen = []
+    with pytest.raises(DataError if rank == 0 else RemoteRankError) as caught:
+        seen.extend(batch.tolist() for batch in loader)
+    assert ("sample 6 is broken" in str(caught.value)) == (rank == 0 or dispatch)
+    assert not GradientState().in_dataloader
+    assert len(seen) < 7
+
+
+@world(3)
+def test_distributed_sampler_kept():
+    """With torch's DistributedSampler kept, every sample is gathered once although it repeats some."""
+    here = ensure()
+    loader = DataLoader(range(11), batch_size=2, sampler=DistributedSampler(range(11), shuffle=True, seed=5))
+    with pytest.raises(DoubleShardingError):
+        prepare_data_loader(loader)
+    _, gathered = read(prepare_data_loader(loader, sharding="local"))
+    assert sorted(gathered) == list(range(11))
+    assert loader.sampler.num_replicas == here.size
+
+
+@pytest.mark.parametrize("seedable", [False, True])
+@world(2)
+def test_same_order_on_all_ranks(seedable):
+    """Ranks with different seeds draw one order, epoch after epoch, when they synchronise their generators."""
+    torch.manual_seed(ensure().rank)
+    loader = prepare_data_loader(
+        DataLoader(range(12), batch_size=2, shuffle=True), rng_types=["generator"], use_seedable_sampler=seedable
+    )
+    orders = [read(loader)[1] for _ in range(3)]
+    assert all(sorted(order) == list(range(12)) for order in orders)
+    assert orders[0] != orders[1] != orders[2]
+
+
+@world(2)
+def test_dispatch_slice_function():
+    """A user's function takes each rank's part out of the global batch."""
+    calls = []
+
+    def every_second(batch, part, process_index=None, num_processes=None):
+        calls.append((part, process_index, num_processes))
+        return batch[process_index::num_processes]
+
+    loader = prepare_data_loader(
+        DataLoader(Stream(8), batch_size=2), dispatch_batches=True, slice_fn_for_dispatch=every_second
+    )
+    rank = ensure().rank
+    assert [batch.tolist() for batch in loader] == [[0 + rank, 2 + rank], [4 + rank, 6 + rank]]
+    assert calls[0] == (slice(2 * rank, 2 * rank + 2), rank, 2)
+
+
+@world(2)
+def test_dispatch_reads_on_the_main_rank_alone():
+    """Only rank 0 reads; batches of any size reach the others, also larger ones than before."""
+    rank = ensure().rank
+    data = [torch.ones(size) for size in (3, 70000, 5, 0, 9)] if rank == 0 else [0] * 5
+    loader = prepare_data_loader(DataLoader(data, batch_size=None), dispatch_batches=True)
+    found = [(batch.numel(), float(batch.sum())) for batch in loader]
+    assert found == [[(3, 3.0), (5, 5.0), (9, 9.0)], [(70000, 70000.0), (0, 0.0), (3, 3.0)]][rank]
+
+
+@pytest.mark.parametrize("kind", ["map", "stream"])
+@world(2)
+def test_dispatch_skips_and_goes_on(kind):
+    """A dispatching loader skips batches, takes up a position and counts it alike on every rank."""
+    rank, state = ensure().rank, GradientState()
+
+    def make():
+        data = Stream(11) if kind == "stream" else range(11)
+        return prepare_data_loader(DataLoader(data, batch_size=2), dispatch_batches=True)
+
+    def epoch(loader):
+        return [gather_for_metrics(batch, state).tolist() for batch in loader]
+
+    whole = epoch(make())
+    assert whole == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10]]
+    assert epoch(skip_first_batches(make(), 1)) == whole[1:]
+    for stop in range(1, len(whole) + 1):
+        loader = make()
+        for step, _ in enumerate(loader, 1):
+            position = loader.cursor.state_dict()
+            if step == stop:
+                break
+        assert position["offset"] == min(4 * stop, 12 if kind == "stream" else 11)
+        resumed = make()
+        resumed.cursor.load_state_dict(position)
+        assert epoch(resumed) == whole[stop:]
+        assert epoch(resumed) == whole
+    assert next(iter(make())).tolist() == [[0, 1], [2, 3]][rank]
+
+
+@world(2)
+def test_dispatch_of_a_mixed_batch():
+    """Whatever a batch is made of arrives as it was, tensors of any dtype included."""
+    batches = [
+        {
+            "a": torch.arange(4).to(torch.bfloat16),
+            "b": ["x", "y", "z", "w"],
+            "c": (torch.ones(4, 2, dtype=torch.bool), 7),
+        },
+        {
+            "a": torch.arange(4).to(torch.bfloat16),
+            "b": ["p", "q", "r", "s"],
+            "c": (torch.zeros(4, 2, dtype=torch.bool), 7),
+        },
+    ]
+    loader = prepare_data_loader(
+        DataLoader(batches, batch_size=None), dispatch_batches=True, put_on_device=True, device=torch.device("cpu")
+    )
+    rank = ensure().rank
+    (found,) = list(loader)
+    assert found["b"] == batches[rank]["b"]
+    assert torch.equal(found["a"], batches[rank]["a"])
+    assert torch.equal(found["c"][0], batches[rank]["c"][0])
+    assert found["c"][1] == 7

@@ -1,0 +1,295 @@
+"""Positions: any loader can be stopped anywhere and continued, by itself or by another number of ranks."""
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from accel_core.data.prepare import prepare_data_loader
+from accel_core.data.skip import skip_first_batches
+from accel_core.errors import CheckpointMismatchError
+
+pytestmark = pytest.mark.usefixtures("fresh_state")
+
+
+class Recording:
+    """A dataset that notes which samples are read."""
+
+    def __init__(self, length):
+        self.length = length
+        self.read = []
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        self.read.append(index)
+        return index
+
+
+class Stream(IterableDataset):
+    """The numbers from 0 on."""
+
+    def __init__(self, length):
+        self.length = length
+
+    def __iter__(self):
+        return iter(range(self.length))
+
+
+def make(ranks=1, rank=0, *, data=None, size=2, seedable=False, **kwargs):
+    """Prepare a shuffled loader as one of several ranks, always from the same seed."""
+    torch.manual_seed(7)
+    data = range(13) if data is None else data
+    options = {} if isinstance(data, IterableDataset) or "batch_sampler" in kwargs else {"shuffle": True}
+    options |= {} if "batch_sampler" in kwargs else {"batch_size": size}
+    loader = DataLoader(data, **options, **kwargs)
+    return prepare_data_loader(loader, num_processes=ranks, process_index=rank, use_seedable_sampler=seedable)
+
+
+def values(loader):
+    """Return an epoch as lists."""
+    return [batch.tolist() for batch in loader]
+
+
+def stop_after(loader, steps):
+    """Read some batches of an epoch, then take the position and break off."""
+    read = []
+    if not steps:
+        return read, loader.cursor.state_dict()
+    for batch in loader:
+        read.append(batch.tolist())
+        if len(read) == steps:
+            return read, loader.cursor.state_dict()
+    return read, loader.cursor.state_dict()
+
+
+@pytest.mark.parametrize("seedable", [False, True])
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_stop_and_go_on_at_every_step(ranks, seedable):
+    """Stopped after any number of steps, what was read and what follows are the uninterrupted epochs."""
+    for rank in range(ranks):
+        whole = make(ranks, rank, seedable=seedable)
+        first, second = values(whole), values(whole)
+        for steps in range(1, len(first) + 1):
+            loader = make(ranks, rank, seedable=seedable)
+            read, position = stop_after(loader, steps)
+            torch.manual_seed(7)
+            torch.empty((), dtype=torch.int64).random_()
+            default = torch.get_rng_state()
+            resumed = make(ranks, rank, seedable=seedable)
+            torch.set_rng_state(default)
+            resumed.cursor.load_state_dict(position)
+            assert read + values(resumed) == first, (rank, steps)
+            if ranks > 1 or seedable:
+                assert values(resumed) == second
+
+
+def test_stopping_twice_in_an_epoch():
+    """A position taken after a resume is counted from the start of the epoch."""
+    first = values(make(2, 1))
+    read, position = stop_after(make(2, 1), 1)
+    again = make(2, 1)
+    again.cursor.load_state_dict(position)
+    assert again.cursor.state_dict()["offset"] == 4
+    more, position = stop_after(again, 2)
+    assert position["offset"] == 12
+    last = make(2, 1)
+    last.cursor.load_state_dict(position)
+    assert read + more + values(last) == first
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("after", [1, 2, 3, 4])
+@pytest.mark.parametrize("before", [1, 2, 3, 4])
+def test_another_number_of_ranks(before, after, size):
+    """The rest of the epoch, read by any number of ranks, holds each remaining sample; repeats come at the end."""
+    order = [
+        value
+        for step in zip(*(values(make(before, r, size=size)) for r in range(before)), strict=True)
+        for part in step
+        for value in part
+    ][:13]
+    for steps in range(1, len(make(before, size=size)) + 1):
+        _, position = stop_after(make(before, size=size), steps)
+        parts = []
+        for rank in range(after):
+            loader = make(after, rank, size=size)
+            loader.cursor.load_state_dict(position)
+            parts.append(values(loader))
+        rest = [value for step in zip(*parts, strict=True) for part in step for value in part]
+        left = order[position["offset"] :]
+        assert rest[: len(left)] == left
+        assert len(rest) - len(left) < after * size
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_nothing_skipped_is_read(ranks, workers):
+    """Neither a resume nor a skip reads a sample before the position, with any number of workers."""
+    data = Recording(40)
+    kwargs = {"num_workers": workers, "multiprocessing_context": "fork"} if workers else {}
+    loader = make(ranks, data=data, **kwargs)
+    whole = values(make(ranks, data=Recording(40)))
+    _, position = stop_after(make(ranks, data=Recording(40)), 5)
+    loader.cursor.load_state_dict(position)
+    rest = values(loader)
+    assert rest == whole[5:]
+    skipped = [batch.tolist() for batch in skip_first_batches(make(ranks, data=data, **kwargs), 5)]
+    assert skipped == whole[5:]
+    wanted = [value for batch in rest for value in batch]
+    assert data.read == ([] if workers else wanted * 2)
+
+
+def test_persistent_workers_go_on():
+    """With persistent workers a position is taken once, and whole epochs follow."""
+    kwargs = {"num_workers": 1, "persistent_workers": True, "multiprocessing_context": "fork"}
+    whole = make(2, seedable=True)
+    first, second = values(whole), values(whole)
+    _, position = stop_after(make(2, seedable=True), 2)
+    loader = make(2, seedable=True, **kwargs)
+    assert values(loader) == first
+    loader.cursor.load_state_dict(position)
+    assert values(loader) == first[2:]
+    assert values(loader) == second
+    loader._iterator._shutdown_workers()
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_streams_go_on(ranks):
+    """A stream is read up to the position and continued there."""
+    first = values(make(ranks, data=Stream(13)))
+    for steps in range(len(first) + 1):
+        read, position = stop_after(make(ranks, data=Stream(13)), steps)
+        loader = make(ranks, data=Stream(13))
+        loader.cursor.load_state_dict(position)
+        assert read + values(loader) == first
+
+
+@pytest.mark.parametrize("after", [1, 2, 3, 4])
+@pytest.mark.parametrize("before", [2, 3])
+def test_streams_on_another_number_of_ranks(before, after):
+    """The rest of a stream is read by any number of ranks, each sample once."""
+    for steps in (1, 2):
+        _, position = stop_after(make(before, data=Stream(23)), steps)
+        loaders = [make(after, rank, data=Stream(23)) for rank in range(after)]
+        for loader in loaders:
+            loader.cursor.load_state_dict(position)
+        parts = [values(loader) for loader in loaders]
+        rest = [value for step in zip(*parts, strict=True) for part in step for value in part]
+        wanted = list(range(position["offset"], 23))
+        assert rest[: len(wanted)] == wanted
+        assert values(loaders[0])[0] == [0, 1]
+
+
+def test_streams_of_several_workers_need_the_same_ranks():
+    """Several workers cannot go on inside a global batch, and say so."""
+    _, position = stop_after(make(3, data=Stream(23)), 1)
+    loader = make(2, data=Stream(23), num_workers=2)
+    loader.cursor.load_state_dict(position)
+    with pytest.raises(CheckpointMismatchError, match="the position 6, global batches of 4 and 2 workers"):
+        values(loader)
+
+
+def test_batches_without_a_fixed_size_are_counted_whole():
+    """Where batches have no fixed size, the position counts batches, and other ranks go on from it too."""
+    batches = [[0], [1, 2], [3, 4, 5], [6], [7, 8]]
+    _, position = stop_after(make(2, data=range(9), batch_sampler=batches), 1)
+    assert (position["offset"], position["unit"]) == (2, "batches")
+    loader = make(1, data=range(9), batch_sampler=batches)
+    loader.cursor.load_state_dict(position)
+    assert values(loader) == [[3, 4, 5], [6], [7, 8]]
+    with pytest.raises(CheckpointMismatchError, match="counts batches; this loader counts samples"):
+        make().cursor.load_state_dict(position)
+
+
+def test_default_generator_is_left_alone_by_a_resume():
+    """Resuming draws the epoch's order once more without moving the default generator."""
+    loader = make()
+    steps = iter(loader)
+    next(steps)
+    position, state = loader.cursor.state_dict(), torch.get_rng_state()
+    following = next(steps).tolist()
+    resumed = make()
+    torch.set_rng_state(state)
+    resumed.cursor.load_state_dict(position)
+    assert next(iter(resumed)).tolist() == following
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_skip_takes_the_place_of_a_loaded_position():
+    """skip_first_batches counts from the start of the epoch, also after a position was loaded; the epoch then ends."""
+    whole = make(2, seedable=True)
+    first, second, third = values(whole), values(whole), values(whole)
+    source = make(2, seedable=True)
+    values(source)
+    _, position = stop_after(source, 2)
+    loader = make(2, seedable=True)
+    loader.cursor.load_state_dict(position)
+    rest = skip_first_batches(loader, 2)
+    assert len(rest) == len(second) - 2
+    steps = iter(rest)
+    assert next(steps).tolist() == second[2]
+    assert loader.cursor.state_dict()["offset"] == 12
+    assert [batch.tolist() for batch in steps] == second[3:]
+    assert values(loader) == third
+    assert first != second
+
+
+def test_order_of_a_skip_after_a_load():
+    """A skip after a load replays the order of the interrupted epoch, without a seedable sampler too."""
+    whole = make(2)
+    first = values(whole)
+    _, position = stop_after(make(2), 2)
+    torch.manual_seed(1)
+    loader = prepare_data_loader(DataLoader(range(13), batch_size=2, shuffle=True), num_processes=2, process_index=0)
+    loader.cursor.load_state_dict(position)
+    assert [batch.tolist() for batch in skip_first_batches(loader, 2)] == first[2:]
+
+
+def test_epoch_moves_on_when_read_to_the_end():
+    """A finished epoch moves the position to the start of the next; a broken-off one leaves it inside."""
+    loader = make(2, seedable=True)
+    values(loader)
+    assert (loader.cursor.epoch, loader.cursor.offset) == (1, 0)
+    stop_after(loader, 1)
+    assert (loader.cursor.epoch, loader.cursor.offset) == (1, 4)
+    loader.cursor.rewind()
+    assert loader.cursor.offset == 0
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_position_between_epochs(ranks):
+    """A position taken between epochs brings the order of those that follow."""
+    kwargs = {"generator": torch.Generator().manual_seed(3)} if ranks == 1 else {}
+    whole = make(ranks, **kwargs)
+    values(whole)
+    position = whole.cursor.state_dict()
+    following = values(whole), values(whole)
+    torch.manual_seed(99)
+    again = {"generator": torch.Generator().manual_seed(4)} if ranks == 1 else {}
+    loader = prepare_data_loader(
+        DataLoader(range(13), batch_size=2, shuffle=True, **again), num_processes=ranks, process_index=0
+    )
+    loader.cursor.load_state_dict(position)
+    assert (values(loader), values(loader)) == following
+
+
+def test_seed_travels_with_the_position():
+    """A loader prepared with another seed goes on in the order of the saved one."""
+    source = make(seedable=True)
+    first = values(make(seedable=True))
+    _, position = stop_after(source, 3)
+    torch.manual_seed(99)
+    loader = prepare_data_loader(
+        DataLoader(range(13), batch_size=2, shuffle=True), num_processes=1, process_index=0, use_seedable_sampler=True
+    )
+    loader.cursor.load_state_dict(position)
+    assert values(loader) == first[3:]
+
+
+def test_another_version_is_refused():
+    """A position of an unknown version is refused, and the loader stays where it was."""
+    loader = make()
+    with pytest.raises(CheckpointMismatchError, match="version 2"):
+        loader.cursor.load_state_dict({**loader.cursor.state_dict(), "version": 2})
+    assert loader.pending is None

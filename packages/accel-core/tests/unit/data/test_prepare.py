@@ -1,0 +1,478 @@
+"""Preparing a loader keeps it what it is."""
+
+import copy
+import gc
+import pickle
+import weakref
+
+import pytest
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+)
+from torch.utils.data.distributed import DistributedSampler
+
+from accel_core.data.declared import already_sharded
+from accel_core.data.dispatcher import DataLoaderDispatcher
+from accel_core.data.loader import DataLoaderShard
+from accel_core.data.prepare import prepare_data_loader
+from accel_core.data.samplers import BatchSamplerShard, IterableDatasetShard, SeedableRandomSampler, get_sampler
+from accel_core.data.skip import SkipDataLoader, skip_first_batches
+from accel_core.errors import ConfigurationError, DoubleShardingError
+from accel_core.state.gradient import GradientState
+from accel_core.testing import requires
+
+pytestmark = pytest.mark.usefixtures("fresh_state")
+
+
+class Stream(IterableDataset):
+    """The numbers from 0 on, noting the epochs that are set."""
+
+    def __init__(self, length):
+        self.length = length
+        self.epochs = []
+
+    def __iter__(self):
+        return iter(range(self.length))
+
+    def set_epoch(self, epoch):
+        """Note the epoch."""
+        self.epochs.append(epoch)
+
+
+class Doubling(DataLoader):
+    """A loader class of a user, with a constructor and attributes of its own."""
+
+    def __init__(self, length, *, factor):
+        super().__init__(range(length), batch_size=2)
+        self.factor = factor
+
+    def __iter__(self):
+        for batch in super().__iter__():
+            yield batch * self.factor
+
+
+class ByEpoch(Sampler):
+    """A sampler whose order is a function of the epoch."""
+
+    def __init__(self):
+        self.epochs = []
+
+    def __iter__(self):
+        return iter(range(4))
+
+    def __len__(self):
+        return 4
+
+    def set_epoch(self, epoch):
+        """Note the epoch."""
+        self.epochs.append(epoch)
+
+
+def prepare(loader, ranks=2, rank=0, **kwargs):
+    """Prepare a loader as one of several ranks."""
+    return prepare_data_loader(loader, num_processes=ranks, process_index=rank, **kwargs)
+
+
+def values(loader):
+    """Return an epoch as lists."""
+    return [batch.tolist() for batch in loader]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_user_class_survives(ranks):
+    """Class, attributes and an overridden iteration are kept, and the constructor is not called again."""
+    loader = Doubling(7, factor=10)
+    loader.note = ["mine"]
+    prepared = prepare(loader, ranks)
+    assert isinstance(prepared, Doubling)
+    assert isinstance(prepared, DataLoaderShard)
+    assert prepared.note is loader.note
+    assert prepared.factor == 10
+    assert values(prepared) == ([[0, 10], [20, 30], [40, 50], [60]] if ranks == 1 else [[0, 10], [40, 50]])
+    assert values(loader) == [[0, 10], [20, 30], [40, 50], [60]]
+    assert type(prepared.base_dataloader) is Doubling
+
+
+def test_settings_survive():
+    """Workers' settings, generator and collate function are the user's own objects."""
+    generator = torch.Generator()
+    loader = DataLoader(
+        range(8),
+        batch_size=2,
+        shuffle=True,
+        num_workers=2,
+        worker_init_fn=print,
+        generator=generator,
+        persistent_workers=True,
+        prefetch_factor=5,
+        timeout=3,
+        collate_fn=list,
+    )
+    prepared = prepare(loader)
+    for name in ("num_workers", "worker_init_fn", "generator", "persistent_workers", "prefetch_factor", "timeout"):
+        assert getattr(prepared, name) is getattr(loader, name)
+    assert prepared.collate_fn is list
+    assert isinstance(prepared, DataLoader)
+    assert prepared.dataset is loader.dataset
+    assert get_sampler(prepared).generator is generator
+
+
+def test_workers_are_initialised_and_kept():
+    """The user's worker function runs, and persistent workers serve several epochs."""
+    loader = DataLoader(
+        range(8),
+        batch_size=2,
+        num_workers=1,
+        persistent_workers=True,
+        multiprocessing_context="fork",
+        worker_init_fn=lambda worker: (
+            setattr(torch.utils.data.get_worker_info().dataset, "seen", worker)
+            if hasattr(torch.utils.data.get_worker_info().dataset, "__dict__")
+            else None
+        ),
+    )
+    prepared = prepare(loader)
+    assert values(prepared) == values(prepared) == [[0, 1], [4, 5]]
+    workers = prepared._iterator._workers
+    assert values(prepared) == [[0, 1], [4, 5]]
+    assert prepared._iterator._workers is workers
+    prepared._iterator._shutdown_workers()
+
+
+def test_preparing_twice():
+    """A prepared loader comes back as it is."""
+    prepared = prepare(DataLoader(range(4)))
+    assert prepare(prepared) is prepared
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_seedable_order(ranks):
+    """The seedable order depends on the seed and the epoch alone, and is the same for any number of ranks."""
+    torch.manual_seed(3)
+    loader = prepare(DataLoader(range(8), batch_size=8 // ranks, shuffle=True), ranks, use_seedable_sampler=True)
+    assert isinstance(get_sampler(loader), SeedableRandomSampler)
+    for epoch in range(3):
+        order = torch.randperm(8, generator=torch.Generator().manual_seed(3 + epoch)).tolist()
+        torch.manual_seed(50 + epoch)
+        assert values(loader) == [order[: 8 // ranks]]
+    loader.set_epoch(1)
+    assert values(loader) == [torch.randperm(8, generator=torch.Generator().manual_seed(4)).tolist()[: 8 // ranks]]
+    chosen = prepare(DataLoader(range(8), batch_size=8, shuffle=True), 1, use_seedable_sampler=True, data_seed=11)
+    assert values(chosen) == [torch.randperm(8, generator=torch.Generator().manual_seed(11)).tolist()]
+
+
+def test_one_process_reads_as_plain_torch():
+    """On one process, order and the default generator are those of the plain loader."""
+    torch.manual_seed(1)
+    plain = DataLoader(range(9), batch_size=2, shuffle=True)
+    expected = values(plain), values(plain), torch.get_rng_state()
+    torch.manual_seed(1)
+    prepared = prepare(DataLoader(range(9), batch_size=2, shuffle=True), 1)
+    found = values(prepared), values(prepared), torch.get_rng_state()
+    assert found[:2] == expected[:2]
+    assert torch.equal(found[2], expected[2])
+
+
+def test_epochs_reach_sampler_and_dataset():
+    """Every epoch is told to the sampler or the dataset; a broken-off one is told again."""
+    sampler = ByEpoch()
+    loader = prepare(DataLoader(range(4), batch_size=2, sampler=sampler), 1)
+    values(loader), values(loader)
+    next(iter(loader))
+    values(loader)
+    assert sampler.epochs == [0, 1, 2, 2]
+    stream = Stream(4)
+    values(prepare(DataLoader(stream, batch_size=2)))
+    assert stream.epochs == [0]
+
+
+def test_break_leaves_the_loader():
+    """A loader broken off, or closed, is no longer being read."""
+    state = GradientState()
+    loader = prepare(DataLoader(range(8), batch_size=2))
+    for _ in loader:
+        assert state.active_dataloader is loader
+        break
+    assert not state.in_dataloader
+    steps = iter(loader)
+    next(steps)
+    inner = prepare(DataLoader(range(4), batch_size=2), 1)
+    for _ in inner:
+        assert state.active_dataloader is inner
+    assert state.active_dataloader is loader
+    assert not state.end_of_dataloader
+    del steps
+    assert not state.in_dataloader
+
+
+def test_end_and_remainder():
+    """The end is told with the last batch, and the remainder counts its real samples."""
+    state = GradientState()
+    for loader, remainder in (
+        (DataLoader(range(9), batch_size=2), 1),
+        (DataLoader(range(8), batch_size=2), 0),
+        (DataLoader(range(9), batch_size=2, drop_last=True), -1),
+    ):
+        prepared = prepare(loader)
+        ends = [(state.end_of_dataloader, state.remainder) for _ in prepared]
+        assert [end for end, _ in ends] == [False] * (len(prepared) - 1) + [True]
+        assert ends[-1][1] == remainder
+
+
+def test_a_loader_is_released():
+    """Nothing keeps a prepared loader alive after it was read."""
+    loader = prepare(DataLoader(range(8), batch_size=2))
+    values(loader)
+    gone = weakref.ref(loader)
+    del loader
+    gc.collect()
+    assert gone() is None
+
+
+def test_batch_samplers_of_users():
+    """A batch sampler of a user's class is sharded as it is, and its own length is not trusted for the end."""
+
+    class Pairs(BatchSampler):
+        def __init__(self):
+            super().__init__(SequentialSampler(range(6)), 2, False)
+
+        def __len__(self):
+            return 99
+
+    loader = prepare(DataLoader(range(6), batch_sampler=Pairs()), 1)
+    assert [(batch.tolist(), loader.end_of_dataloader) for batch in loader] == [
+        ([0, 1], False),
+        ([2, 3], False),
+        ([4, 5], True),
+    ]
+    parts = [values(prepare(DataLoader(range(6), batch_sampler=Pairs()), 2, rank)) for rank in range(2)]
+    assert parts == [[[0, 1], [4, 5]], [[2, 3], [0, 1]]]
+
+
+def test_sampler_that_batches():
+    """A batch sampler given as sampler, with batch_size=None, is shared out by batches."""
+    data = torch.arange(5)
+    batches = BatchSampler(SequentialSampler(data), 2, False)
+    parts = [values(prepare(DataLoader(data, sampler=batches, batch_size=None), 2, rank)) for rank in range(2)]
+    assert parts == [[[0, 1], [4, 0]], [[2, 3], [1, 2]]]
+
+
+def test_sampler_of_a_part():
+    """A sampler of a part of the dataset counts for lengths and the remainder."""
+    loader = prepare(DataLoader(range(100), batch_size=2, sampler=SubsetRandomSampler([3, 5, 7])))
+    assert sorted(value for batch in loader for value in batch.tolist()) != []
+    assert (len(loader), loader.total_dataset_length, loader.total_batch_size) == (1, 3, 4)
+    assert loader.tally.total == 3
+
+
+def test_set_sampler():
+    """The sampler can be replaced behind the shard."""
+    loader = prepare(DataLoader(range(4), batch_size=1))
+    loader.set_sampler([3, 2, 1, 0])
+    assert values(loader) == [[3], [1]]
+    assert loader.get_sampler() == [3, 2, 1, 0]
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_iterable_parts(split):
+    """Each rank reads its part of a stream; dispatching is the default only where batches go to the device."""
+    parts = [values(prepare(DataLoader(Stream(5), batch_size=2), 2, rank, split_batches=split)) for rank in range(2)]
+    assert parts == ([[[0], [2], [4]], [[1], [3], [0]]] if split else [[[0, 1], [4, 0]], [[2, 3], [1, 2]]])
+    kinds = [type(prepare(DataLoader(Stream(5)), put_on_device=put)).__name__ for put in (False, True)]
+    assert kinds == ["DataLoaderShard", "DataLoaderDispatcher"]
+    assert isinstance(prepare(DataLoader(range(5)), dispatch_batches=True), DataLoaderDispatcher)
+
+
+INDIVISIBLE = {
+    "map": lambda: DataLoader(range(9), batch_size=3),
+    "batch sampler": lambda: DataLoader(range(9), batch_sampler=BatchSampler(SequentialSampler(range(9)), 3, False)),
+    "stream": lambda: DataLoader(Stream(9), batch_size=3),
+}
+
+
+@pytest.mark.parametrize("kind", INDIVISIBLE)
+def test_indivisible_split_is_refused(kind):
+    """Batches that cannot be cut in equal parts are refused before anything changes."""
+    loader = INDIVISIBLE[kind]()
+    before = dict(loader.__dict__)
+    with pytest.raises(
+        ConfigurationError, match=r"batches of 3 and 2 ranks. Use a batch size of 4, or split_batches=F"
+    ):
+        prepare(loader, split_batches=True)
+    assert loader.__dict__ == before
+
+
+@pytest.mark.parametrize("name", ["sharding", "uneven_end"])
+def test_unknown_words_are_refused(name):
+    """An unknown way of sharding or ending is refused with those that exist."""
+    with pytest.raises(ConfigurationError, match=rf"{name}='half'. Use one of \["):
+        prepare(DataLoader(range(4)), **{name: "half"})
+
+
+class Node:
+    """What `datasets` attaches to a dataset split by node."""
+
+    rank, world_size = 1, 4
+
+
+def split_by_node():
+    """Return a stream marked as `split_dataset_by_node` marks one."""
+    stream = Stream(8)
+    stream._distributed = Node()
+    return stream
+
+
+def naming_its_rank():
+    """Return a stream that names its rank."""
+    stream = Stream(8)
+    stream.rank, stream.world_size = 0, 2
+    return stream
+
+
+SHARDED = {
+    "DistributedSampler": lambda: DataLoader(range(8), sampler=DistributedSampler(range(8), num_replicas=2, rank=1)),
+    "rank=1, num_replicas=2": lambda: DataLoader(
+        range(8), batch_sampler=BatchSampler(DistributedSampler(range(8), num_replicas=2, rank=1), 2, False)
+    ),
+    "split_dataset_by_node .rank 1 of 4": lambda: DataLoader(split_by_node(), batch_size=2),
+    "the dataset Stream .rank=0, world_size=2": lambda: DataLoader(naming_its_rank(), batch_size=2),
+    "IterableDatasetShard": lambda: DataLoader(IterableDatasetShard(Stream(8), 2, num_processes=2), batch_size=2),
+    "BatchSamplerShard": lambda: DataLoader(
+        range(8), batch_sampler=BatchSamplerShard(BatchSampler(SequentialSampler(range(8)), 2, False), 2, 0)
+    ),
+}
+
+
+@pytest.mark.parametrize("found", SHARDED)
+def test_double_sharding_is_refused(found):
+    """A loader that is split already is recognised; the error offers to remove the split or to keep it."""
+    loader = SHARDED[found]()
+    before = dict(loader.__dict__)
+    with pytest.raises(DoubleShardingError, match=found) as caught:
+        prepare(loader)
+    assert "remove that split" in str(caught.value)
+    assert "already_sharded(loader)" in str(caught.value)
+    assert loader.__dict__ == before
+
+
+@pytest.mark.parametrize("found", SHARDED)
+def test_ways_out_of_double_sharding(found):
+    """Kept by either way out, the split is left alone; one process has nothing to split."""
+    plain = values(SHARDED[found]())
+    assert values(prepare(SHARDED[found](), sharding="local")) == plain
+    assert values(prepare(already_sharded(SHARDED[found]()))) == plain
+    assert values(prepare(SHARDED[found](), 1)) == plain
+
+
+def test_a_dataset_that_knows_a_rank_and_is_map_style():
+    """A map-style dataset that happens to hold a rank is not taken for a split one."""
+
+    class Data(list):
+        rank, world_size = 0, 2
+
+    assert values(prepare(DataLoader(Data(range(4)), batch_size=1))) == [[0], [2]]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_skip_first_batches(ranks):
+    """A skipping loader gives the rest of every epoch, knows its length, and its class is the user's."""
+    loader = prepare(Doubling(9, factor=1), ranks)
+    whole = values(loader)
+    skipping = skip_first_batches(loader, 2)
+    assert isinstance(skipping, Doubling)
+    assert len(skipping) == len(whole) - 2
+    assert values(skipping) == whole[2:]
+    assert values(skipping) == whole[2:]
+    assert values(loader) == whole
+
+
+def test_skip_of_plain_loaders():
+    """Loaders that are not prepared can skip too."""
+    loader = Doubling(9, factor=2)
+    skipping = skip_first_batches(loader, 1)
+    assert isinstance(skipping, Doubling)
+    assert (len(skipping), values(skipping)) == (4, [[4, 6], [8, 10], [12, 14], [16]])
+    assert len(values(loader)) == 5
+    stream = skip_first_batches(DataLoader(Stream(5), batch_size=2), 1)
+    assert isinstance(stream, SkipDataLoader)
+    assert values(stream) == values(stream) == [[2, 3], [4]]
+
+
+def test_skip_of_a_stream():
+    """A prepared stream skips as well, and tells its end."""
+    loader = skip_first_batches(prepare(DataLoader(Stream(9), batch_size=2)), 1)
+    assert [(batch.tolist(), loader.end_of_dataloader) for batch in loader] == [([4, 5], False), ([8, 0], True)]
+
+
+def test_built_directly():
+    """The classes can be built as torch's loader is."""
+    loader = DataLoaderShard(range(5), batch_size=2, skip_batches=1)
+    assert isinstance(loader, DataLoader)
+    assert values(loader) == [[2, 3], [4]]
+    assert (len(loader), loader.total_batch_size, loader.total_dataset_length) == (2, 2, 5)
+    assert values(DataLoaderDispatcher(range(5), batch_size=2)) == [[0, 1], [2, 3], [4]]
+    assert values(SkipDataLoader(Stream(5), skip_batches=2, batch_size=2)) == [[4]]
+
+
+def test_copies_and_pickles():
+    """Prepared loaders can be copied and pickled."""
+    loader = prepare(DataLoader(range(9), batch_size=2))
+    assert values(copy.copy(loader)) == values(loader)
+    assert values(pickle.loads(pickle.dumps(loader))) == values(loader)
+
+
+@requires("torchdata")
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_stateful_loader(ranks, streams, workers):
+    """On torchdata's loader, the state taken at any batch brings back exactly what follows; classes are kept."""
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    def make():
+        kwargs = {"num_workers": workers, "multiprocessing_context": "fork"} if workers else {}
+        data = Stream(11) if streams else range(11)
+        return prepare(DataLoader(data, batch_size=2, **kwargs), ranks, use_stateful_dataloader=True)
+
+    whole = values(make())
+    assert isinstance(make(), StatefulDataLoader)
+    for stop in range(1, len(whole)):
+        loader = make()
+        for step, _ in enumerate(loader, 1):
+            if step == stop:
+                state = loader.state_dict()
+                break
+        resumed = make()
+        resumed.load_state_dict(state)
+        assert values(resumed) == whole[stop:], stop
+        assert values(resumed) == whole
+    kept = prepare(Doubling(9, factor=3), use_stateful_dataloader=True)
+    assert isinstance(kept, Doubling)
+    assert isinstance(kept, StatefulDataLoader)
+    assert values(kept) == [[0, 3], [12, 15], [24, 0]]
+
+
+@requires("torchdata")
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
+def test_stateful_class_built_directly():
+    """The classes take use_stateful_dataloader themselves."""
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    loader = DataLoaderShard(range(5), use_stateful_dataloader=True, batch_size=2)
+    assert isinstance(loader, StatefulDataLoader)
+    assert values(loader) == [[0, 1], [2, 3], [4]]
+
+
+def test_random_sampler_of_one_process_stays():
+    """On one process a random sampler keeps drawing from the default generator."""
+    loader = DataLoader(range(4), shuffle=True)
+    assert type(get_sampler(prepare(loader, 1))) is RandomSampler
+    assert get_sampler(loader).generator is None

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 from accel import Accelerator, set_seed, tqdm
 from digits import DigitNet, datasets, table
 
-EPOCHS = 8
+EPOCHS = 6
 BATCH = 32  # per process
 ACCUMULATION = 2
 WARM_UP = 0.1  # of the schedule

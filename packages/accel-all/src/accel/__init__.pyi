@@ -155,6 +155,12 @@ from accel_core.checkpoint.names import (
     WEIGHTS_PATTERN_NAME as WEIGHTS_PATTERN_NAME,
 )
 from accel_core.checkpoint.plain import (
+    clean_state_dict_for_safetensors as clean_state_dict_for_safetensors,
+)
+from accel_core.checkpoint.plain import (
+    load as load,
+)
+from accel_core.checkpoint.plain import (
     save as save,
 )
 from accel_core.comm.batch import (
@@ -520,6 +526,9 @@ from accel_core.host.availability import (
 from accel_core.host.availability import (
     torchao_required as torchao_required,
 )
+from accel_core.host.colab import (
+    install_xla as install_xla,
+)
 from accel_core.host.environ import (
     clear_environment as clear_environment,
 )
@@ -544,6 +553,9 @@ from accel_core.host.environ import (
 from accel_core.host.environ import (
     str_to_bool as str_to_bool,
 )
+from accel_core.host.kernel import (
+    check_os_kernel as check_os_kernel,
+)
 from accel_core.host.ports import (
     is_port_in_use as is_port_in_use,
 )
@@ -556,6 +568,12 @@ from accel_core.host.versions import (
 from accel_core.logging import (
     get_logger as get_logger,
 )
+from accel_core.mesh.tensor import (
+    get_model_tp_size as get_model_tp_size,
+)
+from accel_core.mesh.tensor import (
+    model_has_dtensor as model_has_dtensor,
+)
 from accel_core.modules.compilation import (
     compile_regions as compile_regions,
 )
@@ -564,6 +582,15 @@ from accel_core.modules.compilation import (
 )
 from accel_core.modules.compilation import (
     is_compiled_module as is_compiled_module,
+)
+from accel_core.modules.names import (
+    get_pretty_name as get_pretty_name,
+)
+from accel_core.modules.names import (
+    recursive_getattr as recursive_getattr,
+)
+from accel_core.modules.sizes import (
+    convert_bytes as convert_bytes,
 )
 from accel_core.modules.sizes import (
     convert_file_size_to_int as convert_file_size_to_int,
@@ -585,6 +612,9 @@ from accel_core.modules.traversal import (
 )
 from accel_core.modules.unwrap import (
     extract_model_from_parallel as extract_model_from_parallel,
+)
+from accel_core.modules.unwrap import (
+    is_peft_model as is_peft_model,
 )
 from accel_core.optim.local_sgd import (
     LocalSGD as LocalSGD,
@@ -627,6 +657,9 @@ from accel_core.options.enums import (
 )
 from accel_core.options.enums import (
     SageMakerDistributedType as SageMakerDistributedType,
+)
+from accel_core.options.merge import (
+    merge_dicts as merge_dicts,
 )
 from accel_core.plugins.accumulation import (
     GradientAccumulationPlugin as GradientAccumulationPlugin,
@@ -718,6 +751,9 @@ from accel_core.plugins.parallelism import (
 from accel_core.plugins.project import (
     ProjectConfiguration as ProjectConfiguration,
 )
+from accel_core.precision.autocast import (
+    get_mixed_precision_context_manager as get_mixed_precision_context_manager,
+)
 from accel_core.precision.fp8.torchao import (
     convert_model_to_fp8_ao as convert_model_to_fp8_ao,
 )
@@ -744,6 +780,9 @@ from accel_core.precision.outputs import (
 )
 from accel_core.precision.outputs import (
     convert_to_fp32 as convert_to_fp32,
+)
+from accel_core.precision.scaler import (
+    get_grad_scaler as get_grad_scaler,
 )
 from accel_core.profiling import (
     PROFILE_PATTERN_NAME as PROFILE_PATTERN_NAME,
@@ -777,4 +816,37 @@ from accel_core.tracking.discovery import (
 )
 from accel_core.tracking.tracker import (
     GeneralTracker as GeneralTracker,
+)
+from accel_launch.from_python import (
+    prepare_deepspeed_cmd_env as prepare_deepspeed_cmd_env,
+)
+from accel_launch.from_python import (
+    prepare_multi_gpu_env as prepare_multi_gpu_env,
+)
+from accel_launch.from_python import (
+    prepare_simple_launcher_cmd_env as prepare_simple_launcher_cmd_env,
+)
+from accel_launch.from_python import (
+    prepare_tpu as prepare_tpu,
+)
+from accel_launch.notebook import (
+    PrepareForLaunch as PrepareForLaunch,
+)
+from accel_launch.notebook import (
+    debug_launcher as debug_launcher,
+)
+from accel_launch.notebook import (
+    notebook_launcher as notebook_launcher,
+)
+from accel_launch.settings.config import (
+    write_basic_config as write_basic_config,
+)
+from accel_quant.config import (
+    BnbQuantizationConfig as BnbQuantizationConfig,
+)
+from accel_quant.layers import (
+    has_4bit_bnb_layers as has_4bit_bnb_layers,
+)
+from accel_quant.load import (
+    load_and_quantize_model as load_and_quantize_model,
 )

@@ -363,3 +363,52 @@ def test_schedule_without_its_optimizer_gets_all() -> None:
     foreign = torch.optim.lr_scheduler.StepLR(torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=1.0), 1)
     prepared, wrapped = accelerator.prepare(optimizer, foreign)
     assert isinstance(wrapped, AcceleratedScheduler) and wrapped.optimizers == [prepared]
+
+
+def test_lomo_updates_inside_backward() -> None:
+    """A LOMO optimizer needs a rate at backward, learns there, and its own step has nothing left to do."""
+    library = pytest.importorskip("lomo_optim", reason="needs the library lomo_optim, not installed here")
+    torch.manual_seed(0)
+    accelerator = Accelerator()
+    model = nn.Linear(4, 1)
+    model, optimizer = accelerator.prepare(model, library.Lomo(model, lr=0.1))
+    x = torch.randn(8, 4)
+    losses = []
+    for _ in range(5):
+        loss = ((model(x) - x.sum(1, keepdim=True)) ** 2).mean()
+        accelerator.backward(loss, learning_rate=0.05)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    assert accelerator.has_lomo_optimizer
+    assert losses == sorted(losses, reverse=True)
+    with pytest.raises(PreparationError, match="learning_rate"):
+        accelerator.lomo_backward(loss, None)  # type: ignore[arg-type]
+
+
+def test_lomo_backward_without_its_optimizer_is_refused() -> None:
+    """The error counts what was prepared."""
+    accelerator = Accelerator()
+    model, _ = accelerator.prepare(*_objects()[:2])
+    with pytest.raises(PreparationError, match="1 optimizers were prepared"):
+        accelerator.lomo_backward(model(torch.ones(1, 4)).sum(), 0.1)
+
+
+def test_fp8_trains_on_the_cpu() -> None:
+    """mixed_precision='fp8' converts inner layers through torchao, and the model learns."""
+    pytest.importorskip("torchao", reason="needs the library torchao, not installed here")
+    accelerator = Accelerator(mixed_precision="fp8")
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 1))
+    model, optimizer = accelerator.prepare(model, torch.optim.Adam(model.parameters(), lr=0.01))
+    assert type(model[2]).__name__ == "Float8Linear"
+    assert (accelerator.fp8_backend.value, accelerator.fp8_enabled) == ("AO", True)
+    x = torch.randn(32, 16)
+    losses = []
+    for _ in range(20):
+        loss = ((model(x) - x.sum(1, keepdim=True)) ** 2).mean()
+        accelerator.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0] / 2

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from accel_core.optim.lomo import is_lomo
 from accel_core.state.gradient import GradientState
 
 __all__ = ["AcceleratedOptimizer", "move_to_device", "patch_optimizer_step"]
@@ -65,6 +66,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         self.scaler = scaler
         self.device_placement = device_placement
         self.gradient_state = GradientState()
+        self._updates_in_backward = is_lomo(optimizer)
         self._is_overflow = False
         self._accelerate_step_called = False
         self._plain_step: Callable[..., Any] = optimizer.step
@@ -150,7 +152,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         return None
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Step where the accumulation window ends; elsewhere do nothing.
+        """Step where the accumulation window ends; elsewhere, and where backward has updated already, do nothing.
 
         Args:
             closure: Passed to the wrapped optimizer.
@@ -158,7 +160,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         Returns:
             What the wrapped optimizer returns.
         """
-        if not self.gradient_state.sync_gradients:
+        if not self.gradient_state.sync_gradients or self._updates_in_backward:
             return None
         if self.scaler is None:
             return self.optimizer.step() if closure is None else self.optimizer.step(closure)

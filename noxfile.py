@@ -251,10 +251,10 @@ print(f"{own} imports; not importable beside it: {', '.join(strangers) or 'nothi
 
 @nox.session(venv_backend="none")
 def integration(session: nox.Session) -> None:
-    """Test the packages together: packaging, equivalence, faults, typing, simulated device."""
-    slow = ROOT / "tests-integration" / "interop"
-    architecture = ROOT / "tests-integration" / "architecture"
-    folders = session.posargs or [ROOT / "tests-integration", f"--ignore={slow}", f"--ignore={architecture}"]
+    """Test the packages together: packaging, equivalence, faults, typing, and folders exchanged with the original."""
+    folder = ROOT / "tests-integration"
+    everything = [path for path in sorted(folder.iterdir()) if path.name not in ("architecture", "interop", "__pycache__")]
+    folders = session.posargs or [*everything, folder / "interop" / "test_checkpoint_exchange.py"]
     builder = Environment(session, "build").provide(GROUPS["build"], [])
     variables = {
         "ACCEL_PEER_PYTHON": str(peer(session).folder / "bin" / "python"),

@@ -1,6 +1,6 @@
 """Folders of save_state are exchanged with Accelerate, in both directions.
 
-Set ACCEL_TEST_PEER to a Python that has accelerate 1.15.0 and torch; without it these tests are skipped.
+Set ACCEL_PEER_PYTHON to a Python that has accelerate 1.15.0 and torch; without it these tests are skipped.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 import torch
 
-PEER = os.environ.get("ACCEL_TEST_PEER")
+PEER = os.environ.get("ACCEL_PEER_PYTHON")
 SCRIPT = str(Path(__file__).with_name("exchange.py"))
 LIBRARIES = {"accelerate": PEER or sys.executable, "accel_core.accelerator": sys.executable}
 
-pytestmark = pytest.mark.skipif(PEER is None, reason="needs ACCEL_TEST_PEER, a Python with accelerate 1.15.0")
+pytestmark = pytest.mark.skipif(PEER is None, reason="needs ACCEL_PEER_PYTHON, a Python with accelerate 1.15.0")
 
 
 def act(library: str, action: str, directory: Path, size: int) -> None:

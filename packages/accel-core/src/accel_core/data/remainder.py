@@ -38,7 +38,8 @@ def gather_for_metrics(input_data: Any, gradient_state: Any, use_gather_object: 
 
     Returns:
         The same structure with the rows of all ranks. Tensors whose shapes differ between ranks come back as a list of
-        one tensor a sample. With one process, `input_data`.
+        one tensor a sample. With one process, `input_data`; only of a tensor with a row for each place of a full
+        batch, as libraries make from a mean loss, the rows of the samples that the last, shorter batch holds.
 
     Raises:
         CollectiveError: An object cannot be pickled.
@@ -46,7 +47,7 @@ def gather_for_metrics(input_data: Any, gradient_state: Any, use_gather_object: 
     """
     here = world.ensure()
     if here.size == 1:
-        return input_data
+        return _cut_to_last_batch(input_data, gradient_state)
     loader = gradient_state.active_dataloader
     tally: Tally | None = getattr(loader, "tally", None)
     cut: Cut | None = getattr(loader, "cut", None)
@@ -66,6 +67,16 @@ def gather_for_metrics(input_data: Any, gradient_state: Any, use_gather_object: 
     rows: list[int | None] = [size] * here.size if tally is None else list(tally.rows)
     parts = swap(_to_host(input_data), "gather_for_metrics", here)
     return _to_device(_merge(parts, rows, tally, as_list=use_gather_object), input_data)
+
+
+def _cut_to_last_batch(value: Any, gradient_state: Any) -> Any:
+    """Cut tensors that have a row for each place of a full batch to the samples that the last batch holds."""
+    cut: Cut | None = getattr(gradient_state.active_dataloader, "cut", None)
+    held = gradient_state.remainder
+    if not gradient_state.end_of_dataloader or held <= 0 or cut is None or cut.batch_size is None:
+        return value
+    full = cut.batch_size
+    return recursively_apply(lambda leaf: leaf[:held] if leaf.ndim and len(leaf) == full else leaf, value)
 
 
 def drop_duplicates(gathered: Any, tally: Tally) -> Any:

@@ -1,0 +1,57 @@
+"""Small models, data and summaries for the clients: random weights from a seed, nothing from a hub."""
+
+import hashlib
+import json
+import os
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+VOCABULARY = 32
+
+
+def llama(seed: int = 0, layers: int = 2) -> LlamaForCausalLM:
+    """Return a Llama of a few thousand parameters."""
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=layers,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    return LlamaForCausalLM(config)
+
+
+def sequences(count: int, length: int = 8, seed: int = 1) -> list[dict[str, torch.Tensor]]:
+    """Return token sequences that are their own labels."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.randint(3, VOCABULARY, (count, length), generator=generator)
+    return [{"input_ids": row, "labels": row, "attention_mask": torch.ones_like(row)} for row in rows]
+
+
+def digest(model: nn.Module) -> str:
+    """Return a hash of all weights, bit by bit."""
+    total = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        total.update(name.encode())
+        total.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return total.hexdigest()
+
+
+def total(model: nn.Module) -> float:
+    """Return the sum of all absolute weights."""
+    return float(sum(tensor.detach().double().abs().sum() for tensor in model.state_dict().values()))
+
+
+def report(results: dict[str, Any]) -> None:
+    """Print the results as the last line, on the main rank."""
+    if os.environ.get("RANK", "0") == "0":
+        print("\n" + json.dumps(results), flush=True)

@@ -141,11 +141,9 @@ def notebook_launcher(
             elastic_launch(config, function)(*args)
         except ChildFailedError as error:
             rank, failure = error.get_first_failure()
-            message = (
-                failure.message.get("message", failure.message)
-                if isinstance(failure.message, dict)
-                else failure.message
-            )
+            message = failure.message
+            if isinstance(message, dict):
+                message = message.get("extraInfo", {}).get("py_callstack") or message.get("message")
             raise LaunchError(f"Rank {rank} failed first, with exit code {failure.exitcode}:\n{message}") from None
 
 
@@ -171,7 +169,7 @@ def debug_launcher(function: Callable[..., Any], args: Sequence[Any] = (), num_p
             accelerate_use_cpu="yes",
         ):
             try:
-                start_processes(
+                start_processes(  # type: ignore[no-untyped-call]
                     PrepareForLaunch(function, debug=True), args=tuple(args), nprocs=num_processes, start_method="fork"
                 )
             except ProcessException as error:
@@ -184,7 +182,7 @@ def _refuse_what_came_before(gpus: int) -> None:
             "Processes are started before any Accelerator is made; one was made in this notebook. Restart the "
             "kernel and make the Accelerator inside the training function."
         )
-    if gpus and torch.cuda.is_initialized():
+    if gpus and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         raise StateError(_early_cuda(_modules_of_notebook()))
 
 

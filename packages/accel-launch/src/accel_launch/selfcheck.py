@@ -49,9 +49,9 @@ def _trains(accelerator: Accelerator) -> None:
     targets = inputs.sum(dim=1, keepdim=True)
     alone = _model()
     optimizer = torch.optim.SGD(alone.parameters(), lr=0.1)
-    for batch, target in zip(inputs.split(whole), targets.split(whole), strict=True):
+    for batch, target in DataLoader(TensorDataset(inputs, targets), batch_size=whole):
         optimizer.zero_grad()
-        torch.nn.functional.mse_loss(alone(batch), target).backward()
+        torch.autograd.backward(torch.nn.functional.mse_loss(alone(batch), target))
         optimizer.step()
     model = _model()
     loader = DataLoader(TensorDataset(inputs, targets), batch_size=_BATCH)

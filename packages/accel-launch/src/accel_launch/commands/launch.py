@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from accel_launch.arguments import Parser
-from accel_launch.command import Command
+from accel_launch.command import Command, resolve_runner
 from accel_launch.settings.model import Setting
 from accel_launch.settings.table import ALL
 
@@ -56,8 +56,18 @@ COMMAND = Command(
 )
 
 
-def launch_command_parser() -> Parser:
-    """Return the parser of `accel launch`."""
-    parser = Parser(prog="accel launch", description=COMMAND.help, epilog=COMMAND.epilog, allow_abbrev=False)
+def launch_command_parser(subparsers: Any = None) -> argparse.ArgumentParser:
+    """Return the parser of `accel launch`.
+
+    Args:
+        subparsers: What `add_subparsers` of another parser returned; the command becomes one of them.
+    """
+    words = {"description": COMMAND.help, "epilog": COMMAND.epilog, "allow_abbrev": False}
+    parser: argparse.ArgumentParser
+    if subparsers is None:
+        parser = Parser(prog="accel launch", **words)
+    else:
+        parser = subparsers.add_parser("launch", **words)
+        parser.set_defaults(func=resolve_runner(COMMAND))
     _add_arguments(parser)
     return parser

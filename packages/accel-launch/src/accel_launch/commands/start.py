@@ -6,14 +6,13 @@ from importlib import import_module
 from typing import Any
 
 from accel_core.errors import ConfigurationError
-from accel_launch.arguments import given
 from accel_launch.commands.preview import print_explanation, print_plan
 from accel_launch.launchers.registry import choose
 from accel_launch.settings import environ
 from accel_launch.settings.checks import check_script, check_settings
 from accel_launch.settings.cluster import recognise
 from accel_launch.settings.location import default_file
-from accel_launch.settings.resolve import Settings, resolve
+from accel_launch.settings.resolve import Settings, resolve, written_in
 from accel_launch.settings.table import ALL
 
 __all__ = ["launch", "settings_from"]
@@ -30,7 +29,7 @@ def settings_from(args: argparse.Namespace) -> Settings:
     """
     inherited = environ.snapshot()
     file = _configuration(args, inherited)
-    said = {} if file is None else file.settings_of(given(args))
+    said = {} if file is None else file.settings_of(written_in(ALL, args))
     return Settings(
         resolve(ALL, args, environment=inherited, cluster=recognise(inherited), file=said),
         script=args.training_script,

@@ -5,9 +5,11 @@ ranks: it binds a free port itself and hands it on, so no port is ever chosen fi
     between.
 """
 
+import contextlib
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -33,6 +35,7 @@ from torch.distributed.elastic.rendezvous.api import (
 
 from accel_core.errors import LaunchError
 from accel_launch.launchers.launcher import script_command
+from accel_launch.launchers.preflight import check_agreement, check_main_machine, facts_of_machine
 from accel_launch.report import failure_record, report_failure
 from accel_launch.settings.layout import Layout, layout_of
 from accel_launch.settings.resolve import Settings
@@ -124,6 +127,10 @@ class _Agent(LocalElasticAgent):
         super().__init__(spec, logs_specs, shutdown_timeout=int(PATIENCE))
         self._run = run
 
+    def _rendezvous(self, worker_group: WorkerGroup) -> None:
+        super()._rendezvous(worker_group)
+        self._run.met(worker_group)
+
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self._run.attempt = worker_group.spec.max_restarts - self._remaining_restarts
         self._run.failed.clear()
@@ -157,6 +164,45 @@ class _Run:
         self.guard = Guard(run_id)
         self._began = time.monotonic()
         self._killer: threading.Timer | None = None
+        self._layout = layout_of(settings)
+        self._over = threading.Event()
+        self._store: Any = None
+        self.elsewhere = ""
+
+    def met(self, group: WorkerGroup) -> None:
+        """Compare the machines that met, and listen for the failure of another one."""
+        machines, own = int(group.group_world_size or 1), int(group.group_rank or 0)
+        if machines < 2:
+            return
+        facts = facts_of_machine(self.settings.script, layout_of(self.settings).processes)
+        elastic = self._layout.fewest_machines != self._layout.machines
+        check_agreement(group.store, own, machines, facts, elastic=elastic)
+        if not self.settings["max_restarts"]:
+            self._store = group.store
+            threading.Thread(target=self._listen, args=(group.store,), name="accel-machines", daemon=True).start()
+
+    def _listen(self, store: Any) -> None:
+        while not self._over.wait(1.0):
+            try:
+                if not store.check([_FAILED]):
+                    continue
+            except RuntimeError:
+                self.elsewhere = "machine 0 is gone"
+            else:
+                self.elsewhere = store.get(_FAILED).decode()
+            if not self._over.wait(2.0):
+                logs = list(self.streams.ranks.values())
+                for log in logs:
+                    if log.pid and log.ended_at is None:
+                        end_group(log.pid, signal.SIGTERM)
+                self._over.wait(_GRACE)
+                self._kill_rest(logs)
+            return
+
+    def _tell_machines(self, log: RankLog) -> None:
+        if self._store is not None:
+            with contextlib.suppress(RuntimeError):
+                self._store.set(_FAILED, f"rank {log.rank} failed on {socket.gethostname()}")
 
     def started(self, rank: int, pid: int) -> None:
         """Note that a rank's process runs."""
@@ -171,6 +217,8 @@ class _Run:
         if seen is None or seen.si_status == 0 or self.failed:
             return
         self.failed.add(log.rank)
+        if not self.elsewhere:
+            self._tell_machines(log)
         self._killer = threading.Timer(_GRACE, self._kill_rest, [list(self.streams.ranks.values())])
         self._killer.daemon = True
         self._killer.start()
@@ -183,6 +231,7 @@ class _Run:
 
     def close(self) -> None:
         """Leave no process behind, and read what was printed last."""
+        self._over.set()
         if self._killer is not None:
             self._killer.cancel()
         for log in self.streams.ranks.values():
@@ -202,10 +251,14 @@ class _Run:
         stopped = [
             ending.rank
             for ending in raw
-            if self.reasons or (first is not None and ending.rank != first.rank and ending.status in _OURS)
+            if self.reasons
+            or self.elsewhere
+            or (first is not None and ending.rank != first.rank and ending.status in _OURS)
         ]
         ended = endings(logs, statuses, stopped, self.memory)
         reason = self.reasons[0] if self.reasons else "failure"
+        if self.elsewhere:
+            reason = f"another machine: {self.elsewhere}"
         record = failure_record(
             ended,
             run_id=self.run_id,
@@ -222,6 +275,7 @@ class _Run:
         return shell_status(first.status) if first is not None else 1
 
 
+_FAILED = "accel/failed"
 _OURS = (-signal.SIGTERM, -signal.SIGKILL)
 
 
@@ -295,13 +349,20 @@ def _rendezvous(settings: Settings, layout: Layout, run_id: str) -> RendezvousHa
     configuration: dict[str, Any] = dict(
         part.partition("=")[::2] for part in str(settings["rdzv_conf"]).split(",") if part.strip()
     )
+    backend = str(settings["rdzv_backend"])
+    if layout.fewest_machines != layout.machines and not settings.explicit("rdzv_backend"):
+        backend = "c10d"
     configuration.setdefault("rank", layout.machine_rank)
-    if settings["rdzv_backend"] == "c10d" and settings.explicit("machine_rank"):
+    host, port = str(settings["main_process_ip"]), int(settings["main_process_port"])
+    own = layout.machine_rank == 0 and (backend == "static" or settings.explicit("machine_rank"))
+    if backend in ("static", "c10d") and (own or layout.machine_rank > 0):
+        check_main_machine(host, port, own=own, seconds=float(configuration.get("timeout", 300)))
+    if backend == "c10d" and settings.explicit("machine_rank"):
         configuration.setdefault("is_host", str(layout.machine_rank == 0))
     configuration.setdefault("timeout", 900)
     parameters = RendezvousParameters(
-        backend=str(settings["rdzv_backend"]),
-        endpoint=f"{settings['main_process_ip']}:{settings['main_process_port']}",
+        backend=backend,
+        endpoint=f"{host}:{port}",
         run_id=str(settings["rdzv_id"] or "accel"),
         min_nodes=layout.fewest_machines,
         max_nodes=layout.machines,

@@ -73,7 +73,7 @@ class TerminalAsker:
 
         if question.choices:
             back = questionary.Choice("(back)", value=BACK)
-            listed = [*question.choices, back]
+            listed: list[Any] = [*question.choices, back]
             default = question.default if question.default in question.choices else None
             answer: Any = questionary.select(question.text, choices=listed, default=default).unsafe_ask()
             return str(answer)

@@ -28,7 +28,7 @@ ENVIRONMENT = Question(
 
 
 def _several(answers: Answers) -> bool:
-    return answers["kind"] != _MACHINES[0]
+    return bool(answers["kind"] != _MACHINES[0])
 
 
 def _gpus(answers: Answers) -> bool:

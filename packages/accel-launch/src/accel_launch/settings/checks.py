@@ -95,7 +95,7 @@ def _check_machines(settings: Settings) -> None:
     if settings["use_deepspeed"] and settings["deepspeed_multinode_launcher"] != "standard":
         return
     wanted = ["main_process_ip", "main_process_port"]
-    if settings["rdzv_backend"] == "static":
+    if settings["rdzv_backend"] == "static" and ":" not in str(settings["nnodes"]):
         wanted.append("machine_rank")
     missing = [f"--{key.replace('_', '-')}" for key in wanted if settings[key] is None]
     if missing:

@@ -9,7 +9,7 @@ from accel_core.errors import ConfigurationError
 from accel_launch.arguments import given
 from accel_launch.settings.model import Setting
 
-__all__ = ["ORIGINS", "Said", "Settings", "resolve"]
+__all__ = ["ORIGINS", "Said", "Settings", "read", "resolve", "written_in"]
 
 ORIGINS = ("flag", "environment", "cluster", "file", "default")
 """Who can say a setting, the strongest first; `cluster` is what a scheduler's own variables mean."""
@@ -98,7 +98,8 @@ def resolve(
     Raises:
         ConfigurationError: A variable holds something that cannot be read or is not allowed.
     """
-    written = given(args)
+    table = tuple(table)
+    written = written_in(table, args)
     decided: dict[str, Said] = {}
     for setting in table:
         if setting.key in decided:
@@ -116,6 +117,18 @@ def resolve(
         first = sources[0]
         decided[setting.key] = Said(first.value, first.origin, first.where, tuple(sources[1:]))
     return decided
+
+
+def written_in(table: Iterable[Setting], args: argparse.Namespace) -> set[str]:
+    """Return the settings that a command line says.
+
+    Args:
+        table: The settings.
+        args: Parsed command line; in one that a program made or changed, what differs from the default counts as
+            written.
+    """
+    changed = {setting.key for setting in table if getattr(args, setting.key, setting.default) != setting.default}
+    return given(args) | (changed - {"tpu_use_cluster"})
 
 
 def read(setting: Setting, text: str, where: str) -> Any:

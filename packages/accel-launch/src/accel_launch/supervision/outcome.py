@@ -124,9 +124,13 @@ def failed_at(log: RankLog, status: int) -> float:
         older one was handled.
     """
     ended = time.monotonic() if log.ended_at is None else log.ended_at
-    if status > 0 and log.traceback_at is not None and ended - log.traceback_at < _TRACEBACK_COUNTS_FOR:
+    if _may_have_raised(status) and log.traceback_at is not None and ended - log.traceback_at < _TRACEBACK_COUNTS_FOR:
         return log.traceback_at
     return ended
+
+
+def _may_have_raised(status: int) -> bool:
+    return status > 0 or status in (-signal.SIGABRT, -signal.SIGSEGV)
 
 
 def first_failure(endings: Iterable[Ending]) -> Ending | None:
@@ -164,7 +168,7 @@ def endings(
                 stopped=by_us and status < 0,
                 failed_at=failed_at(log, status),
                 out_of_memory=status == -signal.SIGKILL and not by_us and memory.any(),
-                traceback=last_traceback(bytes(log.tail)) if status > 0 else "",
+                traceback=last_traceback(bytes(log.tail)) if _may_have_raised(status) else "",
             )
         )
     return found

@@ -1,0 +1,321 @@
+"""The commands as functions, for programs that drive them: parsers, and what they do with parsed arguments.
+
+Names and signatures are those that Accelerate has for the same things, so that a program written for it finds them.
+"""
+
+import argparse
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from accel_launch.cli import build_parser, find_command, main
+from accel_launch.command import resolve_runner
+from accel_launch.commands.configure import default_config, update_config
+from accel_launch.commands.env import facts, show_env
+from accel_launch.commands.start import launch, settings_from
+from accel_launch.launchers.deepspeed import DeepSpeedLauncher
+from accel_launch.launchers.launcher import Launcher
+from accel_launch.launchers.registry import choose
+from accel_launch.launchers.sagemaker import SageMakerLauncher
+from accel_launch.launchers.simple import SimpleLauncher
+from accel_launch.launchers.torchrun import TorchrunLauncher
+from accel_launch.launchers.tpu import TpuLauncher
+from accel_launch.questions.ask import ask_all, asker_for
+from accel_launch.questions.cluster import CLUSTER, ENVIRONMENT
+from accel_launch.questions.dialogue import configuration_of, hold_dialogue
+from accel_launch.questions.sagemaker import SAGEMAKER
+from accel_launch.settings import environ
+from accel_launch.settings.child import child_environment, engine_environment
+from accel_launch.settings.config import BaseConfig, ClusterConfig, SageMakerConfig
+
+__all__ = [
+    "config_command",
+    "config_command_parser",
+    "deepspeed_launcher",
+    "default_command_parser",
+    "default_config_command",
+    "env_command",
+    "env_command_parser",
+    "env_var_path_add",
+    "get_cluster_input",
+    "get_config_parser",
+    "get_sagemaker_input",
+    "get_user_input",
+    "launch_command",
+    "main",
+    "multi_gpu_launcher",
+    "prepare_deepspeed_cmd_env",
+    "prepare_extend_env_parallelism_config",
+    "prepare_multi_gpu_env",
+    "prepare_simple_launcher_cmd_env",
+    "prepare_tpu",
+    "sagemaker_launcher",
+    "setup_fp8_env",
+    "simple_launcher",
+    "test_command",
+    "test_command_parser",
+    "tpu_command_launcher",
+    "tpu_command_parser",
+    "tpu_launcher",
+    "tpu_pod_launcher",
+    "update_command_parser",
+    "update_config_command",
+]
+
+
+def launch_command(args: argparse.Namespace) -> None:
+    """Start the run that parsed arguments ask for.
+
+    Args:
+        args: What `launch_command_parser().parse_args(words)` returned; a namespace made otherwise counts every
+            value that
+            differs from the default as said.
+
+    Raises:
+        SystemExit: The run failed; the code is the exit status.
+    """
+    status = launch(args)
+    if status:
+        raise SystemExit(status)
+
+
+def _parser(word: str, subparsers: Any) -> argparse.ArgumentParser:
+    command = find_command(word)
+    if subparsers is None:
+        return build_parser(command)
+    parser: argparse.ArgumentParser = subparsers.add_parser(word, help=command.help)
+    command.add_arguments(parser)
+    parser.set_defaults(func=resolve_runner(command))
+    return parser
+
+
+def config_command_parser(subparsers: Any = None) -> argparse.ArgumentParser:
+    """Return the parser of `accel config`, as one of `subparsers` where those are given."""
+    return _parser("config", subparsers)
+
+
+def get_config_parser(subparsers: Any = None) -> argparse.ArgumentParser:
+    """Return the parser of `accel config` with `default` and `update`."""
+    return _parser("config", subparsers)
+
+
+def env_command_parser(subparsers: Any = None) -> argparse.ArgumentParser:
+    """Return the parser of `accel env`."""
+    return _parser("env", subparsers)
+
+
+def test_command_parser(subparsers: Any = None) -> argparse.ArgumentParser:  # noqa: PT028
+    """Return the parser of `accel test`."""
+    return _parser("test", subparsers)
+
+
+def tpu_command_parser(subparsers: Any = None) -> argparse.ArgumentParser:
+    """Return the parser of `accel tpu-config`."""
+    return _parser("tpu-config", subparsers)
+
+
+def default_command_parser(parser: Any, parents: Any) -> argparse.ArgumentParser:
+    """Add `default` to a set of sub-commands.
+
+    Args:
+        parser: What `add_subparsers` returned.
+        parents: Parsers whose options it takes over.
+    """
+    found: argparse.ArgumentParser = parser.add_parser("default", parents=parents)
+    found.add_argument("--config_file", "--config-file", default=None, dest="save_location")
+    found.add_argument("--mixed_precision", "--mixed-precision", choices=("no", "fp16", "bf16"), default="no")
+    found.set_defaults(func=default_config_command)
+    return found
+
+
+def update_command_parser(parser: Any, parents: Any) -> argparse.ArgumentParser:
+    """Add `update` to a set of sub-commands.
+
+    Args:
+        parser: What `add_subparsers` returned.
+        parents: Parsers whose options it takes over.
+    """
+    found: argparse.ArgumentParser = parser.add_parser("update", parents=parents)
+    found.add_argument("--config_file", "--config-file", default=None)
+    found.set_defaults(func=update_config_command)
+    return found
+
+
+def config_command(args: argparse.Namespace) -> None:
+    """Ask and write the configuration file."""
+    resolve_runner(find_command("config"))(args)
+
+
+def default_config_command(args: argparse.Namespace) -> None:
+    """Write the usual configuration of this machine."""
+    default_config(args)
+
+
+def update_config_command(args: argparse.Namespace) -> None:
+    """Bring a configuration file to today's keys."""
+    print(f"Updated {update_config(args)}.")
+
+
+def env_command(args: argparse.Namespace) -> dict[str, Any]:
+    """Print what a bug report needs, and return it."""
+    show_env(args)
+    return facts()
+
+
+def test_command(args: argparse.Namespace) -> None:
+    """Run the check of `accel test`."""
+    status = resolve_runner(find_command("test"))(args)
+    if status:
+        raise SystemExit(status)
+
+
+def tpu_command_launcher(args: argparse.Namespace) -> None:
+    """Run commands on every machine of a TPU pod."""
+    resolve_runner(find_command("tpu-config"))(args)
+
+
+def get_user_input() -> BaseConfig:
+    """Ask everything and return the configuration as an object."""
+    return _as_object(hold_dialogue(asker_for(sys.stdin)))
+
+
+def get_cluster_input() -> ClusterConfig:
+    """Ask about one's own machines and return the configuration as an object."""
+    return ClusterConfig(**_known(ClusterConfig, _dialogue_about(CLUSTER, "LOCAL_MACHINE")))
+
+
+def get_sagemaker_input() -> SageMakerConfig:
+    """Ask about a SageMaker job and return the configuration as an object."""
+    return SageMakerConfig(**_known(SageMakerConfig, _dialogue_about(SAGEMAKER, "AMAZON_SAGEMAKER")))
+
+
+def _dialogue_about(questions: Any, environment: str) -> dict[str, Any]:
+    known = {"compute_environment": environment}
+    asker = asker_for(sys.stdin)
+    return configuration_of(ask_all((ENVIRONMENT, *questions), asker, known), (ENVIRONMENT, *questions))
+
+
+def _as_object(config: dict[str, Any]) -> BaseConfig:
+    sagemaker = config.get("compute_environment") == "AMAZON_SAGEMAKER"
+    kind: type[BaseConfig] = SageMakerConfig if sagemaker else ClusterConfig
+    return kind(**_known(kind, config))
+
+
+def _known(kind: type[BaseConfig], config: dict[str, Any]) -> dict[str, Any]:
+    said = kind.process_config(config)
+    return {key: value for key, value in said.items() if key in kind.__dataclass_fields__}
+
+
+def _run(launcher: Launcher, args: argparse.Namespace) -> None:
+    status = launcher.run(settings_from(args))
+    if status:
+        raise SystemExit(status)
+
+
+def simple_launcher(args: argparse.Namespace) -> None:
+    """Start one process."""
+    _run(SimpleLauncher(), args)
+
+
+def multi_gpu_launcher(args: argparse.Namespace) -> None:
+    """Start several processes on torch's elastic agent."""
+    _run(TorchrunLauncher(), args)
+
+
+def deepspeed_launcher(args: argparse.Namespace) -> None:
+    """Start a DeepSpeed run: its own launcher over several machines, torch's agent elsewhere."""
+    several = DeepSpeedLauncher().claims(settings_from(args))
+    _run(DeepSpeedLauncher() if several else TorchrunLauncher(), args)
+
+
+def tpu_launcher(args: argparse.Namespace) -> None:
+    """Start the processes of a TPU machine."""
+    _run(TpuLauncher(), args)
+
+
+def tpu_pod_launcher(args: argparse.Namespace) -> None:
+    """Start the script on every machine of a TPU pod."""
+    _run(TpuLauncher(), args)
+
+
+def sagemaker_launcher(sagemaker_config: SageMakerConfig, args: argparse.Namespace) -> None:
+    """Send a job to Amazon SageMaker.
+
+    Args:
+        sagemaker_config: The configuration of the job.
+        args: Parsed command line of `accel launch`.
+    """
+    SageMakerLauncher().run(replace(settings_from(args), config=sagemaker_config.to_dict()))
+
+
+def prepare_simple_launcher_cmd_env(args: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
+    """Return command line and whole environment of a run of one process, or of an MPI run."""
+    settings = settings_from(args)
+    chosen = choose(settings)
+    launcher = SimpleLauncher() if chosen.name == "torchrun" else chosen
+    return launcher.command(settings), {**settings.inherited, **launcher.environ(settings)}
+
+
+def prepare_multi_gpu_env(args: argparse.Namespace) -> dict[str, str]:
+    """Return the whole environment of a run of several processes."""
+    settings = settings_from(args)
+    return {**settings.inherited, **child_environment(settings)}
+
+
+def prepare_deepspeed_cmd_env(args: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
+    """Return command line and whole environment of a DeepSpeed run."""
+    settings = settings_from(args)
+    launcher: Launcher = DeepSpeedLauncher() if DeepSpeedLauncher().claims(settings) else TorchrunLauncher()
+    return launcher.command(settings), {**settings.inherited, **launcher.environ(settings)}
+
+
+def prepare_extend_env_parallelism_config(args: argparse.Namespace, current_env: dict[str, str]) -> dict[str, str]:
+    """Add the sizes of mesh axes to an environment, and return it."""
+    return _extend(args, current_env, "PARALLELISM_CONFIG_")
+
+
+def setup_fp8_env(args: argparse.Namespace, current_env: dict[str, str]) -> dict[str, str]:
+    """Add the FP8 settings to an environment, and return it."""
+    return _extend(args, current_env, "ACCELERATE_FP8_")
+
+
+def _extend(args: argparse.Namespace, current_env: dict[str, str], prefix: str) -> dict[str, str]:
+    found: Mapping[str, str] = engine_environment(settings_from(args))
+    current_env.update({name: value for name, value in found.items() if name.startswith(prefix)})
+    return current_env
+
+
+def prepare_tpu(
+    args: argparse.Namespace, current_env: dict[str, str], pod: bool = False
+) -> tuple[argparse.Namespace, dict[str, str]]:
+    """Add torch-xla's variables to an environment.
+
+    Args:
+        args: Parsed command line of `accel launch`.
+        current_env: The environment; it is changed.
+        pod: Whether they go to the machines of a pod, through `args.env`, instead.
+
+    Returns:
+        The arguments and the environment.
+    """
+    found = {
+        name: value for name, value in TpuLauncher().environ(settings_from(args)).items() if name.startswith("XLA_")
+    }
+    if pod:
+        args.env = [*(args.env or []), *(f"{name}={value}" for name, value in found.items())]
+    else:
+        current_env.update(found)
+    return args, current_env
+
+
+def env_var_path_add(env_var_name: str, path_to_add: str) -> str:
+    """Return a variable that holds paths with one more at its end.
+
+    Args:
+        env_var_name: Name of the variable.
+        path_to_add: The path.
+    """
+    paths = [path for path in (environ.text(env_var_name) or "").split(":") if path]
+    return ":".join([*paths, str(Path(path_to_add))])

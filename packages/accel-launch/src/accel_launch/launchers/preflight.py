@@ -1,0 +1,126 @@
+"""What is checked between machines before processes start, so that a wrong address costs seconds and not a timeout."""
+
+import errno
+import hashlib
+import json
+import platform
+import socket
+import sys
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from accel_core.errors import LaunchError
+
+__all__ = ["check_agreement", "check_main_machine", "facts_of_machine"]
+
+_PATIENCE = 300.0
+
+
+def check_main_machine(host: str, port: int, *, own: bool, seconds: float = _PATIENCE) -> None:
+    """Check that machine 0 can be reached, or on machine 0 that its port is free.
+
+    Args:
+        host: Address of machine 0.
+        port: Its port.
+        own: Whether this is machine 0.
+        seconds: How long machine 0 may take to appear.
+
+    Raises:
+        LaunchError: The name is unknown, the port is taken, or nobody answers.
+    """
+    try:
+        socket.getaddrinfo(host, port)
+    except OSError as error:
+        raise LaunchError(
+            f"The address of machine 0 is unknown; {host!r} gives: {error.strerror or error}. Check --main-process-ip."
+        ) from None
+    if own:
+        _check_free(port)
+        return
+    deadline = time.monotonic() + seconds
+    told = False
+    while True:
+        trouble = _try_to_reach(host, port)
+        if trouble is None:
+            return
+        if time.monotonic() > deadline:
+            raise LaunchError(
+                f"Machine 0 cannot be reached at {host}:{port}; the last attempt of {seconds:.0f} s says: "
+                f"{trouble}. Check --main-process-ip, --main-process-port, the firewall, and that machine 0 was "
+                "started."
+            )
+        if not told:
+            print(f"accel launch: waiting for machine 0 at {host}:{port} ({trouble})", file=sys.stderr, flush=True)
+            told = True
+        time.sleep(0.5)
+
+
+def _try_to_reach(host: str, port: int) -> str | None:
+    try:
+        socket.create_connection((host, port), timeout=3).close()
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
+
+
+def _check_free(port: int) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise LaunchError(
+                    f"Port {port} of this machine is taken; machines cannot meet there. Say another "
+                    "--main-process-port on every machine."
+                ) from None
+
+
+def facts_of_machine(script: str | None, processes: int) -> dict[str, Any]:
+    """Return what all machines of a run must agree about.
+
+    Args:
+        script: The script that is started.
+        processes: Processes on all machines, as this one counts them.
+
+    Returns:
+        Versions, a digest of the script, and the number of processes.
+    """
+    path = Path(script or "")
+    return {
+        "python": platform.python_version(),
+        "torch": version("torch"),
+        "accel-core": version("accel-core"),
+        "accel-launch": version("accel-launch"),
+        "script": hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path.is_file() else str(script),
+        "processes": processes,
+    }
+
+
+def check_agreement(store: Any, rank: int, size: int, facts: dict[str, Any], *, elastic: bool) -> None:
+    """Compare the machines' facts through the store in which they met.
+
+    Args:
+        store: torch's key-value store of this round.
+        rank: Number of this machine in this round.
+        size: Machines in this round.
+        facts: What `facts_of_machine` returned here.
+        elastic: Whether the number of processes may differ.
+
+    Raises:
+        LaunchError: A machine has another version, script or number of processes.
+    """
+    store.set(f"accel/facts/{rank}", json.dumps(facts))
+    everybody = {machine: json.loads(store.get(f"accel/facts/{machine}")) for machine in range(size)}
+    for name, value in everybody[0].items():
+        if name == "processes" and elastic:
+            continue
+        others = {machine: found[name] for machine, found in everybody.items() if found[name] != value}
+        if others:
+            told = ", ".join(f"{found} on machine {machine}" for machine, found in others.items())
+            raise LaunchError(
+                f"The machines differ in {name}; found {value} on machine 0 and {told}. Give all machines the same, "
+                "then start again."
+            )

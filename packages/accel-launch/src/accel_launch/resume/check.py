@@ -1,0 +1,171 @@
+"""Running a script straight and interrupted, and comparing what was recorded."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from accel_core.errors import ConfigurationError, LaunchError
+from accel_core.host import environ
+from accel_core.host.ports import get_free_port
+
+__all__ = ["Difference", "compare", "run"]
+
+ASPECTS = ("data order", "learning rate", "parameters", "optimizer", "random states")
+"""What is compared after each step: causes before their effects."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first thing that is not the same.
+
+    Attributes:
+        step: Optimizer step after which it shows, counting from 1.
+        rank: Where it shows.
+        aspect: One of ASPECTS.
+        detail: Which batch, parameter or group, and both values.
+    """
+
+    step: int
+    rank: int
+    aspect: str
+    detail: str
+
+    def __str__(self) -> str:
+        """Return one line."""
+        return f"step {self.step}, rank {self.rank}: {self.aspect} differs: {self.detail}"
+
+
+def run(args: argparse.Namespace) -> int:
+    """Carry the command out.
+
+    Args:
+        args: `script`, `script_arguments`, `steps`, `at`, `num_processes`, `cpu` and `timeout` (seconds).
+
+    Returns:
+        0 if the interrupted run is identical to the straight one, 1 if not.
+
+    Raises:
+        ConfigurationError: Steps that cannot be, or no such script.
+        LaunchError: The script failed.
+    """
+    if not 0 < args.at < args.steps:
+        raise ConfigurationError(
+            f"The interruption has to lie inside the run; got --at {args.at} of --steps {args.steps}. "
+            "Choose 0 < at < steps."
+        )
+    if not Path(args.script).is_file():
+        raise ConfigurationError(f"There is no script {args.script!r}; found nothing. Pass the path of a script.")
+    with tempfile.TemporaryDirectory(prefix="accel-check-resume-") as folder:
+        place = Path(folder)
+        saved = str(place / "state")
+        straight = _records(args, place / "straight", 0, args.steps, "-", "-")
+        before = _records(args, place / "before", 0, args.at, saved, "-")
+        after = _records(args, place / "after", args.at, args.steps, "-", saved)
+    interrupted = [one + two for one, two in zip(before, after, strict=True)]
+    found = compare(straight, interrupted)
+    if found is not None:
+        kind = (
+            "the two runs differ already before the interruption"
+            if found.step <= args.at
+            else "the resumed run differs"
+        )
+        print(f"{found}\n{kind}: {args.script}, interrupted after step {args.at} of {args.steps}")
+        return 1
+    print(
+        f"identical: {args.script}, interrupted after step {args.at} of {args.steps}, on {args.num_processes} "
+        f"process{'es' if args.num_processes > 1 else ''}: {', '.join(ASPECTS)}"
+    )
+    return 0
+
+
+def compare(straight: list[list[dict[str, Any]]], interrupted: list[list[dict[str, Any]]]) -> Difference | None:
+    """Return the first difference between two runs, or `None`.
+
+    Args:
+        straight: For each rank, the records of its steps.
+        interrupted: The same of the other run.
+    """
+    for records in zip(
+        *(zip(one, two, strict=True) for one, two in zip(straight, interrupted, strict=True)), strict=True
+    ):
+        for aspect in ASPECTS:
+            for rank, (one, two) in enumerate(records):
+                for detail in _differences(one[aspect], two[aspect], aspect):
+                    return Difference(one["step"], rank, aspect, detail)
+    return None
+
+
+def _differences(one: dict[str, Any], two: dict[str, Any], aspect: str) -> Iterator[str]:
+    for name in sorted(one.keys() | two.keys()):
+        if one.get(name) != two.get(name):
+            what = f"batch {name} of the step" if aspect == "data order" else name
+            yield f"{what} is {two.get(name, 'not there')} instead of {one.get(name, 'not there')}"
+
+
+def _records(
+    args: argparse.Namespace, place: Path, first: int, last: int, save: str, load: str
+) -> list[list[dict[str, Any]]]:
+    """Run the script from one step to another on all ranks, and return the records of each rank."""
+    place.mkdir()
+    port = get_free_port()
+    ranks = []
+    for rank in range(args.num_processes):
+        record = place / f"{rank}.jsonl"
+        command = [sys.executable, "-m", "accel_launch.resume.recorder", str(record), str(first), str(last), save, load]
+        with open(place / f"{rank}.log", "w") as log:
+            ranks.append(
+                subprocess.Popen(
+                    [*command, args.script, *args.script_arguments],
+                    env=_environment(args, rank, port),
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                )
+            )
+    _wait(ranks, place, args.timeout)
+    return [
+        [json.loads(line) for line in (place / f"{rank}.jsonl").read_text().splitlines()]
+        for rank in range(args.num_processes)
+    ]
+
+
+def _wait(ranks: list[subprocess.Popen[bytes]], place: Path, timeout: float) -> None:
+    deadline = time.monotonic() + timeout
+    try:
+        while any(process.poll() is None for process in ranks):
+            if any(process.poll() for process in ranks) or time.monotonic() > deadline:
+                break
+            time.sleep(0.05)
+    finally:
+        for process in ranks:
+            if process.poll() is None:
+                process.kill()
+        codes = [process.wait() for process in ranks]
+    failed = [rank for rank, code in enumerate(codes) if code]
+    if failed:
+        first = next((rank for rank in failed if codes[rank] > 0), failed[0])
+        tail = "\n".join((place / f"{first}.log").read_text().splitlines()[-30:])
+        raise LaunchError(
+            f"The script failed on rank {first} with exit code {codes[first]}; it printed last:\n{tail}\n"
+            "Make it run by itself first."
+        )
+
+
+def _environment(args: argparse.Namespace, rank: int, port: int) -> dict[str, str]:
+    variables = environ.snapshot()
+    if args.cpu:
+        variables["ACCELERATE_USE_CPU"] = "true"
+    if args.num_processes > 1:
+        size = str(args.num_processes)
+        variables |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+        variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        variables.setdefault("OMP_NUM_THREADS", "1")
+    return variables

@@ -1,0 +1,205 @@
+"""Runs a script as one rank and writes down, after every optimizer step, what its state is.
+
+    python -m accel_launch.resume.recorder RECORD FIRST LAST SAVE LOAD SCRIPT [ARGUMENTS]
+
+It ends the script after step LAST, saving the state into SAVE unless that is "-". If LOAD is not "-", that state is
+loaded when the script first reads a prepared loader. Only digests are written: one line of JSON for each step.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import random
+import runpy
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+from torch import Tensor
+
+from accel_core.accelerator import Accelerator
+from accel_core.checkpoint.payload import buffer_of
+from accel_core.comm.tree import recursively_apply
+from accel_core.data.dispatcher import DataLoaderDispatcher
+from accel_core.data.loader import DataLoaderShard
+from accel_core.errors import StateError
+
+__all__ = ["Recorder", "main"]
+
+NOTHING = "-"
+
+
+class Finished(SystemExit):
+    """Ends the script after the last step."""
+
+
+class Recorder:
+    """Watches the Accelerator of a script.
+
+    Args:
+        record: File to write lines to.
+        first: Number of the step before the first.
+        last: Step after which the script is ended.
+        save: Folder to save the state into at the end, or "-".
+        load: Folder to load the state from at the beginning, or "-".
+    """
+
+    def __init__(self, record: TextIO, first: int, last: int, save: str, load: str) -> None:
+        self.step = first
+        self._record = record
+        self._last, self._save, self._load = last, save, load
+        self._accelerator: Accelerator | None = None
+        self._batches: list[str] = []
+        self._written = first
+
+    def install(self) -> None:
+        """Put the watch into Accelerator and into prepared loaders."""
+        recorder = self
+        original = Accelerator.__init__
+
+        @functools.wraps(original)
+        def watched(accelerator: Accelerator, *args: Any, **kwargs: Any) -> None:
+            original(accelerator, *args, **kwargs)
+            recorder._accelerator = accelerator
+
+        Accelerator.__init__ = watched  # type: ignore[method-assign]
+        for kind in (DataLoaderShard, DataLoaderDispatcher):
+            self._watch_loader(kind)
+
+    def _watch_loader(self, kind: Any) -> None:
+        recorder, original = self, kind.__iter__
+
+        @functools.wraps(original)
+        def watched(loader: Any) -> Iterator[Any]:
+            recorder._begin()
+            for batch in original(loader):
+                recorder._batches.append(digest(batch))
+                steps = recorder._steps_done()
+                yield batch
+                recorder._boundary(steps)
+
+        kind.__iter__ = watched
+
+    def _begin(self) -> None:
+        if self._load != NOTHING and self._accelerator is not None:
+            folder, self._load = self._load, NOTHING
+            self._accelerator.load_state(folder)
+
+    def _steps_done(self) -> int:
+        accelerator = self._accelerator
+        return 0 if accelerator is None or not accelerator._optimizers else _count(accelerator._optimizers[0])
+
+    def _boundary(self, before: int) -> None:
+        """Write a line if the batch that was just dealt with ended in an optimizer step; stop after the last."""
+        accelerator = self._accelerator
+        if accelerator is None or self._steps_done() == before:
+            return
+        self.step += 1
+        self._record.write(json.dumps({"step": self.step, **self._state(accelerator)}) + "\n")
+        self._record.flush()
+        self._batches.clear()
+        if self.step >= self._last:
+            if self._save != NOTHING:
+                accelerator.save_state(self._save)
+            accelerator.wait_for_everyone()
+            raise Finished(0)
+
+    def _state(self, accelerator: Accelerator) -> dict[str, Any]:
+        numpy = sys.modules.get("numpy")
+        return {
+            "data order": dict(enumerate(self._batches)),
+            "learning rate": {
+                f"optimizer {number} group {index}": group["lr"]
+                if not isinstance(group["lr"], Tensor)
+                else float(group["lr"])
+                for number, optimizer in enumerate(accelerator._optimizers)
+                for index, group in enumerate(optimizer.param_groups)
+            },
+            "parameters": {
+                f"model {number} {name}": digest(value)
+                for number, model in enumerate(accelerator._models)
+                for name, value in accelerator.get_state_dict(model).items()
+            },
+            "optimizer": {
+                f"optimizer {number} parameter {key} {name}": digest(value)
+                for number, optimizer in enumerate(accelerator._optimizers)
+                for key, entries in optimizer.state_dict()["state"].items()
+                for name, value in entries.items()
+            },
+            "random states": {
+                "torch": digest(torch.get_rng_state()),
+                "Python": digest(random.getstate()),
+                "NumPy": digest(str(numpy.random.get_state()[1].tolist())) if numpy is not None else "",
+            },
+        }
+
+
+def _count(optimizer: Any) -> int:
+    """Return how often an optimizer really stepped, counting from now on at the first call."""
+    inner = getattr(optimizer, "optimizer", optimizer)
+    if not hasattr(inner, "_accel_steps"):
+        inner._accel_steps = 0
+
+        def counted(*_: Any) -> None:
+            inner._accel_steps += 1
+
+        inner.register_step_post_hook(counted)
+    return int(inner._accel_steps)
+
+
+def digest(value: Any) -> str:
+    """Return a checksum of tensors in any nest, or of the text of anything else."""
+    state = hashlib.blake2b(digest_size=8)
+
+    def add(tensor: Tensor) -> Tensor:
+        plain = tensor.detach().to("cpu").contiguous()
+        state.update(f"{plain.dtype}{tuple(plain.shape)}".encode())
+        state.update(buffer_of(plain))
+        return tensor
+
+    if isinstance(value, Tensor):
+        add(value)
+    elif isinstance(value, (dict, list, tuple)):
+        recursively_apply(add, value)
+        state.update(repr([item for item in _leaves(value) if not isinstance(item, Tensor)]).encode())
+    else:
+        state.update(repr(value).encode())
+    return state.hexdigest()
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield key
+            yield from _leaves(inner)
+    elif isinstance(value, (list, tuple)):
+        for inner in value:
+            yield from _leaves(inner)
+    else:
+        yield value
+
+
+def main(arguments: list[str]) -> None:
+    """Run the script as it would run by itself."""
+    record, first, last, save, load, script, *rest = arguments
+    with open(record, "w") as file:
+        recorder = Recorder(file, int(first), int(last), save, load)
+        recorder.install()
+        sys.argv = [script, *rest]
+        sys.path.insert(0, str(Path(script).resolve().parent))
+        try:
+            runpy.run_path(script, run_name="__main__")
+        except Finished:
+            return
+        raise StateError(
+            f"The script ended before the step that was asked for; it made {recorder.step} optimizer steps of {last} "
+            "with prepared loaders. Ask for fewer --steps, and prepare the training loader."
+        )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

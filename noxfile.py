@@ -253,7 +253,8 @@ print(f"{own} imports; not importable beside it: {', '.join(strangers) or 'nothi
 def integration(session: nox.Session) -> None:
     """Test the packages together: packaging, equivalence, faults, typing, and folders exchanged with the original."""
     folder = ROOT / "tests-integration"
-    everything = [path for path in sorted(folder.iterdir()) if path.name not in ("architecture", "interop", "__pycache__")]
+    elsewhere = ("architecture", "interop", "__pycache__")
+    everything = [path for path in sorted(folder.iterdir()) if path.name not in elsewhere]
     folders = session.posargs or [*everything, folder / "interop" / "test_checkpoint_exchange.py"]
     builder = Environment(session, "build").provide(GROUPS["build"], [])
     variables = {

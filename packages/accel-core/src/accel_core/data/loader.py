@@ -29,9 +29,10 @@ from accel_core.data.samplers import (
     IterableDatasetShard,
     SeedableRandomSampler,
     TallyBatch,
+    batches_from,
     get_sampler,
 )
-from accel_core.data.shard import Cut, Tally, count_samples, skip_samples
+from accel_core.data.shard import Cut, Tally, count_samples
 from accel_core.data.stateful import stateful_class
 from accel_core.errors import CheckpointMismatchError
 from accel_core.options.enums import RNGType
@@ -121,7 +122,7 @@ class _Indices:
         elif self.loader.cut.batch_size is None or not isinstance(base, BatchSampler):
             yield from itertools.islice(iter(base), offset, None)
         else:
-            yield from skip_samples(iter(base), offset, 0)[0]
+            yield from batches_from(base, offset, 0)[0]
 
     def prime(self) -> None:
         """Draw the first index now, and with it the order of the epoch."""

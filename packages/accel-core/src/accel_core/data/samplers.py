@@ -21,6 +21,7 @@ __all__ = [
     "TallyBatch",
     "TallyCollate",
     "Windowed",
+    "batches_from",
     "check_split",
     "get_sampler",
 ]
@@ -67,6 +68,28 @@ def check_split(batch_size: int | None, ranks: int) -> None:
             f"number of ranks; got batches of {batch_size} and {ranks} ranks. "
             f"Use a batch size of {max(1, round(batch_size / ranks)) * ranks}, or split_batches=False."
         )
+
+
+def batches_from(batch_sampler: Any, offset: int, keep: int) -> tuple[Iterator[Any], list[Any]]:
+    """Return the batches of a batch sampler from a position on.
+
+    torch's own class is begun anew behind the position, which passes over indices as fast as the sampler gives them;
+    of another class whole batches are drawn and let go.
+
+    Args:
+        batch_sampler: Batches of indices.
+        offset: Number of samples to leave out.
+        keep: Number of samples from the start to return.
+
+    Returns:
+        The batches that are left, and the first `keep` samples of those left out.
+    """
+    if type(batch_sampler) is not BatchSampler:
+        return skip_samples(iter(batch_sampler), offset, keep)
+    order = iter(batch_sampler.sampler)
+    pool = list(itertools.islice(order, min(keep, offset)))
+    left = itertools.islice(order, offset - len(pool), None)
+    return iter(BatchSampler(left, batch_sampler.batch_size, batch_sampler.drop_last)), pool
 
 
 class BatchSamplerShard(BatchSampler):
@@ -172,12 +195,9 @@ class BatchSamplerShard(BatchSampler):
     def _from(self, offset: int, cut: Cut) -> tuple[Iterable[Any], list[int]]:
         if not offset:
             return self.batch_sampler, []
-        batches = iter(self.batch_sampler)
         if cut.batch_size is None:
-            for _ in range(offset):
-                next(batches, None)
-            return batches, []
-        return skip_samples(batches, offset, cut.step_samples or 0)
+            return itertools.islice(iter(self.batch_sampler), offset, None), []
+        return batches_from(self.batch_sampler, offset, cut.step_samples or 0)
 
     def _samples(self) -> int | None:
         """Return the number of samples of an epoch, where it can be known without reading the order."""

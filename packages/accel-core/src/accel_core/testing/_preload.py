@@ -1,8 +1,11 @@
-"""Loaded once by the server that ranks are forked from."""
+"""Loaded once by the server that ranks are forked from: everything that a rank would otherwise import itself."""
 
+import gc
 import importlib
 
 import accel_core.testing.world  # noqa: F401
 
-for _name in ("accel_core.accelerator", "torch.nn.parallel", "torch.optim", "torch.utils.data"):
+for _name in ("accel_core.accelerator", "torch._dynamo", "torch.nn.parallel", "torch.optim", "torch.utils.data"):
     importlib.import_module(_name)
+gc.collect()
+gc.freeze()  # a rank's own collections then need not walk all of torch

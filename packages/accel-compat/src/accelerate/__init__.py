@@ -67,6 +67,10 @@ from accel_core.random import (
 from accel_core.state.process import (
     PartialState,
 )
+from accel_launch.notebook import (
+    debug_launcher,
+    notebook_launcher,
+)
 
 from accelerate import (
     accelerator as accelerator,
@@ -105,6 +109,7 @@ __all__ = [
     "__version__",
     "cpu_offload",
     "cpu_offload_with_hook",
+    "debug_launcher",
     "disk_offload",
     "dispatch_model",
     "find_executable_batch_size",
@@ -114,6 +119,7 @@ __all__ = [
     "is_rich_available",
     "load_checkpoint_and_dispatch",
     "load_checkpoint_in_model",
+    "notebook_launcher",
     "skip_first_batches",
     "synchronize_rng_states",
 ]

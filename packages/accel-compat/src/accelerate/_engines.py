@@ -6,6 +6,7 @@ Libraries import these names whether or not they use the engines. Each keeps its
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
@@ -191,6 +192,31 @@ def prepare_optimizer(accelerator: Any, model: Any) -> Any:
 def prepare_scheduler(accelerator: Any, optimizer: Any, scheduler: Any) -> Any:
     """Build the schedule."""
     raise _unbuilt("Megatron-LM", "prepare_scheduler")
+
+
+def merge_command(args: argparse.Namespace) -> None:
+    """Merge sharded weights into one file, as the command line asks."""
+    raise _unbuilt("FSDP", "merge_command")
+
+
+def merge_command_parser(subparsers: Any = None) -> argparse.ArgumentParser:
+    """Make the parser of the command that merges sharded weights."""
+    raise _unbuilt("FSDP", "merge_command_parser")
+
+
+def convert_config_to_fsdp2(config: dict[str, Any]) -> dict[str, Any]:
+    """Turn a configuration for FSDP1 into one for FSDP2."""
+    raise _unbuilt("FSDP", "convert_config_to_fsdp2")
+
+
+def to_fsdp2_command(args: argparse.Namespace) -> None:
+    """Turn a configuration file for FSDP1 into one for FSDP2, as the command line asks."""
+    raise _unbuilt("FSDP", "to_fsdp2_command")
+
+
+def to_fsdp2_command_parser(subparsers: Any = None) -> argparse.ArgumentParser:
+    """Make the parser of the command that turns configurations for FSDP1 into some for FSDP2."""
+    raise _unbuilt("FSDP", "to_fsdp2_command_parser")
 
 
 class DeepSpeedEngineWrapper:

@@ -28,6 +28,11 @@ from accel_core.state.process import (
 from accel_core.state.run import (
     AcceleratorState,
 )
+from accel_launch.notebook import (
+    PrepareForLaunch,
+    debug_launcher,
+    notebook_launcher,
+)
 from accelerate._rebinding import write_through
 
 __all__ = [
@@ -35,13 +40,16 @@ __all__ = [
     "AcceleratorState",
     "PartialState",
     "PrecisionType",
+    "PrepareForLaunch",
     "are_libraries_initialized",
     "check_cuda_p2p_ib_support",
+    "debug_launcher",
     "get_current_device_type",
     "get_gpu_info",
     "is_mps_available",
     "is_rocm_available",
     "is_torch_version",
+    "notebook_launcher",
     "patch_environment",
 ]
 

@@ -3,10 +3,33 @@
 from accel_launch.commands.launch import (
     launch_command_parser,
 )
+from accel_launch.from_python import (
+    env_command_parser,
+    get_config_parser,
+    test_command_parser,
+    tpu_command_parser,
+)
+from accelerate._commands import (
+    main,
+)
+from accelerate._engines import (
+    merge_command_parser,
+    to_fsdp2_command_parser,
+)
 from accelerate._rebinding import write_through
 
 __all__ = [
+    "env_command_parser",
+    "get_config_parser",
     "launch_command_parser",
+    "main",
+    "merge_command_parser",
+    "test_command_parser",
+    "to_fsdp2_command_parser",
+    "tpu_command_parser",
 ]
 
 write_through(__name__)
+
+if __name__ == "__main__":
+    raise SystemExit(main())

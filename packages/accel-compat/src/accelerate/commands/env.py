@@ -9,12 +9,26 @@ from accel_core.host.availability import (
     is_sdaa_available,
     is_xpu_available,
 )
+from accel_launch.from_python import (
+    env_command,
+    env_command_parser,
+)
 from accel_launch.settings.config import (
     load_config_from_file,
+)
+from accelerate._commands import (
+    default_config_file,
+    version,
+)
+from accelerate._commands import (
+    main_env as main,
 )
 from accelerate._rebinding import write_through
 
 __all__ = [
+    "default_config_file",
+    "env_command",
+    "env_command_parser",
     "is_mlu_available",
     "is_mps_available",
     "is_musa_available",
@@ -23,6 +37,11 @@ __all__ = [
     "is_sdaa_available",
     "is_xpu_available",
     "load_config_from_file",
+    "main",
+    "version",
 ]
 
 write_through(__name__)
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -13,6 +13,9 @@ from accel_core.host.availability import (
 from accel_core.modules.sizes import (
     convert_bytes,
 )
+from accelerate._commands import (
+    main_estimate as main,
+)
 from accelerate._rebinding import write_through
 
 __all__ = [
@@ -21,6 +24,10 @@ __all__ = [
     "init_empty_weights",
     "is_timm_available",
     "is_transformers_available",
+    "main",
 ]
 
 write_through(__name__)
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -36,20 +36,50 @@ from accel_core.options.enums import (
 from accel_launch.commands.launch import (
     launch_command_parser,
 )
+from accel_launch.from_python import (
+    deepspeed_launcher,
+    launch_command,
+    multi_gpu_launcher,
+    prepare_deepspeed_cmd_env,
+    prepare_multi_gpu_env,
+    prepare_simple_launcher_cmd_env,
+    prepare_tpu,
+    sagemaker_launcher,
+    simple_launcher,
+    tpu_launcher,
+    tpu_pod_launcher,
+)
+from accel_launch.notebook import (
+    PrepareForLaunch,
+)
 from accel_launch.settings.config import (
     SageMakerConfig,
     load_config_from_file,
+)
+from accelerate._commands import (
+    DYNAMO_BACKENDS,
+    clean_option,
+    default_config_file,
+    options_to_group,
+)
+from accelerate._commands import (
+    main_launch as main,
 )
 from accelerate._rebinding import write_through
 
 __all__ = [
     "DEEPSPEED_MULTINODE_LAUNCHERS",
+    "DYNAMO_BACKENDS",
     "TORCH_DYNAMO_MODES",
     "ComputeEnvironment",
     "DistributedType",
+    "PrepareForLaunch",
     "SageMakerConfig",
     "check_cuda_p2p_ib_support",
+    "clean_option",
     "convert_dict_to_env_variables",
+    "deepspeed_launcher",
+    "default_config_file",
     "get_int_from_env",
     "is_bf16_available",
     "is_deepspeed_available",
@@ -63,10 +93,25 @@ __all__ = [
     "is_sdaa_available",
     "is_torch_xla_available",
     "is_xpu_available",
+    "launch_command",
     "launch_command_parser",
     "load_config_from_file",
+    "main",
+    "multi_gpu_launcher",
+    "options_to_group",
     "patch_environment",
+    "prepare_deepspeed_cmd_env",
+    "prepare_multi_gpu_env",
+    "prepare_simple_launcher_cmd_env",
+    "prepare_tpu",
+    "sagemaker_launcher",
+    "simple_launcher",
     "str_to_bool",
+    "tpu_launcher",
+    "tpu_pod_launcher",
 ]
 
 write_through(__name__)
+
+if __name__ == "__main__":
+    raise SystemExit(main())

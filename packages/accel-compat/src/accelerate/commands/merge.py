@@ -1,12 +1,23 @@
 """The names of `accelerate.commands.merge` in Accelerate, imported from where accel defines them."""
 
+from accelerate._commands import (
+    main_merge as main,
+)
 from accelerate._engines import (
+    merge_command,
+    merge_command_parser,
     merge_fsdp_weights,
 )
 from accelerate._rebinding import write_through
 
 __all__ = [
+    "main",
+    "merge_command",
+    "merge_command_parser",
     "merge_fsdp_weights",
 ]
 
 write_through(__name__)
+
+if __name__ == "__main__":
+    raise SystemExit(main())

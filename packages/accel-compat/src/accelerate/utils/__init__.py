@@ -322,8 +322,26 @@ from accel_core.random import (
 from accel_core.state.process import (
     wait_for_everyone,
 )
+from accel_launch.from_python import (
+    prepare_deepspeed_cmd_env,
+    prepare_multi_gpu_env,
+    prepare_simple_launcher_cmd_env,
+    prepare_tpu,
+)
+from accel_launch.notebook import (
+    PrepareForLaunch,
+)
 from accel_launch.settings.config import (
     write_basic_config,
+)
+from accel_quant.config import (
+    BnbQuantizationConfig,
+)
+from accel_quant.layers import (
+    has_4bit_bnb_layers,
+)
+from accel_quant.load import (
+    load_and_quantize_model,
 )
 from accelerate._engines import (
     AbstractTrainStep,
@@ -432,6 +450,7 @@ __all__ = [
     "AbstractTrainStep",
     "AutocastKwargs",
     "BertTrainStep",
+    "BnbQuantizationConfig",
     "CannotPadNestedTensorWarning",
     "ComputeEnvironment",
     "CustomDtype",
@@ -459,6 +478,7 @@ __all__ = [
     "ParallelismConfig",
     "PrecisionType",
     "PrefixedDataset",
+    "PrepareForLaunch",
     "ProfileKwargs",
     "ProjectConfiguration",
     "RNGType",
@@ -533,6 +553,7 @@ __all__ = [
     "get_model_tp_size",
     "get_module_children_bottom_up",
     "get_pretty_name",
+    "has_4bit_bnb_layers",
     "has_ao_layers",
     "has_compiled_regions",
     "has_offloaded_params",
@@ -607,6 +628,7 @@ __all__ = [
     "is_xccl_available",
     "is_xpu_available",
     "listify",
+    "load_and_quantize_model",
     "load_checkpoint_in_model",
     "load_fsdp_model",
     "load_fsdp_optimizer",
@@ -624,6 +646,10 @@ __all__ = [
     "parse_choice_from_env",
     "parse_flag_from_env",
     "patch_environment",
+    "prepare_deepspeed_cmd_env",
+    "prepare_multi_gpu_env",
+    "prepare_simple_launcher_cmd_env",
+    "prepare_tpu",
     "purge_accelerate_environment",
     "recursive_getattr",
     "recursively_apply",

@@ -104,6 +104,9 @@ from accel_core.plugins.parallelism import (
 from accel_core.plugins.project import (
     ProjectConfiguration,
 )
+from accel_quant.config import (
+    BnbQuantizationConfig,
+)
 from accelerate._rebinding import write_through
 
 __all__ = [
@@ -121,6 +124,7 @@ __all__ = [
     "AORecipeKwargs",
     "AutocastKwargs",
     "BaseEnum",
+    "BnbQuantizationConfig",
     "ComputeEnvironment",
     "CustomDtype",
     "DDPCommunicationHookType",

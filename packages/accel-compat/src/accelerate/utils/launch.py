@@ -33,6 +33,18 @@ from accel_core.options.enums import (
 from accel_core.options.merge import (
     merge_dicts,
 )
+from accel_launch.from_python import (
+    env_var_path_add,
+    prepare_deepspeed_cmd_env,
+    prepare_extend_env_parallelism_config,
+    prepare_multi_gpu_env,
+    prepare_simple_launcher_cmd_env,
+    prepare_tpu,
+    setup_fp8_env,
+)
+from accel_launch.notebook import (
+    PrepareForLaunch,
+)
 from accel_launch.settings.config import (
     SageMakerConfig,
 )
@@ -43,9 +55,11 @@ __all__ = [
     "DistributedType",
     "DynamoBackend",
     "PrecisionType",
+    "PrepareForLaunch",
     "SageMakerConfig",
     "SageMakerDistributedType",
     "compare_versions",
+    "env_var_path_add",
     "get_free_port",
     "is_fp8_available",
     "is_hpu_available",
@@ -58,6 +72,12 @@ __all__ = [
     "is_torch_xla_available",
     "is_xpu_available",
     "merge_dicts",
+    "prepare_deepspeed_cmd_env",
+    "prepare_extend_env_parallelism_config",
+    "prepare_multi_gpu_env",
+    "prepare_simple_launcher_cmd_env",
+    "prepare_tpu",
+    "setup_fp8_env",
     "str_to_bool",
 ]
 

@@ -33,13 +33,20 @@ from accel_core.options.fsdp import (
     FSDP_SHARDING_STRATEGY,
     FSDP_STATE_DICT_TYPE,
 )
+from accel_launch.from_python import (
+    get_cluster_input,
+)
 from accel_launch.settings.config import (
     ClusterConfig,
+)
+from accelerate._commands import (
+    DYNAMO_BACKENDS,
 )
 from accelerate._rebinding import write_through
 
 __all__ = [
     "DEEPSPEED_MULTINODE_LAUNCHERS",
+    "DYNAMO_BACKENDS",
     "FSDP2_STATE_DICT_TYPE",
     "FSDP_AUTO_WRAP_POLICY",
     "FSDP_BACKWARD_PREFETCH",
@@ -49,6 +56,7 @@ __all__ = [
     "ClusterConfig",
     "ComputeEnvironment",
     "DistributedType",
+    "get_cluster_input",
     "is_deepspeed_available",
     "is_fp8_available",
     "is_hpu_available",

@@ -14,6 +14,13 @@ from accel_launch.settings.config import (
     SageMakerConfig,
     load_config_from_file,
 )
+from accelerate._commands import (
+    cache_dir,
+    default_config_file,
+    default_json_config_file,
+    default_yaml_config_file,
+    hf_cache_home,
+)
 from accelerate._rebinding import write_through
 
 __all__ = [
@@ -26,6 +33,11 @@ __all__ = [
     "DistributedType",
     "SageMakerConfig",
     "SageMakerDistributedType",
+    "cache_dir",
+    "default_config_file",
+    "default_json_config_file",
+    "default_yaml_config_file",
+    "hf_cache_home",
     "load_config_from_file",
 ]
 

@@ -8,9 +8,13 @@ from accel_core.options.enums import (
     PrecisionType,
     SageMakerDistributedType,
 )
+from accelerate._commands import (
+    DYNAMO_BACKENDS,
+)
 from accelerate._rebinding import write_through
 
 __all__ = [
+    "DYNAMO_BACKENDS",
     "ComputeEnvironment",
     "DistributedType",
     "DynamoBackend",

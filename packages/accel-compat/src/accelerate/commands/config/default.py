@@ -9,14 +9,24 @@ from accel_core.host.availability import (
     is_sdaa_available,
     is_xpu_available,
 )
+from accel_launch.from_python import (
+    default_command_parser,
+    default_config_command,
+)
 from accel_launch.settings.config import (
     ClusterConfig,
     write_basic_config,
+)
+from accelerate._commands import (
+    default_json_config_file,
 )
 from accelerate._rebinding import write_through
 
 __all__ = [
     "ClusterConfig",
+    "default_command_parser",
+    "default_config_command",
+    "default_json_config_file",
     "is_hpu_available",
     "is_mlu_available",
     "is_musa_available",

@@ -10,16 +10,24 @@ from accel_core.options.enums import (
     ComputeEnvironment,
     SageMakerDistributedType,
 )
+from accel_launch.from_python import (
+    get_sagemaker_input,
+)
 from accel_launch.settings.config import (
     SageMakerConfig,
+)
+from accelerate._commands import (
+    DYNAMO_BACKENDS,
 )
 from accelerate._rebinding import write_through
 
 __all__ = [
+    "DYNAMO_BACKENDS",
     "TORCH_DYNAMO_MODES",
     "ComputeEnvironment",
     "SageMakerConfig",
     "SageMakerDistributedType",
+    "get_sagemaker_input",
     "is_boto3_available",
 ]
 

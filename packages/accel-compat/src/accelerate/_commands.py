@@ -1,0 +1,92 @@
+"""The programs of Accelerate over those of accel-launch, and the constants of their modules."""
+
+import sys
+from collections.abc import Callable
+
+from accel_launch import cli
+from accel_launch.settings.location import config_folder
+from accelerate._version import __version__
+
+__all__ = [
+    "DYNAMO_BACKENDS",
+    "cache_dir",
+    "clean_option",
+    "default_config_file",
+    "default_json_config_file",
+    "default_yaml_config_file",
+    "hf_cache_home",
+    "main",
+    "main_config",
+    "main_env",
+    "main_estimate",
+    "main_launch",
+    "main_merge",
+    "main_test",
+    "main_tpu",
+    "options_to_group",
+    "version",
+]
+
+version = __version__.partition("+")[0]
+
+cache_dir = str(config_folder())
+hf_cache_home = str(config_folder().parent)
+default_yaml_config_file = f"{cache_dir}/default_config.yaml"
+default_json_config_file = default_yaml_config_file
+default_config_file = default_yaml_config_file
+
+DYNAMO_BACKENDS = [
+    "EAGER",
+    "AOT_EAGER",
+    "INDUCTOR",
+    "AOT_TS_NVFUSER",
+    "NVPRIMS_NVFUSER",
+    "CUDAGRAPHS",
+    "OFI",
+    "FX2TRT",
+    "ONNXRT",
+    "TENSORRT",
+    "AOT_TORCHXLA_TRACE_ONCE",
+    "TORHCHXLA_TRACE_ONCE",
+    "TVM",
+]
+
+options_to_group = {
+    "multi_gpu": "Distributed GPUs",
+    "tpu": "TPU",
+    "use_deepspeed": "DeepSpeed Arguments",
+    "use_fsdp": "FSDP Arguments",
+    "use_megatron_lm": "Megatron-LM Arguments",
+    "fp8_backend": "FP8 Arguments",
+}
+
+
+def clean_option(option: str) -> str | None:
+    """Return the key of a long flag, in underscores; `None` for a short one.
+
+    Args:
+        option: A flag as typed.
+    """
+    return option[2:].replace("-", "_") if option.startswith("--") else None
+
+
+def main() -> int:
+    """Run the program `accelerate` with the words of this process, and return its exit status."""
+    return cli.main()
+
+
+def _program(word: str) -> Callable[[], int]:
+    def run() -> int:
+        return cli.main([word, *sys.argv[1:]])
+
+    run.__doc__ = f"Run `accelerate {word}` with the words of this process, and return its exit status."
+    return run
+
+
+main_config = _program("config")
+main_env = _program("env")
+main_estimate = _program("estimate-memory")
+main_launch = _program("launch")
+main_merge = _program("merge-weights")
+main_test = _program("test")
+main_tpu = _program("tpu-config")

@@ -13,6 +13,7 @@ from accel_core.data.loader import PreparedLoader
 from accel_core.data.mesh import data_parts
 from accel_core.data.rows import count_rows, join_rows, take_rows
 from accel_core.data.shard import Cut, Tally
+from accel_core.data.transfer import placed
 from accel_core.data.wire import Wire
 from accel_core.errors import DataError, RemoteRankError
 from accel_core.process import world
@@ -91,7 +92,7 @@ class DataLoaderDispatcher(PreparedLoader):
         self._prologue()
         try:
             here = world.ensure()
-            wire, advance, move = Wire(here), self.gradient_state._advance, self._mover()
+            wire, advance = Wire(here), self.gradient_state._advance
             incoming = self._lead(wire) if here.is_main else self._follow(wire)
             for part, tally, last in incoming:
                 self.tally = tally
@@ -99,7 +100,7 @@ class DataLoaderDispatcher(PreparedLoader):
                     self.end_of_dataloader = True
                     self.remainder = tally.total if tally is not None else self.cut.step_samples or -1
                 advance(self)
-                yield part if move is None else move(part)
+                yield next(placed(iter((part,)), self.device))
             self._complete()
         finally:
             self.end()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, ClassVar, TypeVar, cast
 
 import torch
@@ -20,7 +20,6 @@ from torch.utils.data import (
 )
 from torch.utils.data.distributed import DistributedSampler
 
-from accel_core.comm.collectives import send_to_device
 from accel_core.comm.objects import broadcast_object_list
 from accel_core.data.cursor import Cursor, capture_order, replay_order
 from accel_core.data.ends import meet
@@ -34,6 +33,7 @@ from accel_core.data.samplers import (
 )
 from accel_core.data.shard import Cut, Tally, count_samples
 from accel_core.data.stateful import stateful_class
+from accel_core.data.transfer import placed
 from accel_core.errors import CheckpointMismatchError
 from accel_core.options.enums import RNGType
 from accel_core.process import world
@@ -493,12 +493,9 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
             self._origin.iteration = max(self._origin.iteration, self.iteration)
             self._origin._stand_in = None
 
-    def _mover(self) -> Callable[[Any], Any] | None:
-        """Return what moves a batch to the device, or `None` where it is there already."""
-        device, non_blocking = self.device, self._non_blocking
-        if device is None or (device.type == "cpu" and not torch.accelerator.is_available()):
-            return None
-        return lambda batch: send_to_device(batch, device, non_blocking=non_blocking)
+    def _placed(self, stream: Iterator[Any]) -> Iterator[Any]:
+        """Return an iterator over batches on the device; a state is exact only without reading further ahead."""
+        return placed(stream, self.device, beside=self._non_blocking and not self.use_stateful_dataloader)
 
 
 class DataLoaderShard(PreparedLoader):
@@ -549,9 +546,7 @@ class DataLoaderShard(PreparedLoader):
             stream = self._open()
             steps = None if self.use_stateful_dataloader else self._steps(self.begins_at)
             advance = self.gradient_state._advance
-            move = self._mover()
-            if move is not None:
-                stream = map(move, stream)
+            stream = self._placed(stream)
             if self._meets_ranks():
                 yield from meet(self, stream)
             elif steps is None:

@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, Sampler
 from torch.utils.data._utils.pin_memory import pin_memory
 
+from accel_core.comm.batch import send_to_device
 from accel_core.data.shard import Cut, Tally, count_steps, deal, deal_stream, skip_samples
 from accel_core.errors import ConfigurationError
 
@@ -232,6 +233,10 @@ class TallyBatch:
     def __init__(self, batch: Any, tally: Tally) -> None:
         self.batch = batch
         self.tally = tally
+
+    def to(self, device: Any, non_blocking: bool = False) -> TallyBatch:
+        """Return this batch on a device."""
+        return TallyBatch(send_to_device(self.batch, device, non_blocking=non_blocking), self.tally)
 
     def pin_memory(self, device: Any = None) -> TallyBatch:
         """Pin the batch: torch calls this on batches of classes that it does not know."""

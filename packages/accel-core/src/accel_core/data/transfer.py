@@ -1,0 +1,61 @@
+"""Moving batches to the device, beside the computation where the device can."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from accel_core.comm.batch import send_to_device
+from accel_core.comm.tree import recursively_apply
+from accel_core.data.samplers import TallyBatch
+
+__all__ = ["placed"]
+
+_END: Any = object()
+
+
+def placed(stream: Iterator[Any], device: torch.device | None, *, beside: bool = False) -> Iterator[Any]:
+    """Return an iterator over batches that lie on a device.
+
+    Args:
+        stream: Batches on the host.
+        device: Where they go; `None`, or the CPU on a machine without another device, leaves them as they are.
+        beside: Copy each batch while the one before it is used: one batch ahead, on a stream of its own. Needs pinned
+            memory to have an effect.
+    """
+    if device is None or (device.type == "cpu" and not torch.accelerator.is_available()):
+        return stream
+    module = getattr(torch, device.type, None)
+    if beside and device.type != "cpu" and hasattr(module, "Stream") and hasattr(module, "stream"):
+        return _beside(stream, device, module)
+    return map(functools.partial(send_to_device, device=device, non_blocking=beside), stream)
+
+
+def _beside(stream: Iterator[Any], device: torch.device, module: Any) -> Iterator[Any]:
+    """Copy one batch ahead; the computation's stream waits for the copy, not the host. Never run on hardware yet."""
+    side = module.Stream(device)
+
+    def copied() -> Any:
+        batch = next(stream, _END)
+        if batch is _END:
+            return _END
+        with module.stream(side):
+            return send_to_device(batch, device, non_blocking=True), side.record_event()
+
+    ahead = copied()
+    while ahead is not _END:
+        (batch, done), ahead = ahead, copied()
+        current = module.current_stream(device)
+        current.wait_event(done)
+        nest = batch.batch if isinstance(batch, TallyBatch) else batch
+        recursively_apply(functools.partial(_used_on, stream=current), nest)
+        yield batch
+
+
+def _used_on(tensor: torch.Tensor, stream: Any) -> torch.Tensor:
+    """Tell the allocator which stream uses the memory of a tensor."""
+    tensor.record_stream(stream)
+    return tensor

@@ -1,0 +1,49 @@
+"""Batches go to the device that was asked for."""
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from accel_core.data.prepare import prepare_data_loader
+from accel_core.data.transfer import placed
+
+pytestmark = pytest.mark.usefixtures("fresh_state")
+
+
+class Stream(IterableDataset):
+    """The numbers from 0 to 4."""
+
+    def __iter__(self):
+        return iter(range(5))
+
+
+@pytest.mark.parametrize("kwargs", [{}, {"dispatch_batches": False}, {"non_blocking": True}])
+@pytest.mark.parametrize("data", [range(5), Stream()], ids=["map", "stream"])
+def test_every_batch_is_moved(data, kwargs):
+    """Each tensor of each batch lies on the device, the filled-up last one included."""
+    loader = prepare_data_loader(
+        DataLoader(data, batch_size=2, collate_fn=lambda rows: {"x": torch.tensor(rows), "name": "rows"}),
+        torch.device("meta"),
+        2,
+        0,
+        put_on_device=True,
+        **{"dispatch_batches": False, **kwargs},
+    )
+    batches = list(loader)
+    assert [batch["x"].device.type for batch in batches] == ["meta"] * 2
+    assert [tuple(batch["x"].shape) for batch in batches] == [(2,), (2,)]
+    assert batches[0]["name"] == "rows"
+
+
+def test_left_where_they_are():
+    """Without a device, and on the CPU of a machine that has no other, batches are not touched."""
+    batches = iter([torch.ones(1)])
+    assert placed(batches, None) is batches
+    if not torch.accelerator.is_available():
+        assert placed(batches, torch.device("cpu")) is batches
+
+
+def test_not_put_on_the_device():
+    """A loader prepared without put_on_device leaves batches on the host."""
+    loader = prepare_data_loader(DataLoader(range(4)), torch.device("meta"), 1, 0)
+    assert {batch.device.type for batch in loader} == {"cpu"}

@@ -13,26 +13,28 @@ from accel_core.testing.guards import *  # noqa: F403
 Accel = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
+_OF_THE_MACHINE = ("ACCEL", "FSDP_", "PARALLELISM_", "MEGATRON_", "SLURM_", "OMPI_", "PMI_", "TORCHELASTIC", "PET_")
+
+
 @pytest.fixture
-def accel(tmp_path: Path) -> Accel:
+def variables(tmp_path: Path) -> dict[str, str]:
+    """Return an environment without the settings of the machine that tests, and with an empty home."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(_OF_THE_MACHINE)}
+    return {**kept, "OMP_NUM_THREADS": "1", "HF_HOME": str(tmp_path / "home")}
+
+
+@pytest.fixture
+def accel(tmp_path: Path, variables: dict[str, str]) -> Accel:
     """Run `accel WORDS…` in an empty folder, without the settings of the machine that tests."""
 
     def run(
-        *words: str, variables: Mapping[str, str] | None = None, seconds: float = 60, text: str | None = None
+        *words: str, more: Mapping[str, str] | None = None, seconds: float = 60
     ) -> "subprocess.CompletedProcess[str]":
-        kept = {
-            name: value
-            for name, value in os.environ.items()
-            if not name.startswith(
-                ("ACCEL", "FSDP_", "PARALLELISM_", "MEGATRON_", "SLURM_", "OMPI_", "PMI_", "TORCHELASTIC")
-            )
-        }
-        environment = {**kept, "OMP_NUM_THREADS": "1", "HF_HOME": str(tmp_path / "home"), **(variables or {})}
         return subprocess.run(
             [sys.executable, "-m", "accel_launch", *words],
             cwd=tmp_path,
-            env=environment,
-            input=text,
+            env={**variables, **(more or {})},
+            stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             timeout=seconds,

@@ -5,24 +5,13 @@ import re
 import sys
 from typing import Any
 
+from accel_launch.settings.given import GIVEN
 from accel_launch.terminal import colours_wanted, paint
 
-__all__ = ["GIVEN", "HelpFormatter", "Parser", "given"]
-
-GIVEN = "_given"
-"""Attribute of the namespace that holds the options that were really written on the command line."""
+__all__ = ["HelpFormatter", "Parser"]
 
 _FLAG = re.compile(r"(?<![\w-])(--?[a-zA-Z][\w-]*)")
 _HEADING = re.compile(r"^([A-Z][^\n]*:)$", re.MULTILINE)
-
-
-def given(args: argparse.Namespace) -> set[str]:
-    """Return the destinations that were written on the command line.
-
-    Args:
-        args: What `Parser.parse_args` returned.
-    """
-    return set(getattr(args, GIVEN, ()))
 
 
 def _recording(action: type[argparse.Action]) -> type[argparse.Action]:

@@ -124,5 +124,7 @@ def main(words: Sequence[str] | None = None) -> int:
         said = paint("error:", "error", colours_wanted(sys.stderr))
         print(f"accel {words[0]}: {said} {error}", file=sys.stderr)
         return 2 if isinstance(error, ConfigurationError) else 1
+    except KeyboardInterrupt:
+        return 130
     except BrokenPipeError:
         return 141

@@ -106,7 +106,7 @@ def test_port_in_use_is_told(accel, script) -> None:
 
 def test_env_shows_versions(accel) -> None:
     """`accel env --json` gives versions a machine can read, and hides secrets."""
-    done = accel("env", "--json", variables={"ACCEL_API_TOKEN": "hush"})
+    done = accel("env", "--json", more={"ACCEL_API_TOKEN": "hush"})
     assert done.returncode == 0, done.stderr
     shown = json.loads(done.stdout)
     assert shown["facts"]["PyTorch version"]

@@ -34,13 +34,14 @@ from torch.distributed.elastic.rendezvous.api import (
 )
 
 from accel_core.errors import LaunchError
+from accel_core.host.environ import write
 from accel_launch.launchers.launcher import script_command
 from accel_launch.launchers.preflight import check_agreement, check_main_machine, facts_of_machine
-from accel_launch.report import failure_record, report_failure
 from accel_launch.settings.layout import Layout, layout_of
 from accel_launch.settings.resolve import Settings
 from accel_launch.supervision.guard import RUN_VARIABLE, Guard, end_group, sweep
 from accel_launch.supervision.outcome import MemoryKills, endings, first_failure, shell_status
+from accel_launch.supervision.report import failure_record, report_failure
 from accel_launch.supervision.run import PATIENCE, SIGNALS, marks
 from accel_launch.supervision.streams import RankLog, Streams
 from accel_launch.supervision.watchdog import VARIABLES, Watchdog
@@ -317,7 +318,7 @@ def run_elastic(settings: Settings, environment: Mapping[str, str]) -> int:
             monitor_interval=float(settings["monitor_interval"]),
             local_addr="127.0.0.1" if layout.machines == 1 else None,
         )
-        os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ",".join(number.name for number in SIGNALS)
+        write("TORCHELASTIC_SIGNALS_TO_HANDLE", ",".join(number.name for number in SIGNALS))
         agent = _Agent(run, spec, _FollowedStreams(run.streams, settings, variables, str(run.log_dir or "")))
         if settings["watchdog"]:
             dog = Watchdog(

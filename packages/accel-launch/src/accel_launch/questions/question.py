@@ -96,7 +96,7 @@ def from_setting(
     if setting.default in ("true", "false"):
         choices = ("true", "false")
     fallback = setting.default
-    if isinstance(fallback, bool):
+    if setting.yes_or_no and choices == ("no", "yes"):
         fallback = "yes" if fallback else "no"
     return Question(
         key=setting.key,

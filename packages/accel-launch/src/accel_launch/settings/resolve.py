@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from accel_core.errors import ConfigurationError
-from accel_launch.arguments import given
+from accel_launch.settings.given import given
 from accel_launch.settings.model import Setting
 
 __all__ = ["ORIGINS", "Said", "Settings", "read", "resolve", "written_in"]
@@ -127,8 +127,16 @@ def written_in(table: Iterable[Setting], args: argparse.Namespace) -> set[str]:
         args: Parsed command line; in one that a program made or changed, what differs from the default counts as
             written.
     """
-    changed = {setting.key for setting in table if getattr(args, setting.key, setting.default) != setting.default}
+    changed = {
+        setting.key
+        for setting in table
+        if getattr(args, setting.key, setting.default) not in (setting.default, _parsed_default(setting))
+    }
     return given(args) | (changed - {"tpu_use_cluster"})
+
+
+def _parsed_default(setting: Setting) -> Any:
+    return setting.parse(setting.default) if isinstance(setting.default, str) else setting.default
 
 
 def read(setting: Setting, text: str, where: str) -> Any:

@@ -12,10 +12,10 @@ from types import FrameType
 from typing import Any
 
 from accel_core.errors import LaunchError
-from accel_launch.report import failure_record, report_failure
 from accel_launch.settings.tee import tee_of
 from accel_launch.supervision.guard import RUN_VARIABLE, Guard, end_group, sweep
 from accel_launch.supervision.outcome import MemoryKills, endings, shell_status
+from accel_launch.supervision.report import failure_record, report_failure
 from accel_launch.supervision.streams import Streams
 from accel_launch.supervision.watchdog import VARIABLES, Watchdog
 

@@ -1,0 +1,247 @@
+"""Whatever happens to a run, every process is told, nobody is left behind, and a person learns what happened."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from accel_launch.supervision.guard import stragglers
+
+SLEEPER = """
+import os, signal, sys, time
+rank = os.environ.get("RANK", "0")
+def told(number, frame):
+    open(f"told{rank}", "w").write(signal.Signals(number).name)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, told)
+signal.signal(signal.SIGINT, told)
+open(f"ready{rank}", "w").write(os.environ["ACCEL_RUN_ID"])
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def started(tmp_path: Path, variables: dict[str, str]) -> Callable[..., "subprocess.Popen[str]"]:
+    """Start `accel launch` with a sleeping script, and wait until every rank is ready."""
+    (tmp_path / "sleep.py").write_text(SLEEPER)
+
+    def start(ranks: int) -> "subprocess.Popen[str]":
+        words = [sys.executable, "-m", "accel_launch", "launch", "--cpu", "--num-processes", str(ranks), "sleep.py"]
+        process = subprocess.Popen(words, cwd=tmp_path, env=variables, stderr=subprocess.PIPE, text=True)
+        deadline = time.monotonic() + 40
+        while not all(
+            (tmp_path / f"ready{rank}").exists() and (tmp_path / f"ready{rank}").stat().st_size for rank in range(ranks)
+        ):
+            assert time.monotonic() < deadline
+            assert process.poll() is None, process.stderr and process.stderr.read()
+            time.sleep(0.05)
+        return process
+
+    return start
+
+
+def wait_until_gone(run_id: str, seconds: float = 8.0) -> list[int]:
+    """Return the processes of a run that are left after a while."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and stragglers(run_id):
+        time.sleep(0.1)
+    return stragglers(run_id)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "number"), [(1, signal.SIGTERM), (1, signal.SIGINT), (2, signal.SIGTERM), (2, signal.SIGINT)]
+)
+def test_signals_reach_every_process(started, tmp_path: Path, ranks: int, number: signal.Signals) -> None:
+    """Ctrl-C and SIGTERM reach every rank, which may end in its own way; the status is 128 + N."""
+    process = started(ranks)
+    run = (tmp_path / "ready0").read_text()
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode == 128 + number
+    assert [(tmp_path / f"told{rank}").read_text() for rank in range(ranks)] == [number.name] * ranks
+    assert f"stopped by {number.name}" in errors
+    assert wait_until_gone(run) == []
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_killed_launcher_leaves_nobody(started, tmp_path: Path, ranks: int) -> None:
+    """Even SIGKILL of the launcher ends every rank."""
+    process = started(ranks)
+    run = (tmp_path / "ready0").read_text()
+    process.kill()
+    process.communicate(timeout=20)
+    assert wait_until_gone(run) == []
+
+
+@pytest.mark.parametrize("ranks", ["1", "2"])
+def test_watchdog_shows_stacks_and_ends_the_run(accel, script, ranks: str) -> None:
+    """Without progress for so long, the stacks of all ranks are printed and the run ends."""
+    name = script("import time\nprint('working', flush=True)\ndef stuck_here():\n    time.sleep(60)\nstuck_here()\n")
+    began = time.monotonic()
+    done = accel("launch", "--cpu", "--num-processes", ranks, "--watchdog", "1.5", name)
+    assert time.monotonic() - began < 30
+    assert done.returncode == 134
+    assert done.stderr.count("in stuck_here") == int(ranks)
+    assert "no rank made progress" in done.stderr
+
+
+def test_log_dir_keeps_what_every_rank_printed(accel, script, tmp_path: Path) -> None:
+    """--log-dir keeps both streams of each rank, and they are still shown; --tee marks lines."""
+    name = script(
+        "import os, sys\nsys.stdout.write('out ' + os.environ['RANK'] + '\\n')\n"
+        "sys.stderr.write('err ' + os.environ['RANK'] + '\\n')\n"
+    )
+    done = accel("launch", "--cpu", "--num-processes", "2", "--log-dir", "logs", "--tee", "1", "--role", "r", name)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["[r0]: out 0", "[r1]: out 1"]
+    for rank in range(2):
+        assert (tmp_path / "logs" / f"rank{rank}.stdout.log").read_text() == f"out {rank}\n"
+        assert (tmp_path / "logs" / f"rank{rank}.stderr.log").read_text() == f"err {rank}\n"
+    assert not (tmp_path / "logs" / "failure.json").exists()
+
+
+def test_restart_goes_on_after_a_failure(accel, script, tmp_path: Path) -> None:
+    """--max-restarts starts all ranks again; a run that succeeds in the end is a success."""
+    name = script(
+        "import os, sys\nattempt = os.environ['TORCHELASTIC_RESTART_COUNT']\n"
+        "open(f\"attempt{attempt}.{os.environ['RANK']}\", 'w').close()\n"
+        "sys.exit(7 if attempt == '0' and os.environ['RANK'] == '1' else 0)\n"
+    )
+    done = accel("launch", "--cpu", "--num-processes", "2", "--max-restarts", "1", name)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "attempt1.0").exists()
+    assert (tmp_path / "attempt1.1").exists()
+
+
+def test_eight_launches_at_once_all_succeed(tmp_path: Path, variables: dict[str, str]) -> None:
+    """Eight launches on one machine never meet on one port."""
+    (tmp_path / "port.py").write_text(
+        "import os, sys\nsys.stdout.write(os.environ['MASTER_PORT'] + '\\n')\nimport time\ntime.sleep(1)\n"
+    )
+    words = [sys.executable, "-m", "accel_launch", "launch", "--cpu", "--num-processes", "2", "port.py"]
+    running = [
+        subprocess.Popen(words, cwd=tmp_path, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(8)
+    ]
+    ports = set()
+    for process in running:
+        out, errors = process.communicate(timeout=120)
+        assert process.returncode == 0, errors
+        ports.update(out.split())
+    assert len(ports) == 8
+
+
+TWO_MACHINES = ["--cpu", "--num-processes", "2", "--num-machines", "2", "--main-process-ip", "127.0.0.1"]
+MEET = """
+import sys, time
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.ones(1)
+dist.all_reduce(total)
+sys.stdout.write(f"sum {int(total)}\\n")
+if len(sys.argv) > 1:
+    if dist.get_rank() == 1:
+        raise ValueError("boom on machine 1")
+    time.sleep(60)
+dist.destroy_process_group()
+"""
+
+
+def two_machines(tmp_path: Path, variables: dict[str, str], *words: str) -> list["subprocess.CompletedProcess[str]"]:
+    """Start two launchers that play two machines, and wait for both."""
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    (tmp_path / "meet.py").write_text(MEET)
+    running = []
+    for rank in ("0", "1"):
+        line = [sys.executable, "-m", "accel_launch", "launch", *TWO_MACHINES, "--main-process-port", port]
+        line += ["--machine-rank", rank, "meet.py", *words]
+        running.append(
+            subprocess.Popen(
+                line, cwd=tmp_path, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            )
+        )
+    done = []
+    for process in running:
+        out, errors = process.communicate(timeout=90)
+        done.append(subprocess.CompletedProcess(process.args, process.returncode, out, errors))
+    return done
+
+
+def test_two_machines_meet(tmp_path: Path, variables: dict[str, str]) -> None:
+    """Two launchers find one another, check that they agree, and their ranks reduce together."""
+    done = two_machines(tmp_path, variables)
+    assert [machine.returncode for machine in done] == [0, 0], [machine.stderr for machine in done]
+    assert [machine.stdout for machine in done] == ["sum 2\n"] * 2
+
+
+def test_failure_on_one_machine_ends_the_other(tmp_path: Path, variables: dict[str, str]) -> None:
+    """A rank's failure ends the other machine within seconds, which says where it happened."""
+    began = time.monotonic()
+    first, second = two_machines(tmp_path, variables, "fail")
+    assert time.monotonic() - began < 45
+    assert first.returncode != 0
+    assert second.returncode != 0
+    assert "ValueError: boom on machine 1" in second.stderr.splitlines()[-1]
+    assert (
+        re.search(r"another machine: (rank 1 failed on|machine 0 is gone)", first.stderr)
+        or "Rank 0 failed" in first.stderr
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--main-process-ip", "nohost.invalid", "--main-process-port", "1"], "address of machine 0 is unknown"),
+        (
+            ["--main-process-ip", "127.0.0.1", "--main-process-port", "9", "--rdzv-conf", "timeout=1"],
+            "cannot be reached at",
+        ),
+    ],
+)
+def test_machine_that_cannot_be_reached_is_told(accel, script, words: list[str], told: str) -> None:
+    """An unknown name and a silent port are told in seconds, not after torch's timeout."""
+    line = ["launch", "--cpu", "--num-processes", "2", "--num-machines", "2", "--machine-rank", "1", *words, script("")]
+    done = accel(*line)
+    assert done.returncode == 1
+    assert told in done.stderr
+
+
+def test_check_command_checks(accel) -> None:
+    """`accel test` really starts ranks that gather, split and train."""
+    done = accel("test")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("holds for 2 processes") == 3
+
+
+@pytest.mark.parametrize("name", ["not_python.txt", "missing_module"])
+def test_script_that_is_no_python(accel, script, name: str) -> None:
+    """Text that is no Python, and a module that does not exist, fail with Python's own message."""
+    if name == "missing_module":
+        done = accel("launch", "--cpu", "-m", name)
+        assert "No module named missing_module" in done.stderr
+    else:
+        done = accel("launch", "--cpu", script("this is not python", name))
+        assert "SyntaxError" in done.stderr
+    assert done.returncode == 1
+
+
+def test_record_can_be_read_by_a_machine(accel, script, tmp_path: Path) -> None:
+    """The failure's record is JSON with schema, host, command and how each rank ended."""
+    done = accel("launch", "--cpu", "--log-dir", "logs", "--quiet", script("raise KeyError('lost')"))
+    assert done.returncode == 1
+    assert "accel launch:" not in done.stderr
+    record = json.loads((tmp_path / "logs" / "failure.json").read_text())
+    assert (record["schema"], record["first"], record["reason"]) == (1, 0, "failure")
+    assert record["ranks"][0]["traceback"].endswith("KeyError: 'lost'")
+    assert record["command"][-1] == "train.py"
+    assert os.path.isabs(record["command"][0])

@@ -1,0 +1,108 @@
+"""`accel config` on a real pseudo-terminal: arrow keys, return, and the file that results."""
+
+import os
+import pty
+import select
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+DOWN, RETURN = b"\x1b[B", b"\r"
+
+
+class Terminal:
+    """A person at a terminal."""
+
+    def __init__(self, words: list[str], folder: Path, variables: dict[str, str]) -> None:
+        self._master, slave = pty.openpty()
+        environment = {**variables, "TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1"}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "accel_launch", *words],
+            cwd=folder,
+            env=environment,
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            start_new_session=True,
+        )
+        os.close(slave)
+        self.seen = ""
+
+    def wait_for(self, text: str, seconds: float = 20) -> None:
+        """Read until a text appears."""
+        deadline = time.monotonic() + seconds
+        while text not in self.seen:
+            assert time.monotonic() < deadline, self.seen
+            if select.select([self._master], [], [], 0.2)[0]:
+                try:
+                    self.seen += os.read(self._master, 65536).decode(errors="replace")
+                except OSError:
+                    break
+        assert text in self.seen, self.seen
+
+    def press(self, keys: bytes) -> None:
+        """Press keys, and forget what was seen before."""
+        self.seen = ""
+        os.write(self._master, keys)
+
+    def end(self) -> int:
+        """Wait for the program and return its status."""
+        deadline = time.monotonic() + 20
+        while self._process.poll() is None and time.monotonic() < deadline:
+            if select.select([self._master], [], [], 0.1)[0]:
+                try:
+                    self.seen += os.read(self._master, 65536).decode(errors="replace")
+                except OSError:
+                    break
+        status = self._process.wait(20)
+        os.close(self._master)
+        return status
+
+
+def test_config_on_a_terminal(tmp_path: Path, variables: dict[str, str]) -> None:
+    """Arrow keys choose, `(back)` returns to the question before, and the file is written after it was shown."""
+    terminal = Terminal(["config", "--config-file", "c.yaml"], tmp_path, variables)
+    terminal.wait_for("Where does the run take place?")
+    terminal.press(RETURN)
+    terminal.wait_for("What does the run use?")
+    terminal.press(DOWN + RETURN)
+    terminal.wait_for("How many machines take part?")
+    terminal.press(b"\x7f<" + RETURN)
+    terminal.wait_for("What does the run use?")
+    terminal.press(RETURN)
+    terminal.wait_for("torch.compile?")
+    terminal.press(RETURN)
+    terminal.wait_for("Train on the CPU")
+    terminal.press(DOWN + RETURN)
+    terminal.wait_for("Precision")
+    terminal.press(DOWN + DOWN + RETURN)
+    terminal.wait_for("Write this file?")
+    assert not (tmp_path / "c.yaml").exists()
+    terminal.press(RETURN)
+    assert terminal.end() == 0, terminal.seen
+    text = (tmp_path / "c.yaml").read_text()
+    assert "use_cpu: true" in text
+    assert "mixed_precision: bf16" in text
+    assert "distributed_type: 'NO'" in text
+
+
+def test_interrupted_config_writes_nothing(tmp_path: Path, variables: dict[str, str]) -> None:
+    """Ctrl-C in the dialogue ends with status 130 and no file."""
+    terminal = Terminal(["config", "--config-file", "c.yaml"], tmp_path, variables)
+    terminal.wait_for("Where does the run take place?")
+    terminal.press(b"\x03")
+    assert terminal.end() == 130, terminal.seen
+    assert not (tmp_path / "c.yaml").exists()
+
+
+def test_help_has_colours_on_a_terminal_only(tmp_path: Path, variables: dict[str, str], accel) -> None:
+    """Help is coloured on a terminal, plain elsewhere and under NO_COLOR."""
+    terminal = Terminal(["launch", "--help"], tmp_path, variables)
+    assert terminal.end() == 0
+    assert "\x1b[36m--cpu" in terminal.seen
+    plain = Terminal(["launch", "--help"], tmp_path, {**variables, "NO_COLOR": "1"})
+    assert plain.end() == 0
+    assert "--cpu" in plain.seen
+    assert "\x1b[" not in plain.seen
+    assert "\x1b[" not in accel("launch", "--help").stdout

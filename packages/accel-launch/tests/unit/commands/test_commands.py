@@ -1,0 +1,214 @@
+"""The other commands: what they print, write and refuse."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from accel_core.errors import ConfigurationError
+from accel_launch import cli, contributed
+from accel_launch.commands.completion import complete
+from accel_launch.commands.test import words_for
+from accel_launch.questions.ask import BACK, LineAsker, ask_all
+from accel_launch.questions.question import Question
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Give the command an empty home."""
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    return tmp_path
+
+
+def answers(monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
+    """Put lines on standard input."""
+    import io
+
+    monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
+
+
+def test_config_takes_answers_from_standard_input(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines answer the questions; the file is what they say, at the default place."""
+    answers(monkeypatch, "", "several CPU processes", "1", "no", "no", "none", "4", "", "bf16")
+    assert cli.main(["config"]) == 0
+    path = home / "home" / "accelerate" / "default_config.yaml"
+    text = path.read_text()
+    assert "distributed_type: MULTI_CPU" in text
+    assert "num_processes: 4" in text
+    assert "mixed_precision: bf16" in text
+
+
+def test_config_for_fsdp(home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Questions follow the engine; what they give is read by the launcher and shown before it is written."""
+    answers(monkeypatch, "", "several GPUs", *[""] * 3, "FSDP", *["2"], *[""] * 40)
+    path = home / "fsdp.yaml"
+    assert cli.main(["config", "--config-file", str(path)]) == 0
+    shown = capsys.readouterr().out
+    assert shown.index("distributed_type: FSDP") < shown.index("Wrote")
+    assert cli.main(["launch", "--config-file", str(path), "--explain", "--json"]) == 0
+    rows = {row["key"]: row for row in json.loads(capsys.readouterr().out)}
+    assert (rows["use_fsdp"]["value"], rows["fsdp_version"]["value"]) == (True, "2")
+    assert rows["fsdp_version"]["where"].startswith(str(path))
+
+
+def test_config_for_sagemaker(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A SageMaker configuration asks for the role and keeps its own keys."""
+    answers(monkeypatch, "AMAZON_SAGEMAKER", "", "", "role", "", "", "", "", "", "", "", "", "", "", "no")
+    assert cli.main(["config", "--config-file", str(home / "sm.yaml")]) == 0
+    assert "iam_role_name: role" in (home / "sm.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("lines", "told"),
+    [((), "answers on standard input ended"), (("nowhere",), "cannot be answered with 'nowhere'")],
+)
+def test_config_with_wrong_answers_writes_nothing(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], lines: tuple[str, ...], told: str
+) -> None:
+    """Missing and wrong answers end with status 2 and no file."""
+    answers(monkeypatch, *lines)
+    assert cli.main(["config"]) == 2
+    assert told in capsys.readouterr().err
+    assert not (home / "home").exists()
+
+
+def test_config_by_flags(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """--set writes without questions, into groups too, and refuses what no file may say."""
+    path = home / "c.yaml"
+    words = ["config", "--config-file", str(path), "--set", "num_processes=2", "--set", "fsdp_config.fsdp_version=2"]
+    assert cli.main(words) == 0
+    assert "fsdp_version: 2" in path.read_text()
+    for wrong in ("num_processors=2", "num_processes"):
+        assert cli.main(["config", "--config-file", str(home / "d.yaml"), "--set", wrong]) == 2
+    assert not (home / "d.yaml").exists()
+    assert "Did you mean `num_processes`" in capsys.readouterr().err
+
+
+def test_config_default_and_update(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`default` writes once; `update` migrates and keeps what the file says."""
+    assert cli.main(["config", "default", "--mixed_precision", "bf16"]) == 0
+    assert cli.main(["config", "default"]) == 1
+    assert "left alone" in capsys.readouterr().out
+    path = home / "old.yaml"
+    path.write_text("fp16: true\nnum_processes: 3\ndistributed_type: 'NO'\n")
+    assert cli.main(["config", "update", "--config-file", str(path)]) == 0
+    text = path.read_text()
+    assert "mixed_precision: fp16" in text
+    assert "num_processes: 3" in text
+    assert "schema 1" in text
+
+
+def test_going_back_asks_again() -> None:
+    """`<` returns to the question before, and what followed from it is forgotten."""
+    import io
+
+    questions = (
+        Question("kind", "Kind?", ("a", "b"), "a"),
+        Question("only_a", "Only for a?", default="x", when=lambda found: found["kind"] == "a"),
+        Question("last", "Last?", default="z"),
+    )
+    asker = LineAsker(io.StringIO(f"a\none\n{BACK}\n{BACK}\nb\n\n"))
+    assert ask_all(questions, asker) == {"kind": "b", "last": "z"}
+
+
+def test_tpu_config_prints_the_command(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """--debug shows the command line that reaches every machine of the pod; a missing name is refused."""
+    (home / "do.txt").write_text("echo one\necho two\n")
+    words = ["tpu-config", "--tpu_zone", "z", "--command_file", str(home / "do.txt"), "--install-accelerate", "--debug"]
+    assert cli.main([*words, "--tpu_name", "pod"]) == 0
+    shown = capsys.readouterr().out
+    assert (
+        "ssh pod --zone z --command 'cd /usr/share; pip install accelerate -U; echo one; echo two' --worker all"
+        in shown
+    )
+    assert cli.main(words) == 2
+    assert "--tpu-name" in capsys.readouterr().err
+
+
+def test_completion_knows_commands_options_and_choices(capsys: pytest.CaptureFixture[str]) -> None:
+    """The shell gets commands, then options, then an option's choices."""
+    assert complete(["lau"]) == ["launch"]
+    assert complete(["launch", "--mixed-p"]) == ["--mixed-precision"]
+    assert complete(["launch", "--mixed-precision", "b"]) == ["bf16"]
+    assert complete(["launch", "tr"]) == []
+    assert cli.main(["completion", "--words", "launch", "--fsdp-ver"]) == 0
+    assert capsys.readouterr().out == "--fsdp-version\n"
+    for shell in ("bash", "zsh", "fish"):
+        assert cli.main(["completion", shell]) == 0
+        assert "accel completion --words" in capsys.readouterr().out
+
+
+def test_check_uses_two_cpu_processes_without_a_configuration(home: Path) -> None:
+    """`accel test` starts two CPU processes unless a configuration or a number says otherwise."""
+    assert words_for(None, None) == ["--cpu", "--num-processes", "2", "-m", "accel_launch.selfcheck"]
+    assert words_for("c.yaml", 3) == ["--config-file", "c.yaml", "--num-processes", "3", "-m", "accel_launch.selfcheck"]
+
+
+def test_dry_run_shows_machines_mesh_and_batch(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """--dry-run gives command, environment and ranks of every machine, the mesh and the batch, and starts nothing."""
+    (home / "ds.json").write_text(json.dumps({"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4}))
+    words = [
+        "launch",
+        "--dry-run",
+        "--json",
+        "--num-processes",
+        "4",
+        "--num-machines",
+        "2",
+        "--machine-rank",
+        "0",
+        "--main-process-ip",
+        "h",
+    ]
+    words += ["--main-process-port", "1", "--use-deepspeed", "--deepspeed-multinode-launcher", "standard"]
+    assert cli.main([*words, "--deepspeed-config-file", str(home / "ds.json"), "s.py", "x"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert [machine["ranks"] for machine in plan["machines"]] == [[0, 1], [2, 3]]
+    assert "--node-rank=1" in plan["machines"][1]["command"]
+    assert plan["machines"][0]["environment"]["ACCELERATE_USE_DEEPSPEED"] == "true"
+    assert plan["effective_batch"] == 2 * 4 * 4
+    mesh = ["--use-fsdp", "--fsdp-version", "2", "--use-parallelism-config", "--parallelism-config-tp-size", "2"]
+    assert cli.main(["launch", "--dry-run", "--num-processes", "4", *mesh, "s.py"]) == 0
+    shown = capsys.readouterr().out
+    assert "mesh dp_replicate 1 x dp_shard 1 x cp 1 x sp 1 x tp 2" in shown
+    assert shown.endswith("Nothing was started.\n")
+
+
+def test_secrets_are_not_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    """--explain hides keys."""
+    assert cli.main(["launch", "--explain", "--aws-secret-access-key", "hush", "s.py"]) == 0
+    shown = capsys.readouterr().out
+    assert "hush" not in shown
+    assert "(hidden)" in shown
+
+
+def test_third_parties_command_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A module behind an entry point of `accel.commands` is a command; something else is refused."""
+    info = tmp_path / "third-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: third\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[accel.commands]\nthird-word = accel_third\nbroken-word = json\n")
+    (tmp_path / "accel_third.py").write_text(
+        "name = 'third-word'\nhelp = 'Do a third thing.'\nrun = 'accel_third:go'\n"
+        "def add_arguments(parser):\n    parser.add_argument('--some-thing', default='x')\n"
+        "def go(args):\n    print('third', args.some_thing)\n    return 5\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert cli.main(["third-word", "--some_thing", "y"]) == 5
+    assert capsys.readouterr().out == "third y\n"
+    assert cli.main(["broken_word"]) == 2
+    assert "is not a command" in capsys.readouterr().err
+    assert "third-word" in contributed.commands()
+    sys.modules.pop("accel_third", None)
+
+
+def test_unknown_shell_is_refused() -> None:
+    """A shell without a script is refused by argparse, none at all by accel."""
+    with pytest.raises(SystemExit):
+        cli.main(["completion", "tcsh"])
+    assert cli.main(["completion"]) == 2
+    with pytest.raises(ConfigurationError):
+        cli.find_command("nothing-like-it")

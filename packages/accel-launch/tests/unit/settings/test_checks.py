@@ -1,0 +1,85 @@
+"""What contradicts itself is refused before anything starts, with both places named."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from accel_core.errors import ConfigurationError
+from accel_launch.commands.launch import launch_command_parser
+from accel_launch.commands.start import settings_from
+from accel_launch.settings.checks import check_settings
+from accel_launch.settings.devices import count_gpus
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--cpu", "--multi-gpu"], "--cpu (command line) and --multi-gpu (command line)"),
+        (["--tpu", "--use-fsdp"], "--tpu (command line) and --use-fsdp (command line)"),
+        (["--use-fsdp", "--use-deepspeed"], "--use-deepspeed (command line) and --use-fsdp (command line)"),
+        (["--multi-gpu", "--num-processes", "1"], "at least 2 processes"),
+        (["--num-machines", "2"], "--main-process-ip and --main-process-port and --machine-rank"),
+        (
+            ["--use-parallelism-config", "--num-processes", "4", "--parallelism-config-tp-size", "3"],
+            "tp 3 = 3 for 4 processes",
+        ),
+        (["--use-parallelism-config", "--parallelism-config-tp-size", "0"], "at least one rank"),
+        (["--watchdog", "0"], "seconds above 0"),
+        (["--monitor-interval", "-1"], "seconds above 0"),
+        (["--max-restarts", "-1"], "Give a number from 0"),
+        (
+            ["--nnodes", "1:2", "--main-process-ip", "a", "--main-process-port", "1", "--rdzv-conf", "timeout"],
+            "KEY=VALUE",
+        ),
+    ],
+)
+def test_contradiction_is_refused(words: list[str], told: str) -> None:
+    """Combinations that cannot be meant are errors that name what was said."""
+    with pytest.raises(ConfigurationError) as caught:
+        check_settings(settings_from(launch_command_parser().parse_args([*words, "s.py"])))
+    assert told in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("config", "words", "told"),
+    [
+        ({"bf16": {"enabled": True}}, ["--mixed-precision", "fp16"], "bf16.enabled = true"),
+        ({"zero_optimization": {"stage": 3}}, ["--zero-stage", "2"], "zero_optimization.stage = 3"),
+        ({"gradient_accumulation_steps": 4}, ["--gradient-accumulation-steps", "2"], "gradient_accumulation_steps = 4"),
+        ({"gradient_clipping": 1.0}, ["--gradient-clipping", "0.5"], "gradient_clipping = 1.0"),
+    ],
+)
+def test_deepspeed_file_and_flag_conflict(tmp_path: Path, config: dict, words: list[str], told: str) -> None:
+    """A key that the DeepSpeed file and a flag say differently is an error that names both."""
+    path = tmp_path / "ds.json"
+    path.write_text(json.dumps(config))
+    line = ["--use-deepspeed", "--deepspeed-config-file", str(path), *words, "s.py"]
+    with pytest.raises(ConfigurationError) as caught:
+        check_settings(settings_from(launch_command_parser().parse_args(line)))
+    assert told in str(caught.value)
+    assert "command line" in str(caught.value)
+    for agreeing in ({}, {key: "auto" for key in config if not isinstance(config[key], dict)}):
+        path.write_text(json.dumps(agreeing))
+        check_settings(settings_from(launch_command_parser().parse_args(line)))
+
+
+@pytest.mark.parametrize(("text", "told"), [("{", "no JSON"), (None, "cannot be read")])
+def test_broken_deepspeed_file_is_told(tmp_path: Path, text: str | None, told: str) -> None:
+    """A DeepSpeed file that is missing or no JSON is named."""
+    path = tmp_path / "ds.json"
+    if text is not None:
+        path.write_text(text)
+    line = ["--use-deepspeed", "--deepspeed-config-file", str(path), "s.py"]
+    with pytest.raises(ConfigurationError, match=told):
+        check_settings(settings_from(launch_command_parser().parse_args(line)))
+
+
+def test_gpus_are_counted_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The GPUs that are named count, not those that are there."""
+    monkeypatch.setattr("accel_launch.settings.devices._present", lambda: 8)
+    assert count_gpus({}) == 8
+    assert count_gpus({"CUDA_VISIBLE_DEVICES": "0,3"}) == 2
+    assert count_gpus({"CUDA_VISIBLE_DEVICES": ""}) == 0
+    assert count_gpus({"CUDA_VISIBLE_DEVICES": "0,3"}, "1") == 1
+    assert count_gpus({}, "all") == 8

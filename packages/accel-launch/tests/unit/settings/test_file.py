@@ -1,0 +1,108 @@
+"""Configuration files: read with their lines, migrated, and refused with a hint."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from accel_core.errors import ConfigurationError
+from accel_launch.settings.config import ClusterConfig, load_config_from_file, write_basic_config
+from accel_launch.settings.file import load, write
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("use_cpu: true\nnum_processors: 2\n", r":2: unknown key `num_processors`. Did you mean `num_processes`"),
+        (
+            "distributed_type: FSDP\nfsdp_config:\n  fsdp_version: 2\n  fsdp_offload_param: true\n",
+            r":4: unknown key `fsdp_config.fsdp_offload_param`. Did you mean `fsdp_config|fsdp_offload_params`",
+        ),
+        ("# accel configuration, schema 9\nuse_cpu: true\n", "newer accel"),
+        ("schema: 9\n", "newer accel"),
+        ("use_cpu: [true\n", "neither YAML nor JSON"),
+        ("- a\n- b\n", "holds a list"),
+        ("fsdp_config: 3\n", "groups settings"),
+        ("distributed_type: MULTI_GPUS\n", "Did you mean MULTI_GPU"),
+        ("num_processes: many\n", ":1 says 'many'"),
+        ("mixed_precision: fp7\n", "Use one of no, fp16, bf16, fp8"),
+    ],
+)
+def test_file_that_cannot_be_meant(tmp_path: Path, text: str, told: str) -> None:
+    """What cannot be meant is an error with file, line and a hint."""
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigurationError, match=told) as caught:
+        what_file_says(path)
+    assert "config.yaml" in str(caught.value)
+
+
+def what_file_says(path: Path) -> object:
+    """Read a file and the settings in it."""
+    file = load(path)
+    return None if file is None else file.settings_of(set())
+
+
+def test_missing_file_is_told(tmp_path: Path) -> None:
+    """A file that was named and is not there is an error, never the default one."""
+    with pytest.raises(ConfigurationError, match="no configuration file"):
+        load(tmp_path / "none.yaml")
+
+
+@pytest.mark.parametrize(
+    ("old", "today"),
+    [
+        ({"fp16": True}, {"mixed_precision": "fp16"}),
+        ({"fp16": False}, {"mixed_precision": "no"}),
+        ({"distributed_type": "TPU"}, {"distributed_type": "XLA"}),
+        ({"dynamo_backend": "INDUCTOR"}, {"dynamo_config": {"dynamo_backend": "INDUCTOR"}}),
+        (
+            {"fsdp_config": {"fsdp_sharding_strategy": 2, "fsdp_backward_prefetch_policy": "BACKWARD_PRE"}},
+            {"fsdp_config": {"fsdp_sharding_strategy": "SHARD_GRAD_OP", "fsdp_backward_prefetch": "BACKWARD_PRE"}},
+        ),
+        ({"fsdp_config": {"version": 2}}, {"fsdp_config": {"fsdp_version": 2}}),
+        ({"ipex_config": {"ipex": True}}, {}),
+    ],
+)
+def test_old_keys_become_todays(tmp_path: Path, old: dict, today: dict) -> None:
+    """Keys and values of earlier days are migrated, and the file tells so."""
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(old))
+    file = load(path)
+    assert file is not None
+    assert file.config == today
+    assert file.changes
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "config.json"])
+def test_written_file_reads_back(tmp_path: Path, name: str) -> None:
+    """YAML and JSON that accel writes say the same when they are read."""
+    config = {"compute_environment": "LOCAL_MACHINE", "distributed_type": "FSDP", "fsdp_config": {"fsdp_version": 2}}
+    write(config, tmp_path / name)
+    file = load(tmp_path / name)
+    assert file is not None
+    assert {key: value for key, value in file.config.items() if key != "schema"} == config
+    said = file.settings_of(set())
+    assert (said["use_fsdp"].value, said["fsdp_version"].value) == (True, "2")
+
+
+def test_basic_config_is_written_once(tmp_path: Path) -> None:
+    """The usual configuration is written, read back as an object, and never overwritten."""
+    path = tmp_path / "home" / "config.yaml"
+    assert write_basic_config("bf16", path) == path
+    config = load_config_from_file(path)
+    assert isinstance(config, ClusterConfig)
+    assert (config.mixed_precision, config.num_processes, config.use_cpu) == ("bf16", 1, True)
+    before = path.read_bytes()
+    assert write_basic_config("no", path) is False
+    assert path.read_bytes() == before
+    with pytest.raises(ConfigurationError, match="fp64"):
+        write_basic_config("fp64", tmp_path / "other.yaml")
+    assert not (tmp_path / "other.yaml").exists()
+
+
+def test_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    """A home that cannot be written gives a message with the path."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigurationError, match="cannot be written"):
+        write({}, tmp_path / "file" / "config.yaml")

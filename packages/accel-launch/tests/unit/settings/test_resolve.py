@@ -1,0 +1,100 @@
+"""Flag over environment over cluster over file over default, for every setting."""
+
+from typing import Any
+
+import pytest
+
+from accel_core.errors import ConfigurationError
+from accel_launch.commands.launch import launch_command_parser
+from accel_launch.settings.model import Setting
+from accel_launch.settings.resolve import Said, resolve
+from accel_launch.settings.table import ALL, BY_KEY
+
+VALUES: dict[str, tuple[str, str, str]] = {"tee": ("1", "2", "3"), "nnodes": ("1", "2", "3")}
+
+
+def three(setting: Setting) -> tuple[str, str, str]:
+    """Return three texts that the setting takes, different where it has so many."""
+    if setting.key in VALUES:
+        return VALUES[setting.key]
+    if setting.key == "fp8_override_linear_precision":
+        return "true,true,true", "true,false,false", "false,false,true"
+    if setting.choices:
+        choices = [str(choice) for choice in setting.choices]
+        return choices[0], choices[-1], choices[len(choices) // 2]
+    if setting.default in ("true", "false") or setting.yes_or_no:
+        return "true", "false", "true"
+    try:
+        setting.parse("3")
+        numbers = ("3", "4", "5")
+        return numbers
+    except ValueError:
+        return "true", "false", "true"
+
+
+def words(setting: Setting, text: str) -> list[str]:
+    """Return the command line that says the setting."""
+    return [setting.words[-1]] if setting.kind in ("switch", "off-switch") else [setting.words[-1], text]
+
+
+@pytest.mark.parametrize("key", BY_KEY)
+def test_stronger_source_wins(key: str) -> None:
+    """Each source wins over all weaker ones, and says where it is."""
+    setting = BY_KEY[key]
+    by_flag, by_environment, by_file = three(setting)
+    parser = launch_command_parser()
+    silent, said = parser.parse_args(["s.py"]), parser.parse_args([*words(setting, by_flag), "s.py"])
+    file: dict[str, Said] = {key: Said(setting.parse(by_file), "file", "config.yaml:3")}
+    environment = {setting.environment: by_environment} if setting.environment else {}
+    expected: list[tuple[Any, dict[str, str], dict[str, Said], str]] = [
+        (said, environment, file, "flag"),
+        (silent, environment, file, "environment" if setting.environment else "file"),
+        (silent, {}, file, "file"),
+        (silent, {}, {}, "default"),
+    ]
+    for args, variables, contents, origin in expected:
+        found = resolve(ALL, args, environment=variables, file=contents)[key]
+        assert found.origin == origin
+        assert [weaker.origin for weaker in found.over] == [
+            name
+            for name in ("environment", "file", "default")
+            if {"environment": bool(variables), "file": bool(contents), "default": True}[name] and name != origin
+        ]
+    resolved = resolve(ALL, silent, environment=environment, file={})[key]
+    if setting.environment:
+        assert (resolved.value, resolved.where) == (setting.parse(by_environment), setting.environment)
+    assert resolve(ALL, silent, environment={}, file={})[key].value == setting.default
+
+
+def test_cluster_stands_between_environment_and_file() -> None:
+    """A scheduler's variables win over the file and lose against accel's own."""
+    args = launch_command_parser().parse_args(["s.py"])
+    cluster = {"num_machines": Said(3, "cluster", "SLURM_STEP_NUM_NODES")}
+    file = {"num_machines": Said(5, "file", "config.yaml:1")}
+    assert resolve(ALL, args, environment={}, cluster=cluster, file=file)["num_machines"].value == 3
+    variables = {"ACCEL_NUM_MACHINES": "2"}
+    assert resolve(ALL, args, environment=variables, cluster=cluster, file=file)["num_machines"].value == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "told"),
+    [
+        ("ACCEL_NUM_PROCESSES", "many", "a whole number"),
+        ("ACCELERATE_MIXED_PRECISION", "fp7", "Use one of no, fp16, bf16, fp8"),
+        ("ACCELERATE_USE_CPU", "perhaps", "yes or no"),
+    ],
+)
+def test_variable_that_cannot_be_read_is_named(name: str, text: str, told: str) -> None:
+    """A variable with a wrong value is an error with its name, the text and what is wanted."""
+    args = launch_command_parser().parse_args(["s.py"])
+    with pytest.raises(ConfigurationError, match=name) as caught:
+        resolve(ALL, args, environment={name: text})
+    assert told in str(caught.value)
+    assert text in str(caught.value)
+
+
+def test_program_may_change_the_namespace() -> None:
+    """What a program writes into parsed arguments counts as said."""
+    args = launch_command_parser().parse_args(["s.py"])
+    args.num_processes = 4
+    assert resolve(ALL, args, environment={"ACCEL_NUM_PROCESSES": "2"})["num_processes"].value == 4

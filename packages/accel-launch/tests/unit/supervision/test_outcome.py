@@ -1,0 +1,77 @@
+"""How a failure is understood from what processes printed and how they ended."""
+
+import signal
+
+import pytest
+
+from accel_launch.supervision.outcome import Ending, MemoryKills, endings, first_failure, last_traceback, shell_status
+from accel_launch.supervision.streams import RankLog
+
+PLAIN = 'Traceback (most recent call last):\n  File "a.py", line 1\nValueError: one\n'
+CHAIN = (
+    PLAIN
+    + "\nDuring handling of the above exception, another exception occurred:\n\n"
+    + "Traceback (most recent call last):\n  File \"b.py\", line 2\nKeyError: 'two'\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("tail", "expected"),
+    [
+        ("", ""),
+        ("all is well\n", ""),
+        ("log\n" + PLAIN, PLAIN),
+        ("[rank1]: " + PLAIN, "[rank1]: " + PLAIN),
+        (PLAIN + "handled\n" + PLAIN.replace("one", "last"), PLAIN.replace("one", "last")),
+        ("log\n" + CHAIN, CHAIN),
+    ],
+)
+def test_last_traceback_is_found_with_its_chain(tail: str, expected: str) -> None:
+    """The last traceback is shown, with the exceptions that led to it."""
+    assert last_traceback(tail.encode()) == expected.strip("\n")
+
+
+def test_rank_whose_traceback_began_first_failed_first() -> None:
+    """The rank that raised counts before the one that lost its partner, even if it ended later."""
+    memory = MemoryKills()
+    logs = {0: RankLog(0, 0, 10), 1: RankLog(1, 1, 11)}
+    logs[0].ended_at, logs[0].traceback_at = 100.4, 100.3
+    logs[1].ended_at, logs[1].traceback_at = 100.5, 100.1
+    first = first_failure(endings(logs, {0: 1, 1: 1}, [], memory))
+    assert first is not None
+    assert first.rank == 1
+
+
+def test_killed_rank_goes_before_the_exceptions_it_causes() -> None:
+    """A rank that was killed counts from its end, whatever it had printed before."""
+    logs = {0: RankLog(0, 0, 10), 1: RankLog(1, 1, 11)}
+    logs[0].ended_at, logs[0].traceback_at = 100.4, 100.2
+    logs[1].ended_at, logs[1].traceback_at = 100.1, 3.0
+    first = first_failure(endings(logs, {0: 1, 1: -signal.SIGKILL}, [], MemoryKills()))
+    assert first is not None
+    assert (first.rank, first.how) == (1, "killed by SIGKILL")
+
+
+def test_killed_for_memory_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SIGKILL while the system's count of memory kills went up is called so."""
+    counts = iter([{"vmstat": 3}, {"vmstat": 4}])
+    monkeypatch.setattr(MemoryKills, "_counts", staticmethod(lambda: next(counts)))
+    log = RankLog(0, 0, 10, ended_at=1.0)
+    (ending,) = endings({0: log}, {0: -signal.SIGKILL}, [], MemoryKills())
+    assert ending.how == "killed by the system because memory ran out (SIGKILL)"
+
+
+def test_stopped_ranks_are_no_failures() -> None:
+    """Ranks that the launcher ended do not count; a shell's status is 128 plus the signal."""
+    stopped = Ending(0, 0, 1, -15, stopped=True, failed_at=1.0)
+    assert first_failure([stopped]) is None
+    assert (shell_status(-9), shell_status(3)) == (137, 3)
+
+
+def test_traceback_across_two_pieces_is_noticed() -> None:
+    """A traceback's first line that arrives in two pieces is noticed once."""
+    log = RankLog(0, 0)
+    log.keep(b"x\nTraceback (most rec")
+    assert log.traceback_at is None
+    log.keep(b"ent call last):\n")
+    assert log.traceback_at is not None

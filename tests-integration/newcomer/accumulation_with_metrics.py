@@ -3,10 +3,11 @@
 import sys
 
 import torch
-from accelerate import Accelerator, DataLoaderConfiguration
-from accelerate.utils import GradientAccumulationPlugin, ProjectConfiguration, set_seed
 from sklearn.datasets import load_wine
 from torch.utils.data import DataLoader, TensorDataset
+
+from accelerate import Accelerator, DataLoaderConfiguration
+from accelerate.utils import GradientAccumulationPlugin, ProjectConfiguration, set_seed
 
 set_seed(1)
 features, labels = load_wine(return_X_y=True)

@@ -3,10 +3,11 @@
 import sys
 
 import torch
-from accelerate import Accelerator
-from accelerate.utils import TorchDynamoPlugin, set_seed
 from sklearn.datasets import load_breast_cancer
 from torch.utils.data import DataLoader, TensorDataset
+
+from accelerate import Accelerator
+from accelerate.utils import TorchDynamoPlugin, set_seed
 
 set_seed(2)
 features, labels = load_breast_cancer(return_X_y=True)

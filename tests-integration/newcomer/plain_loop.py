@@ -1,10 +1,11 @@
 """A plain loop, written from the documentation of the Accelerator alone."""
 
 import torch
-from accelerate import Accelerator
-from accelerate.utils import set_seed
 from sklearn.datasets import load_iris
 from torch.utils.data import DataLoader, TensorDataset
+
+from accelerate import Accelerator
+from accelerate.utils import set_seed
 
 set_seed(0)
 features, labels = load_iris(return_X_y=True)

@@ -20,8 +20,7 @@ def _run(script: str, *words: str, processes: int = 1) -> str:
     command = [sys.executable, "-m", "accel_launch", "launch", "--cpu", "--num-processes", str(processes)]
     done = subprocess.run(
         [*command, str(HERE / script), *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        capture_output=True,
         text=True,
         timeout=180,
         env=os.environ | {"OMP_NUM_THREADS": "1"},

@@ -18,7 +18,7 @@ from accel_launch.commands.start import launch, settings_from
 from accel_launch.launchers.deepspeed import DeepSpeedLauncher
 from accel_launch.launchers.launcher import Launcher
 from accel_launch.launchers.registry import choose
-from accel_launch.launchers.sagemaker import SageMakerLauncher
+from accel_launch.launchers.sagemaker import SageMakerLauncher, inputs_of, job_description
 from accel_launch.launchers.simple import SimpleLauncher
 from accel_launch.launchers.torchrun import TorchrunLauncher
 from accel_launch.launchers.tpu import TpuLauncher
@@ -49,6 +49,7 @@ __all__ = [
     "prepare_deepspeed_cmd_env",
     "prepare_extend_env_parallelism_config",
     "prepare_multi_gpu_env",
+    "prepare_sagemager_args_inputs",
     "prepare_simple_launcher_cmd_env",
     "prepare_tpu",
     "sagemaker_launcher",
@@ -248,6 +249,20 @@ def sagemaker_launcher(sagemaker_config: SageMakerConfig, args: argparse.Namespa
         args: Parsed command line of `accel launch`.
     """
     SageMakerLauncher().run(replace(settings_from(args), config=sagemaker_config.to_dict()))
+
+
+def prepare_sagemager_args_inputs(
+    sagemaker_config: SageMakerConfig, args: argparse.Namespace
+) -> tuple[argparse.Namespace, dict[str, Any]]:
+    """Return the arguments of SageMaker's estimator, and its data channels.
+
+    Args:
+        sagemaker_config: The configuration of the job.
+        args: Parsed command line of `accel launch`.
+    """
+    settings = replace(settings_from(args), config=sagemaker_config.to_dict())
+    job = job_description(settings, SageMakerLauncher().environ(settings))
+    return argparse.Namespace(**job), inputs_of(settings.config) or {}
 
 
 def prepare_simple_launcher_cmd_env(args: argparse.Namespace) -> tuple[list[str], dict[str, str]]:

@@ -81,9 +81,9 @@ def default_config(args: argparse.Namespace) -> int:
         0, or 1 where the file exists already.
     """
     gpus = count_gpus(environ.snapshot())
-    path = write_basic_config(args.mixed_precision, args.save_location, gpus=gpus)
+    place = args.save_location or str(default_yaml_file())
+    path = write_basic_config(args.mixed_precision, place, gpus=gpus)
     if not path:
-        place = args.save_location or default_yaml_file()
         print(f"{place} exists and was left alone. Change it with `accel config`, or name another with --config-file.")
         return 1
     print(f"Wrote {path}.")

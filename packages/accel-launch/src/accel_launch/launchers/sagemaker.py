@@ -11,9 +11,15 @@ from accel_core.errors import ConfigurationError, MissingDependencyError
 from accel_launch.launchers.launcher import Launcher
 from accel_launch.settings.resolve import Settings
 
-__all__ = ["SageMakerLauncher", "hyperparameters", "job_description"]
+__all__ = [
+    "SAGEMAKER_PARALLEL_EC2_INSTANCES",
+    "SageMakerLauncher",
+    "hyperparameters",
+    "inputs_of",
+    "job_description",
+]
 
-PARALLEL_INSTANCES = ("ml.p3.16xlarge", "ml.p3dn.24xlarge", "ml.p4dn.24xlarge")
+SAGEMAKER_PARALLEL_EC2_INSTANCES = ["ml.p3.16xlarge", "ml.p3dn.24xlarge", "ml.p4dn.24xlarge"]
 """Instances on which SageMaker runs its own data parallelism."""
 
 
@@ -73,6 +79,11 @@ def job_description(settings: Settings, environment: Mapping[str, str]) -> dict[
         raise ConfigurationError("SageMaker starts a Python file; got --module or --no-python. Leave it out.")
     script = Path(str(settings.script))
     kind = str(config.get("distributed_type", "NO"))
+    if kind == "DATA_PARALLEL" and config["ec2_instance_type"] not in SAGEMAKER_PARALLEL_EC2_INSTANCES:
+        raise ConfigurationError(
+            f"SageMaker's data parallelism runs on {', '.join(SAGEMAKER_PARALLEL_EC2_INSTANCES)}; {settings.file} says "
+            f"{config['ec2_instance_type']}. Choose one of these, or distributed_type NO."
+        )
     distribution = {
         "DATA_PARALLEL": {"smdistributed": {"dataparallel": {"enabled": True}}},
         "MODEL_PARALLEL": {"smdistributed": {"modelparallel": {"enabled": True}}},

@@ -210,14 +210,18 @@ def load_config_from_file(config_file: str | Path | None) -> BaseConfig:
     return (SageMakerConfig if sagemaker else ClusterConfig)._of(file.config)
 
 
+DEFAULT_FILE = str(default_yaml_file())
+"""The default configuration file, as the environment said when this module was imported."""
+
+
 def write_basic_config(
-    mixed_precision: str = "no", save_location: str | Path | None = None, *, processes: int | None = None, gpus: int = 0
+    mixed_precision: str = "no", save_location: str = DEFAULT_FILE, *, processes: int | None = None, gpus: int = 0
 ) -> Path | bool:
     """Write a configuration for this machine with its most usual settings.
 
     Args:
         mixed_precision: "no", "fp16", "bf16" or "fp8".
-        save_location: The file; the default one when None.
+        save_location: The file.
         processes: Processes; one per GPU, or one without GPUs, when None.
         gpus: GPUs of this machine.
 
@@ -227,7 +231,7 @@ def write_basic_config(
     Raises:
         ConfigurationError: The precision is unknown, or the file cannot be written.
     """
-    path = Path(save_location) if save_location is not None else default_yaml_file()
+    path = Path(save_location)
     if path.exists():
         return False
     precision = mixed_precision.lower()

@@ -89,15 +89,15 @@ def test_written_file_reads_back(tmp_path: Path, name: str) -> None:
 def test_basic_config_is_written_once(tmp_path: Path) -> None:
     """The usual configuration is written, read back as an object, and never overwritten."""
     path = tmp_path / "home" / "config.yaml"
-    assert write_basic_config("bf16", path) == path
+    assert write_basic_config("bf16", str(path)) == path
     config = load_config_from_file(path)
     assert isinstance(config, ClusterConfig)
     assert (config.mixed_precision, config.num_processes, config.use_cpu) == ("bf16", 1, True)
     before = path.read_bytes()
-    assert write_basic_config("no", path) is False
+    assert write_basic_config("no", str(path)) is False
     assert path.read_bytes() == before
     with pytest.raises(ConfigurationError, match="fp64"):
-        write_basic_config("fp64", tmp_path / "other.yaml")
+        write_basic_config("fp64", str(tmp_path / "other.yaml"))
     assert not (tmp_path / "other.yaml").exists()
 
 

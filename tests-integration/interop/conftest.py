@@ -1,7 +1,7 @@
 """Runs one client script on the drop-in and on Accelerate 1.15.0, and gives both results.
 
-A client is a program under `clients/` that uses a released library and prints one line of JSON. `ACCEL_PEER_PYTHON` names
-the Python of an environment with the same libraries and the original.
+A client is a program under `clients/` that uses a released library and prints one line of JSON. `ACCEL_PEER_PYTHON`
+names the Python of an environment with the same libraries and the original.
 """
 
 import json

@@ -32,9 +32,7 @@ def _trainer(name: str, data: Any = DATA, **arguments: Any) -> Trainer:
         "disable_tqdm": True,
         **arguments,
     }
-    return Trainer(
-        model=llama(), args=TrainingArguments(**settings), train_dataset=data, eval_dataset=EVALUATION
-    )
+    return Trainer(model=llama(), args=TrainingArguments(**settings), train_dataset=data, eval_dataset=EVALUATION)
 
 
 def _train(name: str, **arguments: Any) -> dict[str, Any]:

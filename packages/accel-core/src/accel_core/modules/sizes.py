@@ -86,11 +86,12 @@ def tensor_bytes(tensor: torch.Tensor, dtype: torch.dtype | CustomDtype | None =
     return -int(-tensor.numel() * wanted // 1)
 
 
-def convert_file_size_to_int(size: int | str) -> int:
+def convert_file_size_to_int(size: float | str) -> int:
     """Turn a written size into bytes.
 
     Args:
-        size: Bytes, or a number with a unit: `"10GiB"` (2**30), `"10GB"` (10**9), `"10Gb"` (bits), from KB to TB.
+        size: Bytes (a fraction is cut off), or a number with a unit: `"10GiB"` (2**30), `"10GB"` (10**9), `"10Gb"`
+            (bits), from KB to TB.
 
     Returns:
         Bytes.
@@ -98,8 +99,8 @@ def convert_file_size_to_int(size: int | str) -> int:
     Raises:
         ConfigurationError: When `size` is negative or not a size.
     """
-    if isinstance(size, int) and size >= 0:
-        return size
+    if isinstance(size, int | float) and 0 <= size < float("inf"):
+        return int(size)
     match = _WRITTEN_SIZE.fullmatch(size) if isinstance(size, str) else None
     if match is None:
         raise ConfigurationError(

@@ -16,9 +16,17 @@ from accel_core.options.enums import CustomDtype
 
 @pytest.mark.parametrize(
     ("written", "count"),
-    [("1GiB", 2**30), ("1GB", 10**9), ("1.5GB", 1_500_000_000), ("0.5MiB", 2**19), ("1Gb", 125_000_000), (10, 10)],
+    [
+        ("1GiB", 2**30),
+        ("1GB", 10**9),
+        ("1.5GB", 1_500_000_000),
+        ("0.5MiB", 2**19),
+        ("1Gb", 125_000_000),
+        (10, 10),
+        (10.5, 10),
+    ],
 )
-def test_written_sizes_become_bytes(written: str | int, count: int) -> None:
+def test_written_sizes_become_bytes(written: str | float, count: int) -> None:
     """Decimal, binary and bit units are told apart."""
     assert convert_file_size_to_int(written) == count
 

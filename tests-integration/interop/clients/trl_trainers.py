@@ -1,0 +1,117 @@
+"""trl's trainers and its command line, on a model and a tokenizer built on the spot."""
+
+import contextlib
+import io
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset
+from models import digest, llama, report
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from transformers import LlamaForSequenceClassification, PreTrainedTokenizerFast, set_seed
+from trl import DPOConfig, DPOTrainer, RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
+
+WORDS = ["<pad>", "<s>", "</s>", *(f"w{index}" for index in range(29))]
+
+
+def _tokenizer() -> PreTrainedTokenizerFast:
+    tokenizer = Tokenizer(WordLevel({word: index for index, word in enumerate(WORDS)}, unk_token="<pad>"))
+    tokenizer.pre_tokenizer = Whitespace()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<s>", eos_token="</s>", unk_token="<pad>"
+    )
+
+
+def _text(seed: int, length: int = 6) -> str:
+    return " ".join(WORDS[3 + (seed * 7 + step * (seed % 5 + 1)) % 29] for step in range(length))
+
+
+def _arguments(kind: Any, name: str, **others: Any) -> Any:
+    settings = {
+        "output_dir": name,
+        "per_device_train_batch_size": 2,
+        "max_steps": 3,
+        "learning_rate": 1e-2,
+        "logging_steps": 1,
+        "report_to": [],
+        "use_cpu": True,
+        "bf16": False,
+        "gradient_checkpointing": False,
+        "save_strategy": "no",
+        "disable_tqdm": True,
+        "dataset_num_proc": None,
+        **others,
+    }
+    return kind(**settings)
+
+
+def _result(trainer: Any) -> dict[str, Any]:
+    trainer.train()
+    losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
+    return {"losses": losses, "finite": all(map(math.isfinite, losses)), "weights": digest(trainer.model)}
+
+
+def _sft() -> dict[str, Any]:
+    set_seed(7)
+    data = Dataset.from_list([{"text": _text(seed)} for seed in range(8)])
+    return _result(
+        SFTTrainer(
+            model=llama(), args=_arguments(SFTConfig, "sft", max_length=8), train_dataset=data,
+            processing_class=_tokenizer(),
+        )
+    )  # fmt: skip
+
+
+def _dpo() -> dict[str, Any]:
+    set_seed(7)
+    rows = [
+        {"prompt": _text(seed, 3), "chosen": " " + _text(seed + 9), "rejected": " " + _text(seed + 4)}
+        for seed in range(8)
+    ]
+    return _result(
+        DPOTrainer(
+            model=llama(), ref_model=llama(), args=_arguments(DPOConfig, "dpo", max_length=16),
+            train_dataset=Dataset.from_list(rows), processing_class=_tokenizer(),
+        )
+    )  # fmt: skip
+
+
+def _reward() -> dict[str, Any]:
+    set_seed(7)
+    base = llama()
+    base.config.num_labels = 1
+    model = LlamaForSequenceClassification(base.config)
+    rows = [{"chosen": _text(seed + 9), "rejected": _text(seed + 4)} for seed in range(8)]
+    return _result(
+        RewardTrainer(
+            model=model, args=_arguments(RewardConfig, "reward", max_length=8),
+            train_dataset=Dataset.from_list(rows), processing_class=_tokenizer(),
+        )
+    )  # fmt: skip
+
+
+def _command_line() -> dict[str, Any]:
+    """Launch a script the way trl's command line does: in process, with its parser."""
+    from accelerate.commands.launch import launch_command, launch_command_parser
+
+    Path("script.py").write_text("import os\nprint(os.environ['ACCELERATE_MIXED_PRECISION'])\n")
+    words = ["--num_processes", "1", "--mixed_precision", "no", "--cpu", "script.py", "--word", "1"]
+    args = launch_command_parser().parse_args(words)
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        launch_command(args)
+    sys.stdout.flush()
+    return {"script": args.training_script, "words": args.training_script_args}
+
+
+def main() -> None:
+    """Run every case and print what came out."""
+    report({"sft": _sft(), "dpo": _dpo(), "reward": _reward(), "command line": _command_line()})
+
+
+if __name__ == "__main__":
+    main()

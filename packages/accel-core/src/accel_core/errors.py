@@ -30,6 +30,9 @@ expect, so that `except ValueError` keeps working.
         └── DoubleShardingError                      a loader that is already split by rank
 """
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 __all__ = [
     "AccelError",
     "CheckpointDamagedError",
@@ -144,7 +147,17 @@ class CollectiveError(AccelError, RuntimeError):
 
 
 class RankDisagreementError(CollectiveError):
-    """Ranks brought different structures, shapes, dtypes or operations to one collective."""
+    """Ranks brought different structures, shapes, dtypes or operations to one collective.
+
+    Args:
+        message: What is wrong, what was found, what to do.
+        views: By rank, where known: the `operation` that the rank was in, and the `parts` that it brought, each with
+            its dtype and shape.
+    """
+
+    def __init__(self, message: str, views: Sequence[Mapping[str, Any]] = ()) -> None:
+        super().__init__(message)
+        self.views = tuple(views)
 
 
 class RemoteRankError(CollectiveError):

@@ -8,6 +8,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from accel_core.data.prepare import prepare_data_loader
 from accel_core.data.remainder import gather_for_metrics
+from accel_core.errors import CollectiveError, RankDisagreementError, RemoteRankError
 from accel_core.process.world import ensure
 from accel_core.state.gradient import GradientState
 from accel_core.testing import world
@@ -206,3 +207,23 @@ def test_workers(dispatch):
             DataLoader(data, batch_size=2, num_workers=1, multiprocessing_context="fork"), dispatch_batches=dispatch
         )
         assert [value for part in gathered_epoch(loader) for value in part.tolist()] == list(range(11))
+
+
+@world(2)
+def test_different_structures_are_refused():
+    """Ragged sizes are gathered; different dtypes or structures are an error on every rank, and nobody waits."""
+    rank, state = ensure().rank, GradientState()
+    ragged = gather_for_metrics(torch.full((2, 2 + rank), float(rank)), state)
+    assert [tuple(row.shape) for row in ragged] == [(2,), (2,), (3,), (3,)]
+    with pytest.raises(RankDisagreementError, match=r"(?s)int64.*float32"):
+        gather_for_metrics(torch.ones(2, dtype=torch.float32 if rank else torch.int64), state)
+    with pytest.raises(RankDisagreementError, match="Ranks brought different data to gather"):
+        gather_for_metrics({"a": torch.ones(2)} if rank else {"b": torch.ones(2)}, state)
+
+
+@world(2)
+def test_objects_that_cannot_be_pickled():
+    """The rank whose object cannot be pickled says so, and the other learns of it."""
+    rank, state = ensure().rank, GradientState()
+    with pytest.raises(RemoteRankError if rank else CollectiveError, match="pickl"):
+        gather_for_metrics(["fine"] if rank else [lambda: None], state)

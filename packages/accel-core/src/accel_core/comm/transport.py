@@ -234,7 +234,7 @@ class Channel:
         content = json.dumps(view).encode()
         described = Parcel(_DESCRIBE, bytes(16), len(content), dict)
         views = [json.loads(text) for text in self.exchange_bytes(described, content)]
-        raise RankDisagreementError(disagreement_message(views))
+        raise RankDisagreementError(disagreement_message(views), views)
 
 
 def remote_message(doing: str, rank: int, failures: dict[int, str]) -> str:

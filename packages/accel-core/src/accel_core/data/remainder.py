@@ -59,8 +59,9 @@ def gather_for_metrics(input_data: Any, gradient_state: Any, use_gather_object: 
     if not use_gather_object and _all_tensors(input_data):
         try:
             gathered = gather(input_data)
-        except RankDisagreementError:
-            pass
+        except RankDisagreementError as failure:
+            if not _only_sizes_differ(failure):
+                raise
         else:
             return gathered if tally is None else drop_duplicates(gathered, tally)
     size = None if cut is None or cut.step_samples is None else cut.step_samples // cut.ranks
@@ -77,6 +78,15 @@ def _cut_to_last_batch(value: Any, gradient_state: Any) -> Any:
         return value
     full = cut.batch_size
     return recursively_apply(lambda leaf: leaf[:held] if leaf.ndim and len(leaf) == full else leaf, value)
+
+
+def _only_sizes_differ(failure: RankDisagreementError) -> bool:
+    """Tell whether all ranks gathered the same parts, of the same dtypes and numbers of dims."""
+    seen = [
+        (view["operation"], [(part, text.split("[")[0], text.count(",")) for part, text in view["parts"].items()])
+        for view in failure.views
+    ]
+    return bool(seen) and all(other == seen[0] for other in seen)
 
 
 def drop_duplicates(gathered: Any, tally: Tally) -> Any:

@@ -26,6 +26,9 @@ from accel_bigmodel.meta import (
     init_empty_weights,
     init_on_device,
 )
+from accel_bigmodel.pipeline import (
+    prepare_pippy,
+)
 from accel_core.accelerator import (
     Accelerator,
 )
@@ -120,6 +123,7 @@ __all__ = [
     "load_checkpoint_and_dispatch",
     "load_checkpoint_in_model",
     "notebook_launcher",
+    "prepare_pippy",
     "skip_first_batches",
     "synchronize_rng_states",
 ]

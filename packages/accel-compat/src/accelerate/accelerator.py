@@ -3,6 +3,9 @@
 from accel_bigmodel.hooks.attach import (
     has_offloaded_params,
 )
+from accel_bigmodel.hooks.state import (
+    get_state_dict_offloaded_model,
+)
 from accel_core.accelerator import (
     Accelerator,
 )
@@ -277,6 +280,7 @@ __all__ = [
     "get_mixed_precision_context_manager",
     "get_model_tp_size",
     "get_pretty_name",
+    "get_state_dict_offloaded_model",
     "has_offloaded_params",
     "is_bf16_available",
     "is_bitsandbytes_multi_backend_available",

@@ -18,6 +18,7 @@ from accel_core.checkpoint.names import (
     WEIGHTS_NAME,
 )
 from accel_core.checkpoint.plain import (
+    load,
     save,
 )
 from accel_core.host.availability import (
@@ -66,6 +67,7 @@ __all__ = [
     "is_torch_version",
     "is_torch_xla_available",
     "is_xpu_available",
+    "load",
     "load_accelerator_state",
     "load_custom_state",
     "save",

@@ -1,5 +1,8 @@
 """The names of `accelerate.commands.accelerate_cli` in Accelerate, imported from where accel defines them."""
 
+from accel_bigmodel.estimate import (
+    estimate_command_parser,
+)
 from accel_launch.commands.launch import (
     launch_command_parser,
 )
@@ -20,6 +23,7 @@ from accelerate._rebinding import write_through
 
 __all__ = [
     "env_command_parser",
+    "estimate_command_parser",
     "get_config_parser",
     "launch_command_parser",
     "main",

@@ -1,5 +1,16 @@
 """The names of `accelerate.commands.estimate` in Accelerate, imported from where accel defines them."""
 
+from accel_bigmodel.estimate import (
+    add_timm_hub_prefix,
+    check_has_model,
+    create_ascii_table,
+    create_empty_model,
+    estimate_command,
+    estimate_command_parser,
+    estimate_training_usage,
+    gather_data,
+    verify_on_hub,
+)
 from accel_bigmodel.meta import (
     init_empty_weights,
 )
@@ -19,12 +30,21 @@ from accelerate._commands import (
 from accelerate._rebinding import write_through
 
 __all__ = [
+    "add_timm_hub_prefix",
     "calculate_maximum_sizes",
+    "check_has_model",
     "convert_bytes",
+    "create_ascii_table",
+    "create_empty_model",
+    "estimate_command",
+    "estimate_command_parser",
+    "estimate_training_usage",
+    "gather_data",
     "init_empty_weights",
     "is_timm_available",
     "is_transformers_available",
     "main",
+    "verify_on_hub",
 ]
 
 write_through(__name__)

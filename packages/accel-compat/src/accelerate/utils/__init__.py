@@ -17,6 +17,9 @@ from accel_bigmodel.device_map.check import (
 from accel_bigmodel.device_map.infer import (
     infer_auto_device_map,
 )
+from accel_bigmodel.device_map.ties import (
+    check_tied_parameters_in_config,
+)
 from accel_bigmodel.hooks.attach import (
     align_module_device,
     has_offloaded_params,
@@ -59,6 +62,7 @@ from accel_core.checkpoint.names import (
 )
 from accel_core.checkpoint.plain import (
     clean_state_dict_for_safetensors,
+    load,
     save,
 )
 from accel_core.comm.batch import (
@@ -325,6 +329,7 @@ from accel_core.state.process import (
 from accel_launch.from_python import (
     prepare_deepspeed_cmd_env,
     prepare_multi_gpu_env,
+    prepare_sagemager_args_inputs,
     prepare_simple_launcher_cmd_env,
     prepare_tpu,
 )
@@ -502,6 +507,7 @@ __all__ = [
     "check_cuda_p2p_ib_support",
     "check_device_map",
     "check_os_kernel",
+    "check_tied_parameters_in_config",
     "check_tied_parameters_on_same_device",
     "clean_state_dict_for_safetensors",
     "clear_environment",
@@ -628,6 +634,7 @@ __all__ = [
     "is_xccl_available",
     "is_xpu_available",
     "listify",
+    "load",
     "load_and_quantize_model",
     "load_checkpoint_in_model",
     "load_fsdp_model",
@@ -648,6 +655,7 @@ __all__ = [
     "patch_environment",
     "prepare_deepspeed_cmd_env",
     "prepare_multi_gpu_env",
+    "prepare_sagemager_args_inputs",
     "prepare_simple_launcher_cmd_env",
     "prepare_tpu",
     "purge_accelerate_environment",

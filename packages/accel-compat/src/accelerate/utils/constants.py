@@ -59,6 +59,9 @@ from accel_core.plugins.handlers import (
 from accel_core.profiling import (
     PROFILE_PATTERN_NAME,
 )
+from accel_launch.launchers.sagemaker import (
+    SAGEMAKER_PARALLEL_EC2_INSTANCES,
+)
 from accel_launch.settings.config import (
     SAGEMAKER_PYTHON_VERSION,
     SAGEMAKER_PYTORCH_VERSION,
@@ -92,6 +95,7 @@ __all__ = [
     "SAFE_WEIGHTS_INDEX_NAME",
     "SAFE_WEIGHTS_NAME",
     "SAFE_WEIGHTS_PATTERN_NAME",
+    "SAGEMAKER_PARALLEL_EC2_INSTANCES",
     "SAGEMAKER_PYTHON_VERSION",
     "SAGEMAKER_PYTORCH_VERSION",
     "SAGEMAKER_TRANSFORMERS_VERSION",

@@ -18,9 +18,18 @@ from accel_bigmodel.device_map.check import (
 from accel_bigmodel.device_map.infer import (
     infer_auto_device_map,
 )
+from accel_bigmodel.device_map.ties import (
+    check_tied_parameters_in_config,
+    fallback_allocate,
+    get_module_size_with_ties,
+)
 from accel_bigmodel.hooks.attach import (
     align_module_device,
     has_offloaded_params,
+)
+from accel_bigmodel.hooks.state import (
+    get_state_dict_from_offload,
+    get_state_dict_offloaded_model,
 )
 from accel_bigmodel.memory import (
     get_max_memory,
@@ -113,6 +122,7 @@ __all__ = [
     "calculate_maximum_sizes",
     "check_device_map",
     "check_device_same",
+    "check_tied_parameters_in_config",
     "check_tied_parameters_on_same_device",
     "clean_device_map",
     "clear_device_cache",
@@ -120,6 +130,7 @@ __all__ = [
     "compute_module_total_buffer_size",
     "convert_file_size_to_int",
     "dtype_byte_size",
+    "fallback_allocate",
     "find_tied_parameters",
     "get_balanced_memory",
     "get_grad_scaler",
@@ -127,7 +138,10 @@ __all__ = [
     "get_max_memory",
     "get_mixed_precision_context_manager",
     "get_module_leaves",
+    "get_module_size_with_ties",
     "get_non_persistent_buffers",
+    "get_state_dict_from_offload",
+    "get_state_dict_offloaded_model",
     "has_offloaded_params",
     "id_tensor_storage",
     "infer_auto_device_map",

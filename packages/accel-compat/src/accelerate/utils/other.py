@@ -2,6 +2,7 @@
 
 from accel_core.checkpoint.plain import (
     clean_state_dict_for_safetensors,
+    load,
     save,
 )
 from accel_core.comm.collectives import (
@@ -110,6 +111,7 @@ __all__ = [
     "is_torch_version",
     "is_torch_xla_available",
     "is_weights_only_available",
+    "load",
     "merge_dicts",
     "model_has_dtensor",
     "recursive_getattr",

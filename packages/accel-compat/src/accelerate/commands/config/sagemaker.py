@@ -13,6 +13,9 @@ from accel_core.options.enums import (
 from accel_launch.from_python import (
     get_sagemaker_input,
 )
+from accel_launch.launchers.sagemaker import (
+    SAGEMAKER_PARALLEL_EC2_INSTANCES,
+)
 from accel_launch.settings.config import (
     SageMakerConfig,
 )
@@ -23,6 +26,7 @@ from accelerate._rebinding import write_through
 
 __all__ = [
     "DYNAMO_BACKENDS",
+    "SAGEMAKER_PARALLEL_EC2_INSTANCES",
     "TORCH_DYNAMO_MODES",
     "ComputeEnvironment",
     "SageMakerConfig",

@@ -1,0 +1,181 @@
+"""Weights, packed or not, put into a model whose layers were replaced."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from accel_bigmodel import offload_weight, set_module_tensor_to_device
+from accel_bigmodel.checkpoint.read import Checkpoint
+from accel_bigmodel.device_map.check import device_of
+from accel_bigmodel.hooks.residency import packed_key
+from accel_bigmodel.placement import as_device
+from accel_core.errors import CheckpointMismatchError
+from accel_core.modules import packed
+from accel_core.modules.traversal import get_non_persistent_buffers, owner_of
+from accel_quant.config import BnbQuantizationConfig
+from accel_quant.layers import is_named
+from accel_quant.offload import write_parts
+
+__all__ = ["Filling"]
+
+
+@dataclass
+class _Place:
+    """A tensor of the model: its names, where it goes, and the dtype it gets."""
+
+    names: list[str]
+    tensor: torch.Tensor
+    device: Any
+    dtype: torch.dtype | None
+    is_buffer: bool
+    form: packed.PackedParameter | None
+    source: str = field(default="")
+
+
+class Filling:
+    """Fills a model with weights, one after another.
+
+    Args:
+        model: The model, after `replace_with_bnb_layers`.
+        config: How weights are packed.
+        places: Devices by name of module.
+        offload_folder: Where packed weights on "disk" are written.
+
+    Attributes:
+        index: Dtypes and shapes of what was written to the folder.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        config: BnbQuantizationConfig,
+        places: Mapping[str, Any],
+        offload_folder: str | os.PathLike[str] | None,
+    ) -> None:
+        self.index: dict[str, Any] = {}
+        self._model = model
+        self._config = config
+        self._folder = offload_folder
+        self._places = self._list(places)
+
+    def _list(self, devices: Mapping[str, Any]) -> list[_Place]:
+        scratch = get_non_persistent_buffers(self._model, recurse=True, fqns=True)
+        found: dict[int, _Place] = {}
+        for is_buffer, tensors in (
+            (False, self._model.named_parameters(remove_duplicate=False)),
+            (True, self._model.named_buffers(remove_duplicate=False)),
+        ):
+            for name, tensor in tensors:
+                if id(tensor) in found:
+                    found[id(tensor)].names.append(name)
+                elif name not in scratch or not tensor.is_meta:
+                    device = device_of(name, devices)
+                    form = packed.find(tensor)
+                    found[id(tensor)] = _Place([name], tensor, device, self._dtype(name, tensor), is_buffer, form)
+        return list(found.values())
+
+    def _dtype(self, name: str, tensor: torch.Tensor) -> torch.dtype | None:
+        if not tensor.is_floating_point():
+            return None
+        kept = self._config.keep_in_fp32_modules or ()
+        return torch.float32 if any(is_named(name, key) for key in kept) else self._config.torch_dtype
+
+    def check(self, source: Checkpoint) -> None:
+        """Find every weight of the model in a checkpoint; nothing is changed.
+
+        Raises:
+            CheckpointMismatchError: Weights that are missing, have another shape, or are packed in another way.
+        """
+        wrong: list[str] = []
+        for place in self._places:
+            place.source = next((name for name in place.names if name in source), "")
+            if not place.source:
+                if place.tensor.is_meta:
+                    wrong.append(f"{place.names[0]} is missing")
+                continue
+            shape = source.shard_of(place.source).shape(place.source)
+            if self._is_packed(place, source):
+                wrong += self._lacking(place, source)
+            elif tuple(shape) != tuple(place.tensor.shape):
+                wrong.append(f"{place.source} has shape {tuple(shape)} for {tuple(place.tensor.shape)}")
+        if wrong:
+            raise CheckpointMismatchError(
+                f"The checkpoint does not fit the model; found {len(wrong)} differences: {'; '.join(wrong[:10])}. Load "
+                "a checkpoint of this architecture, packed in this way or not packed."
+            )
+
+    def _is_packed(self, place: _Place, source: Checkpoint) -> bool:
+        """Tell whether the checkpoint holds a weight that is packed already, in whatever way."""
+        if place.form is None:
+            return False
+        path = place.source.rpartition(".")[0]
+        marks = (f"{path}.SCB", f"{place.source}.absmax")
+        return any(mark in source for mark in marks)
+
+    def _lacking(self, place: _Place, source: Checkpoint) -> list[str]:
+        assert place.form is not None, "packed"
+        parts = [packed_key(place.source, suffix) for suffix in place.form.parts(place.tensor)]
+        return [f"{place.source} is packed in another way: {part} is missing" for part in parts if part not in source]
+
+    def from_checkpoint(self, source: Checkpoint) -> None:
+        """Take every weight from a checkpoint that was checked."""
+        for place in self._places:
+            if not place.source:
+                self._put_plain(place, place.tensor)
+                continue
+            if place.form is None:
+                self._put_plain(place, source.shard_of(place.source).tensor(place.source))
+            elif self._is_packed(place, source):
+                names = {suffix: packed_key(place.source, suffix) for suffix in place.form.parts(place.tensor)}
+                stored = {suffix: source.shard_of(name).tensor(name) for suffix, name in names.items()}
+                self._put_packed(place, place.form.rebuild(place.tensor, stored, self._home(place)))
+            else:
+                self._pack(place, source.shard_of(place.source).tensor(place.source))
+        for shard in source.shards:
+            shard.close()
+
+    def from_model(self) -> None:
+        """Take every weight from the model itself."""
+        for place in self._places:
+            if place.form is None:
+                self._put_plain(place, place.tensor.detach())
+            elif place.tensor.is_floating_point():
+                self._pack(place, place.tensor.detach())
+            else:
+                self._put_packed(place, place.form.move(place.tensor, self._home(place)))
+
+    def _home(self, place: _Place) -> torch.device:
+        return torch.device("cpu") if str(place.device) == "disk" else as_device(place.device)
+
+    def _pack(self, place: _Place, value: torch.Tensor) -> None:
+        assert place.form is not None, "packed"
+        cast = value if place.dtype is None else value.to(place.dtype)
+        self._put_packed(place, place.form.pack(place.tensor, cast, self._home(place)))
+
+    def _put_packed(self, place: _Place, made: nn.Parameter) -> None:
+        assert place.form is not None, "packed"
+        if str(place.device) == "disk":
+            assert self._folder is not None, "checked"
+            for name in place.names:
+                write_parts(place.form, made, name, self._folder, self.index)
+            made = place.form.move(made, torch.device("meta"))
+        for name in place.names:
+            owner, leaf = owner_of(self._model, name)
+            owner._parameters[leaf] = made
+
+    def _put_plain(self, place: _Place, value: torch.Tensor) -> None:
+        cast = value.to(place.dtype) if place.dtype is not None and value.is_floating_point() else value
+        if str(place.device) == "disk" and not place.is_buffer:
+            assert self._folder is not None, "checked"
+            for name in place.names:
+                offload_weight(cast, name, self._folder, index=self.index)
+                set_module_tensor_to_device(self._model, name, "meta", value=cast.to("meta"), dtype=place.dtype)
+            return
+        for name in place.names:
+            set_module_tensor_to_device(self._model, name, self._home(place), value=cast, dtype=place.dtype)

@@ -1,0 +1,239 @@
+"""The packed parameters of bitsandbytes, as accel-core's `PackedParameter` sees them.
+
+Imported, this module registers both formats, so that sizes, device maps, loading and offload count and move packed
+bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import bitsandbytes
+import torch
+from bitsandbytes.nn import Int8Params, Params4bit
+from torch import nn
+
+from accel_core.errors import QuantizationError
+from accel_core.modules import packed
+
+__all__ = ["EIGHT_BITS", "FOUR_BITS", "EightBits", "FourBits"]
+
+_NESTED_BLOCK = 256
+_CODES = 16
+_NESTED_CODES = 256
+_FLOAT = 4
+_COUNT = "accel_weights"
+
+
+class EightBits:
+    """Weights of 8 bits with one float32 scale a row."""
+
+    name = "bitsandbytes-8bit"
+
+    def matches(self, parameter: torch.Tensor) -> bool:
+        """Tell whether a parameter is of this format."""
+        return isinstance(parameter, Int8Params)
+
+    def nbytes(self, parameter: torch.Tensor) -> int:
+        """Count the bytes of weights and scales, packed or yet to be."""
+        return parameter.numel() + _FLOAT * parameter.shape[0]
+
+    def move(self, parameter: torch.Tensor, device: torch.device) -> nn.Parameter:
+        """Give the same weights on another device."""
+        if parameter.dtype != torch.int8:
+            return self._made(parameter.detach().to(device), None)
+        scales = _scales(parameter)
+        if device.type != "meta" and scales is None:
+            raise QuantizationError(
+                "An 8-bit weight without its scales cannot be moved; found SCB empty. Load the weight first, or make "
+                "its layer with replace_with_bnb_layers, which keeps them after a forward."
+            )
+        return self._made(parameter.detach().to(device), None if scales is None else scales.to(device))
+
+    def pack(
+        self, parameter: torch.Tensor, value: torch.Tensor, device: torch.device, statistics: torch.Tensor | None = None
+    ) -> nn.Parameter:
+        """Pack floating point weights, or take packed ones with their scales."""
+        _check_shape(parameter, value)
+        if value.dtype == torch.int8:
+            if statistics is None:
+                raise QuantizationError(
+                    "Packed 8-bit weights come with their row scales; got none. Pass `fp16_statistics`, saved as SCB."
+                )
+            return self._made(value.to(device), statistics.to(device, torch.float32))
+        if device.type == "meta":
+            return self._made(torch.empty(value.shape, dtype=torch.int8, device=device), None)
+        made = Int8Params(value.detach().to("cpu", copy=True), requires_grad=False, has_fp16_weights=False)
+        result: nn.Parameter = made.to(device)
+        return result
+
+    def parts(self, parameter: torch.Tensor) -> Sequence[str]:
+        """Name the weights and the scales."""
+        return ("", "SCB")
+
+    def unpack(self, parameter: torch.Tensor) -> Mapping[str, torch.Tensor]:
+        """Give weights and scales."""
+        scales = _scales(parameter)
+        if parameter.dtype != torch.int8 or scales is None:
+            raise QuantizationError(
+                f"The weight is not packed yet; found {parameter.dtype}. Move it to its device first, which packs it."
+            )
+        return {"": parameter.detach(), "SCB": scales}
+
+    def rebuild(
+        self,
+        parameter: torch.Tensor,
+        stored: Mapping[str, torch.Tensor],
+        device: torch.device,
+    ) -> nn.Parameter:
+        """Make the parameter out of weights and scales."""
+        return self._made(stored[""].to(device), stored["SCB"].to(device))
+
+    def _made(self, data: torch.Tensor, scales: torch.Tensor | None) -> nn.Parameter:
+        if data.dtype != torch.int8:
+            made: nn.Parameter = Int8Params(data, requires_grad=False, has_fp16_weights=False)
+            return made  # type: ignore[no-any-return]
+        codes = None if scales is None else data
+        made = Int8Params(data, requires_grad=False, has_fp16_weights=False, CB=codes, SCB=scales)
+        return made
+
+
+class FourBits:
+    """Weights of 4 bits, two a byte, with one scale for each block of 64, which may be packed too."""
+
+    name = "bitsandbytes-4bit"
+
+    def matches(self, parameter: torch.Tensor) -> bool:
+        """Tell whether a parameter is of this format."""
+        return isinstance(parameter, Params4bit)
+
+    def nbytes(self, parameter: torch.Tensor) -> int:
+        """Count the bytes of weights, scales and code books, packed or yet to be."""
+        state = _state(parameter)
+        if state is not None:
+            count = parameter.nbytes + state.absmax.nbytes + state.code.nbytes
+            if state.nested:
+                count += state.state2.absmax.nbytes + state.state2.code.nbytes + state.offset.nbytes
+            return int(count)
+        weights = getattr(parameter, _COUNT, parameter.numel())
+        blocks = -(-weights // _block(parameter))
+        count = -(-weights // 2) + _FLOAT * _CODES
+        if not parameter.compress_statistics:  # type: ignore[attr-defined]
+            return int(count + _FLOAT * blocks)
+        return int(count + blocks + _FLOAT * (-(-blocks // _NESTED_BLOCK) + _NESTED_CODES + 1))
+
+    def move(self, parameter: torch.Tensor, device: torch.device) -> nn.Parameter:
+        """Give the same weights on another device; on meta, an empty parameter with the same settings."""
+        state = _state(parameter)
+        if device.type == "meta":
+            made = self._like(parameter, parameter.detach().to(device))
+            weights = getattr(parameter, _COUNT, None) if state is None else state.shape.numel()
+            if weights is not None:
+                setattr(made, _COUNT, weights)
+            return made
+        if state is None:
+            return self._like(parameter, parameter.detach().to(device))
+        return self.rebuild(parameter, self.unpack(parameter), device)
+
+    def pack(
+        self,
+        parameter: torch.Tensor,
+        value: torch.Tensor,
+        device: torch.device,
+        statistics: torch.Tensor | None = None,
+    ) -> nn.Parameter:
+        """Pack floating point weights."""
+        if not value.is_floating_point():
+            raise QuantizationError(
+                f"Packed 4-bit weights come with their statistics; got a bare tensor of {value.dtype}. Use `rebuild`, "
+                "or load the checkpoint with load_and_quantize_model."
+            )
+        _check_shape(parameter, value)
+        if device.type == "meta":
+            return self._like(parameter, torch.empty(value.shape, dtype=value.dtype, device=device))
+        made = self._like(parameter, value.detach().to("cpu", copy=True))
+        result: nn.Parameter = made.to(device)
+        return result
+
+    def parts(self, parameter: torch.Tensor) -> Sequence[str]:
+        """Name the weights and the parts of their state."""
+        kind = parameter.quant_type  # type: ignore[attr-defined]
+        names = ["", "weight.absmax", "weight.quant_map"]
+        if parameter.compress_statistics:  # type: ignore[attr-defined]
+            names += ["weight.nested_absmax", "weight.nested_quant_map"]
+        return (*names, f"weight.quant_state.bitsandbytes__{kind}")
+
+    def unpack(self, parameter: torch.Tensor) -> Mapping[str, torch.Tensor]:
+        """Give weights and the parts of their state, as bitsandbytes saves them."""
+        state = _state(parameter)
+        if state is None:
+            raise QuantizationError(
+                f"The weight is not packed yet; found {parameter.dtype}. Move it to its device first, which packs it."
+            )
+        if getattr(state, "packing_format_for_cpu", False):
+            raise QuantizationError(
+                "The weight was packed again for AVX-512, which rounds its scales and cannot be undone exactly; found "
+                "such a state. Use accel_quant's layers, which leave that off, or set support_avx512bf16_for_cpu=False "
+                "on the layer before its first forward."
+            )
+        parts = {f"weight.{key}": part for key, part in state.as_dict(packed=True).items()}
+        return {"": parameter.detach(), **parts}
+
+    def rebuild(
+        self, parameter: torch.Tensor, stored: Mapping[str, torch.Tensor], device: torch.device
+    ) -> nn.Parameter:
+        """Make the parameter out of weights and state."""
+        statistics = {suffix.removeprefix("weight."): part for suffix, part in stored.items() if suffix}
+        made: nn.Parameter = Params4bit.from_prequantized(
+            data=stored[""],
+            quantized_stats=statistics,
+            requires_grad=False,
+            device=device,
+            quant_storage=parameter.quant_storage,  # type: ignore[attr-defined]
+        )
+        return made
+
+    def _like(self, parameter: Any, data: torch.Tensor) -> nn.Parameter:
+        made: nn.Parameter = Params4bit(
+            data,
+            requires_grad=False,
+            blocksize=parameter.blocksize,
+            compress_statistics=parameter.compress_statistics,
+            quant_type=parameter.quant_type,
+            quant_storage=parameter.quant_storage,
+            bnb_quantized=parameter.bnb_quantized,
+        )
+        return made
+
+
+def _scales(parameter: Any) -> torch.Tensor | None:
+    scales: torch.Tensor | None = parameter.SCB
+    return scales
+
+
+def _state(parameter: Any) -> Any:
+    state = parameter.quant_state
+    return state if isinstance(state, bitsandbytes.functional.QuantState) else None
+
+
+def _block(parameter: Any) -> int:
+    return int(parameter.blocksize or 64)
+
+
+def _check_shape(parameter: torch.Tensor, value: torch.Tensor) -> None:
+    if value.shape != parameter.shape and parameter.is_floating_point():
+        raise QuantizationError(
+            f"The weight does not fit its place; got shape {tuple(value.shape)} for {tuple(parameter.shape)}. Load a "
+            "checkpoint of the same architecture."
+        )
+
+
+EIGHT_BITS = EightBits()
+"""The registered format of 8-bit weights."""
+
+FOUR_BITS = FourBits()
+"""The registered format of 4-bit weights."""
+
+packed.register(EIGHT_BITS)
+packed.register(FOUR_BITS)

@@ -1,0 +1,209 @@
+"""Linear layers replaced by packed ones, and which are left alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import bitsandbytes
+import torch
+from bitsandbytes.nn import Int8Params, Linear4bit, Linear8bitLt, Params4bit
+from torch import nn
+
+from accel_core.errors import QuantizationError
+from accel_core.logging import get_logger
+from accel_core.modules import packed
+from accel_core.modules.ties import find_tied_parameters
+from accel_quant.config import BnbQuantizationConfig
+
+__all__ = [
+    "check_names",
+    "get_keys_to_not_convert",
+    "get_parameter_device",
+    "has_4bit_bnb_layers",
+    "is_named",
+    "packed_layers",
+    "replace_with_bnb_layers",
+]
+
+logger = get_logger(__name__)
+
+
+def replace_with_bnb_layers(
+    model: nn.Module,
+    bnb_quantization_config: BnbQuantizationConfig,
+    modules_to_not_convert: list[str] | None = None,
+    current_key_name: list[str] | None = None,
+) -> nn.Module:
+    """Put a packed layer in the place of every `nn.Linear`; weights are packed when they are moved to a device.
+
+    Args:
+        model: The model, changed in place; it may be on the meta device.
+        bnb_quantization_config: How weights are packed.
+        modules_to_not_convert: Names of modules that stay; a name stands for everything below it.
+        current_key_name: Names of the modules above `model`, for names that start there.
+
+    Returns:
+        The model.
+    """
+    prefix = ".".join(current_key_name or ())
+    chosen = list(_linear_layers(model, prefix, modules_to_not_convert or ()))
+    for parent, name, layer in chosen:
+        setattr(parent, name, _packed(layer, bnb_quantization_config))
+    if not chosen:
+        logger.warning(
+            "No linear layer of %s was replaced; nothing of it is packed. Check the model and the modules that are "
+            "left out: %s.",
+            type(model).__name__,
+            modules_to_not_convert,
+        )
+    return model
+
+
+def _linear_layers(
+    model: nn.Module, prefix: str, left_out: Iterable[str]
+) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
+    for path, parent in model.named_modules():
+        for name, layer in parent.named_children():
+            full = ".".join(part for part in (prefix, path, name) if part)
+            already = isinstance(layer, Linear8bitLt | Linear4bit)
+            if isinstance(layer, nn.Linear) and not already and not any(is_named(full, key) for key in left_out):
+                yield parent, name, layer
+
+
+def is_named(name: str, key: str) -> bool:
+    """Tell whether a list's key stands for a module: it is its name, or a run of whole parts of it."""
+    return f".{key}." in f".{name}."
+
+
+def check_names(model: nn.Module, field: str, names: Iterable[str] | None) -> None:
+    """Make sure that every name of a list stands for a module.
+
+    Raises:
+        QuantizationError: Names that match nothing.
+    """
+    known = [name for name, _ in model.named_modules() if name]
+    lost = [key for key in names or () if not any(is_named(name, key) for name in known)]
+    if lost:
+        raise QuantizationError(
+            f"{field} names modules that {type(model).__name__} does not have; found nothing for {lost}. Its first "
+            f"modules are {[name for name in known if '.' not in name][:8]}."
+        )
+
+
+def _packed(layer: nn.Linear, config: BnbQuantizationConfig) -> nn.Module:
+    bias = layer.bias is not None
+    with torch.device("meta"):
+        if config.load_in_8bit:
+            made: Any = Linear8bitLt(
+                layer.in_features,
+                layer.out_features,
+                bias,
+                has_fp16_weights=False,
+                threshold=config.llm_int8_threshold,
+            )
+        else:
+            made = Linear4bit(
+                layer.in_features,
+                layer.out_features,
+                bias,
+                compute_dtype=config.bnb_4bit_compute_dtype,
+                compress_statistics=config.bnb_4bit_use_double_quant,
+                quant_type=config.bnb_4bit_quant_type,
+            )
+    data = layer.weight.detach()
+    if config.load_in_8bit:
+        made.weight = Int8Params(data, requires_grad=False, has_fp16_weights=False)
+        made.register_forward_hook(_keep_scales, always_call=True)
+    else:
+        made.weight = Params4bit(
+            data,
+            requires_grad=False,
+            compress_statistics=config.bnb_4bit_use_double_quant,
+            quant_type=config.bnb_4bit_quant_type,
+            module=None if data.is_meta else made,
+        )
+        made.support_avx512bf16_for_cpu = False
+    made.register_state_dict_pre_hook(_refuse_repacked)
+    made.register_state_dict_post_hook(_name_parts)
+    made.bias = layer.bias
+    if bias:
+        made.bias.requires_grad_(False)
+    made.requires_grad_(False)
+    made.train(layer.training)
+    return made  # type: ignore[no-any-return]
+
+
+def _keep_scales(layer: Any, _inputs: Any, _output: Any) -> None:
+    """Leave the scales with the weight after a forward, where bitsandbytes moves them to the layer's state.
+
+    A layer whose weight is away again (offloaded) keeps nothing of it.
+    """
+    state = layer.state
+    if layer.weight.is_meta:
+        state.CB = state.SCB = None
+    elif state.SCB is not None:
+        layer.weight.SCB = state.SCB
+
+
+def _refuse_repacked(layer: Any, prefix: str, _keep_vars: bool) -> None:
+    """Raise before a state dict is made of weights that bitsandbytes can only save changed."""
+    if getattr(getattr(layer.weight, "quant_state", None), "packing_format_for_cpu", False):
+        raise QuantizationError(
+            f"The weight of {prefix or type(layer).__name__} cannot be saved as it is; found that bitsandbytes packed "
+            "it again for AVX-512 and rounded its scales. Leave support_avx512bf16_for_cpu False on the layer."
+        )
+
+
+def _name_parts(layer: Any, state: dict[str, Any], prefix: str, _metadata: Any) -> None:
+    """Name the parts of a weight that is away, so that who holds it can fill them in."""
+    weight = layer.weight
+    if weight.is_meta:
+        form = packed.find(weight)
+        parts = () if form is None else form.parts(weight)
+        for suffix in parts:
+            state.setdefault(prefix + (suffix or "weight"), torch.empty(0, dtype=torch.uint8, device="meta"))
+
+
+def packed_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Give the packed layers of a model by name."""
+    for name, layer in model.named_modules():
+        if isinstance(layer, Linear8bitLt | Linear4bit):
+            yield name, layer
+
+
+def get_keys_to_not_convert(model: nn.Module) -> list[str]:
+    """Name the modules that are better left unpacked: the output head, and those with tied weights.
+
+    Args:
+        model: The model.
+
+    Returns:
+        Names of modules; none for a base model without a head and without ties.
+    """
+    tied = [name for group in find_tied_parameters(model) for name in group]
+    prefix = getattr(model, "base_model_prefix", None)
+    is_base_model = prefix is not None and not hasattr(model, prefix)
+    if not tied and is_base_model:
+        return []
+    children = [name for name, _ in model.named_children()]
+    names = [*tied, *children[-1:]]
+    return list(dict.fromkeys(name.removesuffix(".weight").removesuffix(".bias") for name in names))
+
+
+def get_parameter_device(parameter: nn.Module) -> torch.device:
+    """Return the device of a module's first parameter.
+
+    Args:
+        parameter: The module.
+    """
+    return next(parameter.parameters()).device
+
+
+def has_4bit_bnb_layers(model: nn.Module) -> bool:
+    """Tell whether a model holds a 4-bit layer of bitsandbytes.
+
+    Args:
+        model: The model.
+    """
+    return any(isinstance(module, bitsandbytes.nn.Linear4bit) for module in model.modules())

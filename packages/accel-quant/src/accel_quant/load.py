@@ -1,0 +1,155 @@
+"""A model loaded with packed linear layers."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from accel_bigmodel import (
+    check_device_map,
+    check_tied_parameters_on_same_device,
+    dispatch_model,
+    retie_parameters,
+)
+from accel_bigmodel.checkpoint.read import open_checkpoint
+from accel_core.errors import OffloadError, QuantizationError
+from accel_core.logging import get_logger
+from accel_core.modules.ties import find_tied_parameters
+from accel_quant import layers
+from accel_quant.checkpoint import Filling
+from accel_quant.config import BnbQuantizationConfig
+from accel_quant.device_map import get_quantized_model_device_map
+
+__all__ = ["load_and_quantize_model"]
+
+logger = get_logger(__name__)
+
+
+def load_and_quantize_model(
+    model: nn.Module,
+    bnb_quantization_config: BnbQuantizationConfig,
+    weights_location: str | os.PathLike[str] | None = None,
+    device_map: dict[str, int | str | torch.device] | None = None,
+    no_split_module_classes: list[str] | None = None,
+    max_memory: dict[int | str, int | str] | None = None,
+    offload_folder: str | os.PathLike[str] | None = None,
+    offload_state_dict: bool = False,
+) -> nn.Module:
+    """Pack the linear layers of a model with bitsandbytes, on a CPU as well as on a GPU.
+
+    A model that is loaded is packed where it is. An empty one (on the meta device) is filled from a checkpoint, one
+    weight after another, so that the unpacked model is never in memory as a whole; the checkpoint may be packed
+    already, as `Accelerator.save_model` wrote it. Everything is checked first: when this raises, no weight was changed.
+
+    Args:
+        model: The model; its layers are replaced in place.
+        bnb_quantization_config: How weights are packed.
+        weights_location: A weights file, an index (`.json`), or a folder with one of them; needed for an empty model.
+        device_map: Devices by name of module, or `auto`, `balanced`, `balanced_low_0`, `sequential`; by default the
+            accelerator, or the CPU. Parts on "cpu" (beside an accelerator) and "disk" wait there packed.
+        no_split_module_classes: Names of classes whose instances stay on one device.
+        max_memory: Bytes or written sizes by device.
+        offload_folder: Where packed weights on "disk" are written.
+        offload_state_dict: Accepted: what goes to the CPU is mapped from its file and needs no room twice.
+
+    Returns:
+        The model, with `is_loaded_in_8bit`, `is_loaded_in_4bit`, `is_quantized` and `hf_device_map`.
+
+    Raises:
+        QuantizationError: No weights for an empty model, or a list that names no module.
+        CheckpointMismatchError: The checkpoint does not fit the model.
+        CheckpointError: The checkpoint is missing, damaged or unsafe.
+        DeviceMapError: The map misses a weight.
+        OffloadError: Weights go to "disk" and there is no folder that can be written.
+    """
+    config = bnb_quantization_config
+    layers.check_names(model, "skip_modules", config.skip_modules)
+    layers.check_names(model, "keep_in_fp32_modules", config.keep_in_fp32_modules)
+    empty = any(parameter.is_meta for parameter in model.parameters())
+    if empty and weights_location is None:
+        raise QuantizationError(
+            "`weights_location` needs to be where the weights of the model are; the model is empty (on the meta "
+            "device) and there is none. Pass a file, an index or a folder."
+        )
+    if not empty:
+        logger.warning(
+            "The model is loaded already and is packed in memory. To need less of it, make the model under "
+            "init_empty_weights and pass weights_location."
+        )
+    source = open_checkpoint(weights_location) if empty and weights_location is not None else None
+    skipped = config.skip_modules if config.skip_modules is not None else layers.get_keys_to_not_convert(model)
+    left_out = [*skipped, *(config.keep_in_fp32_modules or ())]
+    before = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    tied = find_tied_parameters(model)
+    layers.replace_with_bnb_layers(model, config, modules_to_not_convert=left_out)
+    try:
+        places = get_quantized_model_device_map(
+            model, config, device_map, max_memory=max_memory, no_split_module_classes=no_split_module_classes
+        )
+        check_device_map(model, places)
+        check_tied_parameters_on_same_device(tied, places)
+        _check_folder(places, offload_folder)
+        filling = Filling(model, config, places, offload_folder)
+        if source is not None:
+            filling.check(source)
+    except BaseException:
+        _put_back(model, before)
+        raise
+    if source is not None:
+        filling.from_checkpoint(source)
+    else:
+        filling.from_model()
+    retie_parameters(model, tied)
+    _label(model, config)
+    return _spread(model, places, filling.index, offload_folder)
+
+
+def _label(model: nn.Module, config: BnbQuantizationConfig) -> None:
+    for name, value in (
+        ("is_loaded_in_4bit", config.load_in_4bit),
+        ("is_loaded_in_8bit", config.load_in_8bit),
+        ("is_quantized", True),
+    ):
+        object.__setattr__(model, name, value)
+
+
+def _spread(model: nn.Module, places: dict[str, Any], index: Mapping[str, Any], offload_folder: Any) -> nn.Module:
+    """Put hooks on a model that is on several devices."""
+    if len({str(device) for device in places.values()}) == 1 and "disk" not in places.values():
+        object.__setattr__(model, "hf_device_map", dict(places))
+        return model
+    return dispatch_model(model, places, offload_dir=offload_folder, offload_index=index or None, force_hooks=True)
+
+
+def _check_folder(places: Mapping[str, Any], offload_folder: Any) -> None:
+    parts = [name for name, device in places.items() if str(device) == "disk"]
+    if not parts:
+        return
+    if offload_folder is None:
+        raise OffloadError(
+            f"Packed weights on 'disk' have to be written somewhere; found {parts} there and no folder. Pass "
+            "`offload_folder`."
+        )
+    try:
+        os.makedirs(offload_folder, exist_ok=True)
+        with tempfile.TemporaryFile(dir=offload_folder):
+            pass
+    except OSError as failure:
+        raise OffloadError(
+            f"The offload folder {os.fspath(offload_folder)} cannot be written; the system says {failure}. Choose "
+            "another."
+        ) from failure
+
+
+def _put_back(model: nn.Module, before: Mapping[str, nn.Module]) -> None:
+    """Give a model its layers back."""
+    for name, layer in before.items():
+        path, _, leaf = name.rpartition(".")
+        parent = model.get_submodule(path)
+        if getattr(parent, leaf) is not layer:
+            setattr(parent, leaf, layer)

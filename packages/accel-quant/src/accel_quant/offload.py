@@ -1,0 +1,78 @@
+"""Packed weights written to an offload folder."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import MutableMapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from accel_bigmodel import offload_weight, set_module_tensor_to_device
+from accel_bigmodel.hooks.residency import packed_key
+from accel_bigmodel.placement import as_device
+from accel_core.errors import QuantizationError
+from accel_core.modules import packed
+from accel_core.modules.traversal import owner_of
+from accel_quant.device_map import default_device
+
+__all__ = ["quantize_and_offload_8bit", "write_parts"]
+
+
+def quantize_and_offload_8bit(
+    model: nn.Module,
+    param: torch.Tensor,
+    param_name: str,
+    new_dtype: torch.dtype,
+    offload_folder: str | os.PathLike[str],
+    offload_index: MutableMapping[str, Any],
+    fp16_statistics: torch.Tensor | None,
+) -> None:
+    """Pack one weight to 8 bits, write weight and scales to an offload folder, and leave it empty in the model.
+
+    Args:
+        model: The model, whose layer was replaced.
+        param: The weight: floating point, or packed with its scales in `fp16_statistics`.
+        param_name: Dotted name of the weight.
+        new_dtype: Dtype that floating point weights are cast to before packing.
+        offload_folder: The folder, which must exist.
+        offload_index: Where dtypes and shapes are noted.
+        fp16_statistics: Row scales that go with a packed weight.
+
+    Raises:
+        QuantizationError: The name is of no packed weight, or the weight does not fit.
+    """
+    owner, leaf = owner_of(model, param_name)
+    place = owner._parameters.get(leaf)
+    form = None if place is None else packed.find(place)
+    if form is None or place is None:
+        raise QuantizationError(
+            f"{param_name} is not a packed weight of the model; found {type(place).__name__}. Replace the layers first "
+            "with replace_with_bnb_layers."
+        )
+    value = param.to(new_dtype) if param.is_floating_point() else param
+    made = form.pack(place, value, as_device(default_device()), statistics=fp16_statistics)
+    write_parts(form, made, param_name, offload_folder, offload_index)
+    set_module_tensor_to_device(model, param_name, "meta")
+    owner._parameters[leaf] = form.move(made, torch.device("meta"))
+
+
+def write_parts(
+    form: packed.PackedParameter,
+    parameter: nn.Parameter,
+    name: str,
+    offload_folder: str | os.PathLike[str],
+    offload_index: MutableMapping[str, Any],
+) -> None:
+    """Write the parts of a packed weight to an offload folder.
+
+    Args:
+        form: The weight's format.
+        parameter: The packed weight.
+        name: Its dotted name.
+        offload_folder: The folder.
+        offload_index: Where dtypes and shapes are noted.
+    """
+    for suffix, part in form.unpack(parameter).items():
+        offload_weight(part, packed_key(name, suffix), offload_folder, index=offload_index)

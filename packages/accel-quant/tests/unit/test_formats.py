@@ -1,0 +1,127 @@
+"""Tests of the packed formats that accel-core knows of after this package is imported."""
+
+import bitsandbytes as bnb
+import pytest
+import torch
+
+from accel_core.errors import QuantizationError
+from accel_core.modules import packed
+from accel_core.modules.sizes import tensor_bytes
+from accel_quant.formats import EIGHT_BITS, FOUR_BITS
+
+CPU, META = torch.device("cpu"), torch.device("meta")
+
+
+def _weight(rows=96, columns=128):
+    return torch.randn(rows, columns, generator=torch.Generator().manual_seed(0))
+
+
+def _empty(form, quant_type="nf4", nested=False, rows=96, columns=128):
+    data = torch.empty(rows, columns, device="meta")
+    if form is EIGHT_BITS:
+        return bnb.nn.Int8Params(data, requires_grad=False, has_fp16_weights=False)
+    return bnb.nn.Params4bit(data, requires_grad=False, quant_type=quant_type, compress_statistics=nested)
+
+
+CASES = [
+    pytest.param(lambda: _empty(EIGHT_BITS), EIGHT_BITS, id="8bit"),
+    pytest.param(lambda: _empty(FOUR_BITS), FOUR_BITS, id="nf4"),
+    pytest.param(lambda: _empty(FOUR_BITS, nested=True), FOUR_BITS, id="nf4-double"),
+    pytest.param(lambda: _empty(FOUR_BITS, "fp4"), FOUR_BITS, id="fp4"),
+    pytest.param(lambda: _empty(FOUR_BITS, "fp4", nested=True), FOUR_BITS, id="fp4-double"),
+]
+
+
+def _value(parameter):
+    if isinstance(parameter, bnb.nn.Int8Params):
+        return parameter.detach().float() * parameter.SCB[:, None] / 127
+    return bnb.functional.dequantize_4bit(parameter.data, parameter.quant_state)
+
+
+@pytest.mark.parametrize(("make", "form"), CASES)
+def test_registered_and_found(make, form):
+    """Both formats are registered, find their own parameters and are of the Protocol."""
+    assert packed.find(make()) is form
+    assert packed.find_by_name(form.name) is form
+    assert isinstance(form, packed.PackedParameter)
+    assert packed.find(torch.nn.Parameter(torch.ones(1))) is None
+
+
+@pytest.mark.parametrize(("make", "form"), CASES)
+def test_bytes_are_known_before_packing(make, form):
+    """The bytes that a map counts for an empty weight are those that the packed one occupies."""
+    empty = make()
+    made = form.pack(empty, _weight(), CPU)
+    parts = form.unpack(made)
+    held = sum(part.nbytes for name, part in parts.items() if "quant_state" not in name)
+    offset = 4 if getattr(empty, "compress_statistics", False) else 0
+    assert form.nbytes(made) == held + offset
+    assert form.nbytes(empty) == form.nbytes(made) == form.nbytes(form.move(made, META))
+    assert tensor_bytes(empty, torch.float16) == form.nbytes(made)
+
+
+@pytest.mark.parametrize(("make", "form"), CASES)
+def test_packing_is_that_of_bitsandbytes(make, form):
+    """Packed weights equal those that bitsandbytes packs by itself, and the given value is left as it was."""
+    value = _weight()
+    made = form.pack(make(), value, CPU)
+    if form is EIGHT_BITS:
+        by_hand = bnb.nn.Int8Params(_weight(), requires_grad=False, has_fp16_weights=False).to("cpu")
+    else:
+        empty = make()
+        by_hand = bnb.nn.Params4bit(
+            _weight(),
+            requires_grad=False,
+            quant_type=empty.quant_type,
+            compress_statistics=empty.compress_statistics,
+        ).to("cpu")
+    assert torch.equal(made.data, by_hand.data)
+    assert torch.equal(_value(made), _value(by_hand))
+    assert torch.equal(value, _weight())
+
+
+@pytest.mark.parametrize(("make", "form"), CASES)
+def test_unpack_and_rebuild_are_exact(make, form):
+    """What is unpacked is named by `parts` of the empty weight, and rebuilds to the same bits."""
+    empty = make()
+    made = form.pack(empty, _weight(), CPU)
+    parts = form.unpack(made)
+    assert list(parts) == list(form.parts(empty)) or set(parts) == set(form.parts(empty))
+    stand_in = form.move(made, META)
+    assert stand_in.is_meta
+    assert packed.find(stand_in) is form
+    stored = {name: part.clone() for name, part in parts.items()}
+    again = form.rebuild(stand_in, stored, CPU)
+    assert torch.equal(again.data, made.data)
+    assert torch.equal(_value(again), _value(made))
+    assert {name: part.tolist() for name, part in form.unpack(again).items()} == {
+        name: part.tolist() for name, part in parts.items()
+    }
+
+
+@pytest.mark.parametrize(("make", "form"), CASES)
+def test_moving_keeps_the_bits(make, form):
+    """A packed weight moved to a device is the same weight."""
+    made = form.pack(make(), _weight(), CPU)
+    moved = form.move(made, CPU)
+    assert torch.equal(_value(moved), _value(made))
+    assert not moved.requires_grad
+
+
+@pytest.mark.parametrize(("make", "form"), CASES)
+def test_weights_that_do_not_fit(make, form):
+    """A value of another shape is refused, and so is a bare packed tensor without statistics."""
+    with pytest.raises(QuantizationError, match=r"got shape \(3, 3\) for \(96, 128\)"):
+        form.pack(make(), torch.ones(3, 3), CPU)
+    bare = torch.zeros(96, 128, dtype=torch.int8 if form is EIGHT_BITS else torch.uint8)
+    with pytest.raises(QuantizationError, match="scales|statistics"):
+        form.pack(make(), bare, CPU)
+    with pytest.raises(QuantizationError, match="not packed yet"):
+        form.unpack(make())
+
+
+def test_eight_bits_with_their_scales():
+    """Packed weights with their scales are taken as they are."""
+    made = EIGHT_BITS.pack(_empty(EIGHT_BITS), _weight(), CPU)
+    again = EIGHT_BITS.pack(_empty(EIGHT_BITS), made.detach(), CPU, statistics=made.SCB)
+    assert torch.equal(_value(again), _value(made))

@@ -1,0 +1,368 @@
+"""Tests of loading, running, offloading and saving packed models, with bitsandbytes on a CPU."""
+
+import copy
+import json
+
+import bitsandbytes as bnb
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from accel_bigmodel import init_empty_weights
+from accel_core.accelerator import Accelerator
+from accel_core.errors import (
+    CheckpointMismatchError,
+    CheckpointNotFoundError,
+    DeviceMapError,
+    OffloadError,
+    QuantizationError,
+)
+from accel_quant import (
+    BnbQuantizationConfig,
+    get_quantized_model_device_map,
+    load_and_quantize_model,
+    quantize_and_offload_8bit,
+    replace_with_bnb_layers,
+)
+
+pytestmark = pytest.mark.filterwarnings("ignore:MatMul8bitLt")
+
+CONFIGS = {
+    "8bit": {"load_in_8bit": True},
+    "8bit-no-threshold": {"load_in_8bit": True, "llm_int8_threshold": 0.0},
+    "nf4": {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": "fp32"},
+    "nf4-double-bf16": {
+        "load_in_4bit": True,
+        "bnb_4bit_quant_type": "nf4",
+        "bnb_4bit_use_double_quant": True,
+        "bnb_4bit_compute_dtype": "bf16",
+    },
+    "fp4": {"load_in_4bit": True, "bnb_4bit_compute_dtype": "fp32"},
+}
+MAPS = {
+    "none": None,
+    "cpu": {"": "cpu"},
+    "auto": "auto",
+    "disk": {"scale": "cpu", "emb": "cpu", "blocks.0": "cpu", "blocks.1": "disk", "head": "cpu"},
+    "all-disk": {"": "disk"},
+}
+
+
+class Block(nn.Module):
+    """A norm and two layers of sizes that are no power of two."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(32)
+        self.up = nn.Linear(32, 72)
+        self.down = nn.Linear(72, 32, bias=False)
+
+    def forward(self, x):
+        """Run."""
+        return x + self.down(torch.relu(self.up(self.norm(x))))
+
+
+class Model(nn.Module):
+    """A small model with a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.emb = nn.Embedding(16, 32)
+        self.blocks = nn.ModuleList(Block() for _ in range(2))
+        self.head = nn.Linear(32, 16)
+        self.register_buffer("scale", torch.tensor(0.5))
+
+    def forward(self, index):
+        """Run."""
+        x = self.emb(index) * self.scale
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+INPUT = torch.arange(16)[None]
+
+
+@pytest.fixture
+def trained():
+    """A model with fixed weights."""
+    torch.manual_seed(0)
+    return Model().eval()
+
+
+@pytest.fixture
+def weights(trained, tmp_path):
+    """The weights of `trained` in a folder."""
+    folder = tmp_path / "weights"
+    folder.mkdir()
+    save_file(trained.state_dict(), folder / "model.safetensors")
+    return folder
+
+
+def _config(name, **more):
+    return BnbQuantizationConfig(torch_dtype=torch.float32, **{**CONFIGS[name], **more})
+
+
+def _empty():
+    with init_empty_weights():
+        return Model().eval()
+
+
+@torch.no_grad()
+def _run(model):
+    return model(INPUT)
+
+
+def _by_hand(trained, name):
+    """Pack the same layers with bitsandbytes alone."""
+    settings = CONFIGS[name]
+    model = copy.deepcopy(trained)
+    for block in model.blocks:
+        for leaf in ("up", "down"):
+            layer = getattr(block, leaf)
+            bias = layer.bias is not None
+            if settings.get("load_in_8bit"):
+                made = bnb.nn.Linear8bitLt(
+                    layer.in_features,
+                    layer.out_features,
+                    bias,
+                    has_fp16_weights=False,
+                    threshold=settings.get("llm_int8_threshold", 6.0),
+                )
+            else:
+                made = bnb.nn.Linear4bit(
+                    layer.in_features,
+                    layer.out_features,
+                    bias,
+                    compute_dtype={"fp32": torch.float32, "bf16": torch.bfloat16}[settings["bnb_4bit_compute_dtype"]],
+                    quant_type=settings.get("bnb_4bit_quant_type", "fp4"),
+                    compress_statistics=settings.get("bnb_4bit_use_double_quant", False),
+                )
+                made.support_avx512bf16_for_cpu = False
+            made.load_state_dict(layer.state_dict())
+            setattr(block, leaf, made.to("cpu"))
+    return model.eval()
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_equal_to_bitsandbytes_by_hand(trained, weights, name):
+    """A model loaded packed computes bit for bit what the same layers do that bitsandbytes packed by hand."""
+    model = load_and_quantize_model(_empty(), _config(name), weights_location=weights)
+    assert type(model.head) is nn.Linear
+    kind = bnb.nn.Linear8bitLt if name.startswith("8bit") else bnb.nn.Linear4bit
+    assert isinstance(model.blocks[0].up, kind)
+    assert torch.equal(_run(model), _run(_by_hand(trained, name)))
+    error = (_run(model) - _run(trained)).norm() / _run(trained).norm()
+    assert 0 < error < 0.15
+
+
+@pytest.mark.parametrize("name", ["8bit", "nf4-double-bf16"])
+@pytest.mark.parametrize("place", MAPS)
+def test_every_device_map_computes_the_same(weights, tmp_path, name, place):
+    """Wherever packed parts wait, on the CPU or on disk, the output is the same to the bit, forward after forward."""
+    expected = _run(load_and_quantize_model(_empty(), _config(name), weights_location=weights))
+    model = load_and_quantize_model(
+        _empty(), _config(name), weights_location=weights, device_map=MAPS[place], offload_folder=tmp_path / "off"
+    )
+    for _ in range(2):
+        assert torch.equal(_run(model), expected)
+    if "disk" in place:
+        away = [parameter for name, parameter in model.named_parameters() if "blocks.1" in name]
+        assert all(parameter.is_meta for parameter in away)
+        layer = model.blocks[1].up
+        assert getattr(getattr(layer, "state", None), "CB", None) is None
+        files = list((tmp_path / "off").glob("blocks.1.up.weight*.dat"))
+        assert sum(file.stat().st_size for file in files) < 32 * 72 * 2
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_loaded_model_is_packed_to_the_same(trained, weights, name, caplog):
+    """Packing a model in memory gives what loading it packed gives."""
+    expected = _run(load_and_quantize_model(_empty(), _config(name), weights_location=weights))
+    model = load_and_quantize_model(copy.deepcopy(trained), _config(name))
+    assert torch.equal(_run(model), expected)
+    assert (model.is_loaded_in_8bit, model.is_loaded_in_4bit) == (name.startswith("8bit"), not name.startswith("8bit"))
+    assert "loaded already" in caplog.text
+
+
+@pytest.mark.usefixtures("fresh_state")
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("after", ["before", "after"])
+def test_saving_and_loading_is_exact(weights, tmp_path, name, after):
+    """`Accelerator.save_model` writes a packed model from which loading gives the same bits, used or not."""
+    model = load_and_quantize_model(_empty(), _config(name), weights_location=weights)
+    if after == "after":
+        _run(model)
+    Accelerator(cpu=True).save_model(model, tmp_path / "saved")
+    expected = _run(model)
+    again = load_and_quantize_model(_empty(), _config(name), weights_location=tmp_path / "saved")
+    assert torch.equal(_run(again), expected)
+    size = (tmp_path / "saved" / "model.safetensors").stat().st_size
+    assert size < (weights / "model.safetensors").stat().st_size
+
+
+@pytest.mark.parametrize("form", ["file", "index", "folder", "pickle"])
+def test_places_of_weights(trained, weights, tmp_path, form):
+    """Weights come from a file, an index, a folder or a pickled state dict."""
+    expected = _run(load_and_quantize_model(_empty(), _config("nf4"), weights_location=weights))
+    place = weights
+    if form == "file":
+        place = weights / "model.safetensors"
+    elif form == "pickle":
+        place = tmp_path / "model.bin"
+        torch.save(trained.state_dict(), place)
+    elif form == "index":
+        state, names = trained.state_dict(), {}
+        for number, part in enumerate((list(state)[::2], list(state)[1::2])):
+            file = f"part-{number}.safetensors"
+            save_file({name: state[name] for name in part}, tmp_path / file)
+            names |= dict.fromkeys(part, file)
+        place = tmp_path / "model.safetensors.index.json"
+        place.write_text(json.dumps({"weight_map": names, "metadata": {}}))
+    assert torch.equal(_run(load_and_quantize_model(_empty(), _config("nf4"), weights_location=place)), expected)
+
+
+def test_modules_that_stay(weights):
+    """Skipped modules get `torch_dtype`, and those kept in float32 stay in it."""
+    config = BnbQuantizationConfig(
+        load_in_8bit=True, torch_dtype="bf16", skip_modules=["head", "blocks.0"], keep_in_fp32_modules=["norm", "down"]
+    )
+    model = load_and_quantize_model(_empty(), config, weights_location=weights)
+    dtypes = {name: parameter.dtype for name, parameter in model.named_parameters()}
+    assert dtypes["blocks.0.up.weight"] is torch.bfloat16
+    assert dtypes["blocks.0.down.weight"] is torch.float32
+    assert dtypes["blocks.1.down.weight"] is torch.float32
+    assert dtypes["blocks.1.norm.weight"] is torch.float32
+    assert dtypes["blocks.1.up.weight"] is torch.int8
+    assert dtypes["head.weight"] is dtypes["emb.weight"] is torch.bfloat16
+    assert type(model.blocks[1].down) is nn.Linear
+
+
+def test_tied_weights_stay_one(tmp_path):
+    """A head that is tied to the embedding is left unpacked and stays the same parameter."""
+
+    class Tied(Model):
+        """The head is the embedding."""
+
+        def __init__(self):
+            super().__init__()
+            self.head.weight = self.emb.weight
+
+    torch.manual_seed(0)
+    trained = Tied().eval()
+    state = {name: value for name, value in trained.state_dict().items() if name != "head.weight"}
+    save_file(state, tmp_path / "model.safetensors")
+    with init_empty_weights():
+        model = Tied().eval()
+    model = load_and_quantize_model(model, _config("8bit"), weights_location=tmp_path)
+    assert model.head.weight is model.emb.weight
+    assert torch.equal(model.emb.weight, trained.emb.weight)
+
+
+def test_device_map_counts_packed_bytes(weights):
+    """A model that does not fit unpacked fits packed: the map counts what packed weights occupy."""
+    config = BnbQuantizationConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype="bf16")
+    limits = {"cpu": 12_000}
+    model = replace_with_bnb_layers(_empty(), config, ["head"])
+    places = get_quantized_model_device_map(model, config, "auto", max_memory=limits)
+    assert set(places.values()) == {"cpu"}
+    unpacked = get_quantized_model_device_map(_empty(), config, "auto", max_memory=limits)
+    assert "disk" in unpacked.values()
+
+
+@pytest.mark.parametrize("word", ["balanced", "balanced_low_0", "sequential"])
+def test_device_map_words(word):
+    """Every word makes a map that covers the model."""
+    config = _config("8bit")
+    model = replace_with_bnb_layers(_empty(), config, ["head"])
+    assert get_quantized_model_device_map(model, config, word) == {"": "cpu"}
+    assert get_quantized_model_device_map(model, config) == {"": "cpu"}
+
+
+def test_quantize_and_offload_8bit(trained, tmp_path):
+    """A weight is packed, written with its scales and left empty; what was packed before is written as it is."""
+    model = replace_with_bnb_layers(_empty(), _config("8bit"))
+    value, index = trained.blocks[0].up.weight.detach(), {}
+    quantize_and_offload_8bit(model, value, "blocks.0.up.weight", torch.float16, tmp_path, index, None)
+    assert set(index) == {"blocks.0.up.weight", "blocks.0.up.SCB"}
+    assert index["blocks.0.up.weight"] == {"dtype": "int8", "shape": [72, 32]}
+    assert model.blocks[0].up.weight.is_meta
+    first = (tmp_path / "blocks.0.up.weight.dat").read_bytes()
+    by_hand = bnb.nn.Int8Params(value.half(), requires_grad=False, has_fp16_weights=False).to("cpu")
+    assert first == bytes(by_hand.data.flatten().view(torch.uint8).tolist())
+    other = replace_with_bnb_layers(_empty(), _config("8bit"))
+    name = "blocks.0.up.weight"
+    quantize_and_offload_8bit(other, by_hand.data, name, torch.float16, tmp_path, {}, by_hand.SCB)
+    assert (tmp_path / "blocks.0.up.weight.dat").read_bytes() == first
+    with pytest.raises(QuantizationError, match="not a packed weight"):
+        quantize_and_offload_8bit(other, value, "emb.weight", torch.float16, tmp_path, {}, None)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"weights_location": None}, QuantizationError, "there is none. Pass a file"),
+        ({"weights_location": "none"}, CheckpointNotFoundError, "none"),
+        ({"config": {"skip_modules": ["lm_head"]}}, QuantizationError, "skip_modules names modules"),
+        ({"config": {"keep_in_fp32_modules": ["norms"]}}, QuantizationError, "keep_in_fp32_modules names modules"),
+        ({"device_map": "everywhere"}, DeviceMapError, "'everywhere'"),
+        ({"device_map": {"emb": "cpu"}}, DeviceMapError, "blocks"),
+        ({"device_map": {"": "disk"}}, OffloadError, "Pass `offload_folder`"),
+        ({"device_map": {"": "disk"}, "offload_folder": "file"}, OffloadError, "cannot be written"),
+        ({"drop": "blocks.0.up.weight"}, CheckpointMismatchError, r"blocks\.0\.up\.weight is missing"),
+        ({"reshape": "blocks.0.up.weight"}, CheckpointMismatchError, r"has shape \(2, 2\) for \(72, 32\)"),
+    ],
+)
+def test_bad_input_changes_nothing(trained, weights, tmp_path, monkeypatch, change, error, message):
+    """What cannot be done is an error that says why, before a layer or a weight of the model is changed."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("")
+    state = dict(trained.state_dict())
+    if "drop" in change:
+        del state[change["drop"]]
+    if "reshape" in change:
+        state[change["reshape"]] = torch.ones(2, 2)
+    save_file(state, weights / "model.safetensors")
+    model = _empty()
+    before = {name: (type(module), id(module)) for name, module in model.named_modules()}
+    arguments = {"weights_location": weights}
+    arguments |= {key: value for key, value in change.items() if key in ("weights_location", "device_map")}
+    if "offload_folder" in change:
+        arguments["offload_folder"] = tmp_path / change["offload_folder"]
+    with pytest.raises(error, match=message):
+        load_and_quantize_model(model, _config("8bit", **change.get("config", {})), **arguments)
+    assert {name: (type(module), id(module)) for name, module in model.named_modules()} == before
+    assert all(parameter.is_meta for parameter in model.parameters())
+
+
+@pytest.mark.usefixtures("fresh_state")
+def test_weights_packed_in_another_way(weights, tmp_path):
+    """A checkpoint of 4 bits does not load as 8, nor plain 4 bits as double, and the model stays as it was."""
+    model = load_and_quantize_model(_empty(), _config("nf4"), weights_location=weights)
+    Accelerator(cpu=True).save_model(model, tmp_path / "saved")
+    for other in ("8bit", "fp4", "nf4-double-bf16"):
+        empty = _empty()
+        with pytest.raises(CheckpointMismatchError, match="packed in another way"):
+            load_and_quantize_model(empty, _config(other), weights_location=tmp_path / "saved")
+        assert type(empty.blocks[0].up) is nn.Linear
+
+
+@pytest.mark.usefixtures("fresh_state")
+def test_what_cannot_be_saved_is_refused_before_writing(tmp_path):
+    """A weight that bitsandbytes packed again with rounded scales is an error, and no file is written."""
+    model = nn.Sequential(nn.Linear(64, 64))
+    model = load_and_quantize_model(model, _config("nf4", skip_modules=[]))
+    model[0].weight.quant_state.packing_format_for_cpu = True
+    with pytest.raises(QuantizationError, match="rounded its scales"):
+        Accelerator(cpu=True).save_model(model, tmp_path / "saved")
+    assert not list(tmp_path.rglob("*.safetensors"))
+
+
+def test_a_copy_is_its_own(weights):
+    """A copied model computes the same, before and after a forward."""
+    model = load_and_quantize_model(_empty(), _config("8bit"), weights_location=weights)
+    early = copy.deepcopy(model)
+    expected = _run(model)
+    assert torch.equal(_run(early), expected)
+    assert torch.equal(_run(copy.deepcopy(model)), expected)

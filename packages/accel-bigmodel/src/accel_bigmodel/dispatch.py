@@ -24,6 +24,7 @@ from accel_bigmodel.hooks.attach import (
 )
 from accel_bigmodel.hooks.cpu_offload import CpuOffload, UserCpuOffloadHook
 from accel_bigmodel.hooks.hook import add_hook_to_module
+from accel_bigmodel.hooks.prefetch import Prefetch, attach_prefetch
 from accel_bigmodel.offload.store import INDEX_NAME, OffloadedWeightsLoader, offload_state_dict
 from accel_bigmodel.placement import TiedTensors, as_device, retie_parameters
 from accel_core.errors import DeviceMapError, OffloadError
@@ -51,6 +52,8 @@ def cpu_offload(
     offload_buffers: bool = False,
     state_dict: dict[str, torch.Tensor] | None = None,
     preload_module_classes: list[str] | None = None,
+    *,
+    prefetch: Prefetch = None,
 ) -> nn.Module:
     """Keep all weights of a model on the CPU; each comes to the device for its module's forward only.
 
@@ -60,12 +63,13 @@ def cpu_offload(
         offload_buffers: Whether buffers are on the CPU too.
         state_dict: The weights to keep; by default the model's own.
         preload_module_classes: Classes whose instances load their submodules' weights too.
+        prefetch: Whether weights travel ahead, and within how many bytes; by default where it helps.
 
     Returns:
         The model.
     """
     device = _execution_device(model, execution_device)
-    kept = state_dict if state_dict is not None else {n: p.to("cpu") for n, p in _state_of(model).items()}
+    kept = state_dict if state_dict is not None else {n: p.to("cpu") for n, p in _whole_state(model).items()}
     add_hook_to_module(model, AlignDevicesHook(io_same_device=True), append=True)
     attach_align_device_hook(
         model,
@@ -75,6 +79,7 @@ def cpu_offload(
         weights_map=kept,
         preload_module_classes=preload_module_classes,
     )
+    attach_prefetch(model, prefetch)
     return model
 
 
@@ -84,6 +89,8 @@ def disk_offload(
     execution_device: torch.device | None = None,
     offload_buffers: bool = False,
     preload_module_classes: list[str] | None = None,
+    *,
+    prefetch: Prefetch = None,
 ) -> nn.Module:
     """Keep all weights of a model in a folder; each comes to the device for its module's forward only.
 
@@ -93,13 +100,14 @@ def disk_offload(
         execution_device: Where the forward runs; by default where the model's first parameter is.
         offload_buffers: Whether buffers are on disk too.
         preload_module_classes: Classes whose instances load their submodules' weights too.
+        prefetch: Whether weights travel ahead, and within how many bytes; by default where it helps.
 
     Returns:
         The model.
     """
     device = _execution_device(model, execution_device)
     if not os.path.isfile(os.path.join(offload_dir, INDEX_NAME)):
-        offload_state_dict(offload_dir, _state_of(model))
+        offload_state_dict(offload_dir, _whole_state(model))
     add_hook_to_module(model, AlignDevicesHook(io_same_device=True), append=True)
     attach_align_device_hook(
         model,
@@ -109,6 +117,7 @@ def disk_offload(
         weights_map=OffloadedWeightsLoader(save_folder=offload_dir),
         preload_module_classes=preload_module_classes,
     )
+    attach_prefetch(model, prefetch)
     return model
 
 
@@ -119,7 +128,7 @@ def _execution_device(model: nn.Module, asked: torch.device | None) -> torch.dev
     return torch.device("cpu") if first is None or first.is_meta else first.device
 
 
-def _state_of(model: nn.Module) -> dict[str, torch.Tensor]:
+def _whole_state(model: nn.Module) -> dict[str, torch.Tensor]:
     """Give the model's tensors by name, packed ones as the plain parts they are stored in."""
     state = dict(model.state_dict())
     for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -162,6 +171,8 @@ def dispatch_model(
     skip_keys: str | list[str] | None = None,
     preload_module_classes: list[str] | None = None,
     force_hooks: bool = False,
+    *,
+    prefetch: Prefetch = None,
 ) -> nn.Module:
     """Spread a model over devices as a map says, and put hooks on it so that it runs like one.
 
@@ -177,6 +188,7 @@ def dispatch_model(
         skip_keys: Keyword arguments and output keys that are not moved between devices.
         preload_module_classes: Classes whose instances load their submodules' weights too.
         force_hooks: Whether a model on one device gets hooks as well.
+        prefetch: Whether offloaded weights travel ahead, and within how many bytes; by default where it helps.
 
     Returns:
         The model. Its `hf_device_map` is the map.
@@ -194,6 +206,7 @@ def dispatch_model(
             model, places, main_device, state_dict, offload_dir, offload_index, offload_buffers, skip_keys,
             preload_module_classes,
         )  # fmt: skip
+        attach_prefetch(model, prefetch)
     else:
         model.to(as_device(next(iter(devices))))
     object.__setattr__(model, "hf_device_map", places)
@@ -269,7 +282,7 @@ def _offloaded_weights(
     if kept is None:
         kept = {}
         if on_cpu:
-            own = _state_of(model)
+            own = _whole_state(model)
             kept = {name: value.to("cpu") for name, value in own.items() if _is(_home(name, places), "cpu")}
     index = offload_index if offload_index is not None else loading_index(model) or None
     if on_disk and index is None:
@@ -280,7 +293,7 @@ def _offloaded_weights(
                 "disk. Pass `offload_dir`."
             )
         if not os.path.isfile(os.path.join(offload_dir, INDEX_NAME)):
-            own = _state_of(model) if own is None else own
+            own = _whole_state(model) if own is None else own
             offload_state_dict(offload_dir, {n: v for n, v in own.items() if _is(_home(n, places), "disk")})
     if not on_disk:
         return OffloadedWeightsLoader(state_dict=kept, index={})
@@ -355,6 +368,8 @@ def load_checkpoint_and_dispatch(
     strict: bool = False,
     full_state_dict: bool = True,
     broadcast_from_rank0: bool = False,
+    *,
+    prefetch: Prefetch = None,
 ) -> nn.Module:
     """Load a checkpoint into a model and spread it over devices, the CPU and the disk.
 
@@ -377,6 +392,7 @@ def load_checkpoint_and_dispatch(
         strict: Whether missing and unexpected names are an error.
         full_state_dict: With `broadcast_from_rank0`: whether the checkpoint holds whole tensors.
         broadcast_from_rank0: Whether the first process reads and sends the tensors to all others.
+        prefetch: Whether offloaded weights travel ahead, and within how many bytes; by default where it helps.
 
     Returns:
         The model.
@@ -410,6 +426,7 @@ def load_checkpoint_and_dispatch(
         skip_keys=skip_keys,
         preload_module_classes=preload_module_classes,
         force_hooks=force_hooks,
+        prefetch=prefetch,
     )
 
 

@@ -8,6 +8,8 @@ from torch import nn
 
 from accel_bigmodel.hooks.hook import ModelHook
 from accel_bigmodel.hooks.residency import Residency, residency_of
+from accel_bigmodel.offload.prefetch import Weights
+from accel_bigmodel.offload.schedule import Schedule
 from accel_bigmodel.placement import TiedTensors, as_device, set_module_tensor_to_device
 from accel_core.comm.collectives import find_device, send_to_device
 from accel_core.modules.traversal import get_non_persistent_buffers, named_module_tensors
@@ -99,6 +101,8 @@ class AlignDevicesHook(ModelHook):
         self._target: tuple[Any, torch.device | None] = (None, None)
         # The weights kept for the last module that came without a map; each module's own are in its residency.
         self._own_map: Mapping[str, torch.Tensor] | None = None
+        # At the root of a model whose weights travel ahead: what has to know when a pass is over.
+        self._schedules: tuple[Schedule[Weights], ...] = ()
 
     def __repr__(self) -> str:
         """Name the device and what the hook does there."""
@@ -107,6 +111,10 @@ class AlignDevicesHook(ModelHook):
             f"io_same_device={self.io_same_device}, offload_buffers={self.offload_buffers}, "
             f"place_submodules={self.place_submodules}, skip_keys={self.skip_keys!r})"
         )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the schedules out of copies and pickles: a copy loads its weights when it needs them."""
+        return {**self.__dict__, "_schedules": ()}
 
     @property
     def device(self) -> torch.device | None:
@@ -144,7 +152,25 @@ class AlignDevicesHook(ModelHook):
         return module
 
     def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Bring the module's weights in and its inputs along."""
+        """Bring the module's weights in, to be read and written, and its inputs along."""
+        return self._enter(module, args, kwargs, writable=True)
+
+    def enter_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Bring the module's weights in for its forward, which reads them, and its inputs along.
+
+        Args:
+            module: The module whose forward follows.
+            args: Its positional arguments.
+            kwargs: Its keyword arguments.
+
+        Returns:
+            The arguments to call the forward with.
+        """
+        return self._enter(module, args, kwargs, writable=False)
+
+    def _enter(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], writable: bool
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if self.io_same_device:
             self.input_device = find_device([args, kwargs])
         if self.offload:
@@ -153,7 +179,7 @@ class AlignDevicesHook(ModelHook):
                 self.init_hook(module)
                 residency = residency_of(module, self)
             assert residency is not None
-            residency.load(self)
+            residency.load(self, writable)
         return self.move_inputs(module, args, kwargs)
 
     def move_inputs(
@@ -187,6 +213,8 @@ class AlignDevicesHook(ModelHook):
             residency = residency_of(module, self)
             if residency is not None:
                 residency.release(self)
+        for schedule in self._schedules:
+            schedule.end_pass()
         return self.move_output(module, output) if self.io_same_device else output
 
     def move_output(self, module: nn.Module, output: Any) -> Any:
@@ -209,6 +237,8 @@ class AlignDevicesHook(ModelHook):
             residency = residency_of(module, self)
             if residency is not None:
                 residency.release(self)
+        for schedule in self._schedules:
+            schedule.end_pass()
 
     def detach_hook(self, module: nn.Module) -> nn.Module:
         """Give the module back the tensors it had, on the devices they had."""

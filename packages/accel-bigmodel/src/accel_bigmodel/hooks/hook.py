@@ -159,7 +159,7 @@ class HookedForward:
         """
         module = self.module
         hook: Any = module._hf_hook
-        return self.surround(hook, hook.pre_forward, hook.post_forward, args, kwargs)
+        return self.surround(hook, getattr(hook, "enter_forward", hook.pre_forward), hook.post_forward, args, kwargs)
 
     def surround(
         self,
@@ -202,7 +202,7 @@ def _run_eagerly(forward: HookedForward, args: tuple[Any, ...], kwargs: dict[str
     """Run with the hook's own work outside of any graph that torch.compile is recording."""
     hook: Any = forward.module._hf_hook
     disable = cast(Any, torch.compiler.disable)
-    before, after = disable(hook.pre_forward), disable(hook.post_forward)
+    before, after = disable(getattr(hook, "enter_forward", hook.pre_forward)), disable(hook.post_forward)
     return forward.surround(hook, before, after, args, kwargs)
 
 

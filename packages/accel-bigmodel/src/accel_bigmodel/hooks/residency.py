@@ -1,12 +1,16 @@
 """Whether the offloaded weights of one (hook, module) pair are in memory, and how they come and go."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
 from accel_bigmodel.offload.guard import forbid_gradient, forget, is_stand_in, stand_in_for
+from accel_bigmodel.offload.prefetch import Weights
+from accel_bigmodel.offload.schedule import Block, Schedule
+from accel_bigmodel.offload.store import OffloadedWeightsLoader, PrefixedDataset
 from accel_bigmodel.placement import as_device
 from accel_core.errors import OffloadError
 from accel_core.modules import packed
@@ -85,7 +89,7 @@ class Slot:
         Returns:
             The tensor that takes the stand-in's place.
         """
-        if value is self.source:
+        if value is self.source and self.cached is not None and device in (None, self.cached.device):
             return self.cached
         stand_in = self.stand_in
         form = packed.find(stand_in)
@@ -97,11 +101,39 @@ class Slot:
                 f"An offloaded weight has another shape than its place. Found {tuple(value.shape)} for {self.name!r}, "
                 f"which is {tuple(stand_in.shape)}. Put a weight of that shape into the weights map."
             )
-        data = value.detach().to(device=device, dtype=stand_in.dtype)
-        made = self._wrapped(data)
-        if data.data_ptr() == value.data_ptr() and data.device == value.device:
+        return self.adopted(value.detach().to(device=device, dtype=stand_in.dtype), value)
+
+    def parts(self) -> Sequence[str]:
+        """Name the stored parts of the tensor: `""` for a plain one."""
+        form = packed.find(self.stand_in)
+        return ("",) if form is None else form.parts(self.stand_in)
+
+    def adopted(self, data: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        """Give the tensor to compute with, of data that is where it has to be.
+
+        Args:
+            data: The data.
+            value: The weight it was made of; when it shares its memory with it, the result is used again.
+
+        Returns:
+            The tensor that takes the stand-in's place.
+        """
+        if value is self.source and self.cached is not None and data is value:
+            return self.cached
+        made = self._wrapped(data.detach())
+        if data.device == value.device and data.data_ptr() == value.data_ptr():
             self.source, self.cached = value, made
         return made
+
+    def detach_from(self, value: torch.Tensor) -> None:
+        """Replace the loaded tensor by a copy if it shares its memory with a weight in a file's map.
+
+        Args:
+            value: The weight in the map.
+        """
+        loaded = self.store[self.key]
+        if loaded.device == value.device and loaded.numel() and loaded.data_ptr() == value.data_ptr():
+            self.store[self.key] = self._wrapped(loaded.detach().clone())
 
     def _wrapped(self, data: torch.Tensor) -> torch.Tensor:
         if not isinstance(self.stand_in, nn.Parameter):
@@ -114,6 +146,29 @@ class Slot:
         if requires_grad:
             forbid_gradient(made, self.name)
         return made
+
+
+@dataclass
+class Travel:
+    """How the weights of a residency come ahead of time.
+
+    Attributes:
+        schedule: What moves them.
+        block: They, to the schedule.
+        store: Where they are.
+        prefix: What is put before a slot's name in the store.
+        weights_map: The hook's map when this was set up; with another one the schedule is left.
+        device: Where they are brought.
+        acquired: Whether the block is in use.
+    """
+
+    schedule: Schedule[Weights]
+    block: Block[Weights]
+    store: OffloadedWeightsLoader
+    prefix: str
+    weights_map: Mapping[str, torch.Tensor]
+    device: torch.device
+    acquired: bool = False
 
 
 class Residency:
@@ -129,6 +184,7 @@ class Residency:
         self.hook = hook
         self.resident = False
         self.own_map: Mapping[str, torch.Tensor] | None = None
+        self.travel: Travel | None = None
         block = getattr(hook.weights_map, "prefix", "").rstrip(".") or type(module).__name__
         self.slots = [
             Slot(name, store, key, block)
@@ -139,6 +195,10 @@ class Residency:
             if is_stand_in(slot.stand_in):
                 slot.stand_in.__dict__["weight_name"] = prefix + slot.name
         module.__dict__.setdefault(_KEY, []).append(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the schedule out of copies and pickles: a copy loads its weights when it needs them."""
+        return {**self.__dict__, "travel": None}
 
     def send_away(self, hook: Any) -> None:
         """Empty the module: its tensors are in the hook's weights map from now on."""
@@ -192,14 +252,21 @@ class Residency:
         own = self.own_map
         return given if own is None or given is not hook._own_map else own
 
-    def load(self, hook: Any) -> None:
+    def load(self, hook: Any, writable: bool = False) -> None:
         """Put the weights in place; nothing happens when they are.
+
+        Args:
+            hook: The hook.
+            writable: Whether somebody may write to them: weights that are views of a file's map are then copied.
 
         Raises:
             OffloadError: When a weight is not in the map.
         """
         weights = self.weights(hook)
         device = hook.device
+        if self.travel is not None and not writable and self._travelled(self.travel, weights, device):
+            return
+        in_files = _file_names(weights)
         tied = hook.tied_params_map
         slot = None
         try:
@@ -209,6 +276,8 @@ class Residency:
                     slot.store[slot.key] = self._tied(slot, weights, value, device, tied)
                 else:
                     slot.store[slot.key] = slot.loaded(weights, value, device)
+                if in_files is not None and (writable or not isinstance(slot.stand_in, nn.Parameter)):
+                    slot.detach_from(value)
         except KeyError as failure:
             self.release(hook)
             name = slot.name if slot is not None else "?"
@@ -220,6 +289,34 @@ class Residency:
             self.release(hook)
             raise
         self.resident = True
+
+    def _travelled(self, travel: "Travel", weights: Mapping[str, torch.Tensor], device: torch.device | None) -> bool:
+        """Take the weights that the schedule brings; tell whether it could."""
+        if weights is not travel.weights_map or device != travel.device:
+            # Somebody put other weights or another device there: from now on they are loaded when they are needed.
+            self._leave(travel)
+            return False
+        if self.resident:
+            return True
+        content = travel.schedule.acquire(travel.block)
+        travel.acquired = True
+        store = travel.store
+        for slot, tensor, source in zip(self.slots, content.tensors, content.sources, strict=True):
+            if store.stored(travel.prefix + slot.name) is source:
+                slot.store[slot.key] = slot.adopted(tensor, source)
+                if not isinstance(slot.stand_in, nn.Parameter):
+                    slot.detach_from(source)
+            else:
+                slot.store[slot.key] = slot.loaded(weights, weights[slot.name], device)
+        self.resident = True
+        return True
+
+    def _leave(self, travel: "Travel") -> None:
+        if travel.acquired:
+            travel.acquired = False
+            travel.schedule.release(travel.block)
+        travel.schedule.forget(travel.block)
+        self.travel = None
 
     def _tied(
         self, slot: Slot, weights: Mapping[str, torch.Tensor], value: torch.Tensor, device: Any, tied: Any
@@ -246,9 +343,15 @@ class Residency:
                         del copies[device]
             slot.store[slot.key] = slot.stand_in
         self.resident = False
+        travel = self.travel
+        if travel is not None and travel.acquired:
+            travel.acquired = False
+            travel.schedule.release(travel.block)
 
     def restore(self, hook: Any) -> None:
         """Give the module its tensors back where they were; tensors that were empty before are empty again."""
+        if self.travel is not None:
+            self._leave(self.travel)
         weights = self.weights(hook)
         for slot in self.slots:
             original = slot.original
@@ -277,6 +380,12 @@ class Residency:
                 made = torch.Tensor._make_subclass(slot.cls, data, slot.requires_grad)
         slot.stand_in.__dict__["_restored"] = made
         return made
+
+
+def _file_names(weights: Mapping[str, torch.Tensor]) -> OffloadedWeightsLoader | None:
+    """Give the store behind a map if some of its weights are in files."""
+    store = weights.dataset if isinstance(weights, PrefixedDataset) else weights
+    return store if isinstance(store, OffloadedWeightsLoader) and store.index else None
 
 
 def _places(module: nn.Module, include_buffers: bool, recurse: bool) -> list[tuple[str, dict[str, Any], str]]:

@@ -215,8 +215,15 @@ class MappedFile:
     def _advise(self, advice: int, entry: TensorEntry) -> None:
         if self._map is None or entry.nbytes == 0:
             return
-        start = entry.start - entry.start % mmap.PAGESIZE
-        self._map.madvise(advice, start, entry.stop - start)
+        first, last = entry.start, entry.stop
+        if advice == mmap.MADV_DONTNEED:
+            # Whole pages of this tensor alone: a neighbour may have been written to, in memory.
+            first = -(-first // mmap.PAGESIZE) * mmap.PAGESIZE
+            last -= last % mmap.PAGESIZE
+        else:
+            first -= first % mmap.PAGESIZE
+        if last > first:
+            self._map.madvise(advice, first, last - first)
 
 
 _mapped: "weakref.WeakValueDictionary[tuple[str, int, int, int], MappedFile]" = weakref.WeakValueDictionary()

@@ -233,19 +233,17 @@ class OffloadedWeightsLoader(Mapping[str, torch.Tensor]):
             KeyError: When there is no such weight.
             OffloadError: When its file changed since it was first read.
         """
-        tensor = self.state_dict.get(key)
-        if tensor is not None:
+        tensor = self.stored(key)
+        if key in self.state_dict:
             return tensor
-        found = self.file_of(key)
-        if found is None:
-            raise KeyError(key)
-        file, name = found
-        file.check()
-        tensor = file.tensor(name)
         wanted = self.dtype_of(key)
         if wanted is not None and wanted != tensor.dtype:
             tensor = tensor.to(wanted)
         return tensor if self.device is None else tensor.to(self.device)
+
+    def __contains__(self, key: object) -> bool:
+        """Tell whether there is a weight of that name."""
+        return key in self.state_dict or key in self.index
 
     def __iter__(self) -> Iterator[str]:
         """Iterate over the names of all weights."""
@@ -254,6 +252,28 @@ class OffloadedWeightsLoader(Mapping[str, torch.Tensor]):
     def __len__(self) -> int:
         """Count the weights."""
         return len(self.all_keys)
+
+    def stored(self, key: str) -> torch.Tensor:
+        """Give a weight as it is stored: not cast, not moved.
+
+        Args:
+            key: The weight's name.
+
+        Returns:
+            The tensor in memory, or a view of its file's map; the same object each time.
+
+        Raises:
+            KeyError: When there is no such weight.
+            OffloadError: When its file changed since it was first read.
+        """
+        tensor = self.state_dict.get(key)
+        if tensor is not None:
+            return tensor
+        found = self._files.get(key) or self.file_of(key)
+        if found is None:
+            raise KeyError(key)
+        found[0].check()
+        return found[0].tensor(found[1])
 
     def file_of(self, key: str) -> tuple[MappedFile, str] | None:
         """Tell where on disk a weight is.

@@ -1,0 +1,38 @@
+"""The package's commands without accel-launch: `python -m accel_bigmodel plan …`."""
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+from accel_bigmodel.commands import estimate, plan
+from accel_core.errors import AccelError, ConfigurationError
+
+__all__ = ["main"]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command.
+
+    Args:
+        arguments: What stands on the command line behind the program's name.
+
+    Returns:
+        The exit status: 0, 2 for a wrong argument, 1 for another error.
+    """
+    parser = argparse.ArgumentParser(prog="python -m accel_bigmodel", description="Load and run large models.")
+    subparsers = parser.add_subparsers(dest="command", required=True)
+    for command in (plan, estimate):
+        command.add_arguments(subparsers.add_parser(command.name, help=command.help))
+    args = parser.parse_args(arguments)
+    place = next(command.run for command in (plan, estimate) if command.name == args.command)
+    module, _, function = place.partition(":")
+    try:
+        return getattr(importlib.import_module(module), function)(args) or 0
+    except AccelError as failure:
+        sys.stderr.write(f"{failure}\n")
+        return 2 if isinstance(failure, ConfigurationError) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,245 @@
+"""What `accel estimate-memory` does: bytes to run and to train a model, per dtype."""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+
+from accel_bigmodel.checkpoint.skeleton import Layer, Part, model_of_config, skeleton_of
+from accel_bigmodel.commands.estimate import add_arguments
+from accel_bigmodel.meta import init_empty_weights
+from accel_bigmodel.sizes import compute_module_sizes, get_max_layer_size
+from accel_core.errors import ConfigurationError, MissingDependencyError
+from accel_core.host.availability import is_timm_available, is_transformers_available
+from accel_core.modules.sizes import convert_bytes
+
+__all__ = [
+    "add_timm_hub_prefix",
+    "check_has_model",
+    "create_ascii_table",
+    "create_empty_model",
+    "estimate_command",
+    "estimate_command_parser",
+    "estimate_training_usage",
+    "gather_data",
+    "verify_on_hub",
+]
+
+# Bytes of a dtype as a fraction of float32's.
+_FRACTION = {"float32": 1.0, "float16": 0.5, "int8": 0.25, "int4": 0.125}
+
+
+def add_timm_hub_prefix(model_name: str) -> str:
+    """Give a name of the hub the prefix by which timm knows that it is one.
+
+    Args:
+        model_name: The model's name.
+
+    Returns:
+        The name, with "hf-hub:" in front of "owner/name".
+    """
+    return f"hf-hub:{model_name}" if "/" in model_name and not model_name.startswith("hf-hub:") else model_name
+
+
+def check_has_model(error: Exception) -> str:
+    """Tell which library said that it does not know a model.
+
+    Args:
+        error: What it raised.
+
+    Returns:
+        "timm", "transformers" or "unknown".
+    """
+    text = str(error)
+    if is_timm_available() and isinstance(error, RuntimeError) and "Unknown model" in text:
+        return "timm"
+    if is_transformers_available() and isinstance(error, OSError) and "does not appear to have a file named" in text:
+        return "transformers"
+    return "unknown"
+
+
+def verify_on_hub(repo: str, token: str | None = None) -> Any:
+    """Ask the hub about a model.
+
+    Args:
+        repo: The repository's name.
+        token: An access token.
+
+    Returns:
+        What the hub knows of it; "gated" when access has to be granted, "repo" when there is none of that name.
+
+    Raises:
+        MissingDependencyError: When huggingface_hub is not installed.
+    """
+    try:
+        import huggingface_hub
+        from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+    except ImportError as failure:
+        raise MissingDependencyError(
+            "Models on the hub are asked for by huggingface_hub. Found no such library. Install it, or name a local "
+            "checkpoint."
+        ) from failure
+    try:
+        return huggingface_hub.model_info(repo, token=token)
+    except GatedRepoError:
+        return "gated"
+    except RepositoryNotFoundError:
+        return "repo"
+
+
+def create_empty_model(
+    model_name: str, library_name: str | None, trust_remote_code: bool = False, access_token: str | None = None
+) -> nn.Module:
+    """Build a model without weights.
+
+    Args:
+        model_name: A local checkpoint or configuration, or a name that the library knows.
+        library_name: "transformers" or "timm"; for a local checkpoint none is needed.
+        trust_remote_code: Whether the model's own code may run.
+        access_token: For gated models of the hub.
+
+    Returns:
+        The model, on the meta device.
+
+    Raises:
+        MissingDependencyError: When the library is not installed.
+        ConfigurationError: When the library is neither of the two.
+    """
+    if os.path.exists(model_name) and library_name != "timm":
+        return skeleton_of(model_name)
+    if library_name in (None, "transformers"):
+        if access_token is not None:
+            os.environ.setdefault("HF_TOKEN", access_token)
+        return model_of_config(model_name, trust_remote_code=trust_remote_code)
+    if library_name != "timm":
+        raise ConfigurationError(
+            f"Library `{library_name}` is not supported yet. Found neither transformers nor timm. Name a local "
+            "checkpoint."
+        )
+    if not is_timm_available():
+        raise MissingDependencyError("timm builds this model. Found no timm. Install it with `pip install timm`.")
+    import timm
+
+    with init_empty_weights(include_buffers=True):
+        built: nn.Module = timm.create_model(add_timm_hub_prefix(model_name), pretrained=False)
+    return built
+
+
+def estimate_training_usage(bytes: int, mixed_precision: str, msamp_config: str | None = None) -> dict[str, int]:
+    """Say what training a model with Adam takes, activations left out.
+
+    Args:
+        bytes: Bytes of the model in float32.
+        mixed_precision: "float32", or "float16" for mixed precision, which keeps float32 weights as well.
+        msamp_config: Accepted; MS-AMP's levels are not counted apart.
+
+    Returns:
+        Bytes of "model", "optimizer" and "gradients", and of all together at the "step"; -1 where a dtype is not
+        trained in.
+    """
+    if mixed_precision == "float32":
+        return {"model": bytes, "optimizer": 2 * bytes, "gradients": bytes, "step": 4 * bytes}
+    if mixed_precision in ("float16", "bfloat16") or msamp_config is not None:
+        return {"model": bytes, "optimizer": 2 * bytes, "gradients": bytes + bytes // 2, "step": 2 * bytes}
+    return {"model": -1, "optimizer": -1, "gradients": -1, "step": -1}
+
+
+def gather_data(args: argparse.Namespace) -> list[list[Any]]:
+    """Count a model in several dtypes.
+
+    Args:
+        args: The parsed arguments of the command.
+
+    Returns:
+        Per dtype: its name, bytes of the largest layer, of the whole model, and of training by part.
+    """
+    model = create_empty_model(
+        args.model_name, library_name=args.library_name, trust_remote_code=args.trust_remote_code
+    )
+    whole = list(getattr(model, "_no_split_modules", None) or ())
+    if isinstance(model, Part):
+        whole.append(Layer.__name__)
+    # In float32, whatever the checkpoint is stored in: the dtypes are fractions of it.
+    parameters = {name: "float32" for name, tensor in model.named_parameters() if tensor.is_floating_point()}
+    sizes = compute_module_sizes(model, special_dtypes=parameters)
+    largest = get_max_layer_size(list(model.named_children()), sizes, whole)[0]
+    total = sizes[""]
+    rows = []
+    for dtype in args.dtypes:
+        fraction = _FRACTION[dtype]
+        rows.append([dtype, largest * fraction, total * fraction, estimate_training_usage(total, dtype)])
+    return rows
+
+
+def create_ascii_table(headers: Sequence[str], rows: Sequence[Sequence[Any]], title: str) -> str:
+    """Draw a table.
+
+    Args:
+        headers: The columns' names.
+        rows: The cells.
+        title: What stands above.
+
+    Returns:
+        Lines of text.
+    """
+    cells = [[str(cell) for cell in row] for row in (headers, *rows)]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(headers))]
+    inner = sum(widths) + 3 * len(widths) - 1
+    if len(title) + 2 > inner:
+        widths[-1] += len(title) + 2 - inner
+        inner = len(title) + 2
+
+    def line(left: str, cross: str, right: str) -> str:
+        return left + cross.join("─" * (width + 2) for width in widths) + right
+
+    def text(row: Sequence[str]) -> str:
+        return "│" + "│".join(f" {cell.center(width)} " for cell, width in zip(row, widths, strict=True)) + "│"
+
+    drawn = ["┌" + "─" * inner + "┐", f"│{title.center(inner)}│", line("├", "┬", "┤"), text(cells[0])]
+    drawn += [line("├", "┼", "┤"), *(text(row) for row in cells[1:]), line("└", "┴", "┘")]
+    return "\n".join(drawn)
+
+
+def estimate_command(args: argparse.Namespace) -> int:
+    """Carry `accel estimate-memory` out.
+
+    Args:
+        args: The parsed arguments.
+
+    Returns:
+        0.
+    """
+    rows = []
+    for dtype, largest, total, training in gather_data(args):
+        step = max(training.values())
+        rows.append([dtype, convert_bytes(largest), convert_bytes(total), convert_bytes(step) if step >= 0 else "N/A"])
+    headers = ["dtype", "Largest Layer", "Total Size", "Training using Adam"]
+    sys.stdout.write(create_ascii_table(headers, rows, f"Memory Usage for loading `{args.model_name}`") + "\n")
+    return 0
+
+
+def estimate_command_parser(subparsers: Any = None) -> argparse.ArgumentParser:
+    """Make the command's parser.
+
+    Args:
+        subparsers: Where to add it; alone by default.
+
+    Returns:
+        The parser.
+    """
+    parser: argparse.ArgumentParser
+    if subparsers is None:
+        parser = argparse.ArgumentParser(description="Say how much memory a model needs to run and to train.")
+    else:
+        parser = subparsers.add_parser("estimate-memory")
+    add_arguments(parser)
+    parser.set_defaults(func=estimate_command)
+    return parser
+
+
+def main() -> None:
+    """Run the command by itself."""
+    estimate_command(estimate_command_parser().parse_args())

@@ -1,0 +1,133 @@
+"""Schedules put on a dispatched model, so that offloaded weights travel while other blocks compute."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+
+from accel_bigmodel.hooks.align import AlignDevicesHook
+from accel_bigmodel.hooks.hook import SequentialHook
+from accel_bigmodel.hooks.residency import Residency, Travel, residency_of
+from accel_bigmodel.memory import accelerator_module
+from accel_bigmodel.offload.prefetch import Cargo, MapTransport, StreamTransport, Weights
+from accel_bigmodel.offload.schedule import Block, Schedule, Transport
+from accel_bigmodel.offload.store import OffloadedWeightsLoader, PrefixedDataset
+from accel_core.modules import packed
+from accel_core.modules.sizes import convert_file_size_to_int
+
+__all__ = ["Prefetch", "attach_prefetch", "schedules_of"]
+
+Prefetch = bool | int | str | None
+_LEAST_WINDOW = 64 * 2**20
+
+
+def attach_prefetch(model: nn.Module, prefetch: Prefetch = None) -> tuple[Schedule[Weights], ...]:
+    """Let the offloaded weights of a dispatched model travel ahead of their forward.
+
+    Args:
+        model: The model, with its hooks on.
+        prefetch: None or True has it where it helps: weights on the CPU or on disk for an accelerator, weights in files
+            for the CPU. Bytes or a written size bound what is loaded and under way per device. False has none.
+
+    Returns:
+        One schedule per device that offloaded blocks compute on.
+    """
+    if prefetch is False:
+        return ()
+    groups: dict[torch.device, list[tuple[Residency, AlignDevicesHook, OffloadedWeightsLoader, str]]] = {}
+    for residency, hook in _residencies(model):
+        found = _store_of(residency, hook)
+        device = hook.device
+        if found is not None and device is not None:
+            groups.setdefault(device, []).append((residency, hook, *found))
+    schedules = []
+    for device, members in groups.items():
+        blocks = []
+        for residency, hook, store, prefix in members:
+            cargo = Cargo(
+                [prefix + slot.name for slot in residency.slots],
+                [slot.stand_in.dtype for slot in residency.slots],
+                store,
+            )
+            count = sum(slot.stand_in.numel() * slot.stand_in.dtype.itemsize for slot in residency.slots)
+            blocks.append((residency, hook, Block[Weights](prefix.rstrip("."), count, cargo), store, prefix))
+        largest = max(block.nbytes for _, _, block, _, _ in blocks)
+        budget = _budget(device, largest, prefetch)
+        if budget is None and device.type != "cpu":
+            continue
+        transport: Transport[Weights] = MapTransport() if device.type == "cpu" else StreamTransport(device)
+        schedule = Schedule(transport, budget)
+        for residency, hook, block, store, prefix in blocks:
+            assert hook.weights_map is not None
+            residency.travel = Travel(schedule, block, store, prefix, hook.weights_map, device)
+        schedules.append(schedule)
+    root = getattr(model, "_hf_hook", None)
+    for member in root.hooks if isinstance(root, SequentialHook) else (root,):
+        if isinstance(member, AlignDevicesHook):
+            member._schedules = tuple(schedules)
+            break
+    return tuple(schedules)
+
+
+def schedules_of(model: nn.Module) -> tuple[Schedule[Weights], ...]:
+    """Give the schedules that a dispatched model's weights travel by.
+
+    Args:
+        model: The model.
+
+    Returns:
+        The schedules; empty when weights are loaded when they are needed.
+    """
+    found = {
+        id(residency.travel.schedule): residency.travel.schedule
+        for residency, _ in _residencies(model)
+        if residency.travel is not None
+    }
+    return tuple(found.values())
+
+
+def _residencies(model: nn.Module) -> Iterator[tuple[Residency, AlignDevicesHook]]:
+    for module in model.modules():
+        root = getattr(module, "_hf_hook", None)
+        for hook in root.hooks if isinstance(root, SequentialHook) else (root,):
+            if isinstance(hook, AlignDevicesHook) and hook.offload:
+                residency = residency_of(module, hook)
+                if residency is not None and residency.slots:
+                    yield residency, hook
+
+
+def _store_of(residency: Residency, hook: AlignDevicesHook) -> tuple[OffloadedWeightsLoader, str] | None:
+    """Find the store of weights that may travel: plain ones, not tied, and for the CPU in files."""
+    view = hook.weights_map
+    if not isinstance(view, PrefixedDataset):
+        return None
+    prefix = view.prefix
+    if isinstance(view.dataset, OffloadedWeightsLoader):
+        store = view.dataset
+    elif isinstance(view.dataset, dict):
+        store = OffloadedWeightsLoader(state_dict=view.dataset)
+    else:
+        return None
+    tied = hook.tied_params_map or {}
+    for slot in residency.slots:
+        name = prefix + slot.name
+        if packed.find(slot.stand_in) is not None or name not in store:
+            return None
+        on_disk = store.file_of(name) is not None
+        if hook.device is not None and hook.device.type == "cpu" and not on_disk:
+            return None
+        if tied and store.stored(name).data_ptr() in tied:
+            return None
+    return store, prefix
+
+
+def _budget(device: torch.device, largest: int, prefetch: Prefetch) -> int | None:
+    if not isinstance(prefetch, bool) and prefetch is not None:
+        return convert_file_size_to_int(prefetch)
+    if device.type == "cpu":
+        return max(2 * largest, _LEAST_WINDOW)
+    wanted = 3 * largest
+    module = accelerator_module()
+    if module is not None and hasattr(module, "mem_get_info"):
+        wanted = min(wanted, int(0.9 * module.mem_get_info(device)[0]))
+    return wanted if wanted >= 2 * largest else None

@@ -1,0 +1,100 @@
+"""The state dict of a model whose weights are partly elsewhere."""
+
+import torch
+from torch import nn
+
+from accel_bigmodel.hooks.align import AlignDevicesHook
+from accel_bigmodel.hooks.hook import SequentialHook
+from accel_bigmodel.hooks.residency import packed_key, residency_of
+from accel_bigmodel.placement import as_device
+from accel_core.modules import offloaded
+
+__all__ = ["get_state_dict_from_offload", "get_state_dict_offloaded_model"]
+
+
+def get_state_dict_offloaded_model(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Give a model's whole state dict on the CPU, offloaded weights included.
+
+    Weights in files are given as views of their memory maps: nothing is read before it is used.
+
+    Args:
+        model: The model.
+
+    Returns:
+        The tensors under the names of `model.state_dict()`.
+    """
+    state = {name: tensor for name, tensor in model.state_dict().items() if not tensor.is_meta}
+    named = {id(module): name for name, module in model.named_modules()}
+    names = list(model.state_dict())
+    for module in model.modules():
+        for name, tensor in _offloaded_of(module).items():
+            full = f"{named[id(module)]}.{name}" if named[id(module)] else name
+            state[full] = tensor.detach().to("cpu")
+    # A tensor registered twice is offloaded under every name that its modules have.
+    ties: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        ties.setdefault(id(parameter), []).append(name)
+    for group in ties.values():
+        found = next((state[name] for name in group if name in state), None)
+        if found is not None:
+            state.update({name: found for name in group if name in names})
+    ordered = {name: state[name] for name in names if name in state}
+    return {**ordered, **{name: tensor for name, tensor in state.items() if name not in ordered}}
+
+
+def get_state_dict_from_offload(
+    module: nn.Module,
+    module_name: str,
+    state_dict: dict[str, torch.Tensor | str],
+    device_to_put_offload: int | str | torch.device = "cpu",
+) -> dict[str, torch.Tensor | str]:
+    """Fill in the entries of one module of a state dict whose weights are offloaded.
+
+    Args:
+        module: The module that holds the weights.
+        module_name: Dotted name of one of its tensors in the state dict.
+        state_dict: The state dict, changed in place: empty tensors and names of files of this module are replaced.
+        device_to_put_offload: Where the weights go.
+
+    Returns:
+        The state dict.
+    """
+    prefix = module_name.rpartition(".")[0]
+    device = as_device(device_to_put_offload)
+    for name, tensor in _offloaded_of(module).items():
+        full = f"{prefix}.{name}" if prefix else name
+        if full in state_dict:
+            state_dict[full] = tensor.detach().to(device)
+    return state_dict
+
+
+def _offloaded_of(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Give the weights that a module's own hook keeps away, by name in the module."""
+    found: dict[str, torch.Tensor] = {}
+    hook = getattr(module, "_hf_hook", None)
+    for member in hook.hooks if isinstance(hook, SequentialHook) else (hook,):
+        if not isinstance(member, AlignDevicesHook) or not member.offload:
+            continue
+        residency = residency_of(module, member)
+        if residency is None:
+            continue
+        weights = residency.weights(member)
+        for slot in residency.slots:
+            for suffix in slot.parts():
+                found[packed_key(slot.name, suffix)] = weights[packed_key(slot.name, suffix)]
+    return found
+
+
+class _HeldByHooks:
+    """Tells the core about models whose weights hooks keep away."""
+
+    def holds(self, model: nn.Module) -> bool:
+        """Tell whether some weights are not in the model."""
+        return any("_accel_residencies" in module.__dict__ for module in model.modules())
+
+    def state_dict(self, model: nn.Module) -> dict[str, torch.Tensor]:
+        """Give the whole state dict."""
+        return get_state_dict_offloaded_model(model)
+
+
+offloaded.register(_HeldByHooks())

@@ -1,0 +1,176 @@
+"""How weights travel to the device they compute on: through streams, or as pages of a memory map."""
+
+import contextlib
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from accel_bigmodel.offload.index import MappedFile
+from accel_bigmodel.offload.schedule import Block
+from accel_bigmodel.offload.store import OffloadedWeightsLoader
+
+__all__ = ["Cargo", "MapTransport", "StreamTransport", "Weights"]
+
+
+@dataclass
+class Cargo:
+    """The weights of a block, as a transport is told of them.
+
+    Attributes:
+        names: Names in the store.
+        dtypes: The dtype that each is computed in.
+        store: Where they are.
+    """
+
+    names: Sequence[str]
+    dtypes: Sequence[torch.dtype]
+    store: OffloadedWeightsLoader
+
+
+@dataclass
+class Weights:
+    """The weights of a block on their device.
+
+    Attributes:
+        tensors: The tensors, in the order of the cargo.
+        sources: The tensors of the store that they were copied from, or are.
+    """
+
+    tensors: list[torch.Tensor]
+    sources: list[torch.Tensor] = field(default_factory=list)
+
+
+class MapTransport:
+    """Weights in files, computed with on the CPU: the map's pages are read ahead and given back, nothing is copied."""
+
+    def __init__(self) -> None:
+        self._files: dict[int, list[tuple[MappedFile, str]]] = {}
+
+    def _places(self, block: Block[Weights]) -> list[tuple[MappedFile, str]]:
+        places = self._files.get(id(block))
+        if places is None:
+            cargo: Cargo = block.source
+            found = (cargo.store.file_of(name) for name in cargo.names)
+            places = self._files[id(block)] = [place for place in found if place is not None]
+        return places
+
+    def start(self, block: Block[Weights]) -> None:
+        """Have the kernel read the block's pages ahead."""
+        for file, name in self._places(block):
+            file.will_need(name)
+
+    def finish(self, block: Block[Weights], ticket: Any) -> Weights:
+        """Give views of the map; tensors of another dtype are cast."""
+        cargo: Cargo = block.source
+        sources = [cargo.store.stored(name) for name in cargo.names]
+        return Weights([s.to(dtype) for s, dtype in zip(sources, cargo.dtypes, strict=True)], sources)
+
+    def cancel(self, block: Block[Weights], ticket: Any) -> None:
+        """Nothing is held by pages that were only read ahead."""
+
+    def discard(self, block: Block[Weights], content: Weights) -> None:
+        """Give the pages back, unless somebody wrote to them: the map holds the only copy of what was written."""
+        if any(tensor._version for tensor in content.sources):
+            return
+        for file, name in self._places(block):
+            file.done_with(name)
+
+
+class _Staging:
+    """Pinned buffers that are used again when the copy out of them is done."""
+
+    def __init__(self, pinned: bool) -> None:
+        self._pinned = pinned
+        self._free: list[tuple[torch.Tensor, Any]] = []
+
+    def take(self, nbytes: int) -> torch.Tensor:
+        for number, (buffer, event) in enumerate(self._free):
+            if buffer.numel() >= nbytes and (event is None or event.query()):
+                del self._free[number]
+                return buffer
+        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=self._pinned)
+
+    def give(self, buffers: Sequence[torch.Tensor], event: Any) -> None:
+        self._free.extend((buffer, event) for buffer in buffers)
+        self._free = self._free[-8:]
+
+
+class StreamTransport:
+    """Weights on the CPU or in files, computed with on an accelerator: copied by a stream and a thread of their own.
+
+    A tensor that arrives is new each time, so that what autograd saved of the last one stays as it was.
+
+    Args:
+        device: The accelerator.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._stream = torch.Stream(device)
+        self._staging = _Staging(pinned=device.type == "cuda")
+        self._worker: ThreadPoolExecutor | None = None
+        self._lock = threading.Lock()
+
+    def start(self, block: Block[Weights]) -> Future[tuple[Weights, Any]]:
+        """Have the thread stage and copy the block's weights."""
+        with self._lock:
+            if self._worker is None:
+                self._worker = ThreadPoolExecutor(1, thread_name_prefix="accel-prefetch")
+        return self._worker.submit(self._copy, block.source)
+
+    def _copy(self, cargo: Cargo) -> tuple[Weights, Any]:
+        weights = Weights([])
+        used: list[torch.Tensor] = []
+        with self._stream:
+            for name, dtype in zip(cargo.names, cargo.dtypes, strict=True):
+                source = cargo.store.stored(name)
+                host = source.detach()
+                if host.device.type == "cpu" and not host.is_pinned() and host.numel():
+                    buffer = self._staging.take(host.nbytes)
+                    used.append(buffer)
+                    staged = buffer[: host.nbytes].view(host.dtype).view(host.shape)
+                    host = staged.copy_(host)
+                arrived = host.to(self.device, non_blocking=True)
+                weights.tensors.append(arrived if arrived.dtype == dtype else arrived.to(dtype))
+                weights.sources.append(source)
+            event = self._stream.record_event()
+        self._staging.give(used, event)
+        return weights, event
+
+    def finish(self, block: Block[Weights], ticket: Future[tuple[Weights, Any]]) -> Weights:
+        """Make the computing stream wait for the copy, and tell the allocator that it uses the memory."""
+        weights, event = ticket.result()
+        stream = torch.accelerator.current_stream(self.device)
+        stream.wait_event(event)
+        for tensor in weights.tensors:
+            if tensor.device.type == self.device.type:
+                tensor.record_stream(stream)
+        return weights
+
+    def cancel(self, block: Block[Weights], ticket: Future[tuple[Weights, Any]]) -> None:
+        """Wait for a copy that is under way and let its memory go."""
+        if not ticket.cancel():
+            with contextlib.suppress(torch.OutOfMemoryError):
+                ticket.result()
+
+    def discard(self, block: Block[Weights], content: Weights) -> None:
+        """Let the tensors go; the allocator waits for the computing stream."""
+
+    def close(self) -> None:
+        """End the thread."""
+        with self._lock:
+            worker, self._worker = self._worker, None
+        if worker is not None:
+            worker.shutdown(wait=True, cancel_futures=True)
+
+    def __getstate__(self) -> Mapping[str, Any]:
+        """Leave thread and stream out of copies and pickles."""
+        return {"device": self.device}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        """Make them anew."""
+        self.__init__(state["device"])  # type: ignore[misc]

@@ -1,0 +1,290 @@
+"""When the weights of which block travel: the order of the first pass, a window of bytes, four states per block."""
+
+import enum
+import threading
+from collections.abc import Sequence
+from typing import Any, Generic, Protocol, TypeVar
+
+import torch
+
+from accel_core.errors import OffloadError
+
+__all__ = ["Block", "BlockState", "Schedule", "Transport"]
+
+Content = TypeVar("Content")
+
+
+class BlockState(enum.Enum):
+    """Where the weights of a block are."""
+
+    OFFLOADED = "offloaded"
+    LOADING = "loading"
+    RESIDENT = "resident"
+    EVICTING = "evicting"
+
+
+_LEGAL = {
+    BlockState.OFFLOADED: (BlockState.LOADING,),
+    BlockState.LOADING: (BlockState.RESIDENT, BlockState.OFFLOADED),
+    BlockState.RESIDENT: (BlockState.EVICTING,),
+    BlockState.EVICTING: (BlockState.OFFLOADED,),
+}
+
+
+class Block(Generic[Content]):
+    """What is moved as one.
+
+    Args:
+        name: Its name, for messages.
+        nbytes: Its bytes on the device.
+        source: What the transport needs to know about it.
+    """
+
+    def __init__(self, name: str, nbytes: int, source: Any = None) -> None:
+        self.name = name
+        self.nbytes = nbytes
+        self.source = source
+        self.state = BlockState.OFFLOADED
+        self.users = 0
+        self.ticket: Any = None
+        self.content: Content | None = None
+
+    def become(self, state: BlockState) -> None:
+        """Enter a state.
+
+        Args:
+            state: The state.
+
+        Raises:
+            OffloadError: When it cannot follow the present one.
+        """
+        if state not in _LEGAL[self.state]:
+            raise OffloadError(
+                f"A block of weights cannot go from {self.state.value} to {state.value}. Found block {self.name!r}. "
+                "This is a fault in accel: report it, and switch prefetching off with `prefetch=False` meanwhile."
+            )
+        self.state = state
+
+
+class Transport(Protocol[Content]):
+    """What moves weights. Only `finish` may wait.
+
+    For each block it is called in this order: `start`, then `finish` or `cancel`, and after a `finish` `discard`.
+    """
+
+    def start(self, block: Block[Content]) -> Any:
+        """Begin to move a block's weights in.
+
+        Args:
+            block: The block.
+
+        Returns:
+            What `finish` or `cancel` will need.
+        """
+
+    def finish(self, block: Block[Content], ticket: Any) -> Content:
+        """Wait until a block's weights can be computed with.
+
+        Args:
+            block: The block.
+            ticket: What `start` gave.
+
+        Returns:
+            The weights.
+        """
+
+    def cancel(self, block: Block[Content], ticket: Any) -> None:
+        """Give up a transfer whose weights nobody wants; its memory is free afterwards.
+
+        Args:
+            block: The block.
+            ticket: What `start` gave.
+        """
+
+    def discard(self, block: Block[Content], content: Content) -> None:
+        """Give a block's memory back, after its computation was issued.
+
+        Args:
+            block: The block.
+            content: What `finish` gave.
+        """
+
+
+class Schedule(Generic[Content]):
+    """Moves blocks in time: while one computes, the next ones of the recorded order travel.
+
+    Args:
+        transport: What moves them.
+        budget: Bytes that may be loaded or travelling at once; a block that is larger travels alone. None prefetches
+            nothing.
+    """
+
+    def __init__(self, transport: Transport[Content], budget: int | None) -> None:
+        self.transport = transport
+        self.budget = budget
+        self.order: list[Block[Content]] = []
+        self.position = 0
+        self._ahead: list[Block[Content]] = []
+        self._held = 0
+        self._lock = threading.RLock()
+
+    @property
+    def held(self) -> int:
+        """Bytes that are loaded or travelling."""
+        return self._held
+
+    def acquire(self, block: Block[Content]) -> Content:
+        """Give a block's weights, and send for the next ones.
+
+        Args:
+            block: The block that computes now.
+
+        Returns:
+            Its weights; `release` has to follow.
+        """
+        with self._lock:
+            self._advance(block)
+            if block.users == 0:
+                self._bring(block)
+            block.users += 1
+            self._look_ahead()
+            assert block.content is not None
+            return block.content
+
+    def release(self, block: Block[Content]) -> None:
+        """Let a block's weights go; the room is used for the next ones.
+
+        Args:
+            block: A block that was acquired. Releasing one that was not is harmless.
+        """
+        with self._lock:
+            if block.users == 0:
+                return
+            block.users -= 1
+            if block.users == 0:
+                self._evict(block)
+                self._look_ahead()
+
+    def end_pass(self) -> None:
+        """Take back what was sent for and not used; the next block begins the order again."""
+        with self._lock:
+            self.cancel_ahead()
+            self.position = 0
+
+    def forget(self, block: Block[Content]) -> None:
+        """Leave a block out from now on: its weights come another way.
+
+        Args:
+            block: The block; it must not be in use.
+        """
+        with self._lock:
+            if block in self._ahead:
+                self._cancel(block)
+            self.order = [other for other in self.order if other is not block]
+            self.position = min(self.position, len(self.order))
+
+    def _advance(self, block: Block[Content]) -> None:
+        """Follow the recorded order, or record."""
+        order, at = self.order, self.position
+        if at < len(order) and order[at] is block:
+            self.position = at + 1
+            return
+        for start, stop in ((at, len(order)), (0, at)):
+            for number in range(start, stop):
+                if order[number] is block:
+                    self.position = number + 1
+                    return
+        order.insert(at, block)
+        self.position = at + 1
+
+    def _bring(self, block: Block[Content]) -> None:
+        """Have a block's weights now: wait for those under way, or send for them."""
+        if block.state is BlockState.LOADING:
+            self._ahead.remove(block)
+            try:
+                self._finish(block)
+                return
+            except torch.OutOfMemoryError:
+                self._lower_budget()
+        self._make_room(block)
+        try:
+            self._send(block)
+            self._finish(block)
+        except torch.OutOfMemoryError:
+            if not self._ahead:
+                raise
+            # The weights ahead are in the way of those needed now.
+            self.cancel_ahead()
+            self._lower_budget()
+            self._send(block)
+            self._finish(block)
+
+    def _lower_budget(self) -> None:
+        """The device is fuller than was thought: from now on no more than what is loaded anyway."""
+        if self.budget is not None:
+            self.budget = max(self._held, 1)
+
+    def _make_room(self, block: Block[Content]) -> None:
+        """Cancel transfers, the one needed last first, until a block that computes now fits."""
+        while self._ahead and self.budget is not None and self._held + block.nbytes > self.budget:
+            self._cancel(self._ahead[-1])
+
+    def _send(self, block: Block[Content]) -> None:
+        block.become(BlockState.LOADING)
+        self._held += block.nbytes
+        try:
+            block.ticket = self.transport.start(block)
+        except BaseException:
+            self._drop(block)
+            raise
+
+    def _finish(self, block: Block[Content]) -> None:
+        try:
+            block.content = self.transport.finish(block, block.ticket)
+        except BaseException:
+            self._drop(block)
+            raise
+        block.ticket = None
+        block.become(BlockState.RESIDENT)
+
+    def cancel_ahead(self) -> None:
+        """Cancel every transfer that nobody waits for."""
+        for block in list(self._ahead):
+            self._cancel(block)
+
+    def _drop(self, block: Block[Content]) -> None:
+        block.ticket = None
+        block.become(BlockState.OFFLOADED)
+        self._held -= block.nbytes
+
+    def _cancel(self, block: Block[Content]) -> None:
+        self._ahead.remove(block)
+        self.transport.cancel(block, block.ticket)
+        self._drop(block)
+
+    def _evict(self, block: Block[Content]) -> None:
+        block.become(BlockState.EVICTING)
+        content, block.content = block.content, None
+        assert content is not None
+        self.transport.discard(block, content)
+        block.become(BlockState.OFFLOADED)
+        self._held -= block.nbytes
+
+    def _look_ahead(self) -> None:
+        """Send for the next blocks, as many as the budget allows."""
+        if self.budget is None:
+            return
+        for block in self._upcoming():
+            if block.state is not BlockState.OFFLOADED:
+                continue
+            if self._held + block.nbytes > self.budget:
+                return
+            try:
+                self._send(block)
+            except torch.OutOfMemoryError:
+                self._lower_budget()
+                return
+            self._ahead.append(block)
+
+    def _upcoming(self) -> Sequence[Block[Content]]:
+        return self.order[self.position :]

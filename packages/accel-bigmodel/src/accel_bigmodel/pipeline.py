@@ -1,0 +1,260 @@
+"""A model cut into stages, one per process, that micro-batches flow through (torch.distributed.pipelining)."""
+
+import math
+from collections.abc import Mapping, Sequence
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.pipelining import ScheduleGPipe, SplitPoint, pipeline
+
+from accel_bigmodel.device_map.infer import infer_auto_device_map
+from accel_bigmodel.sizes import calculate_maximum_sizes
+from accel_core.comm.collectives import find_batch_size, pad_input_tensors, send_to_device, slice_tensors
+from accel_core.comm.objects import broadcast_object_list
+from accel_core.errors import ConfigurationError
+from accel_core.process import world
+
+__all__ = ["build_pipeline", "find_pippy_batch_size", "generate_device_map", "pippy_forward", "prepare_pippy"]
+
+
+def generate_device_map(
+    model: nn.Module,
+    num_processes: int = 1,
+    no_split_module_classes: Sequence[str] | None = None,
+    max_memory: Mapping[int | str, int | str] | None = None,
+) -> dict[str, int | str]:
+    """Cut a model into about equal parts, one per process.
+
+    Args:
+        model: The model.
+        num_processes: How many parts.
+        no_split_module_classes: Class names of modules that stay in one part.
+        max_memory: Bytes or written sizes by process; by default even shares.
+
+    Returns:
+        The number of the process by name of submodule.
+    """
+    if num_processes == 1:
+        return infer_auto_device_map(model, max_memory=max_memory, no_split_module_classes=no_split_module_classes)
+    if max_memory is None:
+        total, (largest, _) = calculate_maximum_sizes(model)
+        share = math.ceil((total + largest) / num_processes)
+        max_memory = dict.fromkeys(range(num_processes), share)
+    return infer_auto_device_map(
+        model, max_memory=max_memory, no_split_module_classes=no_split_module_classes, clean_result=False
+    )
+
+
+def find_pippy_batch_size(args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None) -> int | None:
+    """Find the batch size of the inputs of a forward.
+
+    Args:
+        args: Positional arguments.
+        kwargs: Keyword arguments.
+
+    Returns:
+        The first dimension of the first tensor; None when there is none.
+    """
+    for value in (*(args or ()), *(kwargs or {}).values()):
+        if isinstance(value, torch.Tensor) and value.dim():
+            return int(value.shape[0])
+    return None
+
+
+def build_pipeline(
+    model: nn.Module, split_points: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any], num_chunks: int
+) -> ScheduleGPipe:
+    """Trace a model and make this process's stage of it.
+
+    Args:
+        model: The model.
+        split_points: Names of the submodules that a new stage begins with.
+        args: Positional example inputs of one micro-batch.
+        kwargs: Keyword example inputs of one micro-batch.
+        num_chunks: How many micro-batches a batch is cut into.
+
+    Returns:
+        The schedule that runs batches.
+
+    Raises:
+        ConfigurationError: When the stages are not as many as the processes.
+    """
+    here = world.ensure()
+    spec = dict.fromkeys(split_points, SplitPoint.BEGINNING)
+    pipe = pipeline(model, mb_args=tuple(args), mb_kwargs=dict(kwargs), split_spec=spec)
+    if pipe.num_stages != here.size:
+        raise ConfigurationError(
+            f"A pipeline has one stage per process. Found {pipe.num_stages} stages and {here.size} processes. Pass "
+            f"{here.size - 1} split points, or run with another number of processes."
+        )
+    stage = pipe.build_stage(here.rank, device=here.device)
+    return ScheduleGPipe(stage, num_chunks)
+
+
+class _Pipeline:
+    """The forward of a model that is cut into stages.
+
+    Args:
+        model: The whole model.
+        split_points: Names of the submodules that a new stage begins with.
+        num_chunks: How many micro-batches a batch is cut into.
+    """
+
+    def __init__(self, model: nn.Module, split_points: Sequence[str], num_chunks: int) -> None:
+        self.forward = model.forward
+        self.model = model
+        self.split_points = list(split_points)
+        self.num_chunks = num_chunks
+        self._schedules: dict[tuple[int, int], ScheduleGPipe] = {}
+
+    def prepare(self, args: Sequence[Any], kwargs: Mapping[str, Any], num_chunks: int) -> ScheduleGPipe:
+        """Give the schedule for batches like these; stages have fixed shapes, so each batch size has its own.
+
+        Args:
+            args: Positional inputs of a batch whose size the micro-batches divide.
+            kwargs: Keyword inputs.
+            num_chunks: How many micro-batches.
+
+        Returns:
+            The schedule.
+        """
+        size = find_pippy_batch_size(args, kwargs) or num_chunks
+        key = (size, num_chunks)
+        if key not in self._schedules:
+            part = slice(0, size // num_chunks)
+            sample_args, sample_kwargs = slice_tensors(tuple(args), part), slice_tensors(dict(kwargs), part)
+            wrapped = self.model.__dict__.pop("forward", None)
+            try:
+                self._schedules[key] = build_pipeline(
+                    self.model, self.split_points, sample_args, sample_kwargs, num_chunks
+                )
+            finally:
+                if wrapped is not None:
+                    object.__setattr__(self.model, "forward", wrapped)
+        return self._schedules[key]
+
+    def __call__(self, num_chunks: int, *args: Any, **kwargs: Any) -> Any:
+        """Run a batch; only the last process gets the output."""
+        here = world.ensure()
+        schedule = self.prepare(args, kwargs, num_chunks)
+        if here.rank == 0:
+            schedule.step(*args, **kwargs)
+            return None
+        output = schedule.step()
+        return output if here.is_last else None
+
+
+def pippy_forward(forward: Any, num_chunks: int, gather_output: bool, *args: Any, **kwargs: Any) -> Any:
+    """Run a batch through a pipeline: pad it to whole micro-batches, run, cut the padding off.
+
+    Args:
+        forward: What runs a batch, as `forward(num_chunks, *args, **kwargs)`.
+        num_chunks: How many micro-batches.
+        gather_output: Whether every process gets the output; else the last one alone.
+        args: Positional inputs, the same on every process.
+        kwargs: Keyword inputs.
+
+    Returns:
+        The output, or None on a process that gets none.
+
+    Raises:
+        ConfigurationError: When no input has a batch dimension.
+    """
+    here = world.ensure()
+    size = find_pippy_batch_size(args, kwargs)
+    if size is None:
+        raise ConfigurationError(
+            "A pipeline needs to know the batch size. Found no tensor among the inputs. Pass at least one tensor whose "
+            "first dimension is the batch."
+        )
+    if size % num_chunks:
+        args, kwargs = pad_input_tensors((args, kwargs), size, num_chunks)
+    args, kwargs = send_to_device(args, here.device), send_to_device(kwargs, here.device)
+    with torch.no_grad():
+        output = forward(num_chunks, *args, **kwargs)
+    if output is not None and size % num_chunks and find_batch_size(output) > size:
+        output = slice_tensors(output, slice(0, size))
+    if gather_output and here.size > 1:
+        carried = [send_to_device(output, "cpu")]
+        broadcast_object_list(carried, from_process=here.size - 1)
+        output = send_to_device(carried[0], here.device)
+    return output
+
+
+def prepare_pippy(
+    model: nn.Module,
+    split_points: str | list[str] | None = "auto",
+    no_split_module_classes: list[str] | None = None,
+    example_args: tuple[Any, ...] | None = (),
+    example_kwargs: dict[str, Any] | None = None,
+    num_chunks: int | None = None,
+    gather_output: bool | None = False,
+) -> nn.Module:
+    """Cut a model into stages for pipeline inference: every process runs one of them.
+
+    Args:
+        model: The model, changed in place: its forward runs the pipeline.
+        split_points: Names of the submodules that a new stage begins with; "auto" cuts into about equal parts.
+        no_split_module_classes: Class names of modules that "auto" leaves whole.
+        example_args: Positional example inputs, with a batch dimension.
+        example_kwargs: Keyword example inputs.
+        num_chunks: How many micro-batches a batch is cut into; by default one per process.
+        gather_output: Whether every process gets the output; else the last one alone, the others None.
+
+    Returns:
+        The model. Its `hf_split_points` are the split points.
+
+    Raises:
+        ConfigurationError: When the stages are not as many as the processes, or no example input is a tensor.
+    """
+    here = world.ensure()
+    args, kwargs = tuple(example_args or ()), dict(example_kwargs or {})
+    chunks = num_chunks or here.size
+    if split_points is None:
+        split_points = []
+    if isinstance(split_points, str):
+        if split_points != "auto":
+            raise ConfigurationError(
+                f"Split points are names of submodules or 'auto'. Found {split_points!r}. Pass a list of names."
+            )
+        split_points = _even_splits(model, here.size, no_split_module_classes)
+    object.__setattr__(model, "hf_split_points", split_points)
+    if here.size == 1:
+        return model
+    model.eval()
+    model.to(here.device)
+    stages = _Pipeline(model, split_points, chunks)
+    size = find_pippy_batch_size(args, kwargs)
+    if size is None:
+        raise ConfigurationError(
+            "A pipeline is traced with example inputs. Found no tensor among them. Pass `example_args` or "
+            "`example_kwargs` with a batch dimension."
+        )
+    if size % chunks:
+        args, kwargs = pad_input_tensors((args, kwargs), size, chunks)
+    args, kwargs = send_to_device(args, here.device), send_to_device(kwargs, here.device)
+    with torch.no_grad():
+        stages.prepare(args, kwargs, chunks)
+
+    def forward(_: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return pippy_forward(stages, chunks, bool(gather_output), *args, **kwargs)
+
+    object.__setattr__(model, "forward", MethodType(forward, model))
+    return model
+
+
+def _even_splits(model: nn.Module, count: int, no_split_module_classes: Sequence[str] | None) -> list[str]:
+    """Name the first submodule of every part but the first."""
+    device_map = generate_device_map(model, count, no_split_module_classes)
+    points = []
+    for number in range(1, count):
+        first = next((name for name, device in device_map.items() if device == number), None)
+        if first is None:
+            raise ConfigurationError(
+                f"The model cannot be cut into {count} parts. Found {number} with something in them. Run fewer "
+                "processes, or name the split points."
+            )
+        points.append(first)
+    return points

@@ -1,0 +1,95 @@
+"""What `accel plan` does."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from accel_bigmodel.checkpoint.skeleton import Layer, Part, skeleton_of
+from accel_bigmodel.device_map.plan import Plan, plan_device_map, written_size
+from accel_core.errors import ConfigurationError
+
+__all__ = ["max_memory_of", "plan_checkpoint", "run"]
+
+
+def max_memory_of(text: str | None) -> dict[int | str, int | str] | None:
+    """Read limits as they are written on a command line.
+
+    Args:
+        text: `0=24GiB,cpu=64GiB`, or None.
+
+    Returns:
+        Written sizes by device; None stays None.
+
+    Raises:
+        ConfigurationError: When a part is not `DEVICE=SIZE`.
+    """
+    if text is None:
+        return None
+    limits: dict[int | str, int | str] = {}
+    for part in text.split(","):
+        device, equals, size = (piece.strip() for piece in part.partition("="))
+        if not equals or not device or not size:
+            raise ConfigurationError(
+                f"Limits are written as DEVICE=SIZE, separated by commas. Found {part!r}. Write for example "
+                "0=24GiB,cpu=64GiB."
+            )
+        limits[int(device) if device.isdecimal() else device] = int(size) if size.isdecimal() else size
+    return limits
+
+
+def plan_checkpoint(
+    source: str,
+    max_memory: str | None = None,
+    headroom: str | None = None,
+    dtype: str | None = None,
+    balanced: bool = False,
+    whole: list[str] | None = None,
+) -> Plan:
+    """Plan a checkpoint from its headers.
+
+    Args:
+        source: A safetensors file, an index, a folder, or a folder with a transformers config.
+        max_memory: Limits, as on the command line.
+        headroom: A written size or a fraction.
+        dtype: The dtype that the weights will be loaded in.
+        balanced: Whether accelerators share evenly.
+        whole: Class names that are not split; numbered layers of a checkpoint never are.
+
+    Returns:
+        The plan.
+    """
+    model = skeleton_of(source)
+    classes = list(whole or getattr(model, "_no_split_modules", None) or ())
+    if isinstance(model, Part):
+        classes.append(Layer.__name__)
+    room: str | float | int | None = headroom
+    if headroom is not None and headroom.replace(".", "", 1).isdecimal():
+        room = float(headroom) if "." in headroom else int(headroom)
+    return plan_device_map(
+        model,
+        max_memory_of(max_memory),
+        headroom=room,
+        no_split_module_classes=classes,
+        dtype=dtype,
+        balanced=balanced,
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Carry `accel plan` out.
+
+    Args:
+        args: The parsed arguments.
+
+    Returns:
+        0.
+    """
+    plan = plan_checkpoint(args.checkpoint, args.max_memory, args.headroom, args.dtype, args.balanced, args.whole)
+    lines = [f"{args.checkpoint}: {written_size(plan.nbytes)} of weights", "", plan.table(), ""]
+    lines += [plan.explain(share.device) for share in plan.shares if share.weights]
+    sys.stdout.write("\n".join(lines) + "\n")
+    if args.svg:
+        Path(args.svg).write_text(plan.svg(), encoding="utf-8")
+    if args.json:
+        Path(args.json).write_text(plan.to_json(), encoding="utf-8")
+    return 0

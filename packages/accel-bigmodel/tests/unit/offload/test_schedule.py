@@ -1,0 +1,272 @@
+"""The production schedule under a transport with a virtual clock: overlap, budget, and any order of completion."""
+
+import random
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from accel_bigmodel.offload.schedule import Block, BlockState, Schedule
+from accel_core.errors import OffloadError
+
+
+@dataclass
+class Clock:
+    """Virtual seconds."""
+
+    now: float = 0.0
+
+
+@dataclass
+class Bus:
+    """A transport over one bus: transfers run one after the other, beside the computation, on a virtual clock."""
+
+    clock: Clock
+    seconds_per_byte: float = 1.0
+    free_at: float = 0.0
+    events: list[tuple[str, str, float]] = field(default_factory=list)
+    held: int = 0
+    peak: int = 0
+
+    def start(self, block: Block[str]) -> float:
+        """Queue the transfer behind the others."""
+        self.events.append(("issue", block.name, self.clock.now))
+        self.held += block.nbytes
+        self.peak = max(self.peak, self.held)
+        self.free_at = max(self.free_at, self.clock.now) + block.nbytes * self.seconds_per_byte
+        return self.free_at
+
+    def finish(self, block: Block[str], ticket: float) -> str:
+        """Let time pass until it is done."""
+        self.clock.now = max(self.clock.now, ticket)
+        self.events.append(("ready", block.name, self.clock.now))
+        return block.name
+
+    def cancel(self, block: Block[str], ticket: float) -> None:
+        """Free its memory."""
+        self.events.append(("cancel", block.name, self.clock.now))
+        self.held -= block.nbytes
+
+    def discard(self, block: Block[str], content: str) -> None:
+        """Free its memory."""
+        assert content == block.name
+        self.events.append(("free", block.name, self.clock.now))
+        self.held -= block.nbytes
+
+
+def run(schedule: Schedule[str], bus: Bus, blocks: list[Block[str]], compute: list[float]) -> float:
+    """Run a forward pass and return its virtual seconds."""
+    begin = bus.clock.now
+    for block, seconds in zip(blocks, compute, strict=True):
+        schedule.acquire(block)
+        bus.events.append(("compute", block.name, bus.clock.now))
+        bus.clock.now += seconds
+        bus.events.append(("computed", block.name, bus.clock.now))
+        schedule.release(block)
+    schedule.end_pass()
+    return bus.clock.now - begin
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    sizes=st.lists(st.integers(1, 10), min_size=2, max_size=12),
+    compute=st.integers(1, 10),
+    windows=st.sampled_from([2, 3, 5]),
+)
+def test_the_next_transfer_overlaps_and_the_budget_holds(sizes: list[int], compute: int, windows: int) -> None:
+    """From the second pass on, transfer i+1 is issued before compute i ends, and bytes never exceed the budget."""
+    clock = Clock()
+    bus = Bus(clock)
+    blocks = [Block[str](str(number), size) for number, size in enumerate(sizes)]
+    budget = windows * max(sizes)
+    schedule = Schedule(bus, budget)
+    run(schedule, bus, blocks, [compute] * len(blocks))
+    assert all(block.state is BlockState.OFFLOADED for block in blocks)
+    bus.events.clear()
+    seconds = run(schedule, bus, blocks, [compute] * len(blocks))
+    when = {(kind, name): time for kind, name, time in bus.events}
+    for number in range(len(blocks) - 1):
+        assert when["issue", str(number + 1)] <= when["computed", str(number)]
+        assert bus.events.index(("issue", str(number + 1), when["issue", str(number + 1)])) < bus.events.index(
+            ("computed", str(number), when["computed", str(number)])
+        )
+    assert bus.peak <= budget
+    assert bus.held == schedule.held == 0
+    # One block more than the slower of the two: the first has nothing to hide behind, nor the last compute.
+    assert seconds <= max(sum(sizes), compute * len(sizes)) + max(max(sizes), compute) * 2
+
+
+@pytest.mark.parametrize(("transfer", "compute"), [(4, 4), (4, 1), (1, 4)])
+def test_equal_blocks_take_the_slower_of_the_two_and_one_block(transfer: int, compute: int) -> None:
+    """A chain of equal blocks takes max(transfer, compute) plus one block."""
+    clock = Clock()
+    bus = Bus(clock)
+    blocks = [Block[str](str(number), transfer) for number in range(10)]
+    schedule = Schedule(bus, 3 * transfer)
+    run(schedule, bus, blocks, [compute] * 10)
+    seconds = run(schedule, bus, blocks, [compute] * 10)
+    assert seconds <= max(10 * transfer, 10 * compute) + max(transfer, compute)
+
+
+def test_without_a_budget_everything_is_synchronous() -> None:
+    """The oracle: each transfer is issued when its block is needed, and time adds up."""
+    clock = Clock()
+    bus = Bus(clock)
+    blocks = [Block[str](str(number), 2) for number in range(4)]
+    schedule = Schedule(bus, None)
+    for _ in range(2):
+        assert run(schedule, bus, blocks, [3.0] * 4) == 4 * 2 + 4 * 3
+    assert bus.peak == 2
+
+
+def test_a_block_larger_than_the_budget_travels_alone() -> None:
+    """It is loaded when it is needed, with nothing beside it."""
+    bus = Bus(Clock())
+    blocks = [Block[str]("a", 2), Block[str]("big", 9), Block[str]("b", 2)]
+    schedule = Schedule(bus, 4)
+    for _ in range(3):
+        run(schedule, bus, blocks, [1.0] * 3)
+    assert bus.peak == 9
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.lists(st.integers(0, 5), max_size=8), max_size=6), st.integers(1, 30))
+def test_any_order_of_blocks_is_served(passes: list[list[int]], budget: int) -> None:
+    """Experts that come in another order each time, skipped and repeated blocks: always the right weights."""
+    bus = Bus(Clock())
+    blocks = [Block[str](str(number), number + 1) for number in range(6)]
+    schedule = Schedule(bus, budget)
+    for order in passes:
+        for number in order:
+            assert schedule.acquire(blocks[number]) == str(number)
+            assert bus.held <= max(budget, number + 1)
+            schedule.release(blocks[number])
+        schedule.end_pass()
+        assert bus.held == schedule.held == 0
+
+
+def test_a_block_in_use_twice_is_loaded_once() -> None:
+    """Nested use of one block keeps it until the last one lets go."""
+    bus = Bus(Clock())
+    block = Block[str]("a", 1)
+    schedule = Schedule(bus, 4)
+    schedule.acquire(block)
+    schedule.acquire(block)
+    schedule.release(block)
+    assert block.state is BlockState.RESIDENT
+    schedule.release(block)
+    schedule.release(block)
+    assert block.state is BlockState.OFFLOADED
+    assert [kind for kind, *_ in bus.events] == ["issue", "ready", "free"]
+
+
+@pytest.mark.parametrize("state", [BlockState.RESIDENT, BlockState.EVICTING])
+def test_an_illegal_transition_raises(state: BlockState) -> None:
+    """A block that is away cannot become resident or evicted at once; the error names it."""
+    with pytest.raises(OffloadError, match=rf"cannot go from offloaded to {state.value}.*'a'"):
+        Block[str]("a", 1).become(state)
+
+
+def test_a_transfer_that_fails_leaves_a_clean_schedule() -> None:
+    """After an error in `start` or `finish` nothing counts as held, and the block can be loaded later."""
+
+    class Failing(Bus):
+        broken = True
+
+        def finish(self, block: Block[str], ticket: float) -> str:
+            if self.broken:
+                self.held -= block.nbytes
+                raise OSError("the disk is gone")
+            return super().finish(block, ticket)
+
+    bus = Failing(Clock())
+    schedule = Schedule(bus, 4)
+    block = Block[str]("a", 2)
+    with pytest.raises(OSError, match="disk is gone"):
+        schedule.acquire(block)
+    assert (schedule.held, block.state) == (0, BlockState.OFFLOADED)
+    bus.broken = False
+    assert schedule.acquire(block) == "a"
+
+
+def test_running_out_of_memory_ahead_lowers_the_budget() -> None:
+    """When the device is full, what was sent ahead is taken back and the block that computes is loaded."""
+
+    class Small(Bus):
+        capacity = 5
+
+        def start(self, block: Block[str]) -> float:
+            if self.held + block.nbytes > self.capacity:
+                raise torch.OutOfMemoryError("full")
+            return super().start(block)
+
+    bus = Small(Clock())
+    blocks = [Block[str](str(number), 2) for number in range(5)]
+    schedule = Schedule(bus, 100)
+    for _ in range(3):
+        run(schedule, bus, blocks, [1.0] * 5)
+    assert bus.peak <= 5
+    assert schedule.budget is not None
+    assert schedule.budget <= 5
+    bus.capacity = 1
+    with pytest.raises(torch.OutOfMemoryError):
+        schedule.acquire(blocks[0])
+    assert schedule.held == 0
+
+
+class Shuffled:
+    """A transport whose transfers complete in a random order, and whose buffers are garbage until they do."""
+
+    def __init__(self, draw: random.Random, weights: dict[str, torch.Tensor]) -> None:
+        self.draw = draw
+        self.weights = weights
+        self.flying: dict[str, torch.Tensor] = {}
+
+    def _complete_some(self, wanted: str | None = None) -> None:
+        for name in self.draw.sample(sorted(self.flying), len(self.flying)):
+            if name == wanted or self.draw.random() < 0.5:
+                self.flying.pop(name).copy_(self.weights[name])
+
+    def start(self, block: Block[torch.Tensor]) -> torch.Tensor:
+        """Hand out a buffer that is filled later."""
+        self._complete_some()
+        buffer = torch.full_like(self.weights[block.name], float("nan"))
+        self.flying[block.name] = buffer
+        return buffer
+
+    def finish(self, block: Block[torch.Tensor], ticket: torch.Tensor) -> torch.Tensor:
+        """Complete at least this one."""
+        self._complete_some(block.name)
+        return ticket
+
+    def cancel(self, block: Block[torch.Tensor], ticket: torch.Tensor) -> None:
+        """Complete or forget it."""
+        self.flying.pop(block.name, None)
+
+    def discard(self, block: Block[torch.Tensor], content: torch.Tensor) -> None:
+        """Spoil the memory, as its next user would."""
+        assert block.name not in self.flying
+        content.fill_(float("nan"))
+
+
+@pytest.mark.parametrize("seed", range(0, 300, 30))
+def test_outputs_are_bit_equal_under_random_completion_orders(seed: int) -> None:
+    """Thirty interleavings each, three hundred in all: the outputs are those of the weights in memory."""
+    for number in range(seed, seed + 30):
+        draw = random.Random(number)
+        torch.manual_seed(number)
+        weights = {str(n): torch.randn(4, 4) for n in range(draw.randint(2, 7))}
+        blocks = {name: Block[torch.Tensor](name, 64) for name in weights}
+        order = [draw.choice(sorted(weights)) for _ in range(draw.randint(2, 10))]
+        schedule = Schedule(Shuffled(draw, weights), 64 * draw.randint(1, 4))
+        for _ in range(3):
+            x = expected = torch.eye(4)
+            for name in order:
+                weight = schedule.acquire(blocks[name])
+                x = torch.tanh(x @ weight)
+                expected = torch.tanh(expected @ weights[name])
+                schedule.release(blocks[name])
+            schedule.end_pass()
+            assert torch.equal(x, expected)

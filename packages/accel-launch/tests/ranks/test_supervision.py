@@ -230,7 +230,7 @@ def test_script_that_is_no_python(accel, script, name: str) -> None:
         done = accel("launch", "--cpu", "-m", name)
         assert "No module named missing_module" in done.stderr
     else:
-        done = accel("launch", "--cpu", script("this is not python", name))
+        done = accel("launch", "--cpu", script("this: is not (python", name))
         assert "SyntaxError" in done.stderr
     assert done.returncode == 1
 

@@ -1,0 +1,133 @@
+"""Two machines in network namespaces, one of which is killed; and MPI."""
+
+import itertools
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+TRAIN = """
+import os, pathlib, time
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+rank, size = dist.get_rank(), dist.get_world_size()
+state = pathlib.Path("step")
+step = int(state.read_text()) if state.exists() else 0
+while step < 30:
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    step += 1
+    if rank == 0:
+        state.with_suffix(".new").write_text(str(step))
+        state.with_suffix(".new").rename(state)
+        with open("log", "a") as log:
+            log.write(f"{step} {int(total)}\\n")
+    time.sleep(0.2)
+dist.destroy_process_group()
+"""
+
+
+def namespaces_allowed() -> bool:
+    """Try to make a network namespace."""
+    if shutil.which("ip") is None or os.geteuid() != 0:
+        return False
+    made = subprocess.run(["ip", "netns", "add", "accel-probe"], capture_output=True, check=False).returncode == 0
+    if made:
+        subprocess.run(["ip", "netns", "del", "accel-probe"], capture_output=True, check=False)
+    return made
+
+
+@pytest.fixture
+def machines() -> Iterator[tuple[str, str]]:
+    """Make two network namespaces that see one another as 10.77.0.1 and 10.77.0.2."""
+    if not namespaces_allowed():
+        pytest.skip("network namespaces need root and iproute2")
+    names = ("accel-a", "accel-b")
+
+    def ip(*words: str) -> None:
+        subprocess.run(["ip", *words], check=True, capture_output=True)
+
+    try:
+        for name in names:
+            ip("netns", "add", name)
+        ip("link", "add", "accel-va", "netns", names[0], "type", "veth", "peer", "name", "accel-vb", "netns", names[1])
+        for name, device, address in zip(names, ("accel-va", "accel-vb"), ("10.77.0.1", "10.77.0.2"), strict=True):
+            ip("-n", name, "addr", "add", f"{address}/24", "dev", device)
+            ip("-n", name, "link", "set", device, "up")
+            ip("-n", name, "link", "set", "lo", "up")
+        yield names
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+
+
+def test_killed_machine_and_resumed_run(machines: tuple[str, str], tmp_path: Path, variables: dict[str, str]) -> None:
+    """Machine 1 is killed in the middle; machine 0 goes on alone from the last state to the end."""
+    (tmp_path / "train.py").write_text(TRAIN)
+    words = [
+        "launch",
+        "--cpu",
+        "--nproc-per-node",
+        "1",
+        "--nnodes",
+        "1:2",
+        "--rdzv-backend",
+        "c10d",
+        "--max-restarts",
+        "3",
+    ]
+    words += ["--main-process-ip", "10.77.0.1", "--main-process-port", "29555", "--rdzv-conf", "last_call_timeout=3"]
+    running = []
+    for rank, (name, device) in enumerate(zip(machines, ("accel-va", "accel-vb"), strict=True)):
+        line = ["ip", "netns", "exec", name, sys.executable, "-m", "accel_launch", *words]
+        line += ["--machine-rank", str(rank), "train.py"]
+        environment = {**variables, "GLOO_SOCKET_IFNAME": device, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "0"}
+        with (tmp_path / f"machine{rank}").open("w") as said:
+            running.append(
+                subprocess.Popen(line, cwd=tmp_path, env=environment, stdout=said, stderr=said, start_new_session=True)
+            )
+    log = tmp_path / "log"
+    deadline = time.monotonic() + 60
+    while not log.exists() or len(log.read_text().splitlines()) < 5:
+        assert time.monotonic() < deadline, [(tmp_path / f"machine{rank}").read_text() for rank in range(2)]
+        time.sleep(0.2)
+    os.killpg(running[1].pid, signal.SIGKILL)
+    running[1].wait(10)
+    try:
+        assert running[0].wait(90) == 0, (tmp_path / "machine0").read_text()
+    finally:
+        for process in running:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+    lines = [line.split() for line in log.read_text().splitlines()]
+    assert lines[0] == ["1", "2"]
+    assert lines[-1] == ["30", "1"]
+    steps = [int(step) for step, _ in lines]
+    assert all(later - earlier in (0, 1) for earlier, later in itertools.pairwise(steps))
+    time.sleep(1)
+
+
+@pytest.mark.skipif(shutil.which("mpirun") is None, reason="mpirun is not installed")
+def test_mpi_starts_ranks_that_reduce(accel, script, tmp_path: Path) -> None:
+    """A hostfile starts real MPI processes, whose ranks come from MPI's variables."""
+    (tmp_path / "hosts").write_text("localhost slots=2\n")
+    name = script(
+        "import os, sys\n"
+        "sys.stdout.write(os.environ['OMPI_COMM_WORLD_RANK'] + ' of ' + os.environ['OMPI_COMM_WORLD_SIZE'] + ' '"
+        " + os.environ['ACCELERATE_MIXED_PRECISION'] + '\\n')\n"
+    )
+    allowed = {
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "OMPI_MCA_rmaps_base_oversubscribe": "1",
+    }
+    words = ["--cpu", "--mpirun-hostfile", "hosts", "--num-processes", "2", "--mixed-precision", "bf16", name]
+    done = accel("launch", *words, more=allowed)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["0 of 2 bf16", "1 of 2 bf16"]

@@ -93,7 +93,7 @@ class EightBits:
     def _made(self, data: torch.Tensor, scales: torch.Tensor | None) -> nn.Parameter:
         if data.dtype != torch.int8:
             made: nn.Parameter = Int8Params(data, requires_grad=False, has_fp16_weights=False)
-            return made  # type: ignore[no-any-return]
+            return made
         codes = None if scales is None else data
         made = Int8Params(data, requires_grad=False, has_fp16_weights=False, CB=codes, SCB=scales)
         return made
@@ -152,7 +152,7 @@ class FourBits:
         _check_shape(parameter, value)
         if device.type == "meta":
             return self._like(parameter, torch.empty(value.shape, dtype=value.dtype, device=device))
-        made = self._like(parameter, value.detach().to("cpu", copy=True))
+        made: Any = self._like(parameter, value.detach().to("cpu", copy=True))
         result: nn.Parameter = made.to(device)
         return result
 

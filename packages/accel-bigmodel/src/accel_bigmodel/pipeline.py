@@ -1,13 +1,14 @@
 """A model cut into stages, one per process, that micro-batches flow through (torch.distributed.pipelining)."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping, Sequence
 from types import MethodType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.distributed.pipelining import ScheduleGPipe, SplitPoint, pipeline
 
 from accel_bigmodel.device_map.infer import infer_auto_device_map
 from accel_bigmodel.sizes import calculate_maximum_sizes
@@ -15,6 +16,9 @@ from accel_core.comm.collectives import find_batch_size, pad_input_tensors, send
 from accel_core.comm.objects import broadcast_object_list
 from accel_core.errors import ConfigurationError
 from accel_core.process import world
+
+if TYPE_CHECKING:
+    from torch.distributed.pipelining import ScheduleGPipe
 
 __all__ = ["build_pipeline", "find_pippy_batch_size", "generate_device_map", "pippy_forward", "prepare_pippy"]
 
@@ -81,6 +85,9 @@ def build_pipeline(
     Raises:
         ConfigurationError: When the stages are not as many as the processes.
     """
+    # Imported here because it brings torch's compiler with it, more than a second that most programs do not need.
+    from torch.distributed.pipelining import ScheduleGPipe, SplitPoint, pipeline
+
     here = world.ensure()
     spec = dict.fromkeys(split_points, SplitPoint.BEGINNING)
     pipe = pipeline(model, mb_args=tuple(args), mb_kwargs=dict(kwargs), split_spec=spec)

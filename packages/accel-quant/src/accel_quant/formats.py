@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import bitsandbytes
 import torch
-from bitsandbytes.nn import Int8Params, Params4bit
 from torch import nn
 
 from accel_core.errors import QuantizationError
 from accel_core.modules import packed
+from accel_quant.library import bitsandbytes, is_instance
 
 __all__ = ["EIGHT_BITS", "FOUR_BITS", "EightBits", "FourBits"]
 
@@ -33,7 +32,7 @@ class EightBits:
 
     def matches(self, parameter: torch.Tensor) -> bool:
         """Tell whether a parameter is of this format."""
-        return isinstance(parameter, Int8Params)
+        return is_instance(parameter, "Int8Params")
 
     def nbytes(self, parameter: torch.Tensor) -> int:
         """Count the bytes of weights and scales, packed or yet to be."""
@@ -64,7 +63,8 @@ class EightBits:
             return self._made(value.to(device), statistics.to(device, torch.float32))
         if device.type == "meta":
             return self._made(torch.empty(value.shape, dtype=torch.int8, device=device), None)
-        made = Int8Params(value.detach().to("cpu", copy=True), requires_grad=False, has_fp16_weights=False)
+        copied = value.detach().to("cpu", copy=True)
+        made = bitsandbytes().nn.Int8Params(copied, requires_grad=False, has_fp16_weights=False)
         result: nn.Parameter = made.to(device)
         return result
 
@@ -92,10 +92,10 @@ class EightBits:
 
     def _made(self, data: torch.Tensor, scales: torch.Tensor | None) -> nn.Parameter:
         if data.dtype != torch.int8:
-            made: nn.Parameter = Int8Params(data, requires_grad=False, has_fp16_weights=False)
+            made: nn.Parameter = bitsandbytes().nn.Int8Params(data, requires_grad=False, has_fp16_weights=False)
             return made
         codes = None if scales is None else data
-        made = Int8Params(data, requires_grad=False, has_fp16_weights=False, CB=codes, SCB=scales)
+        made = bitsandbytes().nn.Int8Params(data, requires_grad=False, has_fp16_weights=False, CB=codes, SCB=scales)
         return made
 
 
@@ -106,7 +106,7 @@ class FourBits:
 
     def matches(self, parameter: torch.Tensor) -> bool:
         """Tell whether a parameter is of this format."""
-        return isinstance(parameter, Params4bit)
+        return is_instance(parameter, "Params4bit")
 
     def nbytes(self, parameter: torch.Tensor) -> int:
         """Count the bytes of weights, scales and code books, packed or yet to be."""
@@ -185,7 +185,7 @@ class FourBits:
     ) -> nn.Parameter:
         """Make the parameter out of weights and state."""
         statistics = {suffix.removeprefix("weight."): part for suffix, part in stored.items() if suffix}
-        made: nn.Parameter = Params4bit.from_prequantized(
+        made: nn.Parameter = bitsandbytes().nn.Params4bit.from_prequantized(
             data=stored[""],
             quantized_stats=statistics,
             requires_grad=False,
@@ -195,7 +195,7 @@ class FourBits:
         return made
 
     def _like(self, parameter: Any, data: torch.Tensor) -> nn.Parameter:
-        made: nn.Parameter = Params4bit(
+        made: nn.Parameter = bitsandbytes().nn.Params4bit(
             data,
             requires_grad=False,
             blocksize=parameter.blocksize,
@@ -214,7 +214,7 @@ def _scales(parameter: Any) -> torch.Tensor | None:
 
 def _state(parameter: Any) -> Any:
     state = parameter.quant_state
-    return state if isinstance(state, bitsandbytes.functional.QuantState) else None
+    return state if isinstance(state, bitsandbytes().functional.QuantState) else None
 
 
 def _block(parameter: Any) -> int:

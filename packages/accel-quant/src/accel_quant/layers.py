@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import bitsandbytes
 import torch
-from bitsandbytes.nn import Int8Params, Linear4bit, Linear8bitLt, Params4bit
 from torch import nn
 
 from accel_core.errors import QuantizationError
@@ -15,6 +13,7 @@ from accel_core.logging import get_logger
 from accel_core.modules import packed
 from accel_core.modules.ties import find_tied_parameters
 from accel_quant.config import BnbQuantizationConfig
+from accel_quant.library import bitsandbytes, is_instance
 
 __all__ = [
     "check_names",
@@ -66,7 +65,7 @@ def _linear_layers(
     for path, parent in model.named_modules():
         for name, layer in parent.named_children():
             full = ".".join(part for part in (prefix, path, name) if part)
-            already = isinstance(layer, Linear8bitLt | Linear4bit)
+            already = is_instance(layer, "Linear8bitLt", "Linear4bit")
             if isinstance(layer, nn.Linear) and not already and not any(is_named(full, key) for key in left_out):
                 yield parent, name, layer
 
@@ -93,9 +92,10 @@ def check_names(model: nn.Module, field: str, names: Iterable[str] | None) -> No
 
 def _packed(layer: nn.Linear, config: BnbQuantizationConfig) -> nn.Module:
     bias = layer.bias is not None
+    classes = bitsandbytes().nn
     with torch.device("meta"):
         if config.load_in_8bit:
-            made: Any = Linear8bitLt(
+            made: Any = classes.Linear8bitLt(
                 layer.in_features,
                 layer.out_features,
                 bias,
@@ -103,7 +103,7 @@ def _packed(layer: nn.Linear, config: BnbQuantizationConfig) -> nn.Module:
                 threshold=config.llm_int8_threshold,
             )
         else:
-            made = Linear4bit(
+            made = classes.Linear4bit(
                 layer.in_features,
                 layer.out_features,
                 bias,
@@ -113,10 +113,10 @@ def _packed(layer: nn.Linear, config: BnbQuantizationConfig) -> nn.Module:
             )
     data = layer.weight.detach()
     if config.load_in_8bit:
-        made.weight = Int8Params(data, requires_grad=False, has_fp16_weights=False)
+        made.weight = classes.Int8Params(data, requires_grad=False, has_fp16_weights=False)
         made.register_forward_hook(_keep_scales, always_call=True)
     else:
-        made.weight = Params4bit(
+        made.weight = classes.Params4bit(
             data,
             requires_grad=False,
             compress_statistics=config.bnb_4bit_use_double_quant,
@@ -168,7 +168,7 @@ def _name_parts(layer: Any, state: dict[str, Any], prefix: str, _metadata: Any) 
 def packed_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Give the packed layers of a model by name."""
     for name, layer in model.named_modules():
-        if isinstance(layer, Linear8bitLt | Linear4bit):
+        if is_instance(layer, "Linear8bitLt", "Linear4bit"):
             yield name, layer
 
 
@@ -206,4 +206,4 @@ def has_4bit_bnb_layers(model: nn.Module) -> bool:
     Args:
         model: The model.
     """
-    return any(isinstance(module, bitsandbytes.nn.Linear4bit) for module in model.modules())
+    return any(is_instance(module, "Linear4bit") for module in model.modules())

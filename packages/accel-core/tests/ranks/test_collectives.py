@@ -114,7 +114,7 @@ def test_gather_larger_than_a_frame():
         }
         for _ in range(2)
     ]
-    assert transport.frame_size(2) < 400_000
+    assert transport.largest_frame(2) < 400_000
     gathered = collectives.gather(everywhere[here.rank])
     for key in "abc":
         assert gathered[key].equal(torch.cat([part[key] for part in everywhere]))
@@ -155,7 +155,7 @@ def test_reduce_equals_arithmetic():
 def test_reduce_larger_than_a_frame():
     """A reduction through all_reduce gives what one through the frame gives, for every dtype."""
     rank = ensure().rank
-    size = transport.frame_size(2)
+    size = transport.largest_frame(2)
     for dtype in DTYPES:
         small = tensor_of(dtype, rank)
         large = small.reshape(-1).repeat(size // small.numel() + 1)

@@ -29,7 +29,7 @@ def test_gather_object_joins_lists_of_any_length():
 def test_gather_object_larger_than_a_frame():
     """Objects of very different sizes arrive whole."""
     rank = ensure().rank
-    size = transport.frame_size(2) * 3
+    size = transport.largest_frame(2) * 3
     gathered = objects.gather_object([b"x" * (size if rank else 5)])
     assert [len(text) for text in gathered] == [5, size]
 

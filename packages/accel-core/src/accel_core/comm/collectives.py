@@ -8,7 +8,6 @@ every operation gives back what it got.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -175,7 +174,7 @@ def _reduce(nest: Any, reduction: str, scale: float, here: World) -> Any:
         if reduction == "mean":
             _refuse_whole_numbers(nest)
         layout = layout_of(leaves, skeleton, channel.device, here.size)
-        in_frame = channel.on_host and layout.nbytes <= channel.capacity and not layout.alone
+        in_frame = channel.on_host and layout.nbytes <= channel.capacity
         if in_frame:
             layout.pack(leaves, channel.payload)
     proof = (operation, layout.digest)
@@ -330,7 +329,7 @@ def _copy_to_devices(tensor: torch.Tensor | None, here: World) -> torch.Tensor:
     return copied
 
 
-def _packed(layout: Layout, leaves: Sequence[torch.Tensor], channel: Channel) -> torch.Tensor:
+def _packed(layout: Layout, leaves: list[torch.Tensor], channel: Channel) -> torch.Tensor:
     buffer = torch.empty(layout.nbytes, dtype=torch.uint8, device=channel.device)
     layout.pack(leaves, buffer)
     return buffer

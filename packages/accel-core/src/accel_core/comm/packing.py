@@ -6,8 +6,9 @@ gathers the same few again and again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -35,6 +36,7 @@ class Block:
         members: Their places among the leaves of the nest.
         sizes: Their numbers of elements.
         shape: The shape that all have, or `None`.
+        is_all: Whether they are all tensors of the nest, in their order.
         first: Where they begin in the segment, in elements.
         last: Where they end in the segment, in elements.
     """
@@ -42,6 +44,7 @@ class Block:
     members: tuple[int, ...]
     sizes: tuple[int, ...]
     shape: torch.Size | None
+    is_all: bool
     first: int
     last: int
 
@@ -85,7 +88,7 @@ class Layout:
     digest: bytes
     devices: tuple[torch.device, ...] | None
 
-    def pack(self, leaves: Sequence[torch.Tensor], buffer: torch.Tensor) -> None:
+    def pack(self, leaves: list[torch.Tensor], buffer: torch.Tensor) -> None:
         """Copy tensors into a uint8 buffer of at least `nbytes`; call it without gradients."""
         if self.devices is not None:
             leaves = [leaf.to(buffer.device) for leaf in leaves]
@@ -93,7 +96,7 @@ class Layout:
             room = buffer[segment.start : segment.stop].view(segment.dtype)
             for block in segment.blocks:
                 part = room[block.first : block.last]
-                pieces = [leaves[member] for member in block.members]
+                pieces = leaves if block.is_all else [leaves[member] for member in block.members]
                 if block.shape is not None:
                     torch.stack(pieces, out=part.view(len(pieces), *block.shape))
                 elif len(pieces) == 1:
@@ -116,7 +119,7 @@ class Layout:
                     count = len(block.members)
                     stacked = part.view(len(part), count, *block.shape).transpose(0, 1)
                     wanted = self.gathered[block.members[0]]
-                    _assign(results, block.members, _unbind_copy(stacked.reshape(count, *wanted)))
+                    _assign(results, block, _unbind_copy(stacked.reshape(count, *wanted)))
                 else:
                     for member, piece in zip(block.members, _split_copy(part, block.sizes, dim=1), strict=True):
                         results[member] = piece.view(self.gathered[member])
@@ -132,7 +135,7 @@ class Layout:
         for block in segment.blocks:
             part = data[block.first : block.last]
             if block.shape is not None:
-                _assign(results, block.members, _unbind_copy(part.view(len(block.members), *block.shape)))
+                _assign(results, block, _unbind_copy(part.view(len(block.members), *block.shape)))
             else:
                 for member, piece in zip(block.members, _split_copy(part, block.sizes), strict=True):
                     results[member] = piece.view(self.shapes[member])
@@ -144,12 +147,17 @@ class Layout:
         return [result.to(device) for result, device in zip(results, self.devices, strict=True)]
 
 
-def _assign(results: list[Any], members: tuple[int, ...], pieces: Iterable[torch.Tensor]) -> None:
-    for member, piece in zip(members, pieces, strict=True):
+def _assign(results: list[Any], block: Block, pieces: Sequence[torch.Tensor]) -> None:
+    if block.is_all:
+        results[:] = pieces
+        return
+    for member, piece in zip(block.members, pieces, strict=True):
         results[member] = piece
 
 
 _layouts: dict[tuple[Any, ...], Layout] = {}
+_on_host = attrgetter("shape", "dtype", "is_cpu")
+_on_device = attrgetter("shape", "dtype", "device")
 
 
 def layout_of(leaves: Sequence[torch.Tensor], skeleton: Skeleton, device: torch.device, world_size: int) -> Layout:
@@ -161,7 +169,9 @@ def layout_of(leaves: Sequence[torch.Tensor], skeleton: Skeleton, device: torch.
         device: Where the buffer is.
         world_size: Number of ranks, for the shapes after a gather.
     """
-    key = (skeleton, tuple([(leaf.shape, leaf.dtype, leaf.device) for leaf in leaves]), device, world_size)
+    key: tuple[Any, ...] = (skeleton, world_size, device, tuple(map(_on_host, leaves)))
+    if device.type != "cpu":
+        key = (*key, tuple(map(_on_device, leaves)))
     layout = _layouts.get(key)
     if layout is None:
         if len(_layouts) >= _REMEMBERED:
@@ -212,6 +222,7 @@ def _blocks(leaves: Sequence[torch.Tensor], members: Sequence[int]) -> tuple[Blo
     blocks, first = [], 0
     for common, group in groups:
         sizes = tuple(leaves[member].numel() for member in group)
-        blocks.append(Block(tuple(group), sizes, common, first, first + sum(sizes)))
+        is_all = group == list(range(len(leaves)))
+        blocks.append(Block(tuple(group), sizes, common, is_all, first, first + sum(sizes)))
         first += sum(sizes)
     return tuple(blocks)

@@ -1,10 +1,10 @@
 """The frame: one collective of a fixed size that opens every operation between ranks.
 
 A backend such as gloo ends the process, hangs or returns garbage when ranks bring unequal sizes to a collective. So
-each operation begins with an all-gather whose size depends on the number of ranks alone. A rank's part of it, the
+each operation begins with an all-gather whose size is the same on all ranks whatever they bring. A rank's part, the
 frame, holds a header (operation, a 128-bit digest of structure, shapes and dtypes, whether the rank failed) and, where
 it fits, the whole payload: most operations on small tensors are this one collective. What does not fit follows in a
-second collective, sent only after every rank has seen that all agree.
+second collective, sent only after every rank has seen that all agree; the next frames are then larger.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ import hashlib
 import json
 import struct
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, NoReturn
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -32,7 +31,7 @@ __all__ = [
     "check_rank",
     "digest_of",
     "disagreement_message",
-    "frame_size",
+    "largest_frame",
     "open_channel",
     "remote_message",
 ]
@@ -42,7 +41,9 @@ _AGREED = 24
 """Bytes of the header, from its beginning, that have to be equal on all ranks: operation, state, digest."""
 _FINE, _FAILED = 0, 1
 _DESCRIBE = "describe"
-_LARGEST_FRAME, _SMALLEST_FRAME, _ALL_FRAMES = 64 * 1024, 4 * 1024, 128 * 1024
+_SMALLEST_FRAME, _FIRST_FRAME, _ALL_FRAMES = 4 * 1024, 32 * 1024, 512 * 1024
+_MEMORY = 8
+"""Number of past operations that a frame is made large enough for."""
 _DIFFERENCES_SHOWN = 8
 
 
@@ -51,14 +52,12 @@ def digest_of(text: str) -> bytes:
     return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
 
-def frame_size(world_size: int) -> int:
-    """Return the bytes of one rank's frame: 64 KiB for two ranks, less with more of them, never under 4 KiB."""
-    share = _ALL_FRAMES // world_size // 1024 * 1024
-    return max(_SMALLEST_FRAME, min(_LARGEST_FRAME, share))
+def largest_frame(world_size: int) -> int:
+    """Return the bytes to which one rank's frame may grow: 256 KiB for two ranks, less with more, never under 4 KiB."""
+    return max(_SMALLEST_FRAME, _ALL_FRAMES // world_size // 1024 * 1024)
 
 
-@dataclass(frozen=True)
-class Parcel:
+class Parcel(NamedTuple):
     """What a rank brings to an operation.
 
     Attributes:
@@ -77,6 +76,9 @@ class Parcel:
 class Channel:
     """The frames of one world, with the memory that they use again and again.
 
+    A frame grows and shrinks with what the last operations needed. Every rank sees every rank's needs in the headers,
+    so all come to the same size.
+
     Args:
         world: The processes; more than one.
 
@@ -88,15 +90,40 @@ class Channel:
     def __init__(self, world: World) -> None:
         self.world = world
         self.device = world.device
-        self.size = frame_size(world.size)
-        self.capacity = self.size - _HEADER.size
+        self.group = dist.group.WORLD
         self.on_host = self.device.type == "cpu"
-        self._send = torch.zeros(self.size, dtype=torch.uint8, device=self.device)
-        self._received = torch.zeros(world.size * self.size, dtype=torch.uint8, device=self.device)
-        self._rows = self._received.view(world.size, self.size)
-        self._header = self._send if self.on_host else torch.zeros(self.size, dtype=torch.uint8)
+        self._largest = largest_frame(world.size)
+        self._needs: deque[int] = deque(maxlen=_MEMORY)
+        self._wanted = min(_FIRST_FRAME, self._largest)
+        self._allocate(self._wanted)
+
+    def _allocate(self, size: int) -> None:
+        self.size = size
+        self.capacity = size - _HEADER.size
+        self._send = torch.zeros(size, dtype=torch.uint8, device=self.device)
+        self._received = torch.zeros(self.world.size * size, dtype=torch.uint8, device=self.device)
+        self._rows = self._received.view(self.world.size, size)
+        self._header = self._send if self.on_host else torch.zeros(size, dtype=torch.uint8)
         self._outgoing = _memory(self._header)
         self._incoming = _memory(self._received) if self.on_host else memoryview(b"")
+        self._starts = range(0, self.world.size * size, size)
+
+    def serves(self, world: World) -> bool:
+        """Say whether this is the channel of `world` and of the process group as it is now."""
+        return (self.world is world or self.world == world) and self.group is dist.group.WORLD
+
+    def settle(self) -> None:
+        """Take the size that the last operations ask for; called where an operation begins, on every rank."""
+        if self._wanted != self.size:
+            self._allocate(self._wanted)
+
+    def _remember(self, need: int) -> None:
+        """Note the longest payload of an operation; one too long for any frame needs none."""
+        fits = need + _HEADER.size <= self._largest
+        self._needs.append(need + _HEADER.size if fits else 0)
+        most = max(self._needs)
+        step = max(_SMALLEST_FRAME, 1 << max(0, most.bit_length() - 3))
+        self._wanted = min(self._largest, max(_SMALLEST_FRAME, -(-most // step) * step))
 
     @property
     def payload(self) -> torch.Tensor:
@@ -126,12 +153,14 @@ class Channel:
             RemoteRankError: Another rank failed before it could take part.
         """
         _HEADER.pack_into(self._outgoing, 0, _code(parcel.operation), _FINE, parcel.digest, parcel.nbytes)
-        self._meet(parcel.operation)
+        headers = self._meet(parcel.operation)
         mine = self._outgoing[:_AGREED]
-        headers = self._headers()
-        if all(header[:_AGREED] == mine for header in headers):
-            return [_HEADER.unpack(header)[3] for header in headers]
-        self._refuse(parcel, [_HEADER.unpack(header) for header in headers])
+        lengths = [_HEADER.unpack(header)[3] for header in headers]
+        self._remember(max(lengths))
+        for header in headers:
+            if header[:_AGREED] != mine:
+                self._refuse(parcel, [_HEADER.unpack(header) for header in headers])
+        return lengths
 
     def exchange_bytes(self, parcel: Parcel, content: bytes) -> list[bytes]:
         """Send bytes of any length and return every rank's.
@@ -151,14 +180,9 @@ class Channel:
         received = _memory(self.all_gather(send.to(self.device)).cpu())
         return [bytes(received[rank * longest : rank * longest + length]) for rank, length in enumerate(lengths)]
 
-    @contextmanager
-    def taking_part(self, operation: str) -> Iterator[None]:
-        """Tell the other ranks when this one fails while it prepares its part of an operation."""
-        try:
-            yield
-        except Exception as failure:
-            self.report(operation, failure)
-            raise
+    def taking_part(self, operation: str) -> TakingPart:
+        """Return a context that tells the other ranks when this one fails while it prepares its part."""
+        return TakingPart(self, operation)
 
     def report(self, operation: str, failure: Exception | None) -> dict[int, str]:
         """Meet all ranks and return the failures they report, by rank.
@@ -170,8 +194,8 @@ class Channel:
         self._write(content)
         state = _FINE if failure is None else _FAILED
         _HEADER.pack_into(self._outgoing, 0, _code(operation), state, bytes(16), len(content))
-        self._meet(operation)
-        headers = [_HEADER.unpack(header) for header in self._headers()]
+        headers = [_HEADER.unpack(header) for header in self._meet(operation)]
+        self._remember(max(header[3] for header in headers))
         failures = self._failures(headers)
         if not failures and any(header[0] != _code(operation) for header in headers):
             self._disagree(Parcel(operation, bytes(16), 0, dict))
@@ -190,16 +214,15 @@ class Channel:
         dist.all_gather_single(received, data)
         return received
 
-    def _meet(self, operation: str) -> None:
+    def _meet(self, operation: str) -> list[memoryview]:
+        """Send the frame and return every rank's header."""
         if self.world.debug:
             rollcall.arrive(self.world, operation)
         if not self.on_host:
             self._send[: _HEADER.size].copy_(self._header[: _HEADER.size])
         dist.all_gather_single(self._received, self._send)
-
-    def _headers(self) -> list[memoryview]:
         if self.on_host:
-            return [self._incoming[at : at + _HEADER.size] for at in range(0, len(self._incoming), self.size)]
+            return [self._incoming[at : at + _HEADER.size] for at in self._starts]
         table = _memory(self._rows[:, : _HEADER.size].cpu().contiguous())
         return [table[at : at + _HEADER.size] for at in range(0, len(table), _HEADER.size)]
 
@@ -235,6 +258,29 @@ class Channel:
         described = Parcel(_DESCRIBE, bytes(16), len(content), dict)
         views = [json.loads(text) for text in self.exchange_bytes(described, content)]
         raise RankDisagreementError(disagreement_message(views), views)
+
+
+class TakingPart:
+    """A block in which a rank prepares its part of an operation; where it fails, the waiting ranks are told.
+
+    Args:
+        channel: Where they wait.
+        operation: What they wait in.
+    """
+
+    __slots__ = ("channel", "operation")
+
+    def __init__(self, channel: Channel, operation: str) -> None:
+        self.channel = channel
+        self.operation = operation
+
+    def __enter__(self) -> None:
+        """Begin."""
+
+    def __exit__(self, kind: object, failure: BaseException | None, trace: object) -> None:
+        """Tell of a failure."""
+        if isinstance(failure, Exception):
+            self.channel.report(self.operation, failure)
 
 
 def remote_message(doing: str, rank: int, failures: dict[int, str]) -> str:
@@ -285,21 +331,29 @@ def _memory(tensor: torch.Tensor) -> memoryview:
     return memoryview(raw).cast("B")
 
 
-_channels: dict[tuple[int, int, str, bool], Channel] = {}
+_current: Channel | None = None
 
 
 def open_channel(world: World) -> Channel:
-    """Return the channel of a world of several processes; the same one at each call."""
+    """Return the channel of a world of several processes, ready for the next operation.
+
+    Raises:
+        CollectiveError: The processes left their group.
+    """
+    global _current
     if not dist.is_initialized():
         raise CollectiveError(
             f"An operation between {world.size} ranks needs their process group, and it was destroyed or never made. "
             "Do it before destroy_process_group()."
         )
-    key = (world.rank, world.size, str(world.device), world.debug)
-    channel = _channels.get(key)
-    if channel is None:
-        channel = _channels[key] = Channel(world)
-    return channel
+    if (
+        _current is None
+        or (_current.world is not world and _current.world != world)
+        or _current.group is not dist.group.WORLD
+    ):
+        _current = Channel(world)
+    _current.settle()
+    return _current
 
 
 def check_rank(rank: int, size: int) -> None:

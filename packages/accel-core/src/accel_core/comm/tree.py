@@ -161,19 +161,24 @@ def _collect(data: Any, leaves: list[torch.Tensor], tokens: list[Any], operation
     if isinstance(data, torch.Tensor):
         leaves.append(data)
         tokens.append(0)
-    elif isinstance(data, tuple | list):
+        return
+    if isinstance(data, tuple | list):
         tokens.append((len(data),))
-        for item in data:
-            _collect(item, leaves, tokens, operation)
+        items: Any = data
     elif isinstance(data, Mapping):
         tokens.append(("keys", *data))
-        for value in data.values():
-            _collect(value, leaves, tokens, operation)
+        items = data.values()
     else:
         raise UnsupportedTypeError(
             f"`{operation}` works on tensors in lists, tuples and mappings; got a leaf of {type(data)}. "
             "Take this value out of the nest, make a tensor of it, or use gather_object."
         )
+    for item in items:
+        if type(item) is torch.Tensor:
+            leaves.append(item)
+            tokens.append(0)
+        else:
+            _collect(item, leaves, tokens, operation)
 
 
 def unflatten(data: Any, leaves: Iterator[torch.Tensor]) -> Any:
@@ -186,8 +191,12 @@ def unflatten(data: Any, leaves: Iterator[torch.Tensor]) -> Any:
     if isinstance(data, torch.Tensor):
         return next(leaves)
     if isinstance(data, tuple | list):
-        return honor_type(data, [unflatten(item, leaves) for item in data])
-    return honor_mapping(data, {key: unflatten(value, leaves) for key, value in data.items()})
+        items = [next(leaves) if type(item) is torch.Tensor else unflatten(item, leaves) for item in data]
+        return items if type(data) is list else honor_type(data, items)
+    filled = {
+        key: next(leaves) if type(item) is torch.Tensor else unflatten(item, leaves) for key, item in data.items()
+    }
+    return filled if type(data) is dict else honor_mapping(data, filled)
 
 
 def leaf_paths(data: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -216,7 +225,7 @@ def key_text(key: Any) -> str:
 def skeleton_text(skeleton: Skeleton) -> str:
     """Write the containers of a nest the same way in every process."""
     return " ".join(
-        "." if token == 0 else key_text(token[1:]) if token[0] == "keys" else f"[{token[0]}]" for token in skeleton
+        "." if token == 0 else key_text(token[1:]) if token[:1] == ("keys",) else f"[{token[0]}]" for token in skeleton
     )
 
 

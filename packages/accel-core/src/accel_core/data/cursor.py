@@ -8,19 +8,48 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
 from accel_core.data.samplers import get_sampler
+from accel_core.data.shard import Cut
 from accel_core.errors import CheckpointMismatchError
 
-if TYPE_CHECKING:
-    from accel_core.data.loader import PreparedLoader
-
-__all__ = ["Cursor", "capture_order", "replay_order"]
+__all__ = ["Cursor", "Positioned", "capture_order", "replay_order"]
 
 _VERSION = 1
+
+
+class Positioned(Protocol):
+    """A loader that knows where it stands.
+
+    Attributes:
+        iteration (int): Number of the epoch that is being read, or comes next.
+        pending (dict[str, Any] | None): A loaded position that the next iteration goes on from.
+        generator (Any): What torch draws the order from.
+    """
+
+    iteration: int
+    pending: dict[str, Any] | None
+    generator: Any
+
+    @property
+    def cut(self) -> Cut:
+        """How the data is shared out over ranks."""
+
+    @property
+    def order(self) -> dict[str, torch.Tensor]:
+        """States of the generators when the epoch began."""
+
+    def global_offset(self) -> int:
+        """Return the position in the epoch, over all ranks."""
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch whose order comes next."""
+
+    def forget_position(self) -> None:
+        """Stand at the start of the epoch."""
 
 
 def capture_order(loader: Any) -> dict[str, torch.Tensor]:
@@ -78,7 +107,7 @@ class Cursor:
         loader: The loader.
     """
 
-    def __init__(self, loader: PreparedLoader) -> None:
+    def __init__(self, loader: Positioned) -> None:
         self._loader = loader
 
     @property

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -22,18 +22,40 @@ from accel_core.errors import RemoteRankError
 from accel_core.logging import get_logger
 from accel_core.process import world
 from accel_core.process.world import World
+from accel_core.state.gradient import GradientState
 
-if TYPE_CHECKING:
-    from accel_core.data.loader import PreparedLoader
-
-__all__ = ["meet"]
+__all__ = ["Ending", "meet"]
 
 _logger = get_logger(__name__)
 _END: Any = object()
 _ENDED, _FAILED, _UNCOUNTED = -1, -2, -3
 
 
-def meet(loader: PreparedLoader, stream: Iterator[Any]) -> Iterator[Any]:
+class Ending(Protocol):
+    """A loader of which it is told how it ends.
+
+    Attributes:
+        end_of_dataloader (bool): Whether the batch given last is the last one.
+        remainder (int): Number of real samples in the last global batch.
+        tally (Tally | None): What each rank holds, where that is not a full and real part of the data.
+        uneven_end (str): What is done where streams differ in length: "drop", "repeat" or "empty".
+    """
+
+    end_of_dataloader: bool
+    remainder: int
+    tally: Tally | None
+    uneven_end: str
+
+    @property
+    def gradient_state(self) -> GradientState:
+        """The state that the steps of all loaders are noted in."""
+
+    @property
+    def batch_size(self) -> int | None:
+        """Rows of a batch, where that is fixed."""
+
+
+def meet(loader: Ending, stream: Iterator[Any]) -> Iterator[Any]:
     """Yield batches until the streams of all ranks have ended, as `loader.uneven_end` says.
 
     Args:
@@ -61,7 +83,7 @@ def meet(loader: PreparedLoader, stream: Iterator[Any]) -> Iterator[Any]:
 
 
 def _next(
-    loader: PreparedLoader, stream: Iterator[Any], here: World, repeats: list[Any]
+    loader: Ending, stream: Iterator[Any], here: World, repeats: list[Any]
 ) -> tuple[Any, tuple[int, ...] | None]:
     """Read a batch and tell the others.
 
@@ -100,7 +122,7 @@ def _next(
     return _fill(loader, batch, counts, here, repeats), tuple(max(count, 0) for count in counts)
 
 
-def _fill(loader: PreparedLoader, batch: Any, counts: tuple[int, ...], here: World, repeats: list[Any]) -> Any:
+def _fill(loader: Ending, batch: Any, counts: tuple[int, ...], here: World, repeats: list[Any]) -> Any:
     """Return a batch for a rank that has run out, and the rank's own for the others."""
     if not hasattr(loader, "_lent") or loader.__dict__["_lent"] is None:
         lender = next(rank for rank, count in enumerate(counts) if count != _ENDED)
@@ -112,12 +134,12 @@ def _fill(loader: PreparedLoader, batch: Any, counts: tuple[int, ...], here: Wor
     return spare if loader.uneven_end == "repeat" else take_rows(spare, slice(0, 0), count_rows(spare))
 
 
-def _rows(loader: PreparedLoader, batch: Any) -> int:
+def _rows(loader: Ending, batch: Any) -> int:
     rows = count_rows(batch.batch if type(batch) is TallyBatch else batch, loader.batch_size)
     return _UNCOUNTED if rows is None else rows
 
 
-def _tally(loader: PreparedLoader, batch: Any, counts: tuple[int, ...], last: bool) -> Tally | None:
+def _tally(loader: Ending, batch: Any, counts: tuple[int, ...], last: bool) -> Tally | None:
     """Return what each rank holds, where that is not a full and real part of the data."""
     if type(batch) is TallyBatch:
         tally: Tally = batch.tally
@@ -129,7 +151,7 @@ def _tally(loader: PreparedLoader, batch: Any, counts: tuple[int, ...], last: bo
     return _without_padding(loader, counts) if last else None
 
 
-def _without_padding(loader: PreparedLoader, counts: tuple[int, ...]) -> Tally | None:
+def _without_padding(loader: Ending, counts: tuple[int, ...]) -> Tally | None:
     """Leave out what torch's DistributedSampler repeats to give all ranks equally many."""
     sampler = get_sampler(loader)
     if type(sampler) is not DistributedSampler or sampler.drop_last or min(counts) < 1:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, Sampler
+from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, Sampler
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from accel_core.comm.batch import send_to_device
@@ -379,7 +379,7 @@ class IterableDatasetShard(IterableDataset[Any]):
                     yield Windowed(sample, tally)
 
 
-def get_sampler(dataloader: DataLoader[Any]) -> Any:
+def get_sampler(dataloader: Any) -> Any:
     """Return the sampler that decides the order of a loader's samples, or `None`.
 
     Args:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from accel_core.checkpoint import commit, folder, transaction
+from accel_core.checkpoint import commit, folder, redo, transaction
 from accel_core.checkpoint.manifest import Manifest
 from accel_core.checkpoint.parts import FilePart
 from accel_core.checkpoint.ranks import Ranks
@@ -28,7 +28,7 @@ from accel_core.process import world
 
 SETTINGS: dict[str, Any] = globals().get("SETTINGS", {})
 WIDTH = 16
-COMMIT_CALLS = ("open", "close", "fsync", "rename", "link", "mkdir", "unlink", "rmdir", "scandir", "write")
+COMMIT_CALLS = ("open", "close", "fsync", "rename", "replace", "link", "mkdir", "unlink", "rmdir", "scandir", "write")
 
 
 class Count:
@@ -156,6 +156,8 @@ def main() -> None:
         "ACCELERATE_DEBUG_RDV_FILE": SETTINGS["meeting"],
     }
     random.seed(SETTINGS["seed"] + rank)
+    if SETTINGS.get("inside"):
+        redo.is_needed = Path.is_dir
     world.ensure(cpu=True, timeout=timedelta(seconds=SETTINGS.get("timeout", 60)))
     run = build()
     run.project.project_dir = SETTINGS["directory"]

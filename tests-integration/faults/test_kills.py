@@ -159,15 +159,15 @@ def test_killed_at_random_instants(tmp_path: Path, capsys: pytest.CaptureFixture
             assert len(os.listdir(directory / "checkpoints")) == 2
 
 
-@pytest.mark.parametrize("automatic", [True, False])
-def test_killed_between_every_two_system_calls_of_the_commit(automatic: bool, tmp_path: Path) -> None:
-    """One rank dies after the 1st, 2nd, … call of the commit, until one save gets through."""
-    calls = 0
+@pytest.mark.parametrize("kind", ["numbered", "exchanged", "inside"])
+def test_killed_between_every_two_system_calls_of_the_commit(kind: str, tmp_path: Path) -> None:
+    """One rank dies after the 1st, 2nd, … call of the commit, until one save gets through; for each way to commit."""
+    calls, automatic, inside = 0, kind == "numbered", kind == "inside"
     end(start(tmp_path, 1, seed=0, automatic=automatic, saves=2))
     while True:
         calls += 1
         before = count_on_disk(tmp_path, automatic)
-        codes = end(start(tmp_path, 1, seed=0, automatic=automatic, saves=1, die_after=calls))
+        codes = end(start(tmp_path, 1, seed=0, automatic=automatic, saves=1, die_after=calls, inside=inside))
         found = count_on_disk(tmp_path, automatic)
         assert found in (before, before + 1)
         if codes == [0]:
@@ -176,6 +176,7 @@ def test_killed_between_every_two_system_calls_of_the_commit(automatic: bool, tm
     assert calls > 10
     assert found == before + 1
     assert leftovers(tmp_path) == []
+    assert automatic or not [name for name in os.listdir(tmp_path / "ckpt") if split_beside(name)]
 
 
 def test_one_rank_killed_in_save_state_ends_the_others(tmp_path: Path) -> None:

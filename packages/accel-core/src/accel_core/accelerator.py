@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from accel_core.checkpoint import folder, plain, weights
+from accel_core.checkpoint import background, folder, plain, weights
 from accel_core.checkpoint.report import RestoreReport
 from accel_core.comm import collectives
 from accel_core.comm.padding import pad_across_processes
@@ -992,8 +992,9 @@ class Accelerator:
         return profile(profile_handler or self._runtime.handlers.profile, self.process_index)
 
     def end_training(self) -> None:
-        """Finish the trackers and leave the process group; call it at the end of a script."""
+        """Finish the trackers and a save under way, and leave the process group; call it at the end of a script."""
         self._runtime.hub.finish()
+        background.finish()
         if self.use_distributed:
             world.destroy()
 

@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from accel_core.checkpoint import names
+from accel_core.checkpoint import names, redo
 from accel_core.checkpoint.digest import flush_folder
 from accel_core.checkpoint.manifest import Manifest, is_complete
 from accel_core.errors import CheckpointError
@@ -29,6 +29,7 @@ __all__ = [
     "put_in_place",
     "settle",
     "stage",
+    "staging_of",
     "take_over_foreign_files",
 ]
 
@@ -42,9 +43,16 @@ _NO_EXCHANGE = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP)
 def stage(target: Path, identity: str) -> Path:
     """Make the empty folder that a save to `target` writes into."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    staging = names.beside(target, names.STAGING, identity)
+    staging = staging_of(target, identity)
     staging.mkdir()
     return staging
+
+
+def staging_of(target: Path, identity: str) -> Path:
+    """Return the folder that a save to `target` writes into: beside it, or inside where it cannot be exchanged."""
+    if redo.is_needed(target):
+        return redo.staging_of(target, identity)
+    return names.beside(target, names.STAGING, identity)
 
 
 def put_in_place(staging: Path, target: Path, identity: str) -> None:
@@ -58,13 +66,17 @@ def put_in_place(staging: Path, target: Path, identity: str) -> None:
     Raises:
         CheckpointError: The target is something that cannot be replaced.
     """
+    if staging.parent == target:
+        redo.apply(staging, target)
+        _discard_previous(staging, target / target.name, target)
+        return
     try:
         os.rename(staging, target)
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise CheckpointError(
                 f"The checkpoint {str(target)!r} cannot be put in place; found {error.strerror} when renaming "
-                f"{str(staging)!r}. The target must be a folder, and not a mount point."
+                f"{str(staging)!r}. The target must be a folder."
             ) from error
     else:
         flush_folder(target.parent)
@@ -79,8 +91,13 @@ def put_in_place(staging: Path, target: Path, identity: str) -> None:
             os.rename(previous, target)
             raise
     flush_folder(target.parent)
+    _discard_previous(previous, target, target)
+
+
+def _discard_previous(folder: Path, name: Path, target: Path) -> None:
+    """Delete what a save does not need any more; the checkpoint is complete already, so a failure is no error."""
     try:
-        discard(previous, target)
+        discard(folder, name)
     except OSError as error:
         logger.warning(
             "The checkpoint %s is complete, but what was there before could not be deleted: %s. "
@@ -118,6 +135,9 @@ def leftovers(target: Path) -> Iterator[tuple[str, Path]]:
 
 def find(target: Path) -> Path | None:
     """Return the folder that holds the newest complete checkpoint saved to `target`; `None` if there is none."""
+    inside = redo.pending(target)
+    if inside is not None:
+        return inside
     if is_complete(target):
         return target
     candidates = [
@@ -131,11 +151,16 @@ def find(target: Path) -> Path | None:
 def settle(target: Path) -> None:
     """Bring `target` and what stands beside it to rest: recover what is complete, delete the rest."""
     best = find(target)
-    if best is not None and best != target:
+    if best is not None and best.parent == target:
+        redo.apply(best, target)
+    elif best is not None and best != target:
         if os.path.lexists(target):
+            take_over_foreign_files(target, best)
             discard(target, target)
         os.rename(best, target)
         flush_folder(target.parent)
+    for path in list(redo.folders(target)):
+        discard(path, target / target.name)
     for _, path in list(leftovers(target)):
         discard(path, target)
 

@@ -107,7 +107,8 @@ def load_state(
         input_dir: The checkpoint; with automatic naming, `None` is the latest complete one.
         load_kwargs: Passed to `torch.load` for everything but models (`map_location`).
         strict: Raise if anything is missing, unexpected or damaged. Otherwise restore what fits.
-        **load_model_func_kwargs: Passed to `load_state_dict` of models (`assign`).
+        **load_model_func_kwargs: Passed to `load_state_dict` of models (`assign`). `map_location` says where plain
+            objects are read to: `"cpu"`, or `"on_device"` for the device of this rank.
 
     Returns:
         What was restored and what was not.
@@ -120,7 +121,9 @@ def load_state(
     """
     background.finish()
     ranks = Ranks(run.world)
-    source = _agree_on_source(run, input_dir, load_kwargs or {}, load_model_func_kwargs, ranks)
+    place = load_model_func_kwargs.pop("map_location", None)
+    options = {} if place is None else {"map_location": run.world.device if place == "on_device" else place}
+    source = _agree_on_source(run, input_dir, options | (load_kwargs or {}), load_model_func_kwargs, ranks)
     report = RestoreReport(source.folder, source.world_size)
     models, hooks = list(run.models), list(run.load_state_pre_hooks.values())
     own_format = _format(run)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import json
 import os
@@ -161,6 +162,11 @@ class Manifest:
 
 def versions() -> dict[str, str]:
     """Return the versions of the installed accel packages and of torch."""
+    return dict(_installed())
+
+
+@functools.cache
+def _installed() -> dict[str, str]:
     installed = {"accel-core": __version__, "torch": str(torch.__version__)}
     for distribution in importlib.metadata.distributions(name=None):
         name = distribution.name

@@ -82,7 +82,7 @@ class Transaction:
             failure = error
         ranks.agree(failure, f"Preparing the checkpoint {str(target)!r}")
         identity = ranks.exchange(identity)[0]
-        staging = names.beside(target, names.STAGING, identity)
+        staging = commit.staging_of(target, identity)
         keeper = 0
         if world.local_size < world.size:
             keeper = cls._find_keeper(world, ranks, target, staging, identity, numbered)
@@ -145,7 +145,8 @@ class Transaction:
                 relative = path.relative_to(self.staging).as_posix()
                 if relative not in known and not path.is_symlink():
                     entries.append(_entry_of_hook(path, relative, self.rank))
-        commit.take_over_foreign_files(self.target, self.staging)
+        if self.staging.parent != self.target:
+            commit.take_over_foreign_files(self.target, self.staging)
         manifest = Manifest(tuple(sorted(entries, key=lambda entry: entry.name)), self.size, versions())
         manifest.write(self.staging)
         for place, _, _ in os.walk(self.staging, topdown=False):

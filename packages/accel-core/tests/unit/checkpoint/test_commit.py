@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from accel_core.checkpoint import commit, names
+from accel_core.checkpoint import commit, names, redo
 from accel_core.checkpoint.digest import digest_of_bytes
 from accel_core.checkpoint.manifest import Entry, Manifest, is_complete
 from accel_core.errors import CheckpointDamagedError, CheckpointError, CheckpointNotFoundError
@@ -208,3 +208,44 @@ def test_leftovers_of_other_targets_are_left_alone(tmp_path: Path) -> None:
     other = checkpoint(tmp_path / ".tmp-ckpt-b-abcdefghijkl", b"other", manifest=False)
     commit.settle(tmp_path / "ckpt")
     assert other.is_dir()
+
+
+def test_a_folder_that_cannot_be_exchanged_is_committed_inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows 16 to 18: a whole copy inside is the checkpoint; it is brought to its place, and stale parts go."""
+    monkeypatch.setattr(redo, "is_needed", Path.is_dir)
+    ckpt = checkpoint(tmp_path / "ckpt", b"previous")
+    (ckpt / "notes.txt").write_text("mine")
+    (ckpt / "optimizer.bin").write_text("stale")
+    staging = commit.staging_of(ckpt, "abcdefghijkl")
+    checkpoint(staging, b"new", manifest=False)
+    assert content(commit.find(ckpt)) == b"previous"
+    commit.settle(ckpt)
+    assert not staging.exists()
+    checkpoint(staging, b"new")
+    assert commit.find(ckpt) == staging
+    (ckpt / "model.safetensors").write_bytes(b"new")
+    commit.settle(ckpt)
+    assert commit.find(ckpt) == ckpt
+    assert content(ckpt) == b"new"
+    assert sorted(os.listdir(ckpt)) == [names.MANIFEST_NAME, "model.safetensors", "notes.txt"]
+    staging = checkpoint(commit.staging_of(ckpt, "mnopqrstuvwx"), b"newest", written_at=3)
+    commit.put_in_place(staging, ckpt, "mnopqrstuvwx")
+    assert content(commit.find(ckpt)) == b"newest"
+    assert sorted(os.listdir(ckpt)) == [names.MANIFEST_NAME, "model.safetensors", "notes.txt"]
+
+
+def test_mount_points_cannot_be_exchanged(tmp_path: Path) -> None:
+    """The root of a filesystem is one; an ordinary folder and an absent one are none."""
+    assert redo.is_needed(Path("/"))
+    assert not redo.is_needed(tmp_path)
+    assert not redo.is_needed(tmp_path / "absent")
+
+
+def test_files_added_to_a_target_after_a_crash_are_kept(tmp_path: Path) -> None:
+    """Recovery replaces a folder that is no checkpoint, and takes along what lies in it."""
+    checkpoint(tmp_path / ".tmp-ckpt-abcdefghijkl", b"new")
+    (tmp_path / "ckpt").mkdir()
+    (tmp_path / "ckpt" / "notes.txt").write_text("mine")
+    commit.settle(tmp_path / "ckpt")
+    assert (tmp_path / "ckpt" / "notes.txt").read_text() == "mine"
+    assert content(tmp_path / "ckpt") == b"new"

@@ -159,6 +159,22 @@ def test_without_strict_what_fits_is_restored_and_the_rest_reported(make_run: Ma
     assert all("3." in found.detail for found in report.mismatched)
 
 
+def test_readers_take_the_options_of_the_caller(
+    make_run: Make, state_of: StateOf, differing: Differing, tmp_path: Path
+) -> None:
+    """map_location, load_kwargs and assign reach those who read; weights_only cannot be taken away."""
+    run = make_run(1)
+    before = state_of(run)
+    folder.save_state(run, tmp_path / "ckpt")
+    other = make_run(2)
+    weight = other.models[0][0].weight
+    folder.load_state(
+        other, tmp_path / "ckpt", load_kwargs={"weights_only": False}, map_location="on_device", assign=True
+    )
+    assert differing(before, state_of(other)) == []
+    assert other.models[0][0].weight is not weight
+
+
 def test_components_that_the_run_lacks_are_reported_only(make_run: Make, tmp_path: Path) -> None:
     """Loading the model alone from a full checkpoint works, and the report says what was left."""
     saved = make_run(1)

@@ -2,6 +2,7 @@
 
     python -m accel_launch.resume.recorder RECORD FIRST LAST SAVE LOAD SCRIPT [ARGUMENTS]
 
+Generators are seeded first, so that a script that leaves one of them unseeded is repeatable; its own seeds override that.
 It ends the script after step LAST, saving the state into SAVE unless that is "-". If LOAD is not "-", that state is
 loaded when the script first reads a prepared loader. Only digests are written: one line of JSON for each step.
 """
@@ -10,6 +11,8 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import importlib
+import importlib.util
 import json
 import random
 import runpy
@@ -66,7 +69,8 @@ class Recorder:
             original(accelerator, *args, **kwargs)
             recorder._accelerator = accelerator
 
-        Accelerator.__init__ = watched  # type: ignore[method-assign]
+        facade: Any = Accelerator
+        facade.__init__ = watched
         for kind in (DataLoaderShard, DataLoaderDispatcher):
             self._watch_loader(kind)
 
@@ -138,6 +142,14 @@ class Recorder:
         }
 
 
+def _seed() -> None:
+    """Seed every generator: whether a script is repeatable at all is not the question, only whether it resumes."""
+    random.seed(0)
+    torch.manual_seed(0)
+    if importlib.util.find_spec("numpy") is not None:
+        importlib.import_module("numpy").random.seed(0)
+
+
 def _count(optimizer: Any) -> int:
     """Return how often an optimizer really stepped, counting from now on at the first call."""
     inner = getattr(optimizer, "optimizer", optimizer)
@@ -189,6 +201,7 @@ def main(arguments: list[str]) -> None:
     with open(record, "w") as file:
         recorder = Recorder(file, int(first), int(last), save, load)
         recorder.install()
+        _seed()
         sys.argv = [script, *rest]
         sys.path.insert(0, str(Path(script).resolve().parent))
         try:

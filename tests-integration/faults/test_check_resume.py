@@ -1,0 +1,101 @@
+"""`accel check-resume` on scripts that resume exactly and on scripts that do not."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from accel_core.testing import requires
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "train_digits.py"
+
+SCRIPT = """
+import random
+import sys
+import torch
+from torch.utils.data import DataLoader, Dataset
+from accel_core.accelerator import Accelerator
+
+class Numbers(Dataset):
+    def __len__(self):
+        return 24
+    def __getitem__(self, index):
+        return torch.full((3,), float(index))
+
+accelerator = Accelerator(gradient_accumulation_steps=2)
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Dropout(0.5), torch.nn.Linear(3, 1))
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+{sampler}
+loader = DataLoader(Numbers(), batch_size=2, {choice})
+schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+model, optimizer, loader, schedule = accelerator.prepare(model, optimizer, loader, schedule)
+for epoch in range(4):
+    for batch in loader:
+        with accelerator.accumulate(model):
+            accelerator.backward(model(batch).pow(2).mean())
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
+"""
+OTHER_ORDER = """
+class Own(torch.utils.data.Sampler):
+    def __len__(self):
+        return 24
+    def __iter__(self):
+        yield from random.SystemRandom().sample(range(24), 24)
+"""
+
+
+def check(script: Path, *options: str) -> tuple[int, str]:
+    """Run the command; return its exit status and what it printed."""
+    command = [sys.executable, "-m", "accel_launch", "check-resume", "--cpu", *options, str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+def write(path: Path, sampler: str, choice: str) -> Path:
+    """Write a script."""
+    path.write_text(SCRIPT.format(sampler=sampler, choice=choice))
+    return path
+
+
+def test_a_script_that_resumes_exactly(tmp_path: Path) -> None:
+    """Mid-epoch, with dropout, accumulation and a schedule: identical."""
+    script = write(tmp_path / "train.py", "", "shuffle=True")
+    code, words = check(script, "--steps", "9", "--at", "4", "--num-processes", "2")
+    assert (code, words.startswith("identical")) == (0, True), words
+
+
+def test_a_script_whose_data_order_differs(tmp_path: Path) -> None:
+    """A sampler that nobody can replay is found at the first step, with its name, and the status is 1."""
+    script = write(tmp_path / "train.py", OTHER_ORDER, "sampler=Own()")
+    code, words = check(script, "--steps", "4", "--at", "2")
+    assert code == 1
+    assert "step 1, rank 0: data order differs: batch 0 of the step is" in words
+
+
+def test_wrong_arguments_and_scripts_are_named(tmp_path: Path) -> None:
+    """An interruption outside the run, no script, a script that fails and one that is too short."""
+    script = write(tmp_path / "train.py", "", "shuffle=True")
+    assert "Choose 0 < at < steps" in check(script, "--steps", "4", "--at", "4")[1]
+    assert "There is no script" in check(tmp_path / "no.py", "--steps", "4", "--at", "2")[1]
+    (tmp_path / "broken.py").write_text("raise KeyError('mine')")
+    code, words = check(tmp_path / "broken.py", "--steps", "4", "--at", "2")
+    assert code != 0
+    assert "KeyError: 'mine'" in words
+
+
+@requires("sklearn", "tensorboard", "tqdm")
+def test_the_example_resumes_exactly(tmp_path: Path) -> None:
+    """The quickstart's training script, interrupted in the middle of an epoch."""
+    command = ["--steps", "6", "--at", "3", "--num-processes", "2", str(EXAMPLE), "--folder", str(tmp_path / "runs")]
+    done = subprocess.run(
+        [sys.executable, "-m", "accel_launch", "check-resume", "--cpu", *command],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert (done.returncode, done.stdout.startswith("identical")) == (0, True), done.stdout + done.stderr

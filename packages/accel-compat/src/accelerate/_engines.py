@@ -251,7 +251,7 @@ class DeepSpeedSchedulerWrapper(AcceleratedScheduler):
     def __init__(self, scheduler: Any, optimizers: Any) -> None:
         raise _unbuilt("DeepSpeed", "DeepSpeedSchedulerWrapper")
 
-    def step(self) -> None:  # type: ignore[override]
+    def step(self) -> None:
         """Let the engine move the schedule."""
         raise _unbuilt("DeepSpeed", "DeepSpeedSchedulerWrapper.step")
 
@@ -398,7 +398,7 @@ class MegatronEngine(nn.Module):
         """Log the results of an evaluation."""
         raise _unbuilt("Megatron-LM", "MegatronEngine.log_eval_results")
 
-    def eval(self) -> Any:  # type: ignore[override]
+    def eval(self) -> Any:
         """Switch to evaluation."""
         raise _unbuilt("Megatron-LM", "MegatronEngine.eval")
 

@@ -152,9 +152,10 @@ class DeepSpeedPlugin:
 
     def _read_config(self) -> None:
         self._refuse_fields_beside_a_file()
-        if not isinstance(self.hf_ds_config, HfDeepSpeedConfig):
-            self.hf_ds_config = HfDeepSpeedConfig(self.hf_ds_config)
-        config = self.hf_ds_config.config
+        given = self.hf_ds_config
+        found = given if isinstance(given, HfDeepSpeedConfig) else HfDeepSpeedConfig(given)
+        self.hf_ds_config = found
+        config = found.config
         config.setdefault("gradient_accumulation_steps", 1)
         if "zero_optimization" not in config:
             raise ConfigurationError(
@@ -166,11 +167,11 @@ class DeepSpeedPlugin:
             if value is None:
                 continue
             if value == "auto":
-                node, last = self.hf_ds_config.find_config_node(key)
-                node[last] = getattr(self, field)
+                part, _, last = key.rpartition(".")
+                (found.get_value(part) if part else config)[last] = getattr(self, field)
             else:
                 setattr(self, field, value)
-        self.hf_ds_config.set_stage_and_offload()
+        found.set_stage_and_offload()
 
     def _refuse_fields_beside_a_file(self) -> None:
         """Refuse options that the launcher set beside a DeepSpeed file, where they would have no effect."""

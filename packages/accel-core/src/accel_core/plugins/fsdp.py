@@ -171,7 +171,7 @@ class FullyShardedDataParallelPlugin:
                 f"FSDP1 takes a ShardingStrategy as reshard_after_forward; got {self.reshard_after_forward!r}. "
                 "Use 'FULL_SHARD' or 'SHARD_GRAD_OP', or fsdp_version=2."
             )
-        given = self.sharding_strategy
+        given: Any = self.sharding_strategy
         if self.reshard_after_forward is not None:
             self.reshard_after_forward = self._member("sharding_strategy", self.reshard_after_forward, ShardingStrategy)
             given = self.reshard_after_forward if given is None else given
@@ -210,7 +210,7 @@ class FullyShardedDataParallelPlugin:
                 raise ConfigurationError(
                     f"The wrapping policy is not known; got {given!r}. Use one of {FSDP_AUTO_WRAP_POLICY}."
                 )
-            policies = {
+            policies: dict[str, Callable[..., Any]] = {
                 "TRANSFORMER_BASED_WRAP": transformer_auto_wrap_policy,
                 "SIZE_BASED_WRAP": size_based_auto_wrap_policy,
             }
@@ -398,7 +398,7 @@ class FullyShardedDataParallelPlugin:
                     f"FSDP{self.fsdp_version} does not know every key of the policy; got {sorted(mixed_precision)}. "
                     f"Use {list(keys)}."
                 )
-            dtypes = {key: _dtype(value) for key, value in mixed_precision.items()}
+            dtypes: dict[str, Any] = {key: _dtype(value) for key, value in mixed_precision.items()}
             self.mixed_precision_policy = kind(**dtypes)
         elif mixed_precision is None or isinstance(mixed_precision, (str, torch.dtype)):
             dtypes = dict.fromkeys(keys, None if mixed_precision is None else _dtype(mixed_precision))

@@ -1,0 +1,73 @@
+"""The programs of Accelerate are there and hand their words to accel-launch."""
+
+import importlib
+import importlib.metadata
+import subprocess
+import sys
+
+import pytest
+
+from accel_launch import cli
+from accelerate import _commands
+
+PROGRAMS = {
+    "accelerate": "accelerate.commands.accelerate_cli:main",
+    "accelerate-config": "accelerate.commands.config:main",
+    "accelerate-estimate-memory": "accelerate.commands.estimate:main",
+    "accelerate-launch": "accelerate.commands.launch:main",
+    "accelerate-merge-weights": "accelerate.commands.merge:main",
+}
+
+
+def test_console_scripts_are_the_originals() -> None:
+    """The distribution installs the five programs that people have, and each leads to a function."""
+    scripts = importlib.metadata.distribution("accelerate").entry_points.select(group="console_scripts")
+    assert {script.name: script.value for script in scripts} == PROGRAMS
+    for place in PROGRAMS.values():
+        module, _, name = place.partition(":")
+        assert callable(getattr(importlib.import_module(module), name))
+
+
+@pytest.mark.parametrize(
+    ("module", "word"),
+    [
+        ("config", "config"),
+        ("config.config", "config"),
+        ("env", "env"),
+        ("estimate", "estimate-memory"),
+        ("launch", "launch"),
+        ("merge", "merge-weights"),
+        ("test", "test"),
+        ("tpu", "tpu-config"),
+    ],
+)
+def test_a_program_runs_its_command(monkeypatch: pytest.MonkeyPatch, module: str, word: str) -> None:
+    """A program's function runs the command with the words of the process and returns its status."""
+    seen: list[list[str]] = []
+    monkeypatch.setattr(cli, "main", lambda words=None: seen.append(words) or 7)
+    monkeypatch.setattr(sys, "argv", ["program", "--word", "1"])
+    assert importlib.import_module(f"accelerate.commands.{module}").main() == 7
+    assert seen == [[word, "--word", "1"]]
+
+
+def test_the_launcher_is_a_module_to_run() -> None:
+    """`python -m accelerate.commands.launch` shows the options of the launch."""
+    words = [sys.executable, "-W", "ignore", "-m", "accelerate.commands.launch", "--help"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0
+    assert "--num_processes" in done.stdout.replace("--num-processes", "--num_processes")
+
+
+def test_configuration_lies_where_it_always_lay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The default file is the original's, and follows HF_HOME."""
+    code = "import accelerate.commands.config as c; print(c.default_config_file)"
+    monkeypatch.setenv("HF_HOME", "/somewhere")
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "/somewhere/accelerate/default_config.yaml"
+
+
+@pytest.mark.parametrize(("flag", "key"), [("--num_processes", "num_processes"), ("--num-machines", "num_machines")])
+def test_long_flags_have_a_key(flag: str, key: str) -> None:
+    """A long flag in either spelling has a key in underscores, a short one none."""
+    assert _commands.clean_option(flag) == key
+    assert _commands.clean_option("-m") is None

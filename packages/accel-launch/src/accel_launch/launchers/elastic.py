@@ -36,7 +36,7 @@ from torch.distributed.elastic.rendezvous.api import (
 from accel_core.errors import LaunchError
 from accel_core.host.environ import write
 from accel_launch.launchers.launcher import script_command
-from accel_launch.launchers.preflight import check_agreement, check_main_machine, facts_of_machine
+from accel_launch.launchers.preflight import check_agreement, check_main_machine, facts_of_machine, own_address
 from accel_launch.settings.layout import Layout, layout_of
 from accel_launch.settings.resolve import Settings
 from accel_launch.supervision.guard import RUN_VARIABLE, Guard, end_group, sweep
@@ -316,7 +316,7 @@ def run_elastic(settings: Settings, environment: Mapping[str, str]) -> int:
             rdzv_handler=_rendezvous(settings, layout, run_id),
             max_restarts=int(settings["max_restarts"]),
             monitor_interval=float(settings["monitor_interval"]),
-            local_addr="127.0.0.1" if layout.machines == 1 else None,
+            local_addr=_local_address(settings, layout),
         )
         write("TORCHELASTIC_SIGNALS_TO_HANDLE", ",".join(number.name for number in SIGNALS))
         agent = _Agent(run, spec, _FollowedStreams(run.streams, settings, variables, str(run.log_dir or "")))
@@ -367,10 +367,16 @@ def _rendezvous(settings: Settings, layout: Layout, run_id: str) -> RendezvousHa
         run_id=str(settings["rdzv_id"] or "accel"),
         min_nodes=layout.fewest_machines,
         max_nodes=layout.machines,
-        local_addr=None,
+        local_addr=_local_address(settings, layout),
         **configuration,
     )
     return rendezvous_registry.get_rendezvous_handler(parameters)
+
+
+def _local_address(settings: Settings, layout: Layout) -> str | None:
+    if layout.machines == 1:
+        return "127.0.0.1"
+    return own_address(str(settings["main_process_ip"]), int(settings["main_process_port"]))
 
 
 def _hush(talk: bool) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from accel_core.errors import LaunchError
 
-__all__ = ["check_agreement", "check_main_machine", "facts_of_machine"]
+__all__ = ["check_agreement", "check_main_machine", "facts_of_machine", "own_address"]
 
 _PATIENCE = 300.0
 
@@ -63,6 +63,22 @@ def _try_to_reach(host: str, port: int) -> str | None:
     except OSError as error:
         return error.strerror or str(error)
     return None
+
+
+def own_address(host: str, port: int) -> str | None:
+    """Return the address of this machine on the network that leads to machine 0, or None where none does.
+
+    Args:
+        host: Address of machine 0.
+        port: Its port.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((host, port))
+        except OSError:
+            return None
+        address: str = probe.getsockname()[0]
+        return address
 
 
 def _check_free(port: int) -> None:

@@ -2,9 +2,9 @@
 
     python -m accel_launch.resume.recorder RECORD FIRST LAST SAVE LOAD SCRIPT [ARGUMENTS]
 
-Generators are seeded first, so that a script that leaves one of them unseeded is repeatable; its own seeds override that.
-It ends the script after step LAST, saving the state into SAVE unless that is "-". If LOAD is not "-", that state is
-loaded when the script first reads a prepared loader. Only digests are written: one line of JSON for each step.
+Generators are seeded first, so that a script that leaves one of them unseeded is repeatable; its own seeds override
+that. It ends the script after step LAST, saving the state into SAVE unless that is "-". If LOAD is not "-", that state
+is loaded when the script first reads a prepared loader. Only digests are written: one line of JSON for each step.
 """
 
 from __future__ import annotations

@@ -238,6 +238,9 @@ from accel_core.comm.tree import (
 from accel_core.comm.tree import (
     recursively_apply as recursively_apply,
 )
+from accel_core.data.declared import (
+    already_sharded as already_sharded,
+)
 from accel_core.data.dispatcher import (
     DataLoaderDispatcher as DataLoaderDispatcher,
 )

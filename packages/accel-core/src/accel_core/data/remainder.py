@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from accel_core.comm.collectives import gather, recursively_apply, send_to_device
 from accel_core.comm.objects import swap
-from accel_core.data.rows import count_rows, holds_tensor, is_nest, join_rows, take_rows
+from accel_core.data.rows import count_rows, holds_tensor, join_rows, take_rows
 from accel_core.data.shard import Cut, Tally
 from accel_core.data.wire import bytes_of
 from accel_core.errors import RankDisagreementError
@@ -133,9 +133,7 @@ def _merge(parts: list[Any], rows: Sequence[int | None], tally: Tally | None, *,
         parts, rows = trimmed or [take_rows(parts[0], slice(0, 0), rows[0])], left or [0]
     if as_list and isinstance(parts[0], list | tuple):
         return [item for part in parts for item in part]
-    if not isinstance(parts[0], list | tuple) or is_nest(parts[0], rows[0]):
-        return join_rows(parts, rows)
-    return [item for part in parts for item in part]
+    return join_rows(parts, rows)
 
 
 def _all_tensors(value: Any) -> bool:

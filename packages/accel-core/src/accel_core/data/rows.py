@@ -104,7 +104,7 @@ def join_rows(batches: Sequence[Any], rows: Sequence[int | None]) -> Any:
     if isinstance(first, Mapping):
         return honor_mapping(first, {key: join_rows([batch[key] for batch in batches], rows) for key in first})
     if isinstance(first, list | tuple):
-        if is_nest(first, rows[0]):
+        if all(is_nest(batch, count) for batch, count in zip(batches, rows, strict=True)):
             columns = (join_rows([batch[place] for batch in batches], rows) for place in range(len(first)))
             return honor_type(first, columns)
         joined = [item for batch in batches for item in batch]

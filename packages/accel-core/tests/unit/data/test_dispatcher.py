@@ -1,0 +1,95 @@
+"""What the reading rank sends to each rank, tried exhaustively without processes."""
+
+import itertools
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from accel_core.data.dispatcher import DataLoaderDispatcher
+from accel_core.data.mesh import data_parts, data_place
+from accel_core.errors import DataError
+
+pytestmark = pytest.mark.usefixtures("fresh_state")
+
+
+class Reading(DataLoaderDispatcher):
+    """A dispatcher that stands for the reading rank of several."""
+
+    ranks = 1
+
+    @property
+    def parts(self):
+        """One part a rank."""
+        return list(range(self.ranks))
+
+
+def steps_of(loader, ranks, **kwargs):
+    """Return what the reading rank would send in each step."""
+    reading = Reading.adopt(loader, **kwargs)
+    reading.ranks = ranks
+    return list(reading._global_batches(iter(loader)))
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("split", [False, True])
+def test_every_sample_once_in_order(split, drop_last):
+    """Without repeats, the steps are the dataset in order; with drop_last, its full global batches; parts are equal."""
+    for length, size, ranks in itertools.product(range(1, 41), range(1, 8), range(1, 5)):
+        if split and size % ranks:
+            continue
+        batches = torch.arange(length).split(size)
+        if drop_last:
+            batches = [batch for batch in batches if len(batch) == size]
+        loader = DataLoader([0], batch_size=size)
+        reading = Reading.adopt(loader, split_batches=split, _drop_last=drop_last)
+        reading.ranks = ranks
+        seen = []
+        for shares, tally in reading._global_batches(iter(batches)):
+            assert len({len(share) for share in shares}) == 1
+            for rank, share in enumerate(shares):
+                seen.append(share if tally is None else share[: tally.real[rank]])
+        whole = size if split else size * ranks
+        expected = torch.arange(length // whole * whole if drop_last else length)
+        assert torch.equal(torch.cat(seen) if seen else torch.arange(0), expected), (length, size, ranks)
+
+
+def test_batches_of_different_widths():
+    """Batches that cannot be joined go whole to the ranks; the last step repeats the first batches."""
+    widths = [3, 5, 4]
+    loader = DataLoader([torch.zeros(2, width) for width in widths], batch_size=None)
+    steps = steps_of(loader, 2)
+    assert [[tuple(share.shape) for share in shares] for shares, _ in steps] == [[(2, 3), (2, 5)], [(2, 4), (2, 3)]]
+    assert steps[1][1].real == (2, 0)
+
+
+def test_a_batch_that_tells_no_size_cannot_be_cut():
+    """Cutting something without rows is refused with what to do; whole, it goes round the ranks."""
+    loader = DataLoader([7, 8, 9], batch_size=None)
+    assert [shares for shares, _ in steps_of(loader, 2)] == [[7, 8], [9, 7]]
+    with pytest.raises(DataError, match="cut in 2 parts; got int. Use split_batches=False"):
+        steps_of(loader, 2, split_batches=True)
+
+
+class Mesh:
+    """The facts of a device mesh of 2 x 2 x 2 ranks, seen from one of them."""
+
+    mesh_dim_names = ("dp_replicate", "tp", "dp_shard")
+    mesh = torch.arange(8).view(2, 2, 2)
+
+    def __init__(self, rank):
+        self.coordinates = (self.mesh == rank).nonzero()[0].tolist()
+
+    def size(self, axis):
+        """Return the ranks along an axis."""
+        return self.mesh.shape[axis]
+
+    def get_local_rank(self, axis):
+        """Return the place along an axis."""
+        return self.coordinates[axis]
+
+
+def test_parts_on_a_mesh():
+    """Ranks that differ along an axis of the model alone read the same part."""
+    assert data_parts(Mesh(0)) == [0, 1, 0, 1, 2, 3, 2, 3]
+    assert [data_place(Mesh(rank)) for rank in range(8)] == [(4, part) for part in data_parts(Mesh(0))]

@@ -1,0 +1,55 @@
+"""The rows of batches of any kind."""
+
+from collections import OrderedDict, namedtuple
+
+import pytest
+import torch
+
+from accel_core.data.rows import count_rows, is_nest, join_rows, take_rows
+
+Pair = namedtuple("Pair", "left right")
+BATCHES = {
+    "tensor": torch.arange(3),
+    "mapping": {"a": torch.arange(3), "name": ["x", "y", "z"]},
+    "ordered": OrderedDict(a=torch.arange(3)),
+    "columns": [torch.arange(3), ["x", "y", "z"]],
+    "named": Pair(torch.arange(3), torch.ones(3, 2)),
+    "strings": ["x", "y", "z"],
+    "objects": [{"a": 1}, {"a": 2}, {"a": 3}],
+    "ragged": [torch.ones(1), torch.ones(2), torch.ones(5)],
+    "tuple": ("x", "y", "z"),
+    "with a scalar": {"a": torch.arange(3), "loss": torch.tensor(1.0), "note": "same"},
+}
+
+
+@pytest.mark.parametrize("kind", BATCHES)
+def test_count_take_and_join(kind):
+    """Every kind of batch counts three rows; cut in two and joined, it is itself, of the same type."""
+    batch = BATCHES[kind]
+    assert count_rows(batch, 3) == 3
+    first, rest = take_rows(batch, slice(0, 1), 3), take_rows(batch, slice(1, 3), 3)
+    assert (count_rows(first, 1), count_rows(rest, 2)) == (1, 2)
+    joined = join_rows([first, rest], [1, 2])
+    assert type(joined) is type(batch)
+    if kind != "with a scalar":
+        assert str(joined) == str(batch)
+    else:
+        assert torch.equal(joined["a"], batch["a"])
+        assert joined["note"] == "same"
+
+
+def test_ragged_tensors_become_a_list():
+    """Tensors that differ beyond the first dim come back row by row; parts without rows add nothing."""
+    joined = join_rows([torch.ones(2, 3), torch.ones(1, 4), torch.ones(0, 9)], [2, 1, 0])
+    assert [tuple(row.shape) for row in joined] == [(3,), (3,), (4,)]
+    assert join_rows([torch.ones(2, 3), torch.ones(0, 4)], [2, 0]).shape == (2, 3)
+
+
+def test_a_list_in_two_ways():
+    """The number of rows decides whether a list holds columns or samples."""
+    two = [torch.ones(2), torch.ones(2)]
+    assert is_nest(two, 2)
+    assert not is_nest([torch.ones(5), torch.ones(5)], 2)
+    assert not is_nest(["a", "b"], 2)
+    assert count_rows("text") is None
+    assert count_rows(torch.tensor(1.0)) is None

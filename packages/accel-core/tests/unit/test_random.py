@@ -1,0 +1,66 @@
+"""Seeds and generators in one process."""
+
+import random
+
+import pytest
+import torch
+
+from accel_core.errors import ConfigurationError, DeviceUnavailableError
+from accel_core.host.environ import patch_environment
+from accel_core.options.enums import RNGType
+from accel_core.random import set_seed, synchronize_rng_state, synchronize_rng_states
+
+pytestmark = pytest.mark.usefixtures("fresh_state")
+
+
+def draw():
+    """Draw from every generator that a seed sets."""
+    numpy = pytest.importorskip("numpy")
+    return random.random(), numpy.random.rand(), torch.rand(2).tolist()
+
+
+@pytest.mark.parametrize("number", [0, 42, 2**40 + 7])
+def test_a_seed_sets_every_generator(number):
+    """Python, numpy and torch draw the same numbers after the same seed, also one too large for numpy."""
+    set_seed(number)
+    first = draw()
+    assert draw() != first
+    set_seed(number)
+    assert draw() == first
+
+
+def test_device_specific_seeds_add_the_rank():
+    """The rank is added, also where no state exists yet."""
+    with patch_environment(RANK=3, WORLD_SIZE=4):
+        set_seed(5, device_specific=True)
+    assert torch.initial_seed() == 8
+
+
+def test_deterministic_algorithms():
+    """`deterministic` switches torch's deterministic algorithms on."""
+    before = torch.are_deterministic_algorithms_enabled()
+    try:
+        set_seed(1, deterministic=True)
+        assert torch.are_deterministic_algorithms_enabled()
+    finally:
+        torch.use_deterministic_algorithms(before)
+
+
+def test_what_cannot_be_synchronised():
+    """Unknown words, a missing generator and hardware that is not here are refused, with one process too."""
+    with pytest.raises(ConfigurationError, match="No generator is called 'python'. Use one of torch, cuda"):
+        synchronize_rng_states(["python"])
+    with pytest.raises(ConfigurationError, match="got generator=None"):
+        synchronize_rng_states(["generator"])
+    with pytest.raises(DeviceUnavailableError, match="npu"):
+        synchronize_rng_state(RNGType.NPU)
+
+
+def test_one_process_keeps_its_states():
+    """With one process states stay what they are."""
+    generator = torch.Generator().manual_seed(3)
+    before = torch.get_rng_state(), generator.get_state()
+    synchronize_rng_states(["torch", "generator"], generator=generator)
+    synchronize_rng_state()
+    assert torch.get_rng_state().equal(before[0])
+    assert generator.get_state().equal(before[1])

@@ -1,0 +1,42 @@
+"""Progress bars in one process."""
+
+import io
+import sys
+
+import pytest
+
+from accel_core.errors import ConfigurationError, MissingDependencyError
+from accel_core.host.environ import patch_environment
+from accel_core.tqdm import tqdm
+
+
+def test_a_bar_shows_and_can_be_hidden():
+    """The first process shows its bar, unless it is disabled."""
+    shown, hidden = io.StringIO(), io.StringIO()
+    assert list(tqdm([1, 2], file=shown)) == [1, 2]
+    assert list(tqdm([1, 2], file=hidden, disable=True)) == [1, 2]
+    assert "2/2" in shown.getvalue()
+    assert hidden.getvalue() == ""
+
+
+def test_other_processes_of_a_machine_show_none():
+    """A process that is not the first of its machine shows a bar only on request."""
+    shown, hidden = io.StringIO(), io.StringIO()
+    with patch_environment(RANK=1, WORLD_SIZE=2, LOCAL_RANK=1):
+        list(tqdm([1], file=hidden))
+        list(tqdm([1], file=shown, main_process_only=False))
+    assert hidden.getvalue() == ""
+    assert shown.getvalue()
+
+
+def test_the_old_first_argument_is_refused():
+    """A flag in front of the iterable is told where it belongs."""
+    with pytest.raises(ConfigurationError, match=r"got True\. Say which processes .* main_process_only"):
+        tqdm(True, [1])
+
+
+def test_without_the_library(monkeypatch):
+    """Without tqdm the error says what to install."""
+    monkeypatch.setitem(sys.modules, "tqdm.auto", None)
+    with pytest.raises(MissingDependencyError, match="pip install tqdm"):
+        tqdm([1])

@@ -7,8 +7,8 @@ import torch
 
 from accel_core.comm import collectives, verify
 from accel_core.errors import RankDisagreementError
-from accel_core.state.process import wait_for_everyone
 from accel_core.process.world import ensure
+from accel_core.state.process import wait_for_everyone
 from accel_core.testing import world
 
 DEBUG = {"ACCELERATE_DEBUG_MODE": "1", "ACCELERATE_DEBUG_TIMEOUT": "2"}

@@ -143,7 +143,7 @@ class TrackerConformance:
     resumes: ClassVar[bool] = True
     timeout: ClassVar[float] = 120.0
 
-    def arguments(self, folder: pathlib.Path) -> dict[str, Any]:  # noqa: ARG002 - for subclasses
+    def arguments(self, folder: pathlib.Path) -> dict[str, Any]:
         """Return the keyword arguments of the tracker's constructor, with everything below `folder`."""
         return {}
 
@@ -155,7 +155,7 @@ class TrackerConformance:
         """Return keyword arguments for `log_images`."""
         return {}
 
-    def read(self, folder: pathlib.Path, state: Mapping[str, Any]) -> Stored:  # noqa: ARG002 - for subclasses
+    def read(self, folder: pathlib.Path, state: Mapping[str, Any]) -> Stored:
         """Read what the session stored, with the library's own reader or from its files.
 
         Args:

@@ -157,7 +157,10 @@ class Transaction:
 
     def _working_folder(self) -> str | None:
         """Return this process's working folder if it lies in the target, which is about to become another folder."""
-        here = os.getcwd()
+        try:
+            here = os.getcwd()
+        except FileNotFoundError:
+            return None
         return here if Path(here).is_relative_to(self.target) else None
 
     def _return_to(self, folder: str | None) -> None:

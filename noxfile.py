@@ -333,7 +333,8 @@ def lowest_version(text: str) -> str:
 @nox.session(venv_backend="none", default=False)
 def bench(session: nox.Session) -> None:
     """Measure, beside plain PyTorch and accelerate 1.15.0, into benchmarks/RESULTS.md: `nox -s bench -- data`."""
-    python = peer(session).folder / "bin" / "python"
+    beside = Environment(session, "bench-peer").provide([TORCH, "accelerate==1.15.0", "transformers>=5"], [])
+    python = beside.folder / "bin" / "python"
     folder = ROOT / "benchmarks"
     names = session.posargs or sorted(p.stem for p in folder.glob("*.py") if p.stem != "record")
     for name in names:

@@ -9,6 +9,7 @@ _NAMES = {
     "accel_bigmodel.device_map.balance": ["get_balanced_memory"],
     "accel_bigmodel.device_map.check": ["check_device_map", "check_tied_parameters_on_same_device"],
     "accel_bigmodel.device_map.infer": ["infer_auto_device_map"],
+    "accel_bigmodel.device_map.ties": ["check_tied_parameters_in_config"],
     "accel_bigmodel.dispatch": [
         "cpu_offload", "cpu_offload_with_hook", "disk_offload", "dispatch_model", "load_checkpoint_and_dispatch",
     ],
@@ -24,6 +25,7 @@ _NAMES = {
         "OffloadedWeightsLoader", "PrefixedDataset", "extract_submodules_state_dict", "load_offloaded_weight",
         "offload_state_dict", "offload_weight", "save_offload_index",
     ],
+    "accel_bigmodel.pipeline": ["prepare_pippy"],
     "accel_bigmodel.placement": ["retie_parameters", "set_module_tensor_to_device"],
     "accel_bigmodel.sizes": ["calculate_maximum_sizes", "compute_module_sizes", "get_max_layer_size"],
     "accel_core.accelerator": ["Accelerator"],
@@ -42,7 +44,6 @@ _NAMES = {
     "accel_core.comm.objects": ["broadcast_object_list", "gather_object"],
     "accel_core.comm.padding": ["CannotPadNestedTensorWarning", "pad_across_processes"],
     "accel_core.comm.tree": ["honor_type", "is_namedtuple", "is_torch_tensor", "recursively_apply"],
-    "accel_core.data.declared": ["already_sharded"],
     "accel_core.data.dispatcher": ["DataLoaderDispatcher"],
     "accel_core.data.loader": ["DataLoaderShard"],
     "accel_core.data.prepare": ["prepare_data_loader"],
@@ -139,7 +140,8 @@ _NAMES = {
     "accel_core.tracking.discovery": ["get_available_trackers"],
     "accel_core.tracking.tracker": ["GeneralTracker"],
     "accel_launch.from_python": [
-        "prepare_deepspeed_cmd_env", "prepare_multi_gpu_env", "prepare_simple_launcher_cmd_env", "prepare_tpu",
+        "prepare_deepspeed_cmd_env", "prepare_multi_gpu_env", "prepare_sagemager_args_inputs",
+        "prepare_simple_launcher_cmd_env", "prepare_tpu",
     ],
     "accel_launch.notebook": ["PrepareForLaunch", "debug_launcher", "notebook_launcher"],
     "accel_launch.settings.config": ["write_basic_config"],

@@ -22,6 +22,9 @@ from accel_bigmodel.device_map.check import (
 from accel_bigmodel.device_map.infer import (
     infer_auto_device_map as infer_auto_device_map,
 )
+from accel_bigmodel.device_map.ties import (
+    check_tied_parameters_in_config as check_tied_parameters_in_config,
+)
 from accel_bigmodel.dispatch import (
     cpu_offload as cpu_offload,
 )
@@ -96,6 +99,9 @@ from accel_bigmodel.offload.store import (
 )
 from accel_bigmodel.offload.store import (
     save_offload_index as save_offload_index,
+)
+from accel_bigmodel.pipeline import (
+    prepare_pippy as prepare_pippy,
 )
 from accel_bigmodel.placement import (
     retie_parameters as retie_parameters,
@@ -237,9 +243,6 @@ from accel_core.comm.tree import (
 )
 from accel_core.comm.tree import (
     recursively_apply as recursively_apply,
-)
-from accel_core.data.declared import (
-    already_sharded as already_sharded,
 )
 from accel_core.data.dispatcher import (
     DataLoaderDispatcher as DataLoaderDispatcher,
@@ -825,6 +828,9 @@ from accel_launch.from_python import (
 )
 from accel_launch.from_python import (
     prepare_multi_gpu_env as prepare_multi_gpu_env,
+)
+from accel_launch.from_python import (
+    prepare_sagemager_args_inputs as prepare_sagemager_args_inputs,
 )
 from accel_launch.from_python import (
     prepare_simple_launcher_cmd_env as prepare_simple_launcher_cmd_env,

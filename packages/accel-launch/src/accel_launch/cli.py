@@ -30,6 +30,7 @@ BUILT_IN: dict[str, _Entry] = {
     "test": _Entry(
         "Run", "Check that processes start, gather, split data and train alike.", "accel_launch.commands.test"
     ),
+    "check-resume": _Entry("Run", "Check that a run that is interrupted and resumed equals one that is not.", None),
     "config": _Entry(
         "Configure", "Ask about your machines and write the configuration file.", "accel_launch.commands.config"
     ),
@@ -39,9 +40,12 @@ BUILT_IN: dict[str, _Entry] = {
     "completion": _Entry(
         "Configure", "Print the completion script for your shell.", "accel_launch.commands.completion"
     ),
+    "estimate-memory": _Entry("Look", "Say how much memory a model needs (accel-bigmodel).", None),
+    "plan": _Entry("Look", "Plan where a model's weights go (accel-bigmodel).", None),
+    "trackers": _Entry("Look", "Show and replay what trackers recorded (accel-trackers).", None),
     "env": _Entry("Look", "Show versions, devices and configuration, for a bug report.", "accel_launch.commands.env"),
 }
-"""Commands that come with accel-launch: topic in the help, one sentence, and the module that holds `COMMAND`."""
+"""Commands of the help: topic, one sentence, and the module that holds `COMMAND`; None for an entry point's."""
 
 
 def find_command(word: str) -> AnyCommand:
@@ -65,6 +69,10 @@ def find_command(word: str) -> AnyCommand:
     found: AnyCommand | None = contributed.find(name)
     if found is not None:
         return found
+    if entry is not None:
+        raise ConfigurationError(
+            f"The command `{name}` is not installed; it is: {entry.help} Install the package that offers it."
+        )
     known = sorted({*BUILT_IN, *contributed.commands()})
     near = get_close_matches(name, known, n=1)
     hint = f"Did you mean `accel {near[0]}`?" if near else "Run `accel --help` for the list."

@@ -13,7 +13,7 @@ from typing import Any
 from accel_launch.cli import build_parser, find_command, main
 from accel_launch.command import resolve_runner
 from accel_launch.commands.configure import default_config, update_config
-from accel_launch.commands.env import facts, show_env
+from accel_launch.commands.facts import facts, show_env
 from accel_launch.commands.start import launch, settings_from
 from accel_launch.launchers.deepspeed import DeepSpeedLauncher
 from accel_launch.launchers.launcher import Launcher

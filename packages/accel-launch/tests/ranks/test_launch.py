@@ -104,11 +104,13 @@ def test_port_in_use_is_told(accel, script) -> None:
     assert f"cannot meet on port {port}" in done.stderr
 
 
-def test_env_shows_versions(accel) -> None:
+def test_env_shows_versions(accel, tmp_path: Path) -> None:
     """`accel env --json` gives versions a machine can read, and hides secrets."""
-    done = accel("env", "--json", more={"ACCEL_API_TOKEN": "hush"})
+    (tmp_path / "c.yaml").write_text("num_processes: 2\n")
+    done = accel("env", "--json", "--config-file", "c.yaml", more={"ACCEL_API_TOKEN": "hush"})
     assert done.returncode == 0, done.stderr
     shown = json.loads(done.stdout)
     assert shown["facts"]["PyTorch version"]
     assert shown["environment"]["ACCEL_API_TOKEN"] == "(hidden)"
+    assert shown["configuration"] == {"num_processes": 2}
     assert "hush" not in done.stdout

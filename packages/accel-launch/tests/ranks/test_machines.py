@@ -82,7 +82,14 @@ def test_killed_machine_and_resumed_run(machines: tuple[str, str], tmp_path: Pat
         "--max-restarts",
         "3",
     ]
-    words += ["--main-process-ip", "10.77.0.1", "--main-process-port", "29555", "--rdzv-conf", "last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=2"]
+    words += [
+        "--main-process-ip",
+        "10.77.0.1",
+        "--main-process-port",
+        "29555",
+        "--rdzv-conf",
+        "last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=2",
+    ]
     running = []
     for rank, (name, device) in enumerate(zip(machines, ("accel-va", "accel-vb"), strict=True)):
         line = ["ip", "netns", "exec", name, sys.executable, "-m", "accel_launch", *words]

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from accel_core.errors import ConfigurationError
-from accel_launch.questions.ask import TerminalAsker, ask_all, asker_for
+from accel_launch.questions.ask import ask_all, asker_for
 from accel_launch.questions.dialogue import hold_dialogue
 from accel_launch.questions.question import Question
 from accel_launch.settings import environ
@@ -44,7 +44,7 @@ def configure(args: argparse.Namespace) -> int:
     file = read_document(document, path)
     file.settings_of(set())
     print(f"\n{path}:\n\n{document}")
-    if not args.yes and isinstance(asker, TerminalAsker) and ask_all((_WRITE_IT,), asker)["write"] == "no":
+    if not args.yes and asker.person and ask_all((_WRITE_IT,), asker)["write"] == "no":
         print("Nothing was written.")
         return 1
     write(config, path)

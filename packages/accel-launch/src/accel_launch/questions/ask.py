@@ -2,12 +2,13 @@
 
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any, Protocol, TextIO
 
 from accel_core.errors import ConfigurationError
 from accel_launch.questions.question import Question
 
-__all__ = ["BACK", "Asker", "LineAsker", "TerminalAsker", "ask_all", "asker_for"]
+__all__ = ["BACK", "Asker", "LineAsker", "ask_all", "asker_for"]
 
 BACK = "<"
 """The answer that goes one question back."""
@@ -22,6 +23,10 @@ class Asker(Protocol):
     def told(self, message: str) -> None:
         """Say why an answer was not accepted."""
 
+    @property
+    def person(self) -> bool:
+        """Tell whether a person answers, who can be asked again."""
+
 
 class LineAsker:
     """Answers come as lines, one for each question that is asked; an empty line takes the default.
@@ -29,6 +34,8 @@ class LineAsker:
     Args:
         source: Where the lines come from.
     """
+
+    person = False
 
     def __init__(self, source: TextIO) -> None:
         self._source = source
@@ -60,51 +67,16 @@ class LineAsker:
         self._wrong = message
 
 
-class TerminalAsker:
-    """Questions with arrow keys, defaults and validation while typing."""
-
-    def ask(self, question: Question) -> str:
-        """Ask one question.
-
-        Raises:
-            KeyboardInterrupt: Ctrl-C was pressed.
-        """
-        import questionary
-
-        if question.choices:
-            back = questionary.Choice("(back)", value=BACK)
-            listed: list[Any] = [*question.choices, back]
-            default = question.default if question.default in question.choices else None
-            answer: Any = questionary.select(question.text, choices=listed, default=default).unsafe_ask()
-            return str(answer)
-        hint = f"{question.text} (< goes back)"
-        answer = questionary.text(
-            hint, default=question.default, validate=lambda text: _check(question, text)
-        ).unsafe_ask()
-        return str(answer)
-
-    def told(self, message: str) -> None:
-        """Print the message before the question comes again."""
-        print(message, file=sys.stderr)
-
-
-def _check(question: Question, text: str) -> bool | str:
-    if text.strip() == BACK:
-        return True
-    try:
-        question.answer(text)
-    except ConfigurationError as error:
-        return str(error)
-    return True
-
-
 def asker_for(source: TextIO) -> Asker:
     """Return somebody to ask: a person where `source` is a terminal, lines elsewhere.
 
     Args:
         source: Standard input.
     """
-    return TerminalAsker() if source.isatty() and sys.stdout.isatty() else LineAsker(source)
+    if not (source.isatty() and sys.stdout.isatty()):
+        return LineAsker(source)
+    asker: Asker = import_module("accel_launch.questions.keys").TerminalAsker()
+    return asker
 
 
 def ask_all(questions: Sequence[Question], asker: Asker, answers: dict[str, Any] | None = None) -> dict[str, Any]:

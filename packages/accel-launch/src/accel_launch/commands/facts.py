@@ -1,0 +1,98 @@
+"""What `accel env` shows: versions, devices, variables and configuration. Imports torch."""
+
+import argparse
+import json
+import os
+import platform
+from importlib import import_module
+from importlib.metadata import distributions
+from typing import Any
+
+import torch
+
+from accel_launch.settings import environ
+from accel_launch.settings.location import default_file
+
+__all__ = ["facts", "show_env"]
+
+_PREFIXES = (
+    "ACCEL_",
+    "ACCELERATE_",
+    "FSDP_",
+    "PARALLELISM_CONFIG_",
+    "MEGATRON_LM_",
+    "OMP_",
+    "CUDA_VISIBLE",
+    "NCCL_",
+    "GLOO_",
+)
+_SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD")
+
+
+def facts() -> dict[str, Any]:
+    """Gather versions, devices and variables.
+
+    Returns:
+        Facts by name, in the order of showing.
+    """
+    versions = {
+        dist.metadata["Name"]: dist.version
+        for dist in distributions()
+        if dist.metadata["Name"] and dist.metadata["Name"].startswith("accel")
+    }
+    found: dict[str, Any] = {f"`{name}` version": version for name, version in sorted(versions.items())}
+    found |= {
+        "Platform": platform.platform(),
+        "Python version": platform.python_version(),
+        "PyTorch version": str(torch.__version__),
+        "CPU cores": os.cpu_count(),
+        "System RAM": f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.2f} GiB",
+        "Accelerator": str(torch.accelerator.current_accelerator() or "none"),
+        "Accelerators": torch.accelerator.device_count(),
+    }
+    if torch.cuda.is_available():
+        found["GPU type"] = torch.cuda.get_device_name()
+        found["CUDA version"] = torch.version.cuda
+    return found
+
+
+def _configuration(path: str | None) -> dict[str, Any]:
+    if path is None and default_file() is None:
+        return {}
+    config: dict[str, Any] = import_module("accel_launch.settings.file").load(path).config
+    return config
+
+
+def _variables() -> dict[str, str]:
+    return {
+        name: "(hidden)" if any(word in name for word in _SECRET) else value
+        for name, value in sorted(environ.snapshot().items())
+        if name.startswith(_PREFIXES)
+    }
+
+
+def show_env(args: argparse.Namespace) -> int:
+    """Print the facts.
+
+    Args:
+        args: Parsed command line: config_file, json.
+
+    Returns:
+        0.
+    """
+    found = facts()
+    configuration = _configuration(args.config_file)
+    if args.json:
+        print(json.dumps({"facts": found, "environment": _variables(), "configuration": configuration}, indent=2))
+        return 0
+    print("\nCopy and paste the text below into your report:\n")
+    for name, value in found.items():
+        print(f"- {name}: {value}")
+    variables = _variables()
+    print("- Environment:" + ("" if variables else " nothing that concerns accel"))
+    for name, value in variables.items():
+        print(f"\t- {name}: {value}")
+    print("- Configuration:" + ("" if configuration else " none"))
+    for name, value in configuration.items():
+        print(f"\t- {name}: {value}")
+    return 0

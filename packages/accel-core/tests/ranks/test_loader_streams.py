@@ -1,5 +1,7 @@
 """Streams that differ between ranks end together; what fails on one rank is known to all."""
 
+import warnings
+
 import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
@@ -12,7 +14,7 @@ from accel_core.data.skip import skip_first_batches
 from accel_core.errors import DataError, DoubleShardingError, RemoteRankError
 from accel_core.process.world import ensure
 from accel_core.state.gradient import GradientState
-from accel_core.testing import world
+from accel_core.testing import requires, world
 
 LENGTHS = (5, 8, 0, 3)
 
@@ -189,6 +191,35 @@ def test_dispatch_skips_and_goes_on(kind):
         assert epoch(resumed) == whole[stop:]
         assert epoch(resumed) == whole
     assert next(iter(make())).tolist() == [[0, 1], [2, 3]][rank]
+
+
+@requires("torchdata")
+@pytest.mark.parametrize("kind", ["map", "stream"])
+@world(2)
+def test_dispatch_on_a_stateful_loader(kind):
+    """The reading rank's state brings back what follows any batch, on all ranks; the others have no state."""
+
+    def make():
+        data = Stream(11) if kind == "stream" else range(11)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            return prepare_data_loader(
+                DataLoader(data, batch_size=2), dispatch_batches=True, use_stateful_dataloader=True
+            )
+
+    whole = [batch.tolist() for batch in make()]
+    for stop in (1, 2):
+        loader = make()
+        for step, _ in enumerate(loader, 1):
+            if step == stop:
+                state = loader.state_dict()
+                break
+        assert bool(state) == (ensure().rank == 0)
+        resumed = make()
+        resumed.load_state_dict(state)
+        found = [batch.tolist() for batch in resumed]
+        assert found[:-1] == whole[stop:-1]
+        assert len(found) == len(whole) - stop
 
 
 @world(2)

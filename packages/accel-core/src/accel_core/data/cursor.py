@@ -68,7 +68,8 @@ def replay_order(loader: Any, states: dict[str, torch.Tensor]) -> Iterator[None]
     sampler = get_sampler(loader)
     own, own_loader = getattr(sampler, "generator", None), loader.generator
     try:
-        torch.set_rng_state(states["default"])
+        if "default" in states:
+            torch.set_rng_state(states["default"])
         if "loader" in states:
             if own_loader is None:
                 loader.generator = torch.Generator()
@@ -79,7 +80,7 @@ def replay_order(loader: Any, states: dict[str, torch.Tensor]) -> Iterator[None]
             if own is None:
                 own = sampler.generator = torch.Generator()
             own.set_state(states["sampler"])
-        elif own is not None:
+        elif own is not None and "default" in states:
             sampler.generator = None
         yield
     finally:
@@ -150,7 +151,8 @@ class Cursor:
         It gives the rest of that epoch; the iterations after it give whole epochs.
 
         Args:
-            state: What `state_dict` returned, on any number of ranks.
+            state: What `state_dict` returned, on any number of ranks. Without `order`, the order is that of the loader
+            as it is now: that is enough for one that depends on seed and epoch alone.
 
         Raises:
             CheckpointMismatchError: The position was taken from another kind of loader.

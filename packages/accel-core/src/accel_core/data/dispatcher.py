@@ -87,6 +87,15 @@ class DataLoaderDispatcher(PreparedLoader):
             drop_last=self._drop_last,
         )
 
+    def state_dict(self) -> Any:
+        """Return the state of the `StatefulDataLoader` on rank 0, which reads; the other ranks have none."""
+        return super().state_dict() if world.ensure().is_main else {}
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        """Set the state on rank 0."""
+        if world.ensure().is_main:
+            super().load_state_dict(state_dict)
+
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         """Yield this rank's parts, on the device."""
         self._prologue()
@@ -139,12 +148,15 @@ class DataLoaderDispatcher(PreparedLoader):
             wire.send([None] + [_Failed(repr(failure))] * (len(parts) - 1))
             raise
         while step is not _END:
+            state = self._own_state() if self.use_stateful_dataloader else None
             try:
                 shares, tally = step
                 following = next(batches, _END)
             except Exception as failure:
                 wire.send([None] + [_Failed(repr(failure))] * (len(parts) - 1))
                 raise
+            if state is not None:
+                self.__dict__["dl_state_dict"] = state
             last = following is _END
             messages = {part: (shares[part], tally, last) for part in set(parts)}
             wire.send([messages[part] for part in parts])

@@ -54,6 +54,7 @@ _EXACT_SAMPLERS = frozenset(
     }
 )
 _LoaderT = TypeVar("_LoaderT", bound="DataLoaderAdapter")
+_OWN = frozenset({"_indices", "_iterator", "_origin", "_stand_in", "dl_state_dict"})
 
 
 class DataLoaderStateMixin:
@@ -97,8 +98,15 @@ class _Indices:
     """
 
     def __init__(self, loader: PreparedLoader) -> None:
-        self.loader = loader
+        self._loader = weakref.ref(loader)
         self.latest: Iterator[Any] = iter(())
+
+    @property
+    def loader(self) -> PreparedLoader:
+        """The loader; whoever reads these indices holds it."""
+        loader = self._loader()
+        assert loader is not None, "a loader that is being read is held by its reader"
+        return loader
 
     def _base(self) -> Any:
         return self.loader.batch_sampler if self.loader.batch_sampler is not None else self.loader.sampler
@@ -201,6 +209,13 @@ class DataLoaderAdapter(DataLoader[Any]):
         adopted.__dict__.update({"_iterator": None, **changed})
         return adopted
 
+    def __reduce__(self) -> Any:
+        """Pickle and copy without what belongs to this object alone: iterators, and a class made for the user's."""
+        state = {name: value for name, value in self.__dict__.items() if name not in _OWN}
+        own = type(self)
+        kind = own.__mro__[1] if own in DataLoaderAdapter._specialised.values() else own
+        return _rebuilt, (kind, self._user_class, {**state, "_iterator": None})
+
     @property
     def base_dataloader(self) -> DataLoader[Any]:
         """The loader as the user's class, without what accel adds; it shares all attributes with this one."""
@@ -222,6 +237,13 @@ class DataLoaderAdapter(DataLoader[Any]):
 
     def adjust_state_dict_for_prefetch(self) -> None:
         """Do nothing: the state is kept as it was before the look-ahead, so it counts no batch that was not given."""
+
+
+def _rebuilt(kind: type[DataLoaderAdapter], user_class: type[DataLoader[Any]], state: dict[str, Any]) -> Any:
+    """Build a loader around the attributes of another one."""
+    made = object.__new__(kind.over(user_class))
+    made.__dict__.update(state)
+    return made
 
 
 class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
@@ -324,7 +346,7 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         if self.use_stateful_dataloader or isinstance(self.dataset, IterableDataset):
             return super()._index_sampler
         indices = self.__dict__.get("_indices")
-        if indices is None:
+        if indices is None or indices.loader is not self:
             indices = self.__dict__["_indices"] = _Indices(self)
         return indices
 
@@ -418,7 +440,7 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
                 f"of its own; got the position {self.begins_at}, global batches of {self.cut.step_samples} and "
                 f"{self.num_workers} workers. Use num_workers of 0 or 1 to go on with another number of ranks."
             )
-        order = self.__dict__["_order"] = pending["order"]
+        order = self.__dict__["_order"] = pending["order"] or capture_order(self)
         self.replays = True
         try:
             with replay_order(self, order):

@@ -78,3 +78,17 @@ def fill_the_disk(disk: Path, blocking: bool) -> None:
 def test_disk_full_during_a_save(blocking: bool, small_disk: Path) -> None:
     """Both ranks raise the same error, and everything else goes on."""
     assert (run(fill_the_disk, 2, (small_disk, blocking)) or "") == ""
+
+
+@requires("user:root", "program:mount")
+def test_a_mount_point_is_saved_into(small_disk: Path, fresh_state: None) -> None:
+    """A folder that cannot be exchanged for another takes one checkpoint after the other, and keeps foreign files."""
+    (small_disk / "notes.txt").write_text("mine")
+    for value in (1.0, 2.0):
+        saved = build(value, 64)
+        folder.save_state(saved, small_disk)
+        restored = build(3.0, 64)
+        folder.load_state(restored, small_disk)
+        assert torch.equal(restored.models[0].weight, saved.models[0].weight)
+        assert not [name for name in os.listdir(small_disk) if name.startswith(".")]
+    assert (small_disk / "notes.txt").read_text() == "mine"

@@ -41,12 +41,12 @@ class TestComet(TrackerConformance):
                 elif kind == "parameter_msg" and content["param"]["source"] == "manual":
                     config[content["param"]["paramName"]] = content["param"]["paramValue"]
                 elif kind == "file_upload":
-                    named = content["additional_params"]
+                    named = content["additional_params"] or {}
                     data = whole.read(content["file_path"])
                     files[named.get("fileName")] = data
                     if content["upload_type"] == "visualization":
                         pixels = np.asarray(Image.open(io.BytesIO(data)))
-                        images.setdefault(named["fileName"], []).append((named["step"], pixels))
+                        images.setdefault(named["figName"], []).append((named["step"], pixels))
                     elif content["upload_type"] == "text-sample":
                         name = content["metadata"]["name"]
                         texts.setdefault(name, []).append((named["step"], data.decode()))

@@ -122,3 +122,24 @@ def test_writer_is_given(tmp_path):
     assert isinstance(hub.get("tensorboard", unwrap=True), SummaryWriter)
     hub.finish()
     assert [path for path in (tmp_path / "project").iterdir() if path.name.endswith(".mine")]
+
+
+@requires("tensorboardX")
+@world(1)
+def test_tensorboardx_serves_where_tensorboard_is_missing(tmp_path):
+    """Without tensorboard, tensorboardX writes the same event files."""
+    import sys
+
+    sys.modules["torch.utils.tensorboard"] = None
+    hub = TrackerHub("tensorboard", tmp_path)
+    hub.init("project", {"lr": 0.5, "flag": True, "name": "small"})
+    assert type(hub.get("tensorboard", unwrap=True)).__module__.startswith("tensorboardX")
+    for step in range(5):
+        hub.log({"loss": step / 4, "note": "x"}, step=step)
+    hub.get("tensorboard").log_images({"picture": np.zeros((1, 3, 4, 5), dtype=np.uint8)}, step=3)
+    hub.finish()
+    events = _read(tmp_path / "project")
+    assert [(event.step, event.value) for event in events.Scalars("loss")] == [(step, step / 4) for step in range(5)]
+    assert [event.step for event in events.Images("picture")] == [3]
+    assert events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
+    assert FlatConfig(**json.loads((tmp_path / "project" / "config.json").read_text())).restore()["lr"] == 0.5

@@ -64,6 +64,9 @@ class _TrackerClasses(MutableMapping[str, type[GeneralTracker]]):
     def __len__(self) -> int:
         return len(list(iter(self)))
 
+    def __repr__(self) -> str:
+        return repr(dict(self))
+
     def __contains__(self, name: object) -> bool:
         return name in self._classes or name in self._offered()
 

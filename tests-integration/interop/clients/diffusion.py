@@ -44,7 +44,7 @@ def _loop(precision: str) -> dict[str, Any]:
     ema = EMAModel(model.parameters())
     noise_scheduler = DDPMScheduler(num_train_timesteps=20)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    images = torch.rand(10, 1, 8, 8)
+    images = torch.rand(12, 1, 8, 8)
     loader = torch.utils.data.DataLoader(list(images), batch_size=2, shuffle=True)
     schedule = get_scheduler("cosine", optimizer, num_warmup_steps=2, num_training_steps=6)
     model, optimizer, loader, schedule = accelerator.prepare(model, optimizer, loader, schedule)

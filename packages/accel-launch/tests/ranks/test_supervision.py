@@ -107,6 +107,20 @@ def test_log_dir_keeps_what_every_rank_printed(accel, script, tmp_path: Path) ->
     assert not (tmp_path / "logs" / "failure.json").exists()
 
 
+@pytest.mark.parametrize("ranks", ["1", "2"])
+def test_children_that_outlive_their_rank_are_ended(accel, script, ranks: str) -> None:
+    """A process that a rank leaves behind is ended after a success too, and that is said."""
+    name = script(
+        "import os, subprocess, sys\n"
+        "child = subprocess.Popen(['sleep', '60'], start_new_session=True, stdout=subprocess.DEVNULL,"
+        " stderr=subprocess.DEVNULL)\nchild.returncode = 0\nsys.stdout.write(os.environ['ACCEL_RUN_ID'] + '\\n')\n"
+    )
+    done = accel("launch", "--cpu", "--num-processes", ranks, name)
+    assert done.returncode == 0, done.stderr
+    assert "outlived their ranks" in done.stderr
+    assert stragglers(done.stdout.split()[0]) == []
+
+
 def test_restart_goes_on_after_a_failure(accel, script, tmp_path: Path) -> None:
     """--max-restarts starts all ranks again; a run that succeeds in the end is a success."""
     name = script(

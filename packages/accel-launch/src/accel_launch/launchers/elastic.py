@@ -41,7 +41,7 @@ from accel_launch.settings.layout import Layout, layout_of
 from accel_launch.settings.resolve import Settings
 from accel_launch.supervision.guard import RUN_VARIABLE, Guard, end_group, sweep
 from accel_launch.supervision.outcome import MemoryKills, endings, first_failure, shell_status
-from accel_launch.supervision.report import failure_record, report_failure
+from accel_launch.supervision.report import failure_record, report_failure, report_left_behind
 from accel_launch.supervision.run import PATIENCE, SIGNALS, marks
 from accel_launch.supervision.streams import RankLog, Streams
 from accel_launch.supervision.watchdog import VARIABLES, Watchdog
@@ -238,7 +238,9 @@ class _Run:
         for log in self.streams.ranks.values():
             if log.pid:
                 end_group(log.pid, signal.SIGTERM)
-        sweep(self.run_id)
+        left = sweep(self.run_id)
+        if left and not self.settings["quiet"]:
+            report_left_behind(left)
         self.streams.stop()
         self.guard.release()
 

@@ -13,7 +13,17 @@ from accel_launch.supervision.outcome import Ending, first_failure
 from accel_launch.supervision.streams import RankLog
 from accel_launch.terminal import colours_wanted, paint
 
-__all__ = ["failure_record", "report_failure"]
+__all__ = ["failure_record", "report_failure", "report_left_behind"]
+
+
+def report_left_behind(pids: Sequence[int]) -> None:
+    """Say which processes outlived the ranks that started them, and were ended.
+
+    Args:
+        pids: Process ids.
+    """
+    told = ", ".join(map(str, pids))
+    print(f"accel launch: ended processes that outlived their ranks: {told}", file=sys.stderr, flush=True)
 
 
 def failure_record(

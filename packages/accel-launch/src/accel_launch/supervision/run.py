@@ -15,7 +15,7 @@ from accel_core.errors import LaunchError
 from accel_launch.settings.tee import tee_of
 from accel_launch.supervision.guard import RUN_VARIABLE, Guard, end_group, sweep
 from accel_launch.supervision.outcome import MemoryKills, endings, shell_status
-from accel_launch.supervision.report import failure_record, report_failure
+from accel_launch.supervision.report import failure_record, report_failure, report_left_behind
 from accel_launch.supervision.streams import Streams
 from accel_launch.supervision.watchdog import VARIABLES, Watchdog
 
@@ -104,7 +104,9 @@ def supervise(command: Sequence[str], environment: Mapping[str, str], settings: 
     if dog is not None:
         dog.stop()
     end_group(process.pid, signal.SIGTERM)
-    sweep(run_id)
+    left = sweep(run_id)
+    if left and not settings["quiet"]:
+        report_left_behind(left)
     streams.stop()
     guard.release()
     if signals.first is not None:

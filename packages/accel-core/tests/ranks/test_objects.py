@@ -65,6 +65,16 @@ def test_broadcast_object_list_in_place():
 
 
 @world(2)
+def test_broadcast_object_lists_of_different_lengths():
+    """Lists of different lengths are refused on every rank, and stay as they were."""
+    rank = ensure().rank
+    mine = [0] * (rank + 1)
+    with pytest.raises(RankDisagreementError, match=r"the list: 1 objects\n.*the list: 2 objects"):
+        objects.broadcast_object_list(mine)
+    assert mine == [0] * (rank + 1)
+
+
+@world(2)
 def test_trigger_is_seen_by_all_and_lowered():
     """A flag that one rank raised is true on all ranks once."""
     rank = ensure().rank

@@ -6,7 +6,7 @@ import pickle
 from collections.abc import Iterable
 from typing import Any
 
-from accel_core.comm.transport import Channel, Parcel, check_rank, open_channel
+from accel_core.comm.transport import Parcel, check_rank, digest_of, open_channel
 from accel_core.errors import CollectiveError, UnsupportedTypeError
 from accel_core.process import world
 from accel_core.process.world import World
@@ -57,6 +57,7 @@ def broadcast_object_list(object_list: list[Any], from_process: int = 0) -> list
     Raises:
         CollectiveError: An object cannot be pickled; the other ranks get RemoteRankError.
         ConfigurationError: There is no such rank.
+        RankDisagreementError: The lists have different lengths, or `from_process` differs between ranks.
     """
     here = world.ensure()
     if here.size == 1:
@@ -66,10 +67,11 @@ def broadcast_object_list(object_list: list[Any], from_process: int = 0) -> list
     with channel.taking_part(operation):
         check_rank(from_process, here.size)
         content = _pickled(list(object_list)) if here.rank == from_process else b""
-    received = _exchange(channel, operation, content)
+    count = f"{len(object_list)} objects"
+    parcel = Parcel(operation, digest_of(count), len(content), lambda: {"the list": count})
+    received = channel.exchange_bytes(parcel, content)
     if here.rank != from_process:
-        for place, value in enumerate(pickle.loads(received[from_process])[: len(object_list)]):
-            object_list[place] = value
+        object_list[:] = pickle.loads(received[from_process])
     return object_list
 
 
@@ -92,11 +94,8 @@ def swap(value: Any, operation: str, here: World, check: Any = None) -> list[Any
         if check is not None:
             check(value)
         content = _pickled(value)
-    return [pickle.loads(text) for text in _exchange(channel, operation, content)]
-
-
-def _exchange(channel: Channel, operation: str, content: bytes) -> list[bytes]:
-    return channel.exchange_bytes(Parcel(operation, bytes(16), len(content), dict), content)
+    parcel = Parcel(operation, bytes(16), len(content), dict)
+    return [pickle.loads(text) for text in channel.exchange_bytes(parcel, content)]
 
 
 def _pickled(value: Any) -> bytes:

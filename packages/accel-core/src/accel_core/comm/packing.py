@@ -91,7 +91,7 @@ class Layout:
     def pack(self, leaves: list[torch.Tensor], buffer: torch.Tensor) -> None:
         """Copy tensors into a uint8 buffer of at least `nbytes`; call it without gradients."""
         if self.devices is not None:
-            leaves = [leaf.to(buffer.device) for leaf in leaves]
+            leaves = [leaf if n in self.alone else leaf.to(buffer.device) for n, leaf in enumerate(leaves)]
         for segment in self.segments:
             room = buffer[segment.start : segment.stop].view(segment.dtype)
             for block in segment.blocks:

@@ -6,7 +6,6 @@ from importlib import import_module
 from typing import Any
 
 from accel_core.errors import ConfigurationError
-from accel_launch.commands.preview import print_explanation, print_plan
 from accel_launch.launchers.registry import choose
 from accel_launch.settings import environ
 from accel_launch.settings.checks import check_script, check_settings
@@ -16,6 +15,9 @@ from accel_launch.settings.resolve import Settings, resolve, written_in
 from accel_launch.settings.table import ALL
 
 __all__ = ["launch", "settings_from"]
+
+
+_PREVIEW = "accel_launch.commands.preview"
 
 
 def settings_from(args: argparse.Namespace) -> Settings:
@@ -63,14 +65,14 @@ def launch(args: argparse.Namespace) -> int:
     """
     settings = settings_from(args)
     if settings["explain"]:
-        print_explanation(settings, as_json=settings["json"])
+        import_module(_PREVIEW).print_explanation(settings, as_json=settings["json"])
         return 0
     if settings.script is None:
         raise ConfigurationError("No script was named. Say it after the options, as in `accel launch train.py`.")
     check_settings(settings)
     launcher = choose(settings)
     if settings["dry_run"]:
-        print_plan(settings, launcher, as_json=settings["json"])
+        import_module(_PREVIEW).print_plan(settings, launcher, as_json=settings["json"])
         return 0
     check_script(settings)
     return launcher.run(settings)

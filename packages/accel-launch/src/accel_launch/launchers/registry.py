@@ -1,7 +1,10 @@
 """Finds the launcher for a run: those of third parties are asked first, then the built-in ones in a written order."""
 
+import sys
+from collections.abc import Iterable
 from importlib import import_module
-from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
 
 from accel_core.errors import ConfigurationError
 from accel_launch.launchers.launcher import Launcher
@@ -23,6 +26,26 @@ BUILT_IN = (
 """Launchers that come with accel-launch; the first that claims the run starts it."""
 
 
+def _points() -> Iterable[Any]:
+    points: Iterable[Any] = import_module("importlib.metadata").entry_points(group=ENTRY_POINT_GROUP)
+    return points
+
+
+def _somebody_offers(folders: Iterable[str]) -> bool:
+    """Tell quickly whether any distribution may offer a launcher; reading all metadata properly takes 30 ms."""
+    mark = f"[{ENTRY_POINT_GROUP}]".encode()
+    for folder in dict.fromkeys(folders):
+        path = Path(folder or ".")
+        if not path.is_dir():
+            if path.exists():
+                return True
+            continue
+        for info in (*path.glob("*.dist-info/entry_points.txt"), *path.glob("*.egg-info/entry_points.txt")):
+            if mark in info.read_bytes():
+                return True
+    return False
+
+
 def choose(settings: Settings) -> Launcher:
     """Return the launcher that claims a run.
 
@@ -35,7 +58,7 @@ def choose(settings: Settings) -> Launcher:
     Raises:
         ConfigurationError: Launchers of two third parties claim it.
     """
-    offered = [point.load()() for point in entry_points(group=ENTRY_POINT_GROUP)]
+    offered = [point.load()() for point in _points()] if _somebody_offers(sys.path) else []
     claimants: list[Launcher] = [launcher for launcher in offered if launcher.claims(settings)]
     if len(claimants) > 1:
         raise ConfigurationError(

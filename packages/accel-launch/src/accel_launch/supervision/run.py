@@ -1,12 +1,13 @@
 """Runs one command and sees it through: streams, signals, failure, and nothing left behind."""
 
 import contextlib
+import os
 import signal
 import subprocess
 import sys
 import time
-import uuid
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -15,7 +16,6 @@ from accel_core.errors import LaunchError
 from accel_launch.settings.tee import tee_of
 from accel_launch.supervision.guard import RUN_VARIABLE, Guard, end_group, sweep
 from accel_launch.supervision.outcome import MemoryKills, endings, shell_status
-from accel_launch.supervision.report import failure_record, report_failure, report_left_behind
 from accel_launch.supervision.streams import Streams
 from accel_launch.supervision.watchdog import VARIABLES, Watchdog
 
@@ -24,6 +24,7 @@ __all__ = ["PATIENCE", "SIGNALS", "marks", "supervise"]
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 """Signals that reach every process of the run."""
 
+_REPORT = "accel_launch.supervision.report"
 PATIENCE = 30.0
 """Seconds that processes have to end after a signal that a person or a scheduler sent: time to save a state."""
 
@@ -68,7 +69,7 @@ def supervise(command: Sequence[str], environment: Mapping[str, str], settings: 
     Raises:
         LaunchError: The program cannot be started.
     """
-    run_id = uuid.uuid4().hex
+    run_id = os.urandom(16).hex()
     started = time.monotonic()
     log_dir = Path(settings["log_dir"]) if settings["log_dir"] else None
     variables = {**environment, RUN_VARIABLE: run_id}
@@ -106,7 +107,7 @@ def supervise(command: Sequence[str], environment: Mapping[str, str], settings: 
     end_group(process.pid, signal.SIGTERM)
     left = sweep(run_id)
     if left and not settings["quiet"]:
-        report_left_behind(left)
+        import_module(_REPORT).report_left_behind(left)
     streams.stop()
     guard.release()
     if signals.first is not None:
@@ -116,8 +117,11 @@ def supervise(command: Sequence[str], environment: Mapping[str, str], settings: 
     stopped = [0] if reasons else []
     ended = endings(streams.ranks, {0: status}, stopped, memory)
     reason = reasons[0] if reasons else "failure"
-    record = failure_record(ended, run_id=run_id, command=command, seconds=time.monotonic() - started, reason=reason)
-    report_failure(ended, streams.ranks, record, log_dir=log_dir, quiet=bool(settings["quiet"]))
+    report = import_module(_REPORT)
+    record = report.failure_record(
+        ended, run_id=run_id, command=command, seconds=time.monotonic() - started, reason=reason
+    )
+    report.report_failure(ended, streams.ranks, record, log_dir=log_dir, quiet=bool(settings["quiet"]))
     return shell_status(-signals.first if signals.first is not None else status)
 
 

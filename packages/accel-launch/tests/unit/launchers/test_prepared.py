@@ -146,7 +146,7 @@ def test_machines_must_agree(tmp_path: Path, name: str) -> None:
         check_agreement(store, 1, 2, {**facts, name: "other"}, elastic=False)
 
 
-def test_third_parties_launcher_is_asked_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_third_parties_launcher_is_asked_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A launcher offered by entry point starts what it claims; two claimants are an error."""
 
     class Mine(TpuLauncher):
@@ -159,9 +159,14 @@ def test_third_parties_launcher_is_asked_first(monkeypatch: pytest.MonkeyPatch) 
         def load(self) -> type[Mine]:
             return Mine
 
-    monkeypatch.setattr(registry, "entry_points", lambda group: [Point()])
+    monkeypatch.setattr(registry, "_points", lambda: [Point()])
+    assert registry.choose(settings("--cpu", "s.py")).name == "simple"
+    info = tmp_path / "mine-1.0.dist-info"
+    info.mkdir()
+    (info / "entry_points.txt").write_text("[accel.launchers]\nmine = mine:Mine\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
     assert registry.choose(settings("--cpu", "--num-processes", "7", "s.py")).name == "mine"
     assert registry.choose(settings("--cpu", "s.py")).name == "simple"
-    monkeypatch.setattr(registry, "entry_points", lambda group: [Point(), Point()])
+    monkeypatch.setattr(registry, "_points", lambda: [Point(), Point()])
     with pytest.raises(ConfigurationError, match="mine, mine"):
         registry.choose(settings("--cpu", "--num-processes", "7", "s.py"))

@@ -11,7 +11,8 @@ from accel_core.process.world import ensure
 from accel_core.state.process import wait_for_everyone
 from accel_core.testing import world
 
-DEBUG = {"ACCELERATE_DEBUG_MODE": "1", "ACCELERATE_DEBUG_TIMEOUT": "2"}
+DEBUG = {"ACCELERATE_DEBUG_MODE": "1", "ACCELERATE_DEBUG_TIMEOUT": "30"}
+IMPATIENT = {"ACCELERATE_DEBUG_MODE": "1", "ACCELERATE_DEBUG_TIMEOUT": "2"}
 
 
 @world(2, environment=DEBUG)
@@ -39,7 +40,7 @@ def test_a_rank_that_skips_an_operation():
     operation = collectives.reduce if rank == 1 else collectives.gather
     with pytest.raises(RankDisagreementError) as caught:
         operation(torch.ones(2))
-    assert time.monotonic() - begun < 2
+    assert time.monotonic() - begun < 10
     message = str(caught.value)
     assert "rank 0: gather at" in message
     assert "rank 1: reduce(mean) at" in message
@@ -47,7 +48,7 @@ def test_a_rank_that_skips_an_operation():
     assert "test_debug_mode.py:" in message
 
 
-@world(2, environment=DEBUG)
+@world(2, environment=IMPATIENT)
 def test_a_rank_that_never_comes():
     """A rank that does something else meanwhile is named with where it was last seen; nobody waits for ever."""
     rank = ensure().rank
@@ -63,7 +64,7 @@ def test_a_rank_that_never_comes():
     assert time.monotonic() - begun < 10
 
 
-@world(2, environment=DEBUG)
+@world(2, environment=IMPATIENT)
 def test_a_rank_that_comes_too_late():
     """A rank that arrives after the others gave up raises too, instead of waiting alone."""
     rank = ensure().rank

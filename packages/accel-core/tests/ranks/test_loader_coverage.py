@@ -163,6 +163,8 @@ def test_gather_object_option():
     for batch in loader:
         found += gather_for_metrics([f"{value}" for value in batch.tolist()], state, use_gather_object=True)
     assert found == ["0", "1", "2", "3", "4"]
+    rows = [row for batch in loader for row in gather_for_metrics(batch, state, use_gather_object=True)]
+    assert [row.item() for row in rows] == [0, 1, 2, 3, 4]
 
 
 @world(3)
@@ -196,17 +198,46 @@ def test_without_batching():
     assert [value for sample in loader for value in gather_for_metrics(sample, state).tolist()] == [0, 1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("dispatch", [False, True])
+@pytest.mark.parametrize("kind", ["map", "stream"])
 @world(2)
-def test_workers(dispatch):
+def test_workers(kind):
     """Worker processes change nothing of what is gathered."""
-    for data in (range(11), Stream(11)):
-        if isinstance(data, Stream) and dispatch:
-            continue
-        loader = prepare_data_loader(
-            DataLoader(data, batch_size=2, num_workers=1, multiprocessing_context="fork"), dispatch_batches=dispatch
-        )
-        assert [value for part in gathered_epoch(loader) for value in part.tolist()] == list(range(11))
+    data = Stream(11) if kind == "stream" else range(11)
+    loader = prepare_data_loader(DataLoader(data, batch_size=2, num_workers=1, multiprocessing_context="fork"))
+    assert [value for part in gathered_epoch(loader) for value in part.tolist()] == list(range(11))
+
+
+class Parted(Stream):
+    """The numbers from 0 on, of which each worker reads its own."""
+
+    def __iter__(self):
+        worker = torch.utils.data.get_worker_info()
+        return iter(range(worker.id, self.length, worker.num_workers))
+
+
+@pytest.mark.parametrize("length", [5, 16, 23])
+@world(2)
+def test_streams_parted_by_worker(length):
+    """Workers that read parts of a stream end at different steps, and every sample is still gathered once."""
+    loader = prepare_data_loader(
+        DataLoader(Parted(length), batch_size=2, num_workers=2, multiprocessing_context="fork"), dispatch_batches=False
+    )
+    for _ in range(2):
+        found = [value for part in gathered_epoch(loader) for value in part.tolist()]
+        assert sorted(found) == list(range(length))
+
+
+@pytest.mark.parametrize("kind", ["map", "stream"])
+@world(2)
+def test_dispatch_by_workers_of_the_main_rank(kind):
+    """Worker processes of the reading rank change nothing of what all ranks get."""
+    loader = prepare_data_loader(
+        DataLoader(
+            Stream(11) if kind == "stream" else range(11), batch_size=2, num_workers=1, multiprocessing_context="fork"
+        ),
+        dispatch_batches=True,
+    )
+    assert [value for part in gathered_epoch(loader) for value in part.tolist()] == list(range(11))
 
 
 @world(2)

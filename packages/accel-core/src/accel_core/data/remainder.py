@@ -33,8 +33,8 @@ def gather_for_metrics(input_data: Any, gradient_state: Any, use_gather_object: 
         input_data: A nest of tensors with one row (or the same number of rows) a sample; a list with one item a
             sample; or a mapping or tuple of such. Tensors without dims count as one value a rank.
         gradient_state: Knows the loader being read.
-        use_gather_object: Gather as pickled objects even if all leaves are tensors; a list is joined with those of the
-            other ranks.
+        use_gather_object: Gather as pickled objects even if all leaves are tensors; a list, or the rows of a tensor,
+            are put into one list with those of the other ranks.
 
     Returns:
         The same structure with the rows of all ranks. Tensors whose shapes differ between ranks come back as a list of
@@ -131,7 +131,7 @@ def _merge(parts: list[Any], rows: Sequence[int | None], tally: Tally | None, *,
                 trimmed.append(part if found is None or keep == found else take_rows(part, slice(0, keep), found))
                 left.append(None if found is None else keep)
         parts, rows = trimmed or [take_rows(parts[0], slice(0, 0), rows[0])], left or [0]
-    if as_list and isinstance(parts[0], list | tuple):
+    if as_list and (isinstance(parts[0], list | tuple) or (isinstance(parts[0], torch.Tensor) and parts[0].dim())):
         return [item for part in parts for item in part]
     return join_rows(parts, rows)
 

@@ -64,7 +64,7 @@ class Followed:
 
     Attributes:
         log: The process's record.
-        source: Descriptor that is read.
+        source: Descriptor that is read, -1 once it has ended.
         sink: Descriptor of the launcher that it is passed on to.
         child_end: Descriptor for the process, closed once it has started.
         child_path: A path that opens the same, for those who want a file name.
@@ -195,6 +195,7 @@ class Streams:
                         self._on_end(key.data)
                 elif not self._pass_on(key.data):
                     self._forget(key.fd)
+                    key.data.source = -1
 
     def _forget(self, descriptor: int) -> None:
         with self._lock, contextlib.suppress(KeyError):
@@ -207,6 +208,8 @@ class Streams:
                 self._drain(followed)
 
     def _drain(self, followed: Followed) -> None:
+        if followed.source < 0:
+            return
         with contextlib.suppress(OSError):
             os.set_blocking(followed.source, False)
             while self._pass_on(followed):

@@ -1,5 +1,6 @@
 """The drop-in holds the very objects of the engine, under names that import, pickle and show their source."""
 
+import base64
 import copy
 import importlib
 import importlib.metadata
@@ -133,14 +134,25 @@ def test_a_state_and_its_label_survive(fresh_state: None) -> None:
     assert copy.deepcopy(state).num_processes == state.num_processes
 
 
+_ORIGINAL = (
+    "gASVjQEAAAAAAAAojBBhY2NlbGVyYXRlLnN0YXRllIwMUGFydGlhbFN0YXRllJOUKYGUfZQojARfY3B1lIiMB2JhY2tlbmSUTowG"
+    "ZGV2aWNllIwFdG9yY2iUjAZkZXZpY2WUk5SMA2NwdZSFlFKUjAVkZWJ1Z5SJjBBkaXN0cmlidXRlZF90eXBllIwcYWNjZWxlcmF0"
+    "ZS51dGlscy5kYXRhY2xhc3Nlc5SMD0Rpc3RyaWJ1dGVkVHlwZZSTlIwCTk+UhZRSlIwNbnVtX3Byb2Nlc3Nlc5RLAYwNcHJvY2Vz"
+    "c19pbmRleJRLAIwTbG9jYWxfcHJvY2Vzc19pbmRleJRLAIwNZm9ya19sYXVuY2hlZJSJdWJoEowJTVVMVElfR1BVlIWUUpRoAmgQ"
+    "jBZJbml0UHJvY2Vzc0dyb3VwS3dhcmdzlJOUKYGUfZQoaAaMBGdsb2+UjAtpbml0X21ldGhvZJROjAd0aW1lb3V0lIwIZGF0ZXRp"
+    "bWWUjAl0aW1lZGVsdGGUk5RLAE0IB0sAh5RSlHVidJQu"
+)
+"""What Accelerate 1.15.0 wrote: a PartialState on a CPU, a label, the class PartialState, and a plugin for gloo."""
+
+
 def test_an_original_pickle_loads(fresh_state: None) -> None:
-    """A pickle as Accelerate writes it, with a state's attributes in a dict, gives a state with these attributes."""
-    original = (
-        b"\x80\x04\x95\x8a\x00\x00\x00\x00\x00\x00\x00\x8c\x10accelerate.state\x8c\x0cPartialState\x93"
-        b")\x81}(\x8c\rnum_processesK\x01\x8c\x0dprocess_indexK\x00ub."
-    )
-    loaded = pickle.loads(original.replace(b"\x95\x8a\x00\x00\x00\x00\x00\x00\x00", b""))
-    assert isinstance(loaded, PartialState)
+    """A pickle that Accelerate wrote gives the engine's objects, with their values."""
+    state, label, kind, plugin = pickle.loads(base64.b64decode(_ORIGINAL))
+    assert isinstance(state, PartialState)
+    assert (state.num_processes, state.process_index, str(state.device)) == (1, 0, "cpu")
+    assert label is DistributedType.MULTI_GPU
+    assert kind is PartialState
+    assert plugin == accelerate.InitProcessGroupKwargs(backend="gloo")
 
 
 def test_other_versions_underneath_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -121,6 +121,27 @@ def test_gather_larger_than_a_frame():
 
 
 @world(2)
+def test_nests_of_one_shape():
+    """Tensors of one shape, also without dims or elements, come back apart, each with memory of its own."""
+    rank = ensure().rank
+    for shape in ((2, 3), (), (0, 2), (5,)):
+        for turn in range(3):
+            nest = {name: torch.full(shape, float(rank + turn + place)) for place, name in enumerate("abcdef")}
+            other = {name: torch.full(shape, float(1 - rank + turn + place)) for place, name in enumerate("abcdef")}
+            gathered, summed = collectives.gather(nest), collectives.reduce(nest, "sum")
+            for name in nest:
+                parts = [nest[name], other[name]] if rank == 0 else [other[name], nest[name]]
+                expected = torch.cat([part if part.dim() else part[None] for part in parts])
+                assert gathered[name].equal(expected)
+                assert summed[name].equal(parts[0] + parts[1])
+                assert gathered[name].untyped_storage().nbytes() == expected.nbytes
+                assert summed[name].untyped_storage().nbytes() == nest[name].nbytes
+    first = collectives.gather([torch.full((1,), float(rank))] * 4)
+    collectives.gather([torch.full((1,), 9.0)] * 4)
+    assert first[3].tolist() == [0.0, 1.0], "a later operation does not write into earlier results"
+
+
+@world(2)
 def test_one_collective_for_many_tensors():
     """Sixty-four small tensors of three dtypes cost one collective, and so does their reduction."""
     ensure()

@@ -31,7 +31,7 @@ from accel_core.comm.batch import (
     send_to_device,
     slice_tensors,
 )
-from accel_core.comm.packing import Layout, layout_of
+from accel_core.comm.packing import Layout, layout_of, unstack, window_of
 from accel_core.comm.padding import CannotPadNestedTensorWarning, gather_tensor_shape, pad_across_processes
 from accel_core.comm.transport import Channel, Parcel, check_rank, digest_of, open_channel
 from accel_core.comm.tree import (
@@ -114,9 +114,14 @@ def _gather(nest: Any, here: World) -> Any:
         leaves, skeleton = flatten(nest, "gather")
         layout = layout_of(leaves, skeleton, channel.device, here.size)
         fits = layout.nbytes <= channel.capacity
-        if fits:
+        window = window_of(channel, layout, layout.stack) if fits and layout.stack is not None else None
+        if window is not None:
+            torch.stack(leaves, out=window.room)
+        elif fits:
             layout.pack(leaves, channel.payload)
     channel.exchange(Parcel("gather", layout.digest, layout.nbytes, lambda: view_of(nest)))
+    if window is not None:
+        return unflatten(nest, iter(unstack(layout, window.stacked, layout.gathered[0])))
     results: list[Any] = [None] * len(leaves)
     if fits:
         layout.unpack_rows(channel.rows(0, layout.nbytes), results)
@@ -175,13 +180,18 @@ def _reduce(nest: Any, reduction: str, scale: float, here: World) -> Any:
             _refuse_whole_numbers(nest)
         layout = layout_of(leaves, skeleton, channel.device, here.size)
         in_frame = channel.on_host and layout.nbytes <= channel.capacity
-        if in_frame:
+        window = window_of(channel, layout, layout.stack) if in_frame and layout.stack is not None else None
+        if window is not None:
+            torch.stack(leaves, out=window.room)
+        elif in_frame:
             layout.pack(leaves, channel.payload)
     proof = (operation, layout.digest)
     if channel.on_host or here.debug or proof not in _proven:
         channel.exchange(Parcel(operation, layout.digest, layout.nbytes, lambda: view_of(nest)))
         _proven.add(proof)
     divisor = here.size if reduction == "mean" else 1
+    if window is not None:
+        return unflatten(nest, iter(unstack(layout, _add_rows(window.rows, divisor), layout.shapes[0])))
     factor = scale if here.device.type == "xla" else 1.0
     results: list[Any] = [None] * len(leaves)
     packed = None if in_frame else _packed(layout, leaves, channel)

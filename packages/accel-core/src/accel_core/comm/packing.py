@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from accel_core.comm.transport import digest_of
+from accel_core.comm.transport import Channel, digest_of
 from accel_core.comm.tree import Skeleton, skeleton_text
 
-__all__ = ["Block", "Layout", "Segment", "layout_of"]
+__all__ = ["Block", "Layout", "Segment", "Window", "layout_of", "unstack", "window_of"]
 
 _ALIGNMENT = 16
 _REMEMBERED = 512
@@ -78,6 +78,7 @@ class Layout:
         gathered: Every leaf's shape after a gather.
         digest: 16 bytes that stand for structure, shapes and dtypes.
         devices: Every leaf's device where some are elsewhere than the buffer, else `None`.
+        stack: The one block that holds all tensors, where they have one shape and the device of the buffer.
     """
 
     segments: tuple[Segment, ...]
@@ -87,6 +88,7 @@ class Layout:
     gathered: tuple[tuple[int, ...], ...]
     digest: bytes
     devices: tuple[torch.device, ...] | None
+    stack: Block | None
 
     def pack(self, leaves: list[torch.Tensor], buffer: torch.Tensor) -> None:
         """Copy tensors into a uint8 buffer of at least `nbytes`; call it without gradients."""
@@ -155,6 +157,41 @@ def _assign(results: list[Any], block: Block, pieces: Sequence[torch.Tensor]) ->
         results[member] = piece
 
 
+class Window(NamedTuple):
+    """Views into the frames for a stack of tensors that is sent again and again.
+
+    Attributes:
+        room: Where this rank's tensors go, shape `(tensors, *shape)`.
+        rows: What all ranks sent, shape `(ranks, elements)`.
+        stacked: The same by tensor, shape `(tensors, ranks, *shape)`.
+    """
+
+    room: torch.Tensor
+    rows: torch.Tensor
+    stacked: torch.Tensor
+
+
+def window_of(channel: Channel, layout: Layout, block: Block) -> Window:
+    """Return the views into a channel's frames for a layout that is one stack."""
+    window: Window | None = channel.windows.get(layout.digest)
+    if window is None:
+        if len(channel.windows) >= _REMEMBERED:
+            channel.windows.clear()
+        assert block.shape is not None
+        segment, count = layout.segments[0], len(block.members)
+        room = channel.payload[: segment.stop].view(segment.dtype).view(count, *block.shape)
+        rows = channel.rows(0, segment.stop).view(segment.dtype)
+        window = Window(room, rows, rows.view(len(rows), count, *block.shape).transpose(0, 1))
+        channel.windows[layout.digest] = window
+    return window
+
+
+def unstack(layout: Layout, stacked: torch.Tensor, shape: Sequence[int]) -> list[torch.Tensor]:
+    """Make one tensor of `shape` of each part of a stack, with memory of its own."""
+    pieces: list[torch.Tensor] = list(_unbind_copy(stacked.reshape(len(layout.shapes), *shape)))
+    return pieces
+
+
 _layouts: dict[tuple[Any, ...], Layout] = {}
 _on_host = attrgetter("shape", "dtype", "is_cpu")
 _on_device = attrgetter("shape", "dtype", "device")
@@ -188,11 +225,14 @@ def _lay_out(leaves: Sequence[torch.Tensor], skeleton: Skeleton, device: torch.d
             by_dtype.setdefault(leaf.dtype, []).append(place)
     segments, start = [], 0
     for dtype, members in by_dtype.items():
-        blocks = _blocks(leaves, members)
-        stop = start + blocks[-1].last * dtype.itemsize
-        segments.append(Segment(dtype, blocks, start, stop))
+        parts = _blocks(leaves, members)
+        stop = start + parts[-1].last * dtype.itemsize
+        segments.append(Segment(dtype, parts, start, stop))
         start = -(-stop // _ALIGNMENT) * _ALIGNMENT
     shapes = tuple(leaf.shape for leaf in leaves)
+    at_home = all(leaf.device == device for leaf in leaves)
+    blocks = [block for segment in segments for block in segment.blocks]
+    whole = next((block for block in blocks if block.is_all and block.shape is not None), None)
     text = skeleton_text(skeleton) + "|" + ";".join(f"{leaf.dtype}{tuple(leaf.shape)}" for leaf in leaves)
     return Layout(
         segments=tuple(segments),
@@ -201,7 +241,8 @@ def _lay_out(leaves: Sequence[torch.Tensor], skeleton: Skeleton, device: torch.d
         shapes=shapes,
         gathered=tuple((world_size * (shape[0] if shape else 1), *shape[1:]) for shape in shapes),
         digest=digest_of(text),
-        devices=None if all(leaf.device == device for leaf in leaves) else tuple(leaf.device for leaf in leaves),
+        devices=None if at_home else tuple(leaf.device for leaf in leaves),
+        stack=whole if at_home else None,
     )
 
 

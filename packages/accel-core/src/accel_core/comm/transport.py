@@ -85,6 +85,7 @@ class Channel:
     Attributes:
         capacity: Bytes of payload that fit into a frame.
         device: Where payloads are packed: the device of the world.
+        windows: Views into the frames that operations keep, by digest, as long as the frames have this size.
     """
 
     def __init__(self, world: World) -> None:
@@ -107,6 +108,7 @@ class Channel:
         self._outgoing = _memory(self._header)
         self._incoming = _memory(self._received) if self.on_host else memoryview(b"")
         self._starts = range(0, self.world.size * size, size)
+        self.windows: dict[bytes, Any] = {}
 
     def serves(self, world: World) -> bool:
         """Say whether this is the channel of `world` and of the process group as it is now."""

@@ -85,12 +85,13 @@ def environment_reads(name: str, tree: ast.Module) -> list[Breach]:
 
 
 def label_ladders(name: str, tree: ast.Module) -> list[Breach]:
-    """Find comparisons of `distributed_type` with a label: it is for users, a strategy answers by a method."""
+    """Find comparisons of `distributed_type` with members of the enum: a strategy answers by a method instead."""
     found = []
     for node in ast.walk(tree):
-        if isinstance(node, ast.Compare) and not isinstance(node.ops[0], ast.Is | ast.IsNot):
-            for side in (node.left, *node.comparators):
-                label = side.attr if isinstance(side, ast.Attribute) else side.id if isinstance(side, ast.Name) else ""
-                if label == "distributed_type":
-                    found.append(Breach(name, node.lineno, "compares distributed_type"))
+        if isinstance(node, ast.Compare):
+            sides = [node.left, *node.comparators]
+            labels = {getattr(side, "attr", getattr(side, "id", "")) for side in sides}
+            members = [part for side in sides for part in ast.walk(side) if isinstance(part, ast.Attribute)]
+            if "distributed_type" in labels and any(part.attr.isupper() for part in members):
+                found.append(Breach(name, node.lineno, "compares distributed_type"))
     return found

@@ -134,7 +134,7 @@ class TrackerHub:
         for name, item in wanted:
             self._add(name, item, dict((init_kwargs or {}).get(name, {})))
         self._wait_for_start()
-        atexit.register(_finish_at_exit, weakref.ref(self))
+        atexit.register(_finish_at_exit, weakref.ref(self), os.getpid())
         if config is not None:
             self._emit("config", {"values": snapshot(dict(config))}, None)
         self._raise_pending()
@@ -488,7 +488,8 @@ def _is_round(count: int) -> bool:
     return str(count).strip("0") == "1"
 
 
-def _finish_at_exit(reference: weakref.ref[TrackerHub]) -> None:
+def _finish_at_exit(reference: weakref.ref[TrackerHub], pid: int) -> None:
+    """Finish a run that its script left open; a forked child has none of its threads and leaves it alone."""
     hub = reference()
-    if hub is not None:
+    if hub is not None and os.getpid() == pid:
         hub.finish()

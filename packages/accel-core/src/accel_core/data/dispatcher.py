@@ -123,11 +123,8 @@ class DataLoaderDispatcher(PreparedLoader):
     def _own_skip(self) -> int:
         return self.skip_batches * (1 if self.split_batches else self.cut.ranks)
 
-    def _skip_stream(self, stream: Iterator[Any], offset: int) -> Iterator[Any]:
-        if self.use_stateful_dataloader or not isinstance(self.dataset, IterableDataset):
-            return stream
-        size = self._own_batch_size()
-        return itertools.islice(stream, offset // (size or 1) if offset else self._own_skip(), None)
+    def _own_batches(self, offset: int) -> int:
+        return offset // (self._own_batch_size() or 1)
 
     def _steps(self, offset: int) -> int | None:
         if isinstance(self.dataset, IterableDataset):

@@ -230,6 +230,7 @@ class DataLoaderAdapter(DataLoader[Any]):
     def load_state_dict(self, state_dict: Any) -> None:
         """Set the state of the `StatefulDataLoader` behind this loader."""
         self.__dict__.pop("dl_state_dict", None)
+        self.__dict__["_state_loaded"] = True
         super().load_state_dict(state_dict)  # type: ignore[misc]
 
     def _own_state(self) -> Any:
@@ -445,7 +446,7 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         try:
             with replay_order(self, order):
                 stream = self._raw() if inside else self._skip_stream(self._raw(), self.begins_at)
-                if self.use_stateful_dataloader:
+                if self.use_stateful_dataloader or self._iterates_itself():
                     stream = itertools.chain(list(itertools.islice(stream, 1)), stream)
                 elif not isinstance(self.dataset, IterableDataset):
                     cast(_Indices, self._index_sampler).prime()
@@ -454,6 +455,10 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
             if shard is not None:
                 shard.begin_at(0)
         return stream
+
+    def _iterates_itself(self) -> bool:
+        """Tell whether the user's class has an iteration of its own, which may begin late and yield what it likes."""
+        return not self.use_stateful_dataloader and type(self)._user_class.__iter__ is not DataLoader.__iter__
 
     def _take_position(self, pending: dict[str, Any]) -> None:
         """Count the current iteration from a position on."""
@@ -469,10 +474,16 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
 
     def _skip_stream(self, stream: Iterator[Any], offset: int) -> Iterator[Any]:
         """Read a stream up to a position, where positions cannot be had from indices."""
-        if self.use_stateful_dataloader or not isinstance(self.dataset, IterableDataset):
+        if self.__dict__.pop("_state_loaded", False):
             return stream
-        steps = offset // (self.cut.step_samples or 1) if offset else self.skip_batches
-        return itertools.islice(stream, steps, None)
+        if not self.use_stateful_dataloader and not isinstance(self.dataset, IterableDataset):
+            return stream
+        return itertools.islice(stream, self._own_batches(offset) if offset else self._own_skip(), None)
+
+    def _own_batches(self, offset: int) -> int:
+        """Return how many of the loader's own batches come before a position."""
+        cut = self.cut
+        return offset // (cut.step_samples or (1 if cut.split else cut.ranks))
 
     def _own_skip(self) -> int:
         """Return how many of the loader's own batches are left out at the start."""
@@ -482,7 +493,7 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         """Return how many batches this rank gets from `offset` on, where that is certain beforehand."""
         if isinstance(self.dataset, IterableDataset):
             return None
-        if type(self)._user_class.__iter__ is not DataLoader.__iter__:
+        if self._iterates_itself():
             return None
         if self.local_ranks:
             return None

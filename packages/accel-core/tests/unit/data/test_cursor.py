@@ -190,6 +190,30 @@ def test_streams_of_several_workers_need_the_same_ranks():
         values(loader)
 
 
+class Named(DataLoader):
+    """A loader class of a user that iterates in its own way."""
+
+    def __iter__(self):
+        for batch in super().__iter__():
+            yield batch + 100
+
+
+def test_a_loader_that_iterates_itself_goes_on():
+    """The order of the interrupted epoch comes back too where the user's class begins to read late."""
+    torch.manual_seed(7)
+    loader = prepare_data_loader(Named(range(13), batch_size=2, shuffle=True), num_processes=1, process_index=0)
+    steps = iter(loader)
+    read = [next(steps).tolist() for _ in range(3)]
+    position, state = loader.cursor.state_dict(), torch.get_rng_state()
+    rest = [batch.tolist() for batch in steps]
+    torch.manual_seed(8)
+    resumed = prepare_data_loader(Named(range(13), batch_size=2, shuffle=True), num_processes=1, process_index=0)
+    torch.set_rng_state(state)
+    resumed.cursor.load_state_dict(position)
+    assert values(resumed) == rest
+    assert sorted(value for batch in read + rest for value in batch) == list(range(100, 113))
+
+
 def test_batches_without_a_fixed_size_are_counted_whole():
     """Where batches have no fixed size, the position counts batches, and other ranks go on from it too."""
     batches = [[0], [1, 2], [3, 4, 5], [6], [7, 8]]

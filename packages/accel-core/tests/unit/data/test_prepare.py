@@ -452,7 +452,7 @@ def test_stateful_loader(ranks, streams, workers):
 
     whole = values(make())
     assert isinstance(make(), StatefulDataLoader)
-    for stop in range(1, len(whole)):
+    for stop in (1, len(whole) - 1):
         loader = make()
         for step, _ in enumerate(loader, 1):
             if step == stop:
@@ -466,6 +466,32 @@ def test_stateful_loader(ranks, streams, workers):
     assert isinstance(kept, Doubling)
     assert isinstance(kept, StatefulDataLoader)
     assert values(kept) == [[0, 3], [12, 15], [24, 0]]
+
+
+@requires("torchdata")
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
+@pytest.mark.parametrize("streams", [False, True])
+def test_stateful_loader_skips_and_takes_positions(streams):
+    """Skipping and cursors work on torchdata's loader too; a state and a position of one checkpoint do not add up."""
+
+    def make():
+        torch.manual_seed(7)
+        kwargs = {} if streams else {"shuffle": True}
+        return prepare(
+            DataLoader(Stream(11) if streams else range(11), batch_size=2, **kwargs), use_stateful_dataloader=True
+        )
+
+    whole = values(make())
+    assert values(skip_first_batches(make(), 1)) == whole[1:]
+    loader = make()
+    steps = iter(loader)
+    next(steps), next(steps)
+    position, state = loader.cursor.state_dict(), loader.state_dict()
+    by_position, by_both = make(), make()
+    by_position.cursor.load_state_dict(position)
+    by_both.cursor.load_state_dict(position)
+    by_both.load_state_dict(state)
+    assert values(by_position) == values(by_both) == whole[2:]
 
 
 @requires("torchdata")

@@ -25,11 +25,13 @@ from accel_bigmodel.hooks.attach import (
 from accel_bigmodel.hooks.cpu_offload import CpuOffload, UserCpuOffloadHook
 from accel_bigmodel.hooks.hook import add_hook_to_module
 from accel_bigmodel.hooks.prefetch import Prefetch, attach_prefetch
+from accel_bigmodel.memory import get_max_memory
 from accel_bigmodel.offload.store import INDEX_NAME, OffloadedWeightsLoader, offload_state_dict
 from accel_bigmodel.placement import TiedTensors, as_device, retie_parameters
-from accel_core.errors import DeviceMapError, OffloadError
+from accel_core.errors import CheckpointMismatchError, DeviceMapError, OffloadError
 from accel_core.logging import get_logger
 from accel_core.modules import packed
+from accel_core.modules.sizes import as_dtype, tensor_bytes
 from accel_core.modules.ties import find_tied_parameters
 
 __all__ = [
@@ -404,6 +406,8 @@ def load_checkpoint_and_dispatch(
     """
     if isinstance(device_map, str):
         device_map = _chosen_map(model, device_map, max_memory, no_split_module_classes, dtype, offload_buffers)
+        if prefetch is None and max_memory is not None:
+            prefetch = _room_left(model, device_map, max_memory, dtype)
     load_checkpoint_in_model(
         model,
         checkpoint,
@@ -418,6 +422,7 @@ def load_checkpoint_and_dispatch(
     )
     if device_map is None:
         return model
+    _check_filled(model)
     return dispatch_model(
         model,
         device_map=device_map,
@@ -428,6 +433,38 @@ def load_checkpoint_and_dispatch(
         force_hooks=force_hooks,
         prefetch=prefetch,
     )
+
+
+def _room_left(
+    model: nn.Module,
+    device_map: Mapping[str, AnyDevice],
+    max_memory: Mapping[int | str, int | str],
+    dtype: str | torch.dtype | None,
+) -> int | None:
+    """Count what the limit of the device that offloaded parts compute on leaves to weights that travel."""
+    main = _main_device(device_map, None)
+    limit = get_max_memory(max_memory).get(main) if isinstance(main, (int, str)) else None
+    if limit is None or main == "cpu":
+        return None
+    wanted = as_dtype(dtype)
+    used = sum(
+        tensor_bytes(tensor, wanted)
+        for name, tensor in (*model.named_parameters(), *model.named_buffers())
+        if device_of(name, device_map) == main
+    )
+    return max(limit - used, 1)
+
+
+def _check_filled(model: nn.Module) -> None:
+    """Make sure that every tensor has a value, in memory or on disk."""
+    on_disk = loading_index(model)
+    tensors = (*model.named_parameters(), *model.named_buffers())
+    left = [name for name, tensor in tensors if tensor.is_meta and name not in on_disk]
+    if left:
+        raise CheckpointMismatchError(
+            f"Some tensors of the model were left empty. Found no value for {', '.join(left)}. Load a checkpoint that "
+            "holds them, or build the model with those tensors filled."
+        )
 
 
 def _chosen_map(

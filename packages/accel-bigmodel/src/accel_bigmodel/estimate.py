@@ -1,6 +1,7 @@
 """What `accel estimate-memory` does: bytes to run and to train a model, per dtype."""
 
 import argparse
+import importlib
 import os
 import sys
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from accel_bigmodel.commands.estimate import add_arguments
 from accel_bigmodel.meta import init_empty_weights
 from accel_bigmodel.sizes import compute_module_sizes, get_max_layer_size
 from accel_core.errors import ConfigurationError, MissingDependencyError
+from accel_core.host import environ
 from accel_core.host.availability import is_timm_available, is_transformers_available
 from accel_core.modules.sizes import convert_bytes
 
@@ -111,8 +113,8 @@ def create_empty_model(
     if os.path.exists(model_name) and library_name != "timm":
         return skeleton_of(model_name)
     if library_name in (None, "transformers"):
-        if access_token is not None:
-            os.environ.setdefault("HF_TOKEN", access_token)
+        if access_token is not None and environ.text("HF_TOKEN") is None:
+            environ.write("HF_TOKEN", access_token)
         return model_of_config(model_name, trust_remote_code=trust_remote_code)
     if library_name != "timm":
         raise ConfigurationError(
@@ -121,7 +123,7 @@ def create_empty_model(
         )
     if not is_timm_available():
         raise MissingDependencyError("timm builds this model. Found no timm. Install it with `pip install timm`.")
-    import timm
+    timm: Any = importlib.import_module("timm")
 
     with init_empty_weights(include_buffers=True):
         built: nn.Module = timm.create_model(add_timm_hub_prefix(model_name), pretrained=False)

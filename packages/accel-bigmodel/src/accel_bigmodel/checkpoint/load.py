@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from accel_bigmodel.checkpoint.broadcast import open_on_rank0
 from accel_bigmodel.checkpoint.read import Checkpoint, SafetensorsShard, open_checkpoint
 from accel_bigmodel.device_map.check import (
     AnyDevice,
@@ -126,15 +127,15 @@ def load_checkpoint_in_model(
     tied = find_tied_parameters(model)
     if device_map is not None:
         check_tied_parameters_on_same_device(tied, device_map)
-    source = open_checkpoint(checkpoint)
+    source = open_on_rank0(checkpoint) if broadcast_from_rank0 and full_state_dict else open_checkpoint(checkpoint)
     plan = _plan(model, source, device_map, as_dtype(dtype), keep_in_fp32_modules or (), offload_buffers)
     if strict and (plan.missing or plan.unexpected):
         raise CheckpointMismatchError(
             f"Error(s) in loading state_dict for {type(model).__name__}: the names differ. Found missing "
             f"{plan.missing} and unexpected {plan.unexpected}. Load a checkpoint of this model, or pass `strict=False`."
         )
-    _check_offload(plan, source, offload_folder)
-    index = _fill(model, source, plan, offload_folder)
+    _check_offload(plan, source, offload_folder, offload_8bit_bnb)
+    index = _fill(model, source, plan, offload_folder, offload_8bit_bnb)
     if index:
         model.__dict__[_INDEX] = {**loading_index(model), **index}
     retie_parameters(model, tied)
@@ -214,12 +215,17 @@ def _dtype_for(name: str, tensor: torch.Tensor, dtype: Any, keep_in_fp32: Sequen
     return found
 
 
-def _check_offload(plan: _Plan, source: Checkpoint, offload_folder: Any) -> None:
+def _check_offload(plan: _Plan, source: Checkpoint, offload_folder: Any, packs: bool) -> None:
     """Make sure that what has to be written can be, before anything is changed."""
     written = [
         name
         for name, target in plan.targets.items()
-        if target.device == "disk" and not target.stays and not isinstance(source.shard_of(name), SafetensorsShard)
+        if target.device == "disk"
+        and not target.stays
+        and (
+            not isinstance(source.shard_of(name), SafetensorsShard)
+            or (packs and packed.find(target.tensor) is not None)
+        )
     ]
     if not written:
         return
@@ -240,7 +246,11 @@ def _check_offload(plan: _Plan, source: Checkpoint, offload_folder: Any) -> None
 
 
 def _fill(
-    model: nn.Module, source: Checkpoint, plan: _Plan, offload_folder: str | os.PathLike[str] | None
+    model: nn.Module,
+    source: Checkpoint,
+    plan: _Plan,
+    offload_folder: str | os.PathLike[str] | None,
+    packs: bool,
 ) -> dict[str, Any]:
     """Put every tensor in its place; returns the index of what stays on disk."""
     index: dict[str, Any] = {}
@@ -251,6 +261,15 @@ def _fill(
             if target is None:
                 continue
             if target.device == "disk" and not target.stays:
+                form = packed.find(target.tensor) if packs else None
+                if form is not None:
+                    assert offload_folder is not None
+                    made = form.pack(target.tensor, shard.tensor(name), torch.device("cpu"))
+                    for suffix, part in form.unpack(made).items():
+                        for key in {packed_key(alias, suffix) for alias in target.names}:
+                            offload_weight(part, key, offload_folder, index=written)
+                            index[key] = {**written[key], "dat_file": os.path.join(offload_folder, f"{key}.dat")}
+                    continue
                 dtype = target.dtype or (target.tensor.dtype if target.tensor.is_floating_point() else None)
                 if isinstance(shard, SafetensorsShard):
                     entry: dict[str, Any] = {"safetensors_file": shard.path, "weight_name": name}
@@ -265,8 +284,9 @@ def _fill(
                     _recast(model, alias, dtype)
                 continue
             device = "cpu" if target.device == "disk" else target.device
+            value = shard.tensor(name)
             for alias in target.names:
-                set_module_tensor_to_device(model, alias, device, value=shard.tensor(name), dtype=target.dtype)
+                set_module_tensor_to_device(model, alias, device, value=value, dtype=target.dtype)
         shard.close()
     if written:
         assert offload_folder is not None

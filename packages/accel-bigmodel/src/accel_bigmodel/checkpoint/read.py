@@ -4,9 +4,9 @@ import json
 import os
 import pickle
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -95,7 +95,25 @@ class PickledShard:
         self._tensors = None
 
 
-Shard = SafetensorsShard | PickledShard
+class Shard(Protocol):
+    """A file of a checkpoint."""
+
+    path: str
+
+    def names(self) -> list[str]:
+        """List the tensors."""
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Give a tensor's shape."""
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """Give a tensor."""
+
+    def nbytes(self, name: str) -> int:
+        """Give a tensor's bytes."""
+
+    def close(self) -> None:
+        """Let go what is held."""
 
 
 def _read_pickle(path: str) -> dict[str, torch.Tensor]:
@@ -167,6 +185,10 @@ def find_files(checkpoint: str | os.PathLike[str]) -> tuple[list[str], dict[str,
         CheckpointDamagedError: When the index cannot be read.
     """
     path = Path(checkpoint)
+    if not path.exists():
+        raise CheckpointNotFoundError(
+            f"A checkpoint is missing. Looked for {str(path)!r}. Check the path, or fetch the files again."
+        )
     if path.is_dir():
         return _find_in_folder(path)
     if path.suffix == ".json":
@@ -258,7 +280,7 @@ class Checkpoint:
         weight_map: The file of every tensor, where an index says so.
     """
 
-    def __init__(self, shards: list[Shard], weight_map: Mapping[str, str] | None) -> None:
+    def __init__(self, shards: Sequence[Shard], weight_map: Mapping[str, str] | None) -> None:
         self.shards = shards
         self._shard_of: dict[str, Shard] = {}
         by_path = {shard.path: shard for shard in shards}

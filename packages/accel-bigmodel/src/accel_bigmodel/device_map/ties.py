@@ -28,10 +28,8 @@ def check_tied_parameters_in_config(model: nn.Module) -> bool:
     text = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
     embeddings = getattr(model, "get_output_embeddings", lambda: None)()
     ties_words = embeddings is not None and bool(getattr(text, "tie_word_embeddings", False))
-    return (
-        ties_words
-        or (bool(getattr(config, "tie_encoder_decoder", False))
-        and bool(getattr(config, "is_encoder_decoder", False)))
+    return ties_words or (
+        bool(getattr(config, "tie_encoder_decoder", False)) and bool(getattr(config, "is_encoder_decoder", False))
     )
 
 

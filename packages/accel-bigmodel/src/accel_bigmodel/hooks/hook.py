@@ -115,6 +115,37 @@ class SequentialHook(ModelHook):
             module = hook.detach_hook(module)
         return module
 
+    @property
+    def keeps_weights_while_running(self) -> bool:
+        """Whether some hook's weights stay until the last of several overlapping forwards is done."""
+        return any(getattr(hook, "keeps_weights_while_running", False) for hook in self.hooks)
+
+    def enter_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Pass the arguments of a forward that follows through every hook."""
+        for hook in self.hooks:
+            args, kwargs = getattr(hook, "enter_forward", hook.pre_forward)(module, *args, **kwargs)
+        return args, kwargs
+
+    def move_inputs(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Pass the arguments of a forward inside the forward through every hook; weights are there already."""
+        for hook in self.hooks:
+            if getattr(hook, "keeps_weights_while_running", False):
+                args, kwargs = cast(Any, hook).move_inputs(module, args, kwargs)
+            else:
+                args, kwargs = hook.pre_forward(module, *args, **kwargs)
+        return args, kwargs
+
+    def move_output(self, module: nn.Module, output: Any) -> Any:
+        """Pass the output of a forward inside the forward through every hook; weights stay."""
+        for hook in self.hooks:
+            if getattr(hook, "keeps_weights_while_running", False):
+                output = cast(Any, hook).move_output(module, output)
+            else:
+                output = hook.post_forward(module, output)
+        return output
+
     def abort_forward(self, module: nn.Module) -> None:
         """Tell every hook."""
         for hook in self.hooks:
@@ -144,7 +175,8 @@ class HookedForward:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the hook and the forward; a compiled graph is left for the hook and entered again for the forward."""
         if "torch._dynamo" in sys.modules:
-            return _outside_graphs()(self, args, kwargs)
+            runner = _runner if _runner is not None else _make_runner()
+            return runner(self, args, kwargs)
         return self.run(args, kwargs)
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -206,11 +238,15 @@ def _run_eagerly(forward: HookedForward, args: tuple[Any, ...], kwargs: dict[str
     return forward.surround(hook, before, after, args, kwargs)
 
 
-@functools.cache
-def _outside_graphs() -> Callable[..., Any]:
-    """Give the runner that torch.compile does not trace; made late, because making it imports the compiler."""
-    runner: Callable[..., Any] = cast(Any, torch.compiler.disable)(_run_eagerly, recursive=False)
-    return runner
+_runner: Callable[..., Any] | None = None
+
+
+def _make_runner() -> Callable[..., Any]:
+    """Make the runner that torch.compile does not trace; late, because making it imports the compiler."""
+    global _runner
+    made: Callable[..., Any] = cast(Any, torch.compiler.disable)(_run_eagerly, recursive=False)
+    _runner = made
+    return made
 
 
 def add_hook_to_module(module: nn.Module, hook: ModelHook, append: bool = False) -> nn.Module:

@@ -1,5 +1,6 @@
 """Schedules put on a dispatched model, so that offloaded weights travel while other blocks compute."""
 
+import functools
 from collections.abc import Iterator
 
 import torch
@@ -56,7 +57,7 @@ def attach_prefetch(model: nn.Module, prefetch: Prefetch = None) -> tuple[Schedu
         if budget is None and device.type != "cpu":
             continue
         transport: Transport[Weights] = MapTransport() if device.type == "cpu" else StreamTransport(device)
-        schedule = Schedule(transport, budget)
+        schedule = Schedule(transport, budget, None if device.type == "cpu" else functools.partial(_has_room, device))
         for residency, hook, block, store, prefix in blocks:
             assert hook.weights_map is not None
             residency.travel = Travel(schedule, block, store, prefix, hook.weights_map, device)
@@ -65,7 +66,6 @@ def attach_prefetch(model: nn.Module, prefetch: Prefetch = None) -> tuple[Schedu
     for member in root.hooks if isinstance(root, SequentialHook) else (root,):
         if isinstance(member, AlignDevicesHook):
             member._schedules = tuple(schedules)
-            break
     return tuple(schedules)
 
 
@@ -119,6 +119,17 @@ def _store_of(residency: Residency, hook: AlignDevicesHook) -> tuple[OffloadedWe
         if tied and store.stored(name).data_ptr() in tied:
             return None
     return store, prefix
+
+
+def _has_room(device: torch.device, count: int) -> bool:
+    """Tell whether so many bytes are free on a device, or free inside torch's cache."""
+    module = accelerator_module()
+    if module is None or not hasattr(module, "mem_get_info"):
+        return True
+    free = int(module.mem_get_info(device)[0])
+    if hasattr(module, "memory_reserved"):
+        free += int(module.memory_reserved(device)) - int(module.memory_allocated(device))
+    return free >= count
 
 
 def _budget(device: torch.device, largest: int, prefetch: Prefetch) -> int | None:

@@ -42,7 +42,7 @@ class OffloadedTensor(torch.Tensor):
         try:
             with torch._C.DisableTorchFunctionSubclass():
                 result = func(*args, **kwargs)
-        except (NotImplementedError, RuntimeError) as failure:
+        except (NotImplementedError, RuntimeError, TypeError) as failure:
             if stand_in is None or "meta" not in str(failure).lower():
                 raise
             raise _used_while_offloaded(stand_in) from failure

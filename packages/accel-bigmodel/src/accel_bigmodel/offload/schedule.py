@@ -2,7 +2,7 @@
 
 import enum
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
@@ -117,15 +117,23 @@ class Schedule(Generic[Content]):
         transport: What moves them.
         budget: Bytes that may be loaded or travelling at once; a block that is larger travels alone. None prefetches
             nothing.
+        has_room: Tells whether the device has room for so many more bytes, and for what computes; by default always.
     """
 
-    def __init__(self, transport: Transport[Content], budget: int | None) -> None:
+    def __init__(
+        self,
+        transport: Transport[Content],
+        budget: int | None,
+        has_room: Callable[[int], bool] | None = None,
+    ) -> None:
+        self._has_room = has_room
         self.transport = transport
         self.budget = budget
         self.order: list[Block[Content]] = []
         self.position = 0
         self._ahead: list[Block[Content]] = []
         self._held = 0
+        self._running = False
         self._lock = threading.RLock()
 
     @property
@@ -143,6 +151,7 @@ class Schedule(Generic[Content]):
             Its weights; `release` has to follow.
         """
         with self._lock:
+            self._running = True
             self._advance(block)
             if block.users == 0:
                 self._bring(block)
@@ -170,6 +179,7 @@ class Schedule(Generic[Content]):
         with self._lock:
             self.cancel_ahead()
             self.position = 0
+            self._running = False
 
     def forget(self, block: Block[Content]) -> None:
         """Leave a block out from now on: its weights come another way.
@@ -272,12 +282,16 @@ class Schedule(Generic[Content]):
 
     def _look_ahead(self) -> None:
         """Send for the next blocks, as many as the budget allows."""
-        if self.budget is None:
+        if self.budget is None or not self._running:
             return
         for block in self._upcoming():
             if block.state is not BlockState.OFFLOADED:
                 continue
             if self._held + block.nbytes > self.budget:
+                return
+            # What travels may not be in memory yet, so all of it counts again.
+            travelling = sum(other.nbytes for other in self._ahead)
+            if self._has_room is not None and not self._has_room(travelling + 2 * block.nbytes):
                 return
             try:
                 self._send(block)

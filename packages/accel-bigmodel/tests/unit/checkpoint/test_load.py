@@ -1,0 +1,259 @@
+"""Checkpoints of every layout are loaded whole, in place, and refused when they are not safe."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from accel_bigmodel import (
+    init_empty_weights,
+    load_checkpoint_and_dispatch,
+    load_checkpoint_in_model,
+    load_offloaded_weights,
+    load_state_dict,
+)
+from accel_core.errors import (
+    CheckpointDamagedError,
+    CheckpointMismatchError,
+    CheckpointNotFoundError,
+    DeviceMapError,
+    OffloadError,
+    UnsafeCheckpointError,
+)
+
+X = torch.arange(8.0).reshape(2, 4)
+
+
+def make() -> nn.Module:
+    """Make a model with a buffer."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4)).eval()
+
+
+def empty() -> nn.Module:
+    """Make it without weights."""
+    with init_empty_weights(include_buffers=True):
+        return make()
+
+
+Layout = Callable[[dict[str, torch.Tensor], Path], Path]
+
+
+def one_safetensors(state: dict[str, torch.Tensor], folder: Path) -> Path:
+    """Save one file."""
+    save_file(state, folder / "weights.safetensors")
+    return folder / "weights.safetensors"
+
+
+def one_bin(state: dict[str, torch.Tensor], folder: Path) -> Path:
+    """Save one pickled file."""
+    torch.save(state, folder / "weights.bin")
+    return folder / "weights.bin"
+
+
+def folder_of_one(state: dict[str, torch.Tensor], folder: Path) -> Path:
+    """Save one file under the usual name."""
+    save_file(state, folder / "model.safetensors")
+    return folder
+
+
+def folder_of_bin(state: dict[str, torch.Tensor], folder: Path) -> Path:
+    """Save one pickled file under the usual name."""
+    torch.save(state, folder / "pytorch_model.bin")
+    return folder
+
+
+def shards(state: dict[str, torch.Tensor], folder: Path) -> Path:
+    """Save two shards with an index."""
+    weight_map = {}
+    for number, part in enumerate((list(state)[:3], list(state)[3:])):
+        name = f"model-{number}.safetensors"
+        save_file({key: state[key] for key in part}, folder / name)
+        weight_map.update(dict.fromkeys(part, name))
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    return folder
+
+
+def index_of_shards(state: dict[str, torch.Tensor], folder: Path) -> Path:
+    """Name the index itself."""
+    return shards(state, folder) / "model.safetensors.index.json"
+
+
+def hub_cache(state: dict[str, torch.Tensor], folder: Path) -> Path:
+    """Lay the files out as hub caches do: links in a snapshot that lead to blobs."""
+    blobs, snapshot = folder / "blobs", folder / "snapshots" / "abc"
+    blobs.mkdir()
+    snapshot.mkdir(parents=True)
+    shards(state, blobs)
+    for file in list(blobs.iterdir()):
+        blob = file.rename(blobs / f"{abs(hash(file.name)):x}")
+        (snapshot / file.name).symlink_to(Path("../../blobs") / blob.name)
+    return snapshot
+
+
+@pytest.mark.parametrize(
+    "layout", [one_safetensors, one_bin, folder_of_one, folder_of_bin, shards, index_of_shards, hub_cache]
+)
+@pytest.mark.parametrize("place", ["cpu", "disk"])
+def test_every_layout_loads_bit_equal(layout: Layout, place: str, tmp_path: Path) -> None:
+    """Files, folders, indices and hub caches, in memory and on disk, give the model's outputs."""
+    model = make()
+    source = layout(dict(model.state_dict()), tmp_path)
+    offload = tmp_path / "offload"
+    loaded = load_checkpoint_and_dispatch(empty(), source, device_map={"0": "cpu", "1": "cpu", "2": place},
+                                          offload_folder=offload).eval()  # fmt: skip
+    assert torch.equal(loaded(X), model(X))
+    holds_pickles = place == "disk" and layout in (one_bin, folder_of_bin)
+    assert offload.exists() == holds_pickles
+
+
+def test_missing_and_unexpected_names_are_returned(tmp_path: Path) -> None:
+    """Both lists are given; with `strict` they are an error, and the model is as it was."""
+    state = dict(make().state_dict())
+    state["extra"] = state.pop("0.bias")
+    source = one_safetensors(state, tmp_path)
+    model = make()
+    keys = load_checkpoint_in_model(model, source)
+    assert keys.missing_keys == ["0.bias"]
+    assert keys.unexpected_keys == ["extra"]
+    untouched = empty()
+    with pytest.raises(CheckpointMismatchError, match=r"missing \['0.bias'\] and unexpected \['extra'\]"):
+        load_checkpoint_in_model(untouched, source, strict=True)
+    assert all(parameter.is_meta for parameter in untouched.parameters())
+
+
+def test_weights_left_empty_are_an_error_at_dispatch(tmp_path: Path) -> None:
+    """A checkpoint that lacks a weight of an empty model cannot be dispatched; the weight is named."""
+    state = dict(make().state_dict())
+    del state["2.weight"]
+    with pytest.raises(CheckpointMismatchError, match=r"left empty.*2\.weight"):
+        load_checkpoint_and_dispatch(empty(), one_safetensors(state, tmp_path), device_map={"": "cpu"})
+
+
+def test_every_wrong_shape_is_listed(tmp_path: Path) -> None:
+    """All of them are named at once; a differing dtype is cast."""
+    state = dict(make().state_dict())
+    state["0.weight"], state["2.bias"] = torch.zeros(3, 4), torch.zeros(7)
+    state["2.weight"] = state["2.weight"].double()
+    model = make()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(CheckpointMismatchError, match=r"2 that differ: 0.weight.*2.bias"):
+        load_checkpoint_in_model(model, one_safetensors(state, tmp_path))
+    assert all(torch.equal(model.state_dict()[name], value) for name, value in before.items())
+    good = {**dict(make().state_dict()), "2.weight": state["2.weight"]}
+    load_checkpoint_in_model(model, one_safetensors(good, tmp_path))
+    assert model[2].weight.dtype == torch.float32
+
+
+def test_weights_are_cast_except_where_told(tmp_path: Path) -> None:
+    """`dtype` casts floating point tensors, on the CPU and on disk, `keep_in_fp32_modules` none of theirs."""
+    source = one_safetensors(dict(make().state_dict()), tmp_path)
+    model = empty()
+    load_checkpoint_in_model(model, source, dtype="bfloat16", keep_in_fp32_modules=["1"])
+    assert model[0].weight.dtype == torch.bfloat16
+    assert model[1].weight.dtype == torch.float32
+    assert model[1].num_batches_tracked.dtype == torch.int64
+    half = load_checkpoint_and_dispatch(
+        empty(), source, device_map={"0": "cpu", "1": "cpu", "2": "disk"}, dtype=torch.bfloat16
+    )
+    plain = make().to(torch.bfloat16)
+    assert torch.equal(half.eval()(X.bfloat16()), plain(X.bfloat16()))
+
+
+@pytest.mark.parametrize("name", ["/etc/passwd", "../outside.safetensors", "a/../../b.safetensors", "", "a\\b"])
+def test_an_index_may_not_lead_elsewhere(name: str, tmp_path: Path) -> None:
+    """Absolute names and names with `..` are refused before anything is opened."""
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"0.weight": name}}))
+    with pytest.raises(UnsafeCheckpointError, match="only name files beside it"):
+        load_checkpoint_in_model(make(), tmp_path)
+
+
+def test_what_is_no_regular_file_is_refused(tmp_path: Path) -> None:
+    """A pipe neither hangs nor is read, directly or behind an index."""
+    os.mkfifo(tmp_path / "model.safetensors")
+    with pytest.raises(UnsafeCheckpointError, match="regular file"):
+        load_state_dict(tmp_path / "model.safetensors")
+    (tmp_path / "x.index.json").write_text(json.dumps({"weight_map": {"0.weight": "model.safetensors"}}))
+    with pytest.raises(UnsafeCheckpointError, match="regular file"):
+        load_checkpoint_in_model(make(), tmp_path / "x.index.json")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [("[]", "not the index"), ("{", "not the index"), ('{"weight_map": {"a": 3}}', "not the index")],
+)
+def test_a_broken_index_is_named(content: str, message: str, tmp_path: Path) -> None:
+    """JSON of another shape, or none, raises with the file's name."""
+    (tmp_path / "model.safetensors.index.json").write_text(content)
+    with pytest.raises((CheckpointDamagedError, CheckpointNotFoundError), match=message):
+        load_checkpoint_in_model(make(), tmp_path)
+
+
+def test_a_missing_shard_is_named(tmp_path: Path) -> None:
+    """An index that names a shard which is not there raises with both names."""
+    shards(dict(make().state_dict()), tmp_path)
+    (tmp_path / "model-1.safetensors").unlink()
+    with pytest.raises(CheckpointNotFoundError, match=r"model-1\.safetensors.*index\.json"):
+        load_checkpoint_in_model(make(), tmp_path)
+
+
+def test_code_in_a_pickle_never_runs(tmp_path: Path) -> None:
+    """A pickle that would call a function is refused."""
+
+    class Evil:
+        def __reduce__(self) -> tuple[object, ...]:
+            return os.mkdir, (str(tmp_path / "evil"),)
+
+    torch.save({"0.weight": Evil()}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(UnsafeCheckpointError, match="run code"):
+        load_checkpoint_in_model(make(), tmp_path)
+    assert not (tmp_path / "evil").exists()
+
+
+def test_pickled_weights_on_disk_need_a_folder(tmp_path: Path) -> None:
+    """Without `offload_folder`, and with one that cannot be made, the error comes before the model changes."""
+    source = one_bin(dict(make().state_dict()), tmp_path)
+    model = empty()
+    (tmp_path / "taken").write_text("")
+    for folder, message in ((None, "pass an `offload_folder`"), (tmp_path / "taken", "cannot be written")):
+        with pytest.raises(OffloadError, match=message):
+            load_checkpoint_in_model(model, source, device_map={"0": "cpu", "1": "cpu", "2": "disk"},
+                                     offload_folder=folder)  # fmt: skip
+    assert all(parameter.is_meta for parameter in model.parameters())
+
+
+def test_a_map_that_misses_a_tensor_or_has_an_unknown_name_is_refused(tmp_path: Path) -> None:
+    """The missing tensors are named; an unknown strategy lists the known ones."""
+    source = one_safetensors(dict(make().state_dict()), tmp_path)
+    with pytest.raises(DeviceMapError, match=r"2\.weight, 2\.bias"):
+        load_checkpoint_and_dispatch(empty(), source, device_map={"0": "cpu", "1": "cpu"})
+    with pytest.raises(DeviceMapError, match="'sequential'"):
+        load_checkpoint_and_dispatch(empty(), source, device_map="best")
+
+
+@pytest.mark.parametrize("strategy", ["auto", "balanced", "balanced_low_0", "sequential"])
+def test_maps_are_chosen_by_name(strategy: str, tmp_path: Path) -> None:
+    """Each strategy's name gives a model that computes what it did."""
+    model = make()
+    source = one_safetensors(dict(model.state_dict()), tmp_path)
+    loaded = load_checkpoint_and_dispatch(empty(), source, device_map=strategy, max_memory={"cpu": 150}).eval()
+    assert torch.equal(loaded(X), model(X))
+    assert "disk" in loaded.hf_device_map.values()
+
+
+def test_an_offload_folder_is_loaded_back(tmp_path: Path) -> None:
+    """`load_offloaded_weights` puts the weights of a folder into an empty model."""
+    model = make()
+    source = one_bin(dict(model.state_dict()), tmp_path)
+    load_checkpoint_in_model(empty(), source, device_map={"": "disk"}, offload_folder=tmp_path / "folder")
+    index = json.loads((tmp_path / "folder" / "index.json").read_text())
+    fresh = make()
+    nn.init.zeros_(fresh[0].weight)
+    load_offloaded_weights(fresh, index, tmp_path / "folder")
+    assert torch.equal(fresh[0].weight, model[0].weight)

@@ -1,0 +1,99 @@
+"""Models without weights."""
+
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+from accel_bigmodel import init_empty_weights, init_on_device
+
+
+class Tied(nn.Module):
+    """Two layers that share a weight, and a parameter registered twice before it was seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 3)
+        self.second.weight = self.first.weight
+        shared = nn.Parameter(torch.ones(2), requires_grad=False)
+        self.one, self.two = shared, shared
+        self.register_buffer("scale", torch.full((1,), 2.0))
+
+
+def test_parameters_are_empty_and_buffers_are_not() -> None:
+    """Parameters have shapes and no values; buffers keep theirs; ties and `requires_grad` survive."""
+    with init_empty_weights():
+        model = Tied()
+    assert all(parameter.is_meta for parameter in model.parameters())
+    assert model.scale.item() == 2.0
+    assert model.second.weight is model.first.weight
+    assert model.one is model.two
+    assert not model.one.requires_grad
+
+
+@pytest.mark.parametrize(("argument", "environment"), [(True, None), (None, "1")])
+def test_buffers_are_empty_on_request(
+    argument: bool | None, environment: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The argument, or else ACCELERATE_INIT_INCLUDE_BUFFERS, empties buffers too."""
+    if environment is not None:
+        monkeypatch.setenv("ACCELERATE_INIT_INCLUDE_BUFFERS", environment)
+    with init_empty_weights(include_buffers=argument):
+        assert Tied().scale.is_meta
+
+
+def test_a_hundred_billion_parameters_take_no_memory() -> None:
+    """A thousand layers of a hundred million parameters are built at once."""
+    with init_empty_weights():
+        model = nn.Sequential(*[nn.Linear(10_000, 10_000, bias=False) for _ in range(1000)])
+    assert sum(parameter.numel() for parameter in model.parameters()) == 100_000_000_000
+
+
+def test_other_threads_build_real_models() -> None:
+    """While one thread builds empty models, another one's are real, and torch's classes are untouched."""
+    register, inside, done = nn.Module.register_parameter, threading.Event(), threading.Event()
+    found: list[torch.device] = []
+
+    def build() -> None:
+        inside.wait(5)
+        found.append(nn.Linear(2, 2).weight.device)
+        done.set()
+
+    thread = threading.Thread(target=build)
+    thread.start()
+    with init_empty_weights():
+        inside.set()
+        assert done.wait(5)
+        assert nn.Module.register_parameter is register
+        assert nn.Linear(2, 2).weight.is_meta
+    thread.join()
+    assert found == [torch.device("cpu")]
+    assert nn.Linear(2, 2).weight.device == torch.device("cpu")
+
+
+def test_contexts_nest_and_end_after_an_error() -> None:
+    """The innermost context decides, and an exception leaves none behind."""
+    with init_empty_weights():
+        with init_on_device("cpu"):
+            assert not nn.Linear(2, 2).weight.is_meta
+        assert nn.Linear(2, 2).weight.is_meta
+    with pytest.raises(KeyError), init_empty_weights():
+        raise KeyError
+    assert not nn.Linear(2, 2).weight.is_meta
+
+
+def test_attributes_and_classes_of_parameters_are_kept() -> None:
+    """A subclass with attributes of its own stays what it is."""
+
+    class Marked(nn.Parameter):
+        pass
+
+    model = nn.Module()
+    weight = Marked(torch.ones(2))
+    weight.note = "kept"
+    with init_empty_weights():
+        model.weight = weight
+    assert type(model.weight) is Marked
+    assert model.weight.is_meta
+    assert model.weight.note == "kept"

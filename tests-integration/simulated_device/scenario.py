@@ -1,0 +1,240 @@
+"""One scenario on the simulated accelerator, in a process of its own: `python scenario.py NAME FOLDER`.
+
+Prints a line of JSON and leaves with `os._exit`: a backend that is torn down with the interpreter may abort.
+"""
+
+import gc
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import simulated
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from accel_bigmodel import (
+    cpu_offload,
+    dispatch_model,
+    init_empty_weights,
+    load_checkpoint_and_dispatch,
+    remove_hook_from_submodules,
+)
+from accel_bigmodel.hooks.prefetch import schedules_of
+
+LAYER = 64 * 64 * 4 + 64 * 4
+
+
+class Block(nn.Module):
+    """A layer with a residual connection, which has to stay on one device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Add the layer's output to its input."""
+        return torch.tanh(self.layer(x)) + x
+
+
+class Stack(nn.Module):
+    """Layers of one size between an embedding and a tied head."""
+
+    def __init__(self, depth: int = 12) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(32, 64)
+        self.layers = nn.ModuleList([Block() for _ in range(depth)])
+        self.head = nn.Linear(64, 32, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Score every token."""
+        x = self.embed(tokens)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
+TOKENS = torch.arange(8).reshape(2, 4)
+
+
+def reference(folder: Path) -> tuple[Stack, Path, torch.Tensor]:
+    """Make the model, its checkpoint and its output on the CPU."""
+    torch.manual_seed(0)
+    model = Stack().eval().requires_grad_(False)
+    file = folder / "model.safetensors"
+    save_file({name: value for name, value in model.state_dict().items() if name != "head.weight"}, file)
+    return model, file, model(TOKENS)
+
+
+def empty() -> Stack:
+    """Make the model without weights."""
+    with init_empty_weights():
+        return Stack().eval().requires_grad_(False)
+
+
+def spread(sim: Any, folder: Path) -> dict[str, Any]:
+    """Two devices, the CPU and the disk at once; the limits hold, and so does the output."""
+    _, file, expected = reference(folder)
+    limits: dict[int | str, int | str] = {0: 6 * LAYER, 1: 3 * LAYER, "cpu": 2 * LAYER}
+    model = load_checkpoint_and_dispatch(
+        empty(), file, device_map="sequential", max_memory=limits, no_split_module_classes=["Block"]
+    )
+    device_map = model.hf_device_map
+    placed = [sim.memory_allocated(0), sim.memory_allocated(1)]
+    outputs = [model(TOKENS) for _ in range(3)]
+    return {
+        "devices": sorted({str(device) for device in device_map.values()}),
+        "equal": all(torch.equal(output, expected) for output in outputs),
+        "output_on": str(outputs[0].device),
+        "within": placed[0] <= limits[0] and placed[1] <= limits[1],
+        "peaks": [sim.max_memory_allocated(0), sim.max_memory_allocated(1)],
+        "limits": [limits[0], limits[1]],
+        "written": sorted(path.name for path in folder.iterdir()),
+    }
+
+
+def budget(sim: Any, folder: Path) -> dict[str, Any]:
+    """All layers on the CPU: what is on the device at once stays within the bytes asked for."""
+    plain, _, expected = reference(folder)
+    results = {}
+    for layers in (1, 2, 4):
+        gc.collect()
+        twin = Stack().eval().requires_grad_(False)
+        twin.load_state_dict(plain.state_dict())
+        before = sim.memory_allocated(0)
+        model = cpu_offload(twin, torch.device(simulated.NAME, 0), prefetch=layers * LAYER if layers > 1 else False)
+        outputs = [model(TOKENS.to(simulated.NAME)).cpu() for _ in range(2)]
+        sim.reset_peak_memory_stats(0)
+        outputs.append(model(TOKENS.to(simulated.NAME)).cpu())
+        results[layers] = {
+            "equal": all(torch.equal(output, expected) for output in outputs),
+            "peak": sim.max_memory_allocated(0) - before,
+            "left": sim.memory_allocated(0) - before,
+            "prefetches": len(schedules_of(model)),
+        }
+    return {"layer": LAYER, "runs": results}
+
+
+def full(sim: Any, folder: Path) -> dict[str, Any]:
+    """A device too small for the model raises its error; afterwards the model is whole and the device empty."""
+    plain, _, expected = reference(folder)
+    model = cpu_offload(plain, torch.device(simulated.NAME, 0), prefetch=4 * LAYER)
+    model(TOKENS.to(simulated.NAME))
+    sim.native.set_limit(sim.memory_allocated(0) + LAYER // 2)
+    try:
+        model(TOKENS.to(simulated.NAME))
+    except torch.OutOfMemoryError:
+        raised = True
+    else:
+        raised = False
+    sim.native.set_limit(1 << 30)
+    output = model(TOKENS.to(simulated.NAME)).cpu()
+    return {"raised": raised, "equal": torch.equal(output, expected)}
+
+
+def tight(sim: Any, folder: Path) -> dict[str, Any]:
+    """A device with room for little more than one layer: prefetching gives way, and the output is right."""
+    plain, _, expected = reference(folder)
+    model = cpu_offload(plain, torch.device(simulated.NAME, 0), prefetch=6 * LAYER)
+    model(TOKENS.to(simulated.NAME))
+    sim.native.set_limit(sim.memory_allocated(0) + int(2.2 * LAYER))
+    outputs = [model(TOKENS.to(simulated.NAME)).cpu() for _ in range(3)]
+    return {"equal": all(torch.equal(output, expected) for output in outputs)}
+
+
+def gradients(sim: Any, folder: Path) -> dict[str, Any]:
+    """An adapter over an offloaded base trains as it does in memory: staging memory is never used again under grad."""
+    plain, _, _ = reference(folder)
+
+    class Adapted(nn.Module):
+        def __init__(self, base: Stack) -> None:
+            super().__init__()
+            self.base = base
+            self.adapters = nn.ModuleList([nn.Linear(64, 64, bias=False) for _ in base.layers])
+            for adapter in self.adapters:
+                nn.init.constant_(adapter.weight, 0.01)
+
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            x = self.base.embed(tokens)
+            for layer, adapter in zip(self.base.layers, self.adapters, strict=True):
+                x = layer(x) + adapter(x)
+            return self.base.head(x)
+
+    inmemory = Adapted(plain)
+    inmemory(TOKENS).square().sum().backward()
+    wanted = [adapter.weight.grad.clone() for adapter in inmemory.adapters]
+    inmemory.zero_grad()
+    cpu_offload(inmemory.base, torch.device(simulated.NAME, 0), prefetch=3 * LAYER)
+    device = torch.device(simulated.NAME, 0)
+    inmemory.adapters.to(device)
+    worst = 0.0
+    for _ in range(2):
+        inmemory.zero_grad()
+        inmemory(TOKENS.to(device)).square().sum().backward()
+        for adapter, gradient in zip(inmemory.adapters, wanted, strict=True):
+            worst = max(worst, float((adapter.weight.grad.cpu() - gradient).abs().max()))
+    return {"worst": worst}
+
+
+def back(sim: Any, folder: Path) -> dict[str, Any]:
+    """Removing the hooks gives back weights, ties and forward."""
+    plain, _, expected = reference(folder)
+    weights = {name: value.clone() for name, value in plain.state_dict().items()}
+    cpu_offload(plain, torch.device(simulated.NAME, 0))
+    plain(TOKENS.to(simulated.NAME))
+    remove_hook_from_submodules(plain)
+    return {
+        "equal": torch.equal(plain(TOKENS), expected),
+        "weights": all(torch.equal(plain.state_dict()[name], value) for name, value in weights.items()),
+        "tied": plain.head.weight is plain.embed.weight,
+        "left": sim.memory_allocated(0),
+    }
+
+
+def mixed(sim: Any, folder: Path) -> dict[str, Any]:
+    """Arithmetic across devices raises, so that the other scenarios prove something."""
+    a, b = torch.ones(2, device=f"{simulated.NAME}:0"), torch.ones(2, device=f"{simulated.NAME}:1")
+
+    def refused(other: torch.Tensor) -> bool:
+        try:
+            torch.add(a, other)
+        except RuntimeError as failure:
+            return "same device" in str(failure)
+        return False
+
+    caught = [refused(b), refused(torch.ones(2))]
+    moved = dispatch_model(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), {"0": 0, "1": 1})
+    return {"caught": caught, "output": str(moved(torch.ones(1, 2)).device)}
+
+
+SCENARIOS: dict[str, Callable[[Any, Path], dict[str, Any]]] = {
+    scenario.__name__: scenario for scenario in (spread, budget, full, tight, gradients, back, mixed)
+}
+
+
+def main() -> int:
+    """Run the scenarios that are named, each in its own folder."""
+    sim = simulated.set_up()
+    results = {}
+    for name in sys.argv[2:]:
+        folder = Path(sys.argv[1]) / name
+        folder.mkdir()
+        results[name] = SCENARIOS[name](sim, folder)
+    sys.stdout.write(json.dumps(results) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        status = main()
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)

@@ -1,0 +1,71 @@
+"""Builds the simulated accelerator and makes it known to torch under the name "simgpu"."""
+
+import os
+import tempfile
+import types
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.cpp_extension import load
+
+NAME = "simgpu"
+SOURCE = Path(__file__).with_name("device.cpp")
+
+
+def build_folder() -> Path:
+    """Name the folder that the built extension is kept in; it is built again when the source or torch changes."""
+    folder = Path(tempfile.gettempdir()) / f"accel-simulated-device-{os.getuid()}-{torch.__version__}"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def build() -> Any:
+    """Compile and load the extension."""
+    return load(
+        "accel_simulated_device",
+        [str(SOURCE)],
+        build_directory=str(build_folder()),
+        extra_cflags=["-O1"],
+        verbose=False,
+    )
+
+
+def set_up(count: int = 2, limit: int = 1 << 30) -> Any:
+    """Load the devices into this process.
+
+    Args:
+        count: How many.
+        limit: Bytes that each of them has.
+
+    Returns:
+        torch's module of the backend, with `native` for what tests ask of it.
+    """
+    native = build()
+    native.set_up(count, limit)
+    torch.utils.rename_privateuse1_backend(NAME)
+
+    def number(device: Any = None) -> int:
+        if device is None:
+            return int(native.current())
+        index = device if isinstance(device, int) else torch.device(device).index
+        return int(native.current()) if index is None else int(index)
+
+    module: Any = types.ModuleType(f"torch.{NAME}")
+    module.native = native
+    module.is_available = lambda: True
+    module.is_initialized = lambda: True
+    module._is_in_bad_fork = lambda: False
+    module.device_count = native.count
+    module.current_device = native.current
+    module.set_device = lambda device: native.select(number(device))
+    module.manual_seed = module.manual_seed_all = lambda seed: None
+    module.memory_allocated = lambda device=None: native.used(number(device))
+    module.max_memory_allocated = lambda device=None: native.peak(number(device))
+    module.reset_peak_memory_stats = lambda device=None: native.reset_peak(number(device))
+    module.mem_get_info = lambda device=None: (native.limit() - native.used(number(device)), native.limit())
+    module.empty_cache = lambda: None
+    module.synchronize = lambda device=None: None
+    torch._register_device_module(NAME, module)
+    torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
+    return module

@@ -1,0 +1,82 @@
+"""Dispatch, offload and prefetch on devices with a real limit of memory."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent
+pytestmark = pytest.mark.skipif(
+    shutil.which("g++") is None or shutil.which("ninja") is None,
+    reason="the simulated device is built by g++ and ninja, and one of them is not installed",
+)
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Run all scenarios, each pair in a process whose limit of memory it may change."""
+    gathered: dict[str, Any] = {}
+    for names in (("mixed", "spread", "budget"), ("gradients", "back"), ("full",), ("tight",)):
+        done = subprocess.run(
+            [sys.executable, "scenario.py", str(tmp_path_factory.mktemp("scenario")), *names],
+            cwd=HERE,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        gathered.update(json.loads(done.stdout.splitlines()[-1]))
+    return gathered
+
+
+def test_the_devices_are_apart(results: dict[str, Any]) -> None:
+    """Arithmetic across devices raises; a model over both gives its output where its input was."""
+    assert results["mixed"] == {"caught": [True, True], "output": "cpu"}
+
+
+def test_two_devices_cpu_and_disk_work_together(results: dict[str, Any]) -> None:
+    """A map over all four gives bit-equal outputs, keeps every limit at all times, and writes nothing."""
+    found = results["spread"]
+    assert found["devices"] == ["0", "1", "cpu", "disk"]
+    assert found["equal"]
+    assert found["within"]
+    assert found["output_on"] == "cpu"
+    assert found["written"] == ["model.safetensors"]
+    # The reserve for the largest offloaded layer covers the peak; activations are a few hundred bytes.
+    for peak, limit in zip(found["peaks"], found["limits"], strict=True):
+        assert peak <= limit + 16 * 1024
+
+
+@pytest.mark.parametrize("layers", ["1", "2", "4"])
+def test_the_byte_budget_holds_on_the_device(results: dict[str, Any], layers: str) -> None:
+    """The peak of the device is the budget and a few activations; after the pass nothing is left."""
+    found, layer = results["budget"]["runs"][layers], results["budget"]["layer"]
+    assert found["equal"]
+    assert found["peak"] <= int(layers) * layer + 16 * 1024
+    assert found["left"] == 0
+    assert found["prefetches"] == (0 if layers == "1" else 1)
+
+
+def test_out_of_memory_leaves_the_model_whole(results: dict[str, Any]) -> None:
+    """The device's own error comes through, and the model runs when there is room again."""
+    assert results["full"] == {"raised": True, "equal": True}
+
+
+def test_prefetching_gives_way_on_a_full_device(results: dict[str, Any]) -> None:
+    """A device with room for two layers runs a model that was allowed six."""
+    assert results["tight"] == {"equal": True}
+
+
+def test_gradients_through_offloaded_weights_are_exact(results: dict[str, Any]) -> None:
+    """Adapters over an offloaded base get the gradients they get in memory."""
+    assert results["gradients"]["worst"] == 0.0
+
+
+def test_removing_hooks_gives_the_model_back(results: dict[str, Any]) -> None:
+    """Weights, ties and outputs are those of before, and the device is empty."""
+    assert results["back"] == {"equal": True, "weights": True, "tied": True, "left": 0}

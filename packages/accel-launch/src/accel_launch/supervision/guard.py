@@ -120,7 +120,7 @@ class Guard:
             os.write(self._pipe, b"done\n")
         os.close(self._pipe)
         with contextlib.suppress(ChildProcessError):
-            os.waitpid(self._pid, 0)
+            os.waitpid(self._pid, os.WNOHANG)
 
 
 def _keep_watch(pipe: int, run_id: str) -> None:

@@ -14,11 +14,13 @@ from accel_core.comm.collectives import (
 from accel_core.comm.objects import (
     broadcast_object_list,
 )
+from accel_core.data.adapter import (
+    DataLoaderAdapter,
+)
 from accel_core.data.dispatcher import (
     DataLoaderDispatcher,
 )
 from accel_core.data.loader import (
-    DataLoaderAdapter,
     DataLoaderShard,
     DataLoaderStateMixin,
 )

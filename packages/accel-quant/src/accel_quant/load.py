@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+import accel_bigmodel.hooks.state  # noqa: F401 - tells accel-core where offloaded weights are when a model is saved
 from accel_bigmodel import (
     check_device_map,
     check_tied_parameters_on_same_device,

@@ -202,6 +202,19 @@ def test_saving_and_loading_is_exact(weights, tmp_path, name, after):
     assert size < (weights / "model.safetensors").stat().st_size
 
 
+@pytest.mark.usefixtures("fresh_state")
+@pytest.mark.parametrize("name", ["8bit", "nf4-double-bf16"])
+def test_saving_a_model_on_disk_is_exact(weights, tmp_path, name):
+    """Packed parts that wait on disk are saved with their scales, and load to the same bits."""
+    model = load_and_quantize_model(
+        _empty(), _config(name), weights_location=weights, device_map=MAPS["disk"], offload_folder=tmp_path / "off"
+    )
+    expected = _run(model)
+    Accelerator(cpu=True).save_model(model, tmp_path / "saved")
+    again = load_and_quantize_model(_empty(), _config(name), weights_location=tmp_path / "saved")
+    assert torch.equal(_run(again), expected)
+
+
 @pytest.mark.parametrize("form", ["file", "index", "folder", "pickle"])
 def test_places_of_weights(trained, weights, tmp_path, form):
     """Weights come from a file, an index, a folder or a pickled state dict."""

@@ -2,15 +2,14 @@
 
 import contextlib
 import threading
-from collections.abc import Iterator, MutableMapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from torch import nn
 from torch.nn.modules import module as nn_module
 from torch.utils.hooks import RemovableHandle
-from torch.utils.weak import WeakIdKeyDictionary
 
 from accel_core.host import environ
 from accel_core.modules import packed
@@ -18,12 +17,11 @@ from accel_core.modules import packed
 __all__ = ["init_empty_weights", "init_on_device"]
 
 
-@dataclass
+@dataclass(eq=False)
 class _Placement:
     """Where the modules that this thread builds put their tensors."""
 
     device: torch.device
-    moved: MutableMapping[torch.Tensor, nn.Parameter] = field(default_factory=cast(Any, WeakIdKeyDictionary))
 
 
 class _Active(threading.local):
@@ -107,10 +105,12 @@ def _place_parameter(module: nn.Module, name: str, parameter: nn.Parameter | Non
     device = placement.device
     if parameter.device == device or (device.index is None and parameter.device.type == device.type):
         return None
-    moved = placement.moved.get(parameter)
-    if moved is None:
-        moved = _moved(parameter, device)
-        placement.moved[parameter] = moved
+    # Noted on the parameter itself: it may be registered again, and is otherwise dropped at once.
+    known: tuple[_Placement, nn.Parameter] | None = parameter.__dict__.get("_accel_moved")
+    if known is not None and known[0] is placement:
+        return known[1]
+    moved = _moved(parameter, device)
+    parameter.__dict__["_accel_moved"] = (placement, moved)
     return moved
 
 
@@ -119,7 +119,8 @@ def _moved(parameter: nn.Parameter, device: torch.device) -> nn.Parameter:
     cls = type(parameter)
     moved: nn.Parameter
     if cls is nn.Parameter:
-        moved = nn.Parameter(parameter.detach().to(device), requires_grad=parameter.requires_grad)
+        data = torch.empty_like(parameter, device=device) if device.type == "meta" else parameter.detach().to(device)
+        moved = nn.Parameter(data, requires_grad=parameter.requires_grad)
     elif (form := packed.find(parameter)) is not None:
         moved = form.move(parameter, device)
     else:

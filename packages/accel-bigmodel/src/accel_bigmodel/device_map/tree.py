@@ -1,5 +1,6 @@
 """A model as a tree of sizes, built in one pass."""
 
+import gc
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -110,6 +111,21 @@ def build_tree(model: nn.Module, dtype: Dtype | None = None, special_dtypes: Map
     """
     wanted = as_dtype(dtype)
     special = {name: as_dtype(value) for name, value in (special_dtypes or {}).items()}
+    # Hundreds of thousands of nodes are made and none is dropped: looking for garbage would take most of the time.
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        return _build(model, wanted, special)
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def _build(
+    model: nn.Module,
+    wanted: torch.dtype | CustomDtype | None,
+    special: Mapping[str, torch.dtype | CustomDtype | None],
+) -> Tree:
     seen: dict[int, list[Node]] = {}
     tied: list[list[Node]] = []
     order = 0

@@ -11,7 +11,7 @@ from accel_core.logging import get_logger
 from accel_core.options.enums import RNGType
 from accel_core.process.world import ensure
 from accel_core.random import set_seed, synchronize_rng_state, synchronize_rng_states
-from accel_core.testing import world
+from accel_core.testing import requires, world
 from accel_core.tqdm import tqdm
 
 
@@ -29,12 +29,14 @@ def test_who_writes(tmp_path):
     written = (tmp_path / "log").read_text().splitlines()
     place = "test_logging.py test_who_writes"
     assert written == [f"[RANK 0] main only {place}", f"[RANK 0] ordered {place}", f"[RANK 1] ordered {place}"]
+    gather_object([rank])
     logger.info("all", main_process_only=False)
     gather_object([rank])
     written = (tmp_path / "log").read_text().splitlines()
     assert sorted(written[3:]) == [f"[RANK 0] all {place}", f"[RANK 1] all {place}"]
 
 
+@requires("tqdm")
 @world(2)
 def test_one_progress_bar():
     """The first process of the machine shows a bar; all do on request."""

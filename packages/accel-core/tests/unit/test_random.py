@@ -29,6 +29,15 @@ def test_a_seed_sets_every_generator(number):
     assert draw() == first
 
 
+def test_seeding_without_numpy(monkeypatch):
+    """Where numpy is not installed the other generators are seeded all the same."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    set_seed(11)
+    first = random.random(), torch.rand(2).tolist()
+    set_seed(11)
+    assert (random.random(), torch.rand(2).tolist()) == first
+
+
 def test_device_specific_seeds_add_the_rank():
     """The rank is added, also where no state exists yet."""
     with patch_environment(RANK=3, WORLD_SIZE=4):

@@ -7,9 +7,11 @@ import pytest
 
 from accel_core.errors import ConfigurationError, MissingDependencyError
 from accel_core.host.environ import patch_environment
+from accel_core.testing import requires
 from accel_core.tqdm import tqdm
 
 
+@requires("tqdm")
 def test_a_bar_shows_and_can_be_hidden():
     """The first process shows its bar, unless it is disabled."""
     shown, hidden = io.StringIO(), io.StringIO()
@@ -19,6 +21,7 @@ def test_a_bar_shows_and_can_be_hidden():
     assert hidden.getvalue() == ""
 
 
+@requires("tqdm")
 def test_other_processes_of_a_machine_show_none():
     """A process that is not the first of its machine shows a bar only on request."""
     shown, hidden = io.StringIO(), io.StringIO()
@@ -29,6 +32,7 @@ def test_other_processes_of_a_machine_show_none():
     assert shown.getvalue()
 
 
+@requires("tqdm")
 def test_the_old_first_argument_is_refused():
     """A flag in front of the iterable is told where it belongs."""
     with pytest.raises(ConfigurationError, match=r"got True\. Say which processes .* main_process_only"):

@@ -1,6 +1,6 @@
 """Saving and loading the state of a run, beside torch.save and plain reads of the same bytes.
 
-    python benchmarks/checkpoint.py [--gib 0.5] [--rounds 7] [--directory FOLDER] [--peer PYTHON]
+    python benchmarks/checkpoint.py [--gib 0.125] [--rounds 7] [--directory FOLDER] [--peer PYTHON]
 
 A model of `--gib` GiB and its AdamW state (three times as much together). `save_state` and `torch.save` of the same
 tensors take turns, each after a sync and each flushed to disk; shown is the median of the paired ratios. A save in the
@@ -157,7 +157,9 @@ def measure(python: str, library: str, gib: float, rounds: int, directory: Path)
 def main() -> None:
     """Print one table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--gib", type=float, default=0.5, help="size of the model in GiB")
+    parser.add_argument(
+        "--gib", type=float, default=0.125, help="size of the model in GiB; 0.5 takes minutes on a slow disk"
+    )
     parser.add_argument("--rounds", type=int, default=7, help="paired measurements")
     parser.add_argument("--directory", default=None, help="where to write; a temporary folder by default")
     parser.add_argument("--peer", default=None, help="a Python that has accelerate 1.15.0")

@@ -119,7 +119,8 @@ def discard(folder: Path, target: Path) -> None:
     if parsed is None or parsed[0] != names.GONE:
         gone = names.beside(target, names.GONE, names.fresh_id())
         os.rename(folder, gone)
-        flush_folder(gone.parent)
+        if parsed is None:
+            flush_folder(gone.parent)
     shutil.rmtree(gone)
 
 

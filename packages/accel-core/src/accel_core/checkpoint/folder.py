@@ -81,7 +81,7 @@ def save_state(
     except Exception as error:
         failure = error
     if blocking:
-        transaction.finish(parts, failure, ranks)
+        transaction.finish(parts, failure, ranks, threads=True)
         run.project.iteration += 1
         return given[0]
     own = background.own_ranks(run.world)

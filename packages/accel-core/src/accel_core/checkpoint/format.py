@@ -39,6 +39,10 @@ class Source:
 class Part(Protocol):
     """Something that one rank writes into a checkpoint: one file, or several."""
 
+    @property
+    def concurrent(self) -> bool:
+        """Whether it may be written in a thread, beside others; not if it talks to other ranks meanwhile."""
+
     def write(self, folder: Path, rank: int) -> list[Entry]:
         """Write into `folder`, flush to disk, and return what was written."""
 

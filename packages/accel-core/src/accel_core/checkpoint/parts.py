@@ -21,11 +21,13 @@ class FilePart:
         name: File name.
         kind: How the content is written: safetensors, `torch.save` or JSON.
         content: What is written.
+        concurrent: It may be written in a thread, beside others.
     """
 
     name: str
     kind: Literal["tensors", "object", "json"]
     content: Any
+    concurrent: bool = True
 
     def write(self, folder: Path, rank: int) -> list[Entry]:
         """Write into `folder`, flush to disk, and return what was written."""

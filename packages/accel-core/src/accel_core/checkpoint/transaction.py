@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from accel_core.process.world import World
 __all__ = ["Transaction"]
 
 _KEEPER = ".keeper"
+_WRITERS = 4
 
 
 @dataclass(frozen=True)
@@ -101,13 +103,15 @@ class Transaction:
         ranks.agree(failure, f"Preparing the checkpoint {str(target)!r}")
         return int((staging / _KEEPER).read_text())
 
-    def finish(self, parts: Sequence[Part], failure: Exception | None, ranks: Ranks) -> Path:
+    def finish(self, parts: Sequence[Part], failure: Exception | None, ranks: Ranks, *, threads: bool = False) -> Path:
         """Write, agree, complete and put in place; every rank calls it and leaves when all is done.
 
         Args:
             parts: What this rank writes.
             failure: What already went wrong on this rank.
             ranks: The ranks that save together.
+            threads: Write files at the same time, so that they wait for the disk together. A process that is about
+                to exit cannot start threads.
 
         Raises:
             CheckpointError: Some rank failed; every rank raises the same, and the target is as it was.
@@ -116,8 +120,7 @@ class Transaction:
         inside = self._working_folder()
         if failure is None:
             try:
-                for part in parts:
-                    entries += part.write(self.staging, self.rank)
+                entries = self._write(parts, threads)
             except Exception as error:
                 failure = error
         try:
@@ -136,6 +139,18 @@ class Transaction:
         ranks.agree(failure, f"Completing the checkpoint {str(self.target)!r}")
         self._return_to(inside)
         return self.target
+
+    def _write(self, parts: Sequence[Part], threads: bool) -> list[Entry]:
+        together = [part for part in parts if threads and part.concurrent]
+        entries: list[Entry] = []
+        if together:
+            with ThreadPoolExecutor(max_workers=_WRITERS, thread_name_prefix="accel-checkpoint") as pool:
+                for written in pool.map(lambda part: part.write(self.staging, self.rank), together):
+                    entries += written
+        for part in parts:
+            if not (threads and part.concurrent):
+                entries += part.write(self.staging, self.rank)
+        return entries
 
     def _complete(self, entries: list[Entry]) -> None:
         (self.staging / _KEEPER).unlink()

@@ -37,9 +37,11 @@ def namespaces_allowed() -> bool:
     """Try to make a network namespace."""
     if shutil.which("ip") is None or os.geteuid() != 0:
         return False
-    made = subprocess.run(["ip", "netns", "add", "accel-probe"], capture_output=True, check=False).returncode == 0
+    made = (
+        subprocess.run(["ip", "netns", "add", f"accel-{os.getpid()}"], capture_output=True, check=False).returncode == 0
+    )
     if made:
-        subprocess.run(["ip", "netns", "del", "accel-probe"], capture_output=True, check=False)
+        subprocess.run(["ip", "netns", "del", f"accel-{os.getpid()}"], capture_output=True, check=False)
     return made
 
 
@@ -48,7 +50,7 @@ def machines() -> Iterator[tuple[str, str]]:
     """Make two network namespaces that see one another as 10.77.0.1 and 10.77.0.2."""
     if not namespaces_allowed():
         pytest.skip("network namespaces need root and iproute2")
-    names = ("accel-a", "accel-b")
+    names = (f"accel-{os.getpid()}-a", f"accel-{os.getpid()}-b")
 
     def ip(*words: str) -> None:
         subprocess.run(["ip", *words], check=True, capture_output=True)

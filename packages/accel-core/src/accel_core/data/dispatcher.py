@@ -120,7 +120,8 @@ class DataLoaderDispatcher(PreparedLoader):
             batches = batches // cut.ranks if cut.drop_last else -(-batches // cut.ranks)
         return max(0, batches - self.skip_batches * isinstance(self.dataset, IterableDataset))
 
-    def _own_skip(self) -> int:
+    def own_skip(self) -> int:
+        """Return how many of the loader's own batches the skipped steps hold."""
         return self.skip_batches * (1 if self.split_batches else self.cut.ranks)
 
     def _own_batches(self, offset: int) -> int:

@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import weakref
 from collections.abc import Iterator
-from typing import Any, ClassVar, TypeVar, cast
+from typing import Any, cast
 
 import torch
 from torch.utils.data import (
@@ -21,18 +21,18 @@ from torch.utils.data import (
 from torch.utils.data.distributed import DistributedSampler
 
 from accel_core.comm.objects import broadcast_object_list
+from accel_core.data.adapter import DataLoaderAdapter
 from accel_core.data.cursor import Cursor, capture_order, replay_order
 from accel_core.data.ends import meet
+from accel_core.data.indices import Indices
 from accel_core.data.samplers import (
     BatchSamplerShard,
     IterableDatasetShard,
     SeedableRandomSampler,
     TallyBatch,
-    batches_from,
     get_sampler,
 )
 from accel_core.data.shard import Cut, Tally, count_samples
-from accel_core.data.stateful import stateful_class
 from accel_core.data.transfer import placed
 from accel_core.errors import CheckpointMismatchError
 from accel_core.options.enums import RNGType
@@ -53,8 +53,6 @@ _EXACT_SAMPLERS = frozenset(
         WeightedRandomSampler,
     }
 )
-_LoaderT = TypeVar("_LoaderT", bound="DataLoaderAdapter")
-_OWN = frozenset({"_indices", "_iterator", "_origin", "_stand_in", "dl_state_dict"})
 
 
 class DataLoaderStateMixin:
@@ -89,162 +87,6 @@ class DataLoaderStateMixin:
     def end(self) -> None:
         """Note that an iteration ended or was broken off."""
         self.gradient_state._remove_dataloader(self)
-
-
-class _Indices:
-    """The indices that a loader reads, from the position that it has to begin at.
-
-    torch keeps this object for as long as persistent workers live, so it asks the loader anew at every iteration.
-    """
-
-    def __init__(self, loader: PreparedLoader) -> None:
-        self._loader = weakref.ref(loader)
-        self.latest: Iterator[Any] = iter(())
-
-    @property
-    def loader(self) -> PreparedLoader:
-        """The loader; whoever reads these indices holds it."""
-        loader = self._loader()
-        assert loader is not None, "a loader that is being read is held by its reader"
-        return loader
-
-    def _base(self) -> Any:
-        return self.loader.batch_sampler if self.loader.batch_sampler is not None else self.loader.sampler
-
-    def __iter__(self) -> Iterator[Any]:
-        loader, base = self.loader, self._base()
-        offset = loader.begins_at
-        indices = self._from(base, offset) if offset else iter(base)
-        if loader.skip_batches and not offset:
-            indices = itertools.islice(indices, loader._own_skip(), None)
-        if not loader.replays:
-            return indices
-        self.latest = indices
-        return _Primed(self)
-
-    def _from(self, base: Any, offset: int) -> Iterator[Any]:
-        """Skip to a position, at the first `next`: torch asks for this iterator twice and draws its seed in between."""
-        if isinstance(base, BatchSamplerShard):
-            base.begin_at(offset)
-            yield from base
-        elif self.loader.cut.batch_size is None or not isinstance(base, BatchSampler):
-            yield from itertools.islice(iter(base), offset, None)
-        else:
-            yield from batches_from(base, offset, 0)[0]
-
-    def prime(self) -> None:
-        """Draw the first index now, and with it the order of the epoch."""
-        first = next(self.latest, _END)
-        if first is not _END:
-            self.latest = itertools.chain([first], self.latest)
-
-    def __len__(self) -> int:
-        return max(0, len(self._base()) - self.loader._own_skip())
-
-
-class _Primed:
-    """Read the latest indices of `_Indices`, so that they can be primed after torch asked for them."""
-
-    def __init__(self, indices: _Indices) -> None:
-        self.indices = indices
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
-        return next(self.indices.latest)
-
-
-class DataLoaderAdapter(DataLoader[Any]):
-    """A `torch.utils.data.DataLoader`, of the user's own class where there is one.
-
-    Args:
-        dataset: The dataset.
-        use_stateful_dataloader: Build on torchdata's `StatefulDataLoader`.
-        batch_sampler: Batches of indices.
-        **kwargs: Those of `torch.utils.data.DataLoader`.
-
-    Raises:
-        MissingDependencyError: `use_stateful_dataloader` without torchdata.
-    """
-
-    use_stateful_dataloader: bool = False
-    _specialised: ClassVar[dict[tuple[type, type], type]] = {}
-    _user_class: ClassVar[type[DataLoader[Any]]] = DataLoader
-
-    def __init__(
-        self, dataset: Any, use_stateful_dataloader: bool = False, batch_sampler: Any = None, **kwargs: Any
-    ) -> None:
-        if use_stateful_dataloader:
-            self.__class__ = type(self).over(stateful_class())
-        self.use_stateful_dataloader = use_stateful_dataloader
-        if batch_sampler is not None:
-            kwargs["batch_sampler"] = batch_sampler
-        super().__init__(dataset, **kwargs)
-
-    @classmethod
-    def over(cls: type[_LoaderT], user_class: type[DataLoader[Any]]) -> type[_LoaderT]:
-        """Return the subclass of this class and of a user's loader class."""
-        if user_class is DataLoader or issubclass(cls, user_class):
-            return cls
-        known = DataLoaderAdapter._specialised
-        if (cls, user_class) not in known:
-            body = {"__module__": cls.__module__, "_user_class": user_class, "__doc__": cls.__doc__}
-            known[cls, user_class] = type(cls.__name__, (cls, user_class), body)
-        return cast("type[_LoaderT]", known[cls, user_class])
-
-    @classmethod
-    def adopt(cls: type[_LoaderT], loader: DataLoader[Any], **changed: Any) -> _LoaderT:
-        """Return a prepared loader with everything that `loader` has: class, attributes, workers' settings, generator.
-
-        The constructor of the user's class is not called again, and `loader` stays as it is.
-
-        Args:
-            loader: The user's loader.
-            **changed: Attributes that differ.
-        """
-        user_class = loader._user_class if isinstance(loader, DataLoaderAdapter) else type(loader)
-        adopted = object.__new__(cls.over(user_class))
-        adopted.__dict__.update(loader.__dict__)
-        adopted.__dict__.update({"_iterator": None, **changed})
-        return adopted
-
-    def __reduce__(self) -> Any:
-        """Pickle and copy without what belongs to this object alone: iterators, and a class made for the user's."""
-        state = {name: value for name, value in self.__dict__.items() if name not in _OWN}
-        own = type(self)
-        kind = own.__mro__[1] if own in DataLoaderAdapter._specialised.values() else own
-        return _rebuilt, (kind, self._user_class, {**state, "_iterator": None})
-
-    @property
-    def base_dataloader(self) -> DataLoader[Any]:
-        """The loader as the user's class, without what accel adds; it shares all attributes with this one."""
-        plain = object.__new__(self._user_class)
-        plain.__dict__ = self.__dict__
-        return plain
-
-    def state_dict(self) -> Any:
-        """Return the state of the `StatefulDataLoader` behind this loader."""
-        return self.__dict__.get("dl_state_dict") or super().state_dict()  # type: ignore[misc]
-
-    def load_state_dict(self, state_dict: Any) -> None:
-        """Set the state of the `StatefulDataLoader` behind this loader."""
-        self.__dict__.pop("dl_state_dict", None)
-        self.__dict__["_state_loaded"] = True
-        super().load_state_dict(state_dict)  # type: ignore[misc]
-
-    def _own_state(self) -> Any:
-        return super().state_dict()  # type: ignore[misc]
-
-    def adjust_state_dict_for_prefetch(self) -> None:
-        """Do nothing: the state is kept as it was before the look-ahead, so it counts no batch that was not given."""
-
-
-def _rebuilt(kind: type[DataLoaderAdapter], user_class: type[DataLoader[Any]], state: dict[str, Any]) -> Any:
-    """Build a loader around the attributes of another one."""
-    made = object.__new__(kind.over(user_class))
-    made.__dict__.update(state)
-    return made
 
 
 class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
@@ -348,7 +190,7 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
             return super()._index_sampler
         indices = self.__dict__.get("_indices")
         if indices is None or indices.loader is not self:
-            indices = self.__dict__["_indices"] = _Indices(self)
+            indices = self.__dict__["_indices"] = Indices(self)
         return indices
 
     def get_sampler(self) -> Any:
@@ -449,7 +291,7 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
                 if self.use_stateful_dataloader or self._iterates_itself():
                     stream = itertools.chain(list(itertools.islice(stream, 1)), stream)
                 elif not isinstance(self.dataset, IterableDataset):
-                    cast(_Indices, self._index_sampler).prime()
+                    cast(Indices, self._index_sampler).prime()
         finally:
             self.replays = False
             if shard is not None:
@@ -478,14 +320,14 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
             return stream
         if not self.use_stateful_dataloader and not isinstance(self.dataset, IterableDataset):
             return stream
-        return itertools.islice(stream, self._own_batches(offset) if offset else self._own_skip(), None)
+        return itertools.islice(stream, self._own_batches(offset) if offset else self.own_skip(), None)
 
     def _own_batches(self, offset: int) -> int:
         """Return how many of the loader's own batches come before a position."""
         cut = self.cut
         return offset // (cut.step_samples or (1 if cut.split else cut.ranks))
 
-    def _own_skip(self) -> int:
+    def own_skip(self) -> int:
         """Return how many of the loader's own batches are left out at the start."""
         return self.skip_batches
 

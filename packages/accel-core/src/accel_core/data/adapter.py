@@ -1,0 +1,106 @@
+"""A loader of torch's that is also one of ours, of the user's own class."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, TypeVar, cast
+
+from torch.utils.data import DataLoader
+
+from accel_core.data.stateful import stateful_class
+
+__all__ = ["DataLoaderAdapter"]
+
+_LoaderT = TypeVar("_LoaderT", bound="DataLoaderAdapter")
+_OWN = frozenset({"_indices", "_iterator", "_origin", "_stand_in", "dl_state_dict"})
+
+
+class DataLoaderAdapter(DataLoader[Any]):
+    """A `torch.utils.data.DataLoader`, of the user's own class where there is one.
+
+    Args:
+        dataset: The dataset.
+        use_stateful_dataloader: Build on torchdata's `StatefulDataLoader`.
+        batch_sampler: Batches of indices.
+        **kwargs: Those of `torch.utils.data.DataLoader`.
+
+    Raises:
+        MissingDependencyError: `use_stateful_dataloader` without torchdata.
+    """
+
+    use_stateful_dataloader: bool = False
+    _specialised: ClassVar[dict[tuple[type, type], type]] = {}
+    _user_class: ClassVar[type[DataLoader[Any]]] = DataLoader
+
+    def __init__(
+        self, dataset: Any, use_stateful_dataloader: bool = False, batch_sampler: Any = None, **kwargs: Any
+    ) -> None:
+        if use_stateful_dataloader:
+            self.__class__ = type(self).over(stateful_class())
+        self.use_stateful_dataloader = use_stateful_dataloader
+        if batch_sampler is not None:
+            kwargs["batch_sampler"] = batch_sampler
+        super().__init__(dataset, **kwargs)
+
+    @classmethod
+    def over(cls: type[_LoaderT], user_class: type[DataLoader[Any]]) -> type[_LoaderT]:
+        """Return the subclass of this class and of a user's loader class."""
+        if user_class is DataLoader or issubclass(cls, user_class):
+            return cls
+        known = DataLoaderAdapter._specialised
+        if (cls, user_class) not in known:
+            body = {"__module__": cls.__module__, "_user_class": user_class, "__doc__": cls.__doc__}
+            known[cls, user_class] = type(cls.__name__, (cls, user_class), body)
+        return cast("type[_LoaderT]", known[cls, user_class])
+
+    @classmethod
+    def adopt(cls: type[_LoaderT], loader: DataLoader[Any], **changed: Any) -> _LoaderT:
+        """Return a prepared loader with everything that `loader` has: class, attributes, workers' settings, generator.
+
+        The constructor of the user's class is not called again, and `loader` stays as it is.
+
+        Args:
+            loader: The user's loader.
+            **changed: Attributes that differ.
+        """
+        user_class = loader._user_class if isinstance(loader, DataLoaderAdapter) else type(loader)
+        adopted = object.__new__(cls.over(user_class))
+        adopted.__dict__.update(loader.__dict__)
+        adopted.__dict__.update({"_iterator": None, **changed})
+        return adopted
+
+    def __reduce__(self) -> Any:
+        """Pickle and copy without what belongs to this object alone: iterators, and a class made for the user's."""
+        state = {name: value for name, value in self.__dict__.items() if name not in _OWN}
+        own = type(self)
+        kind = own.__mro__[1] if own in DataLoaderAdapter._specialised.values() else own
+        return _rebuilt, (kind, self._user_class, {**state, "_iterator": None})
+
+    @property
+    def base_dataloader(self) -> DataLoader[Any]:
+        """The loader as the user's class, without what accel adds; it shares all attributes with this one."""
+        plain = object.__new__(self._user_class)
+        plain.__dict__ = self.__dict__
+        return plain
+
+    def state_dict(self) -> Any:
+        """Return the state of the `StatefulDataLoader` behind this loader."""
+        return self.__dict__.get("dl_state_dict") or super().state_dict()  # type: ignore[misc]
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        """Set the state of the `StatefulDataLoader` behind this loader."""
+        self.__dict__.pop("dl_state_dict", None)
+        self.__dict__["_state_loaded"] = True
+        super().load_state_dict(state_dict)  # type: ignore[misc]
+
+    def _own_state(self) -> Any:
+        return super().state_dict()  # type: ignore[misc]
+
+    def adjust_state_dict_for_prefetch(self) -> None:
+        """Do nothing: the state is kept as it was before the look-ahead, so it counts no batch that was not given."""
+
+
+def _rebuilt(kind: type[DataLoaderAdapter], user_class: type[DataLoader[Any]], state: dict[str, Any]) -> Any:
+    """Build a loader around the attributes of another one."""
+    made = object.__new__(kind.over(user_class))
+    made.__dict__.update(state)
+    return made

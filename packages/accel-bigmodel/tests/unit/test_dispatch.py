@@ -2,11 +2,13 @@
 
 import copy
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from accel_bigmodel import infer_auto_device_map, init_empty_weights, load_checkpoint_and_dispatch
@@ -116,3 +118,29 @@ def test_a_bad_file_is_named_and_the_model_untouched(
     for (name, now), (_, then) in zip(target.named_parameters(), model.named_parameters(), strict=True):
         assert torch.equal(now, then), name
     assert "hf_device_map" not in target.__dict__
+
+
+SAVE = """
+import sys
+import torch
+from torch import nn
+from accel_bigmodel import load_checkpoint_and_dispatch
+with torch.device("meta"):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+load_checkpoint_and_dispatch(model, sys.argv[1], device_map={"0": "cpu", "1": "disk"})
+assert model[1].weight.is_meta
+from accel_core.checkpoint.weights import save_model
+save_model(model, None, sys.argv[2])
+"""
+
+
+def test_a_model_on_disk_is_saved_whole(tmp_path: Path) -> None:
+    """Dispatching is all that a process has to import for the core to save weights that are on disk."""
+    state = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).state_dict()
+    save_file(state, tmp_path / "model.safetensors")
+    command = [sys.executable, "-c", SAVE, str(tmp_path / "model.safetensors"), str(tmp_path / "saved")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    saved = load_file(tmp_path / "saved" / "model.safetensors")
+    assert set(saved) == set(state)
+    assert all(torch.equal(saved[name], state[name]) for name in state)

@@ -8,13 +8,18 @@ from torch import nn
 
 from accel_bigmodel.hooks.hook import ModelHook
 from accel_bigmodel.hooks.residency import Residency, residency_of
+from accel_bigmodel.hooks.state import HeldByHooks
 from accel_bigmodel.offload.prefetch import Weights
 from accel_bigmodel.offload.schedule import Schedule
 from accel_bigmodel.placement import TiedTensors, as_device, set_module_tensor_to_device
 from accel_core.comm.collectives import find_device, send_to_device
+from accel_core.modules import offloaded
 from accel_core.modules.traversal import get_non_persistent_buffers, named_module_tensors
 
 __all__ = ["AlignDevicesHook"]
+
+# Whoever can offload has come through here, so that the core never saves what it finds empty.
+offloaded.register(HeldByHooks())
 
 _STAYS = frozenset({int, float, bool, str, bytes, type(None)})
 

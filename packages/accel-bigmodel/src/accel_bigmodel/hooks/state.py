@@ -1,15 +1,15 @@
 """The state dict of a model whose weights are partly elsewhere."""
 
+from typing import Any
+
 import torch
 from torch import nn
 
-from accel_bigmodel.hooks.align import AlignDevicesHook
 from accel_bigmodel.hooks.hook import SequentialHook
 from accel_bigmodel.hooks.residency import packed_key, residency_of
 from accel_bigmodel.placement import as_device
-from accel_core.modules import offloaded
 
-__all__ = ["get_state_dict_from_offload", "get_state_dict_offloaded_model"]
+__all__ = ["HeldByHooks", "get_state_dict_from_offload", "get_state_dict_offloaded_model"]
 
 
 def get_state_dict_offloaded_model(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -71,12 +71,11 @@ def get_state_dict_from_offload(
 def _offloaded_of(module: nn.Module) -> dict[str, torch.Tensor]:
     """Give the weights that a module's own hook keeps away, by name in the module."""
     found: dict[str, torch.Tensor] = {}
-    hook = getattr(module, "_hf_hook", None)
-    for member in hook.hooks if isinstance(hook, SequentialHook) else (hook,):
-        if not isinstance(member, AlignDevicesHook) or not member.offload:
-            continue
+    hook: Any = getattr(module, "_hf_hook", None)
+    members: tuple[Any, ...] = tuple(hook.hooks) if isinstance(hook, SequentialHook) else (hook,)
+    for member in members:
         residency = residency_of(module, member)
-        if residency is None:
+        if residency is None or not member.offload:
             continue
         weights = residency.weights(member)
         for slot in residency.slots:
@@ -85,8 +84,8 @@ def _offloaded_of(module: nn.Module) -> dict[str, torch.Tensor]:
     return found
 
 
-class _HeldByHooks:
-    """Tells the core about models whose weights hooks keep away."""
+class HeldByHooks:
+    """Tells the core about models whose weights hooks keep away (`accel_core.modules.offloaded.OffloadedWeights`)."""
 
     def holds(self, model: nn.Module) -> bool:
         """Tell whether some weights are not in the model."""
@@ -95,6 +94,3 @@ class _HeldByHooks:
     def state_dict(self, model: nn.Module) -> dict[str, torch.Tensor]:
         """Give the whole state dict."""
         return get_state_dict_offloaded_model(model)
-
-
-offloaded.register(_HeldByHooks())

@@ -1,14 +1,22 @@
-"""Tied parameters in the placing of modules by name, for libraries that place models themselves."""
+"""Tied parameters in the placing of modules: those a model declares, and groups for libraries that place by name."""
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import nn
 
 from accel_core.errors import DeviceMapError
 from accel_core.modules.sizes import convert_file_size_to_int
 
-__all__ = ["check_tied_parameters_in_config", "fallback_allocate", "get_module_size_with_ties"]
+__all__ = [
+    "check_tied_parameters_in_config",
+    "declared_ties",
+    "declares_ties",
+    "fallback_allocate",
+    "get_module_size_with_ties",
+]
 
 NamedModules = list[tuple[str, nn.Module]]
 
@@ -31,6 +39,97 @@ def check_tied_parameters_in_config(model: nn.Module) -> bool:
     return ties_words or (
         bool(getattr(config, "tie_encoder_decoder", False)) and bool(getattr(config, "is_encoder_decoder", False))
     )
+
+
+def declares_ties(module: nn.Module) -> bool:
+    """Tell whether a module says by name which of its tensors are one.
+
+    Args:
+        module: The module.
+
+    Returns:
+        True when it, or its class, has `_tied_weights_keys` as transformers models do.
+    """
+    own = module.__dict__.get("_tied_weights_keys", getattr(type(module), "_tied_weights_keys", None))
+    return bool(own)
+
+
+def declared_ties(module: nn.Module, tensors: Mapping[str, torch.Tensor]) -> list[list[str]]:
+    """List the groups of names that a module declares to be one tensor, be they one already or not.
+
+    `_tied_weights_keys` is a mapping from names to the names they are tied to, or a list of names. Each is a regular
+    expression that matches the name of a tensor, or of a module: then the tensors of the same names below are tied.
+    What an expression of a list matches is tied with each other, or, if it is one tensor, with the input embeddings.
+    Where a transformers model has worked out `all_tied_weights_keys`, that is used; where its configuration ties
+    nothing, nothing is tied. Only tensors of one shape and dtype are.
+
+    Args:
+        module: The module.
+        tensors: Its tensors by dotted name.
+
+    Returns:
+        Groups of two names or more.
+
+    Raises:
+        DeviceMapError: When an expression is none.
+    """
+    worked_out = module.__dict__.get("all_tied_weights_keys")
+    if isinstance(worked_out, Mapping):
+        groups: list[list[str]] = [[source, target] for target, source in worked_out.items()]
+    elif getattr(module, "config", None) is not None and not check_tied_parameters_in_config(module):
+        return []
+    else:
+        keys: Any = module._tied_weights_keys
+        if isinstance(keys, Mapping):
+            groups = [group for target, source in keys.items() for group in _paired(target, source, tensors)]
+        else:
+            groups = _listed([keys] if isinstance(keys, str) else keys, tensors, _embeddings(module, tensors))
+    alike = ([name for name in dict.fromkeys(group) if _alike(tensors, group[0], name)] for group in groups)
+    return [group for group in alike if len(group) > 1]
+
+
+def _alike(tensors: Mapping[str, torch.Tensor], first: str, second: str) -> bool:
+    one, other = tensors.get(first), tensors.get(second)
+    return one is not None and other is not None and one.shape == other.shape and one.dtype == other.dtype
+
+
+def _matches(pattern: str, names: Iterable[str]) -> list[tuple[str, str]]:
+    """Pair the names that an expression matches, up to the end of a part, with what follows."""
+    try:
+        compiled = re.compile(f"(?:{pattern})(?=\\.|$)")
+    except re.error as failure:
+        raise DeviceMapError(
+            f"`_tied_weights_keys` holds regular expressions. Found {pattern!r}: {failure}. Correct it."
+        ) from failure
+    found = ((name, compiled.match(name)) for name in names)
+    return [(name, name[match.end() :]) for name, match in found if match is not None]
+
+
+def _paired(target: str, source: str, names: Iterable[str]) -> list[list[str]]:
+    sources = {rest: name for name, rest in reversed(_matches(source, names))}
+    return [[sources[rest], name] for name, rest in _matches(target, names) if rest in sources]
+
+
+def _listed(patterns: Iterable[str], names: Iterable[str], embeddings: str | None) -> list[list[str]]:
+    groups = []
+    for pattern in patterns:
+        by_rest: dict[str, list[str]] = {}
+        for name, rest in _matches(pattern, names):
+            by_rest.setdefault(rest, []).append(name)
+        groups += [
+            [embeddings, *group] if len(group) == 1 and embeddings is not None else group for group in by_rest.values()
+        ]
+    return groups
+
+
+def _embeddings(module: nn.Module, tensors: Mapping[str, torch.Tensor]) -> str | None:
+    """Name the weight of the module's input embeddings, as a transformers model tells it."""
+    ask: Any = getattr(module, "get_input_embeddings", None)
+    try:
+        weight = getattr(ask(), "weight", None) if callable(ask) else None
+    except NotImplementedError:  # so a model tells that it has none
+        return None
+    return next((name for name, tensor in tensors.items() if tensor is weight), None)
 
 
 def get_module_size_with_ties(

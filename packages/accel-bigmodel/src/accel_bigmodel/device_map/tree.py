@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from accel_bigmodel.device_map.ties import declared_ties, declares_ties
 from accel_bigmodel.sizes import Dtype
 from accel_core.modules.sizes import as_dtype, tensor_bytes
 from accel_core.options.enums import CustomDtype
@@ -99,7 +100,7 @@ class Tree:
 
 
 def build_tree(model: nn.Module, dtype: Dtype | None = None, special_dtypes: Mapping[str, Dtype] | None = None) -> Tree:
-    """Count a whole model in one pass.
+    """Count a whole model in one pass, and once what it holds or declares to be tied.
 
     Args:
         model: The model, which may be empty.
@@ -128,6 +129,7 @@ def _build(
 ) -> Tree:
     seen: dict[int, list[Node]] = {}
     tied: list[list[Node]] = []
+    declaring: list[Node] = []
     order = 0
     root = Node("", None, model, True, 0)
     # Own recursion: dotted names are made only where somebody asks for them.
@@ -146,6 +148,8 @@ def _build(
         node.order = order
         stack.append((node, True))
         module = node.value
+        if declares_ties(module):
+            declaring.append(node)
         children = node.children
         for key, tensor in module._parameters.items():
             if tensor is not None:
@@ -160,7 +164,34 @@ def _build(
                 child = _leaf(key, node, tensor, order, wanted, special, seen, tied)
                 child.buffer_size = child.size
                 children.append(child)
-    return Tree(root, tied)
+    return Tree(root, _with_declared(tied, declaring) if declaring else tied)
+
+
+def _with_declared(ties: list[list[Node]], declaring: list[Node]) -> list[list[Node]]:
+    """Join the groups of tensors that are one with those that modules declare to be one; each counts once."""
+    group_of: dict[int, list[Node]] = {id(leaf): group for group in ties for leaf in group}
+    for node in declaring:
+        skip = len(node.name) + 1 if node.name else 0
+        leaves = {leaf.name[skip:]: leaf for leaf in node.leaves()}
+        for names in declared_ties(node.value, {name: leaf.value for name, leaf in leaves.items()}):
+            groups = [group_of.get(id(leaves[name]), [leaves[name]]) for name in names]
+            members = {id(leaf): leaf for group in groups for leaf in group}
+            joined = sorted(members.values(), key=lambda leaf: leaf.order)
+            for leaf in joined:
+                group_of[id(leaf)] = joined
+            for leaf in joined[1:]:
+                _count_no_more(leaf)
+    return list({id(group): group for group in group_of.values()}.values())
+
+
+def _count_no_more(leaf: Node) -> None:
+    """Take a tensor's bytes out of it and of everything that holds it."""
+    size, buffer_size = leaf.size, leaf.buffer_size
+    node: Node | None = leaf if size else None
+    while node is not None:
+        node.size -= size
+        node.buffer_size -= buffer_size
+        node = node.parent
 
 
 def _leaf(

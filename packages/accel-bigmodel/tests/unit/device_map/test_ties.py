@@ -107,7 +107,7 @@ def test_names_and_expressions(keys: Any, expected: list[set[str]]) -> None:
 
 
 def test_a_configuration_that_ties_nothing_is_heeded() -> None:
-    """What a transformers model's class names as tied is so only if its configuration, or what it made of that, says so."""
+    """What a transformers class names as tied is so only if the configuration, or what was made of it, says so."""
     model = Words({"head.weight": "embed.weight"})
     model.config = type("Config", (), {"tie_word_embeddings": False})()
     assert build_tree(model).ties == []

@@ -11,7 +11,7 @@ from accel_core.accelerator import Accelerator
 from accel_core.errors import RemoteRankError
 from accel_core.options.enums import DDPCommunicationHookType, DistributedType
 from accel_core.plugins.handlers import DistributedDataParallelKwargs
-from accel_core.testing import world
+from accel_core.testing import requires, world
 
 
 def _model() -> nn.Module:
@@ -105,7 +105,13 @@ def test_main_process_goes_first(tmp_path) -> None:  # type: ignore[no-untyped-d
         assert (tmp_path / "ready").exists()
 
 
-@pytest.mark.parametrize("hook", [DDPCommunicationHookType.FP16, DDPCommunicationHookType.POWER_SGD])
+@pytest.mark.parametrize(
+    "hook",
+    [
+        DDPCommunicationHookType.FP16,
+        pytest.param(DDPCommunicationHookType.POWER_SGD, marks=requires("numpy")),  # torch's hook imports it
+    ],
+)
 @world(2)
 def test_communication_hooks_average(hook: DDPCommunicationHookType) -> None:
     """A compressed exchange still leaves the same gradients on all ranks."""
@@ -183,7 +189,7 @@ def test_mesh_of_another_size_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="multiply to 3 processes, and this run has 2"):
         Accelerator(parallelism_config=ParallelismConfig(dp_replicate_size=3))
     with pytest.raises(EngineUnavailableError, match="mesh"):
-        Accelerator(parallelism_config=ParallelismConfig(tp_size=2))
+        Accelerator(parallelism_config=ParallelismConfig(dp_shard_size=2))
     assert not torch.distributed.is_initialized()
 
 

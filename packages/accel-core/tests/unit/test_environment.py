@@ -63,6 +63,14 @@ def _visible(device: str, name: str) -> Callable[[], bool]:
     return lambda: registry.named(device).visible_variable == name
 
 
+def _writes_errors_only() -> bool:
+    before = logging.root.level
+    try:
+        return get_logger("accel.level").logger.level == logging.ERROR
+    finally:
+        logging.root.setLevel(before)
+
+
 def _threads_stay() -> bool:
     """Say whether ranks that share a machine leave the number of threads alone where the user chose it."""
     before = torch.get_num_threads()
@@ -86,7 +94,7 @@ EFFECTS: dict[str, tuple[str, Callable[[], bool]]] = {
     "ACCELERATE_DYNAMO_BACKEND": ("eager", lambda: Accelerator().state.dynamo_plugin.backend == "EAGER"),
     "ACCELERATE_FP8_BACKEND": ("MSAMP", lambda: backend.choose_backend([]).value == "MSAMP"),
     "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": ("3", lambda: Accelerator().gradient_accumulation_steps == 3),
-    "ACCELERATE_LOG_LEVEL": ("ERROR", lambda: get_logger("accel.level").logger.level == logging.ERROR),
+    "ACCELERATE_LOG_LEVEL": ("ERROR", _writes_errors_only),
     "ACCELERATE_MIXED_PRECISION": ("bf16", lambda: Accelerator().mixed_precision == "bf16"),
     "ACCELERATE_TORCH_DEVICE": ("meta", _raises(DeviceUnavailableError)),
     "ACCELERATE_USE_CPU": ("true", lambda: PartialState()._cpu is True),

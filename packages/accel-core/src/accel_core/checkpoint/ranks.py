@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any, TypeVar
 
+import torch
 import torch.distributed as dist
 
+from accel_core.checkpoint.payload import buffer_of
 from accel_core.errors import AccelError, CheckpointError, RemoteRankError
 from accel_core.process.world import World
 
@@ -20,13 +23,14 @@ class Ranks:
 
     Args:
         world: This process among its fellows.
-        group: Process group to talk over; the default group where `None`.
+        group: A gloo group to talk over; the default group where `None`.
     """
 
     def __init__(self, world: World, group: dist.ProcessGroup | None = None) -> None:
         self.rank = world.rank
         self.size = world.size if dist.is_available() and dist.is_initialized() else 1
         self._group = group
+        self._device = world.device if group is None else torch.device("cpu")
 
     def exchange(self, value: _T) -> list[_T]:
         """Return the value that each rank brought; every rank calls it.
@@ -36,15 +40,27 @@ class Ranks:
         """
         if self.size == 1:
             return [value]
-        values: list[Any] = [None] * self.size
         try:
-            dist.all_gather_object(values, value, group=self._group)
+            return self._gather(pickle.dumps(value))
         except (RuntimeError, ValueError) as error:
             raise RemoteRankError(
                 f"Rank {self.rank} lost another rank during a checkpoint operation; found {error}. "
                 "The checkpoint that was there before is intact; start the run again from it."
             ) from error
-        return values
+
+    def _gather(self, content: bytes) -> list[Any]:
+        """Gather pickled values of any length; torch's own way of doing so needs NumPy."""
+        device = self._device
+        lengths = torch.zeros(self.size, dtype=torch.int64, device=device)
+        dist.all_gather_into_tensor(lengths, torch.tensor([len(content)], device=device), group=self._group)
+        longest = int(lengths.max())
+        mine = torch.zeros(longest, dtype=torch.uint8)
+        mine[: len(content)] = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+        everything = torch.zeros(self.size * longest, dtype=torch.uint8, device=device)
+        dist.all_gather_into_tensor(everything, mine.to(device), group=self._group)
+        memory = buffer_of(everything.cpu())
+        starts = range(0, self.size * longest, longest)
+        return [pickle.loads(memory[at : at + length]) for at, length in zip(starts, lengths.tolist(), strict=True)]
 
     def agree(self, failure: Exception | None, doing: str, advice: str = _ADVICE) -> None:
         """Raise on every rank if any rank failed; every rank calls it.

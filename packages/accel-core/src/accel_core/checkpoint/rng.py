@@ -52,7 +52,7 @@ def check(states: Any, world: World) -> None:
             sys.modules["numpy"].random.RandomState().set_state(_numpy_state(states))
         if _device_key(world) in states and not isinstance(states[_device_key(world)], (list, torch.Tensor)):
             raise TypeError("device states are a list of tensors")
-    except (KeyError, TypeError, ValueError, RuntimeError, IndexError) as error:
+    except (KeyError, TypeError, ValueError, RuntimeError, IndexError, OverflowError) as error:
         raise CheckpointMismatchError(
             f"The random states do not fit this process; found {type(error).__name__}: {error}. "
             "Load another checkpoint, or pass strict=False to go on with the present random states."

@@ -5,6 +5,7 @@ A package's `conftest.py` takes them all with `from accel_core.testing.guards im
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import threading
@@ -14,7 +15,14 @@ import pytest
 
 from accel_core.state import reset_all
 
-__all__ = ["fresh_state", "no_environment_leak", "no_process_group_leak", "no_state_leak", "no_thread_leak"]
+__all__ = [
+    "fresh_state",
+    "no_environment_leak",
+    "no_log_level_leak",
+    "no_process_group_leak",
+    "no_state_leak",
+    "no_thread_leak",
+]
 
 _OWNED_BY_OTHERS = ("PYTEST_", "COV_", "HYPOTHESIS_", "TORCHINDUCTOR_", "KINETO_")
 """Variables of the test runner, and those that torch sets once when a part of it is first used."""
@@ -40,6 +48,17 @@ def no_environment_leak() -> Iterator[None]:
         os.environ.clear()
         os.environ.update(before)
         pytest.fail(f"the test left environment variables changed: {changed}")
+
+
+@pytest.fixture(autouse=True)
+def no_log_level_leak() -> Iterator[None]:
+    """Fail a test that leaves the root logger at another level, and put it back."""
+    before = logging.root.level
+    yield
+    after = logging.root.level
+    if after != before:
+        logging.root.setLevel(before)
+        pytest.fail(f"the test left the root logger at level {after} instead of {before}")
 
 
 @pytest.fixture(autouse=True)

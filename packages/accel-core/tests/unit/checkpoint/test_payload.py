@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from accel_core.checkpoint import payload
 from accel_core.checkpoint.digest import digest_of
 from accel_core.errors import AccelError, CheckpointDamagedError, CheckpointError, UnsafeCheckpointError
+from accel_core.testing import requires
 
 
 class Evil:
@@ -60,6 +61,7 @@ def test_safetensors_reads_what_is_written(tmp_path: Path) -> None:
     assert entry.rank == 3
 
 
+@requires("numpy")  # safetensors writes through it
 def test_what_safetensors_writes_is_read(tmp_path: Path) -> None:
     """Files of the reference writer are read, into fresh memory and into tensors that exist."""
     whole = {name: tensor.contiguous() for name, tensor in TENSORS.items()}

@@ -3,7 +3,7 @@
 import contextlib
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
@@ -22,6 +22,24 @@ class _Placement:
     """Where the modules that this thread builds put their tensors."""
 
     device: torch.device
+    unfilled: list[nn.Parameter] = field(default_factory=list)
+
+
+class _Unfilled(nn.Parameter):
+    """What an empty parameter is while its model is built: random numbers that nobody would see are not traced."""
+
+    def uniform_(self, *args: Any, **kwargs: Any) -> "_Unfilled":
+        """Give the parameter back."""
+        return self
+
+    bernoulli_ = cauchy_ = exponential_ = geometric_ = log_normal_ = normal_ = random_ = uniform_
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> nn.Parameter:
+        """Copy the parameter as the plain one that it will be."""
+        if id(self) not in memo:
+            memo[id(self)] = nn.Parameter(self.detach().clone(), requires_grad=self.requires_grad)
+        copied: nn.Parameter = memo[id(self)]
+        return copied
 
 
 class _Active(threading.local):
@@ -90,6 +108,8 @@ def _registering(placement: _Placement) -> Iterator[None]:
         yield
     finally:
         _active.stack.remove(placement)
+        for parameter in placement.unfilled:
+            parameter.__class__ = nn.Parameter
         with _lock:
             _users -= 1
             if _users == 0:
@@ -103,7 +123,9 @@ def _place_parameter(module: nn.Module, name: str, parameter: nn.Parameter | Non
         return None
     placement = stack[-1]
     device = placement.device
-    if parameter.device == device or (device.index is None and parameter.device.type == device.type):
+    present = parameter.device
+    if present == device or (device.index is None and present.type == device.type):
+        _leave_unfilled(parameter, placement)
         return None
     # Noted on the parameter itself: it may be registered again, and is otherwise dropped at once.
     known: tuple[_Placement, nn.Parameter] | None = parameter.__dict__.get("_accel_moved")
@@ -111,14 +133,22 @@ def _place_parameter(module: nn.Module, name: str, parameter: nn.Parameter | Non
         return known[1]
     moved = _moved(parameter, device)
     parameter.__dict__["_accel_moved"] = (placement, moved)
+    _leave_unfilled(moved, placement)
     return moved
+
+
+def _leave_unfilled(parameter: nn.Parameter, placement: _Placement) -> None:
+    """Have an empty parameter ignore random initialisers until the placement ends."""
+    if type(parameter) is nn.Parameter and parameter.is_meta:
+        parameter.__class__ = _Unfilled
+        placement.unfilled.append(parameter)
 
 
 def _moved(parameter: nn.Parameter, device: torch.device) -> nn.Parameter:
     """Make the same parameter on another device: class, `requires_grad` and attributes are kept."""
     cls = type(parameter)
     moved: nn.Parameter
-    if cls is nn.Parameter:
+    if cls is nn.Parameter or cls is _Unfilled:
         data = torch.empty_like(parameter, device=device) if device.type == "meta" else parameter.detach().to(device)
         moved = nn.Parameter(data, requires_grad=parameter.requires_grad)
     elif (form := packed.find(parameter)) is not None:

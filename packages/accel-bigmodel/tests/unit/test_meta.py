@@ -1,5 +1,7 @@
 """Models without weights."""
 
+import copy
+import pickle
 import threading
 
 import pytest
@@ -97,3 +99,29 @@ def test_attributes_and_classes_of_parameters_are_kept() -> None:
     assert type(model.weight) is Marked
     assert model.weight.is_meta
     assert model.weight.note == "kept"
+
+
+def build_and_fail(module: nn.Module) -> None:
+    """Give a module a weight, then fail."""
+    module.weight = nn.Linear(2, 2).weight
+    raise KeyError
+
+
+def test_parameters_are_plain_ones_afterwards() -> None:
+    """Initialisers do nothing while a model is built; afterwards, and in copies, parameters are torch's own."""
+    with init_empty_weights():
+        model = Tied()
+        assert model.first.weight.normal_() is model.first.weight
+        copied = copy.deepcopy(model)
+        pickled = pickle.loads(pickle.dumps(model.first))
+        with init_on_device("meta"):
+            nested = nn.Linear(2, 2)
+    broken = nn.Module()
+    with pytest.raises(KeyError), init_empty_weights():
+        build_and_fail(broken)
+    for module in (model, copied, pickled, nested, broken):
+        assert {type(parameter) for parameter in module.parameters()} == {nn.Parameter}
+        assert all(parameter.is_meta and "uniform_" not in vars(parameter) for parameter in module.parameters())
+    assert copied.second.weight is copied.first.weight
+    filled = model.first.to_empty(device="cpu")
+    assert nn.init.uniform_(filled.weight, 2.0, 3.0).min() >= 2.0

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from torch import nn
 
-from accel_bigmodel.device_map.tree import Node, build_tree
+from accel_bigmodel.device_map.tree import Tree, build_tree, whole_classes
 from accel_bigmodel.memory import get_max_memory
 from accel_bigmodel.sizes import Dtype
 
@@ -36,9 +36,10 @@ def get_balanced_memory(
     accelerators = [device for device in limits if device not in ("cpu", "disk") and limits[device] > 0]
     if len(accelerators) < 2:
         return limits
-    root = build_tree(model, dtype, special_dtypes).root
+    tree = build_tree(model, dtype, special_dtypes, whole_classes(no_split_module_classes))
+    root = tree.root
     sharing = len(accelerators) - 1 if low_zero else len(accelerators)
-    share = root.size // sharing + _slack(root, no_split_module_classes)
+    share = root.size // sharing + _slack(tree)
     for device in accelerators[:-1]:
         limits[device] = min(limits[device], share)
     if low_zero:
@@ -48,23 +49,9 @@ def get_balanced_memory(
     return limits
 
 
-def _slack(root: Node, no_split_module_classes: Sequence[str] | None) -> int:
+def _slack(tree: Tree) -> int:
     """Give room for layers not dividing evenly: a quarter more than the largest that must stay whole, or the mean."""
-    whole = (
-        {no_split_module_classes} if isinstance(no_split_module_classes, str) else set(no_split_module_classes or ())
-    )
-    largest: dict[str, int] = {}
-    total = count = 0
-    stack = [root]
-    while stack:
-        node = stack.pop()
-        name = type(node.value).__name__
-        if name in whole and node is not root:
-            largest.setdefault(name, node.size)
-        below = node.submodules
-        if not below and node.size:
-            total += node.size
-            count += 1
-        stack.extend(reversed(below))
-    mean = total // count if count else 0
-    return int(1.25 * max(max(largest.values(), default=0), mean))
+    counts = tree.counts
+    largest = max((counts.sizes[order] for order in counts.first_whole.values()), default=0)
+    mean = counts.leaf_total // counts.leaf_count if counts.leaf_count else 0
+    return int(1.25 * max(largest, mean))

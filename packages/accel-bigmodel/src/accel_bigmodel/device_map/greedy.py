@@ -1,7 +1,7 @@
 """Placing in the order of the model: each device is filled before the next one is begun."""
 
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from accel_bigmodel.device_map.tree import Node, Tree
 
@@ -47,7 +47,6 @@ class Greedy:
         self.placed: list[tuple[Node, Device]] = []
         self.used: dict[Device, int] = dict.fromkeys(self.devices, 0)
         self._ties = self._ties_by_node()
-        self._layers = _LargestLayer(self.whole)
 
     def _ties_by_node(self) -> dict[int, list[list[Node]]]:
         found: dict[int, list[list[Node]]] = {}
@@ -68,25 +67,29 @@ class Greedy:
             Pairs of node and device, in the order of placing.
         """
         reserving = set(main_devices(self.devices))
-        queue = deque(self.tree.root.children)
-        self._layers.watch(queue)
+        queue = _Queue(self.tree.root.children)
         number = 0
         while queue:
             device = self.devices[number]
             limit = self.max_memory.get(device)
             if number + 1 == len(self.devices):
                 limit = None
-            node = queue.popleft()
+            node = queue.take()
             room = None
             if limit is not None:
-                room = limit - self.used[device] - (self._layers.largest(node) if device in reserving else 0)
-                spare = limit - self._layers.largest(None) if device in reserving else -1
+                room = limit - self.used[device] - (queue.largest_layer if device in reserving else 0)
             tied = self._tied_entries(node, queue)
             if room is not None and node.size > room:
                 if self._may_split(node):
-                    self._split(node, queue)
-                elif not (self.fallback and self.used[device] == 0 and self._fall_back(node, queue, spare, device)):
-                    number = self._next_device(node, queue, number)
+                    queue.put(node.children)
+                elif self.fallback and self.used[device] == 0 and limit is not None:
+                    spare = limit - max(node.layer, queue.largest_layer) if device in reserving else -1
+                    if not self._fall_back(node, queue, spare, device):
+                        queue.put([node])
+                        number += 1
+                else:
+                    queue.put([node])
+                    number += 1
                 continue
             if tied:
                 total = node.size + sum(entry.size for entry in tied)
@@ -94,18 +97,15 @@ class Greedy:
                     for entry in (node, *tied):
                         self._place(entry, device)
                     gone = {id(entry) for entry in tied}
-                    queue = deque(entry for entry in queue if id(entry) not in gone)
+                    queue.replace([entry for entry in queue if id(entry) not in gone])
                     continue
                 splittable = next((entry for entry in tied if self._may_split(entry)), None)
                 if splittable is not None:
-                    queue.appendleft(node)
-                    at = queue.index(splittable)
-                    queue.remove(splittable)
-                    for child in reversed(splittable.children):
-                        queue.insert(at, child)
+                    rest = (splittable.children if entry is splittable else (entry,) for entry in queue)
+                    queue.replace([node, *(entry for entries in rest for entry in entries)])
                     continue
-                assert room is not None
-                number = self._next_device(node, queue, number)
+                queue.put([node])
+                number += 1
                 continue
             self._place(node, device)
         return self.placed
@@ -113,14 +113,7 @@ class Greedy:
     def _may_split(self, node: Node) -> bool:
         return node.is_module and bool(node.submodules) and type(node.value).__name__ not in self.whole
 
-    def _split(self, node: Node, queue: deque[Node]) -> None:
-        queue.extendleft(reversed(node.children))
-
-    def _next_device(self, node: Node, queue: deque[Node], number: int) -> int:
-        queue.appendleft(node)
-        return number + 1
-
-    def _fall_back(self, node: Node, queue: deque[Node], room: int, device: Device) -> bool:
+    def _fall_back(self, node: Node, queue: "_Queue", room: int, device: Device) -> bool:
         """Give an empty device the first part of the rest that fits on it; tell whether there is one."""
         found = self._first_that_fits([node, *queue], room)
         if found is None:
@@ -128,8 +121,7 @@ class Greedy:
         waiting: list[Node] = []
         for entry in (node, *queue):
             waiting.extend(_without(entry, found) if entry.holds(found) else (entry,))
-        queue.clear()
-        queue.extend(waiting)
+        queue.replace(waiting)
         self._place(found, device)
         return True
 
@@ -146,9 +138,8 @@ class Greedy:
     def _place(self, node: Node, device: Device) -> None:
         self.placed.append((node, device))
         self.used[device] += node.size
-        self._layers.done(node)
 
-    def _tied_entries(self, node: Node, queue: deque[Node]) -> list[Node]:
+    def _tied_entries(self, node: Node, queue: Iterable[Node]) -> list[Node]:
         """List the waiting entries that share a tensor with a node, or with one of those."""
         found: list[Node] = []
         pending = [node]
@@ -174,41 +165,40 @@ def _without(node: Node, part: Node) -> list[Node]:
     return [rest for child in node.children for rest in _without(child, part)]
 
 
-class _LargestLayer:
-    """The largest layer among the parts that still wait for a device."""
+class _Queue:
+    """Parts that wait for a device, in order.
 
-    def __init__(self, whole: frozenset[str]) -> None:
-        self._whole = whole
-        self._layers: list[tuple[int, Node]] = []
-        self._gone: set[int] = set()
+    Args:
+        nodes: The parts.
+    """
 
-    def watch(self, nodes: Collection[Node]) -> None:
-        layers: list[tuple[int, Node]] = []
-        stack = list(nodes)
-        while stack:
-            node = stack.pop()
-            below = node.submodules if node.is_module else []
-            if below and type(node.value).__name__ not in self._whole:
-                stack.extend(below)
-            else:
-                layers.append((node.size, node))
-        self._layers = sorted(layers, key=lambda layer: layer[0])
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        self._waiting: list[tuple[Node, int]] = []  # backwards, with the largest layer from the end to there
+        self.put(nodes)
 
-    def done(self, node: Node) -> None:
-        self._gone.add(id(node))
+    def __iter__(self) -> Iterator[Node]:
+        return (node for node, _ in reversed(self._waiting))
 
-    def largest(self, current: Node | None) -> int:
-        """Give the bytes of the largest layer that waits behind a node."""
-        layers = self._layers
-        at = len(layers) - 1
-        while at >= 0:
-            size, layer = layers[at]
-            node: Node | None = layer
-            while node is not None and node is not current and id(node) not in self._gone:
-                node = node.parent
-            if node is None:
-                return size
-            if (current is None or node is not current) and at == len(layers) - 1:
-                layers.pop()
-            at -= 1
-        return 0
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def largest_layer(self) -> int:
+        """Bytes of the largest layer in all parts that wait."""
+        return self._waiting[-1][1] if self._waiting else 0
+
+    def put(self, nodes: Sequence[Node]) -> None:
+        """Have parts wait before all others."""
+        largest = self.largest_layer
+        for node in reversed(nodes):
+            largest = max(largest, node.layer)
+            self._waiting.append((node, largest))
+
+    def take(self) -> Node:
+        """Take the first part."""
+        return self._waiting.pop()[0]
+
+    def replace(self, nodes: Sequence[Node]) -> None:
+        """Have these parts wait, and no others."""
+        self._waiting.clear()
+        self.put(nodes)

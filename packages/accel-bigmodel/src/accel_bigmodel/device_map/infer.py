@@ -9,7 +9,7 @@ from torch import nn
 from accel_bigmodel.device_map.check import clean_device_map
 from accel_bigmodel.device_map.exact import Unit, contiguous, units_of
 from accel_bigmodel.device_map.greedy import Greedy
-from accel_bigmodel.device_map.tree import Node, Tree, build_tree
+from accel_bigmodel.device_map.tree import Node, Tree, build_tree, whole_classes, without_collecting
 from accel_bigmodel.memory import get_max_memory
 from accel_bigmodel.sizes import Dtype
 from accel_core.logging import get_logger
@@ -81,7 +81,7 @@ def solve(tree: Tree, limits: dict[Device, int], whole: Collection[str], fallbac
     """Place a model: by filling the devices in order, or better where that wastes them.
 
     Args:
-        tree: The model.
+        tree: The model, built with the same `whole`.
         limits: Bytes by device, in order.
         whole: Class names of modules that must not be split.
         fallback: Whether an empty device that the next module does not fit on is given a smaller one.
@@ -90,6 +90,11 @@ def solve(tree: Tree, limits: dict[Device, int], whole: Collection[str], fallbac
         The placement. It goes to a slower device only if no contiguous placement does without, and the device that
         offloaded parts compute on has room for the largest of them.
     """
+    with without_collecting():
+        return _solve(tree, limits, whole, fallback)
+
+
+def _solve(tree: Tree, limits: dict[Device, int], whole: Collection[str], fallback: bool) -> Solution:
     first = _solution(tree, Greedy(tree, limits, whole, fallback).run(), limits, whole)
     if first.keeps_room and first.slowest == 0:
         return first
@@ -137,9 +142,8 @@ def infer_auto_device_map(
         Devices by name of submodule or tensor.
     """
     limits = get_max_memory(max_memory)
-    solution = solve(
-        build_tree(model, dtype, special_dtypes), limits, whole_classes(no_split_module_classes), fallback_allocation
-    )
+    whole = whole_classes(no_split_module_classes)
+    solution = solve(build_tree(model, dtype, special_dtypes, whole), limits, whole, fallback_allocation)
     if verbose:
         for node, device in solution.placed:
             logger.info("Putting %s (size=%s) on %s.", node.name or "the model", node.size, device)
@@ -148,20 +152,6 @@ def infer_auto_device_map(
     if clean_result:
         clean_device_map(result)
     return result
-
-
-def whole_classes(no_split_module_classes: Sequence[str] | None) -> frozenset[str]:
-    """Read the classes that must not be split, which may be one name.
-
-    Args:
-        no_split_module_classes: One name, several, or None.
-
-    Returns:
-        The names.
-    """
-    if isinstance(no_split_module_classes, str):
-        return frozenset({no_split_module_classes})
-    return frozenset(no_split_module_classes or ())
 
 
 def _warn(solution: Solution, offload_buffers: bool) -> None:

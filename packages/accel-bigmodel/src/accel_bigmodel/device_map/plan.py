@@ -12,8 +12,8 @@ from accel_bigmodel.device_map.balance import get_balanced_memory
 from accel_bigmodel.device_map.check import clean_device_map
 from accel_bigmodel.device_map.drawing import Bar, Segment, draw_bars
 from accel_bigmodel.device_map.headroom import Workload, activation_bytes
-from accel_bigmodel.device_map.infer import solve, whole_classes
-from accel_bigmodel.device_map.tree import build_tree
+from accel_bigmodel.device_map.infer import solve
+from accel_bigmodel.device_map.tree import build_tree, whole_classes
 from accel_bigmodel.memory import get_max_memory
 from accel_bigmodel.sizes import Dtype
 from accel_core.errors import ConfigurationError, DeviceMapError
@@ -236,7 +236,7 @@ def plan_device_map(
             )
     if balanced:
         left = get_balanced_memory(model, left, list(whole), dtype, special_dtypes, low_zero)
-    solution = solve(build_tree(model, dtype, special_dtypes), left, whole)
+    solution = solve(build_tree(model, dtype, special_dtypes, whole), left, whole)
     if fast and solution.slowest and not any(solution.used[device] for device in fast):
         raise DeviceMapError(
             f"No accelerator has room for the largest layer beside its own part. Found limits of "

@@ -1,7 +1,10 @@
-"""A model as a tree of sizes, built in one pass."""
+"""A model as a tree of sizes: counted in one pass, its nodes made where they are looked at."""
 
+import contextlib
 import gc
-from collections.abc import Iterator, Mapping
+from bisect import bisect_right
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -12,7 +15,44 @@ from accel_bigmodel.sizes import Dtype
 from accel_core.modules.sizes import as_dtype, tensor_bytes
 from accel_core.options.enums import CustomDtype
 
-__all__ = ["Node", "build_tree"]
+__all__ = ["Node", "Tree", "build_tree", "whole_classes", "without_collecting"]
+
+_AnyDtype = torch.dtype | CustomDtype | None
+
+
+@contextlib.contextmanager
+def without_collecting() -> Iterator[None]:
+    """Do not look for garbage: where hundreds of thousands of nodes are made and kept, that takes most of the time."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
+
+
+@dataclass
+class Counts:
+    """Bytes of all modules and tensors of a model, in its order: a module comes before what it holds.
+
+    Attributes:
+        sizes: Bytes of all tensors in each that no earlier part of the model holds (tied tensors count once).
+        buffer_sizes: How many of those are buffers.
+        layers: Bytes of the largest layer in each module: one without submodules, or of a class that stays whole.
+        ends: The number after the last one in each.
+        leaf_total: Bytes of the modules without submodules.
+        leaf_count: How many of them have any.
+        first_whole: The first module of each class that stays whole.
+    """
+
+    sizes: list[int] = field(default_factory=list)
+    buffer_sizes: list[int] = field(default_factory=list)
+    layers: list[int] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)
+    leaf_total: int = 0
+    leaf_count: int = 0
+    first_whole: dict[str, int] = field(default_factory=dict)
 
 
 class Node:
@@ -22,25 +62,22 @@ class Node:
         key: Its name in its parent.
         parent: The module that holds it; None for the model.
         value: The module or tensor.
-        size: Bytes of all tensors in it that no earlier part of the model holds (tied tensors count once).
-        buffer_size: How many of those are buffers.
-        children: What it consists of: its own parameters, its submodules, its own buffers. A tensor has none.
         is_module: Whether it is a module.
-        order: Its place in the model, for comparing.
+        order: Its number in the model's order.
     """
 
-    __slots__ = ("_name", "buffer_size", "children", "is_module", "key", "layer", "order", "parent", "size", "value")
+    __slots__ = ("_children", "_counts", "_name", "is_module", "key", "order", "parent", "value")
 
-    def __init__(self, key: str, parent: "Node | None", value: Any, is_module: bool, order: int) -> None:
+    def __init__(
+        self, key: str, parent: "Node | None", value: Any, is_module: bool, order: int, counts: Counts
+    ) -> None:
         self.key = key
         self.parent = parent
         self.value = value
         self.is_module = is_module
         self.order = order
-        self.size = 0
-        self.buffer_size = 0
-        self.layer = 0
-        self.children: list[Node] = []
+        self._counts = counts
+        self._children: list[Node] | None = None
         self._name: str | None = None
 
     @property
@@ -50,6 +87,39 @@ class Node:
             above = self.parent.name if self.parent is not None else ""
             self._name = f"{above}.{self.key}" if above else self.key
         return self._name
+
+    @property
+    def size(self) -> int:
+        """Bytes of all tensors in it that no earlier part of the model holds (tied tensors count once)."""
+        return self._counts.sizes[self.order]
+
+    @property
+    def buffer_size(self) -> int:
+        """How many of those are buffers."""
+        return self._counts.buffer_sizes[self.order]
+
+    @property
+    def layer(self) -> int:
+        """Bytes of the largest layer in it; a tensor is one only beside the model's own modules."""
+        if self.is_module:
+            return self._counts.layers[self.order]
+        return self.size if self.parent is not None and self.parent.parent is None else 0
+
+    @property
+    def children(self) -> "list[Node]":
+        """What it consists of: its own parameters, its submodules, its own buffers. A tensor has none."""
+        if self._children is None:
+            self._children = self._made() if self.is_module else []
+        return self._children
+
+    def _made(self) -> "list[Node]":
+        module, counts, made, order = self.value, self._counts, [], self.order + 1
+        for held, is_module in ((module._parameters, False), (module._modules, True), (module._buffers, False)):
+            for key, value in held.items():
+                if value is not None:
+                    made.append(Node(key, self, value, is_module, order, counts))
+                    order = counts.ends[order]
+        return made
 
     @property
     def submodules(self) -> "list[Node]":
@@ -68,12 +138,7 @@ class Node:
 
     def holds(self, other: "Node") -> bool:
         """Tell whether another node is this one or below it."""
-        node: Node | None = other
-        while node is not None and node.order >= self.order:
-            if node is self:
-                return True
-            node = node.parent
-        return False
+        return self.order <= other.order < self._counts.ends[self.order]
 
 
 class Tree:
@@ -82,92 +147,153 @@ class Tree:
     Attributes:
         root: The model.
         ties: Groups of tensor nodes that are one tensor; the first is the one whose bytes count.
+        counts: The bytes.
     """
 
-    def __init__(self, root: Node, ties: list[list[Node]]) -> None:
+    def __init__(self, root: Node, counts: Counts) -> None:
         self.root = root
-        self.ties = ties
+        self.counts = counts
+        self.ties: list[list[Node]] = []
 
-    def find(self, name: str) -> Node | None:
-        """Find a node by dotted name."""
+    def at(self, order: int) -> Node:
+        """Give the node of a number."""
         node = self.root
-        for key in name.split(".") if name else ():
-            child = next((child for child in node.children if child.key == key), None)
-            if child is None:
-                return None
-            node = child
+        while node.order != order:
+            node = node.children[bisect_right(node.children, order, key=lambda child: child.order) - 1]
         return node
 
 
-def build_tree(model: nn.Module, dtype: Dtype | None = None, special_dtypes: Mapping[str, Dtype] | None = None) -> Tree:
+def build_tree(
+    model: nn.Module,
+    dtype: Dtype | None = None,
+    special_dtypes: Mapping[str, Dtype] | None = None,
+    whole: Collection[str] = (),
+) -> Tree:
     """Count a whole model in one pass, and once what it holds or declares to be tied.
 
     Args:
         model: The model, which may be empty.
         dtype: The dtype its floating point tensors will be loaded in.
         special_dtypes: Dtypes of single tensors by name.
+        whole: Class names of modules that must not be split.
 
     Returns:
         The tree.
     """
-    wanted = as_dtype(dtype)
     special = {name: as_dtype(value) for name, value in (special_dtypes or {}).items()}
-    # Hundreds of thousands of nodes are made and none is dropped: looking for garbage would take most of the time.
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        return _build(model, wanted, special)
-    finally:
-        if collecting:
-            gc.enable()
+    count = _Count(as_dtype(dtype), special, frozenset(whole))
+    with without_collecting():
+        count.module(model, "")
+        tree = Tree(Node("", None, model, True, 0, count.counts), count.counts)
+        tree.ties = [[tree.at(order) for order in orders] for orders in count.repeated.values()]
+        if count.declaring:
+            tree.ties = _with_declared(tree.ties, [tree.at(order) for order in count.declaring], count.whole)
+    return tree
 
 
-def _build(
-    model: nn.Module,
-    wanted: torch.dtype | CustomDtype | None,
-    special: Mapping[str, torch.dtype | CustomDtype | None],
-) -> Tree:
-    seen: dict[int, list[Node]] = {}
-    tied: list[list[Node]] = []
-    declaring: list[Node] = []
-    order = 0
-    root = Node("", None, model, True, 0)
-    # Own recursion: dotted names are made only where somebody asks for them.
-    stack: list[tuple[Node, bool]] = [(root, False)]
-    while stack:
-        node, done = stack.pop()
-        if done:
-            size = buffer_size = 0
-            for child in node.children:
-                size += child.size
-                buffer_size += child.buffer_size
-            node.size = size
-            node.buffer_size = buffer_size
-            continue
-        order += 1
-        node.order = order
-        stack.append((node, True))
-        module = node.value
-        if declares_ties(module):
-            declaring.append(node)
-        children = node.children
+def whole_classes(no_split_module_classes: Sequence[str] | None) -> frozenset[str]:
+    """Read the classes that must not be split, which may be one name.
+
+    Args:
+        no_split_module_classes: One name, several, or None.
+
+    Returns:
+        The names.
+    """
+    if isinstance(no_split_module_classes, str):
+        return frozenset({no_split_module_classes})
+    return frozenset(no_split_module_classes or ())
+
+
+class _Count:
+    """One pass over a model, which makes no object per module or tensor.
+
+    Args:
+        dtype: The dtype floating point tensors will be loaded in.
+        special: Dtypes of single tensors by name.
+        whole: Class names of modules that must not be split.
+    """
+
+    def __init__(self, dtype: _AnyDtype, special: Mapping[str, _AnyDtype], whole: frozenset[str]) -> None:
+        self.dtype = dtype
+        self.special = special
+        self.whole = whole
+        self.counts = Counts()
+        self.seen: dict[int, int] = {}
+        self.repeated: dict[int, list[int]] = {}
+        self.declaring: list[int] = []
+        self._kinds: dict[type, bool] = {}
+
+    def module(self, module: nn.Module, prefix: str) -> None:
+        """Count a module and everything in it."""
+        counts = self.counts
+        sizes, buffer_sizes, layers = counts.sizes, counts.buffer_sizes, counts.layers
+        order = len(sizes)
+        sizes.append(0)
+        buffer_sizes.append(0)
+        layers.append(0)
+        counts.ends.append(0)
+        is_whole = self._notice(module, order)
+        size = buffers = layer = 0
+        submodules = False
         for key, tensor in module._parameters.items():
             if tensor is not None:
-                order += 1
-                children.append(_leaf(key, node, tensor, order, wanted, special, seen, tied))
-        below = [Node(key, node, child, True, 0) for key, child in module._modules.items() if child is not None]
-        children.extend(below)
-        stack.extend([(child, False) for child in reversed(below)])
-        for key, tensor in module._buffers.items():
-            if tensor is not None:
-                order += 1
-                child = _leaf(key, node, tensor, order, wanted, special, seen, tied)
-                child.buffer_size = child.size
-                children.append(child)
-    return Tree(root, _with_declared(tied, declaring) if declaring else tied)
+                size += self._tensor(tensor, prefix, key, False)
+        for key, child in module._modules.items():
+            if child is not None:
+                submodules = True
+                at = len(sizes)
+                self.module(child, f"{prefix}{key}." if self.special else "")
+                size += sizes[at]
+                buffers += buffer_sizes[at]
+                if layers[at] > layer:
+                    layer = layers[at]
+        for key, buffer in module._buffers.items():
+            if buffer is not None:
+                buffers += (count := self._tensor(buffer, prefix, key, True))
+                size += count
+        sizes[order] = size
+        buffer_sizes[order] = buffers
+        layers[order] = size if is_whole or not submodules else layer
+        counts.ends[order] = len(sizes)
+        if not submodules and size:
+            counts.leaf_total += size
+            counts.leaf_count += 1
+
+    def _notice(self, module: nn.Module, order: int) -> bool:
+        """Note a module that declares ties, and tell whether it must not be split."""
+        kind = type(module)
+        declares = self._kinds.get(kind)
+        if declares is None:
+            declares = self._kinds[kind] = bool(getattr(kind, "_tied_weights_keys", None))
+        if (declares or "_tied_weights_keys" in module.__dict__) and declares_ties(module):
+            self.declaring.append(order)
+        if not self.whole or kind.__name__ not in self.whole:
+            return False
+        if order:
+            self.counts.first_whole.setdefault(kind.__name__, order)
+        return True
+
+    def _tensor(self, tensor: torch.Tensor, prefix: str, key: str, is_buffer: bool) -> int:
+        counts = self.counts
+        order = len(counts.sizes)
+        first = self.seen.setdefault(id(tensor), order)
+        size = 0
+        if first != order:
+            self.repeated.setdefault(id(tensor), [first]).append(order)
+        elif self.special and prefix + key in self.special:
+            own = self.special[prefix + key]
+            size = tensor.numel() * own.itemsize if isinstance(own, torch.dtype) else tensor_bytes(tensor, own)
+        else:
+            size = tensor_bytes(tensor, self.dtype)
+        counts.sizes.append(size)
+        counts.buffer_sizes.append(size if is_buffer else 0)
+        counts.layers.append(0)
+        counts.ends.append(order + 1)
+        return size
 
 
-def _with_declared(ties: list[list[Node]], declaring: list[Node]) -> list[list[Node]]:
+def _with_declared(ties: list[list[Node]], declaring: list[Node], whole: frozenset[str]) -> list[list[Node]]:
     """Join the groups of tensors that are one with those that modules declare to be one; each counts once."""
     group_of: dict[int, list[Node]] = {id(leaf): group for group in ties for leaf in group}
     for node in declaring:
@@ -180,41 +306,22 @@ def _with_declared(ties: list[list[Node]], declaring: list[Node]) -> list[list[N
             for leaf in joined:
                 group_of[id(leaf)] = joined
             for leaf in joined[1:]:
-                _count_no_more(leaf)
+                _count_no_more(leaf, whole)
     return list({id(group): group for group in group_of.values()}.values())
 
 
-def _count_no_more(leaf: Node) -> None:
+def _count_no_more(leaf: Node, whole: frozenset[str]) -> None:
     """Take a tensor's bytes out of it and of everything that holds it."""
-    size, buffer_size = leaf.size, leaf.buffer_size
+    counts, size, buffer_size = leaf._counts, leaf.size, leaf.buffer_size
     node: Node | None = leaf if size else None
     while node is not None:
-        node.size -= size
-        node.buffer_size -= buffer_size
+        counts.sizes[node.order] -= size
+        counts.buffer_sizes[node.order] -= buffer_size
+        if node.is_module:
+            below = node.submodules
+            if not below:
+                counts.leaf_total -= size
+                counts.leaf_count -= not node.size
+            is_layer = not below or type(node.value).__name__ in whole
+            counts.layers[node.order] = node.size if is_layer else max(child.layer for child in below)
         node = node.parent
-
-
-def _leaf(
-    key: str,
-    parent: Node,
-    tensor: torch.Tensor,
-    order: int,
-    dtype: torch.dtype | CustomDtype | None,
-    special: Mapping[str, torch.dtype | CustomDtype | None],
-    seen: dict[int, list[Node]],
-    tied: list[list[Node]],
-) -> Node:
-    node = Node(key, parent, tensor, False, order)
-    group = seen.get(id(tensor))
-    if group is None:
-        seen[id(tensor)] = [node]
-        if special and node.name in special:
-            own = special[node.name]
-            node.size = tensor.numel() * own.itemsize if isinstance(own, torch.dtype) else tensor_bytes(tensor, own)
-        else:
-            node.size = tensor_bytes(tensor, dtype)
-    else:
-        if len(group) == 1:
-            tied.append(group)
-        group.append(node)
-    return node

@@ -12,6 +12,7 @@ from accel_core.errors import QuantizationError
 from accel_core.logging import get_logger
 from accel_core.modules import packed
 from accel_core.modules.ties import find_tied_parameters
+from accel_quant import formats
 from accel_quant.config import BnbQuantizationConfig
 from accel_quant.library import bitsandbytes, is_instance
 
@@ -26,6 +27,7 @@ __all__ = [
 ]
 
 logger = get_logger(__name__)
+_ = formats  # registers the formats: whoever makes packed layers has packed weights counted, moved and offloaded
 
 
 def replace_with_bnb_layers(

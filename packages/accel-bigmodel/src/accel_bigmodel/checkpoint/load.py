@@ -268,7 +268,8 @@ def _fill(
                     for suffix, part in form.unpack(made).items():
                         for key in {packed_key(alias, suffix) for alias in target.names}:
                             offload_weight(part, key, offload_folder, index=written)
-                            index[key] = {**written[key], "dat_file": os.path.join(offload_folder, f"{key}.dat")}
+                            path = os.path.abspath(os.path.join(offload_folder, f"{key}.dat"))
+                            index[key] = {**written[key], "dat_file": path}
                     continue
                 dtype = target.dtype or (target.tensor.dtype if target.tensor.is_floating_point() else None)
                 if isinstance(shard, SafetensorsShard):
@@ -285,6 +286,13 @@ def _fill(
                 continue
             device = "cpu" if target.device == "disk" else target.device
             value = shard.tensor(name)
+            form = packed.find(target.tensor) if packs and device == "cpu" else None
+            if form is not None:
+                made = form.pack(target.tensor, value, torch.device("cpu"))
+                for alias in target.names:
+                    owner, key = owner_of(model, alias)
+                    owner._parameters[key] = made
+                continue
             for alias in target.names:
                 set_module_tensor_to_device(model, alias, device, value=value, dtype=target.dtype)
         shard.close()

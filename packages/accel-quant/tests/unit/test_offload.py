@@ -1,0 +1,74 @@
+"""Tests of packed weights that accel-bigmodel writes to disk through the registered format."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from accel_bigmodel import OffloadedWeightsLoader, dispatch_model, init_empty_weights, load_checkpoint_in_model
+from accel_core.errors import OffloadError
+from accel_quant import BnbQuantizationConfig, replace_with_bnb_layers
+
+bnb = pytest.importorskip("bitsandbytes", reason="needs bitsandbytes")
+pytestmark = pytest.mark.filterwarnings("ignore:MatMul8bitLt")
+
+PLACES = {"0": "cpu", "2": "disk"}
+
+
+def plain() -> nn.Sequential:
+    """Make two layers."""
+    return nn.Sequential(nn.Linear(32, 48), nn.ReLU(), nn.Linear(48, 24)).eval()
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> Path:
+    """Weights of `plain` in a file."""
+    torch.manual_seed(0)
+    save_file(plain().state_dict(), tmp_path / "model.safetensors")
+    return tmp_path / "model.safetensors"
+
+
+def empty() -> nn.Module:
+    """Make the layers without weights, to be packed to 8 bits."""
+    config = BnbQuantizationConfig(load_in_8bit=True, torch_dtype=torch.float32)
+    with init_empty_weights():
+        model = plain()
+    return replace_with_bnb_layers(model, config).eval()
+
+
+@torch.no_grad()
+def test_weights_are_packed_before_they_are_written(weights: Path, tmp_path: Path) -> None:
+    """With `offload_8bit_bnb` a layer on disk is stored packed, as bitsandbytes packs it, and computes the same."""
+    folder = tmp_path / "offload"
+    model = empty()
+    load_checkpoint_in_model(model, weights, PLACES, offload_folder=folder, offload_8bit_bnb=True)
+    stored = OffloadedWeightsLoader(save_folder=folder)
+    assert set(stored) == {"2.weight", "2.SCB"}
+    assert stored["2.weight"].dtype == torch.int8
+    assert (folder / "2.weight.dat").stat().st_size == 24 * 48
+    by_hand = plain()
+    by_hand.load_state_dict(load_file(weights))
+    for number in (0, 2):
+        layer = by_hand[number]
+        made = bnb.nn.Linear8bitLt(layer.in_features, layer.out_features, has_fp16_weights=False, threshold=6.0)
+        made.load_state_dict(layer.state_dict())
+        by_hand[number] = made.to("cpu").eval()
+    assert torch.equal(model[0].weight.data, by_hand[0].weight.data)
+    assert torch.equal(stored["2.weight"], by_hand[2].weight.data)
+    assert torch.equal(stored["2.SCB"], by_hand[2].weight.SCB)
+    model = dispatch_model(model, PLACES, offload_dir=folder)
+    assert model[2].weight.is_meta
+    x = torch.randn(5, 32)
+    for _ in range(2):
+        assert torch.equal(model(x), by_hand(x))
+        assert model[2].weight.is_meta
+
+
+def test_packed_weights_need_a_folder(weights: Path) -> None:
+    """Without a folder to write packed weights to, nothing is loaded, although a safetensors file holds plain ones."""
+    model = empty()
+    with pytest.raises(OffloadError, match=r"'2\.weight' first"):
+        load_checkpoint_in_model(model, weights, PLACES, offload_8bit_bnb=True)
+    assert all(parameter.is_meta for parameter in model.parameters())

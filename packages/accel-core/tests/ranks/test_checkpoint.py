@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from accel_core.accelerator import Accelerator
 from accel_core.checkpoint import background, folder, payload, preemption
 from accel_core.checkpoint.run import BareRun
+from accel_core.comm.objects import gather_object
 from accel_core.errors import CheckpointDamagedError, CheckpointError, CheckpointMismatchError
 from accel_core.process.world import ensure
 from accel_core.testing import world
@@ -44,8 +45,7 @@ def raised(call: Any, *args: Any, **kwargs: Any) -> tuple[str, str]:
 
 def everywhere(value: Any) -> list[Any]:
     """Gather a value from all ranks."""
-    values: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value)
+    values: list[Any] = gather_object([value])
     return values
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -31,6 +34,18 @@ def test_two_processes_are_found_without_a_flag() -> None:
     assert accelerator.distributed_type is DistributedType.MULTI_CPU
     assert (accelerator.num_processes, accelerator.use_distributed, accelerator.multi_device) == (2, True, True)
     assert accelerator.state.backend == "gloo"
+
+
+@world(2)
+def test_a_model_that_outlives_its_group_does_not_end_it() -> None:
+    """gloo's threads are not joined by the last DDP model, which holds the lock that they wait for."""
+    accelerator = Accelerator()
+    model = accelerator.prepare(_model())
+    accelerator.end_training()
+    model = accelerator = None  # noqa: F841
+    gc.collect()
+    names = [(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
+    assert "pt_gloo_runloop" in names, names
 
 
 @world(2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
@@ -20,6 +21,10 @@ from accel_core.options.enums import DistributedType
 from accel_core.process import rendezvous
 
 __all__ = ["World", "current", "destroy", "ensure", "forget"]
+
+_LETTING_GO = 0.02
+"""Seconds that threads of a process group have to let go of tensors once it was left."""
+_left: Any = None
 
 
 @dataclass(frozen=True)
@@ -110,11 +115,20 @@ def forget() -> None:
 def destroy(group: Any = None) -> None:
     """Leave the process group and, for the default group, forget the world.
 
+    The default group that was left last is kept as an object. A DDP model that outlives it would otherwise be the last
+    to hold it and end it with Python's lock in hand, waiting for a thread of gloo that waits for this very lock to let
+    go of its last tensor. The short sleep lets such threads come to their end.
+
     Args:
         group: A group of `torch.distributed`, or `None` for the default one.
     """
+    global _left
     if dist.is_initialized():
+        leaving = dist.group.WORLD if group is None else None
         dist.destroy_process_group(group)
+        if leaving is not None:
+            _left = leaving
+            time.sleep(_LETTING_GO)
     if group is None:
         forget()
 

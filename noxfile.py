@@ -251,11 +251,12 @@ print(f"{own} imports; not importable beside it: {', '.join(strangers) or 'nothi
 
 @nox.session(venv_backend="none")
 def integration(session: nox.Session) -> None:
-    """Test the packages together: packaging, equivalence, faults, typing, and folders exchanged with the original."""
+    """Test the packages together: packaging, equivalence, faults, typing, folders exchanged, a Trainer's smoke."""
     folder = ROOT / "tests-integration"
     elsewhere = ("architecture", "interop", "__pycache__")
     everything = [path for path in sorted(folder.iterdir()) if path.name not in elsewhere]
-    folders = session.posargs or [*everything, folder / "interop" / "test_checkpoint_exchange.py"]
+    beside = [folder / "interop" / f"test_{name}.py" for name in ("checkpoint_exchange", "smoke")]
+    folders = session.posargs or [*everything, *beside]
     builder = Environment(session, "build").provide(GROUPS["build"], [])
     variables = {
         "ACCEL_PEER_PYTHON": str(peer(session).folder / "bin" / "python"),
@@ -339,6 +340,15 @@ def bench(session: nox.Session) -> None:
     names = session.posargs or sorted(p.stem for p in folder.glob("*.py") if p.stem != "record")
     for name in names:
         tree(session).run("python", folder / "record.py", name, "--peer", python)
+
+
+@nox.session(venv_backend="none", default=False)
+def trackers(session: nox.Session) -> None:
+    """Test every tracker with its real library, Comet and Aim too: their requirements are kept out of the one tree."""
+    own = PACKAGES["accel-trackers"]
+    requirements = sorted({text for name in ("test", "test-full", "test-apart") for text in own.groups[name]})
+    environment = Environment(session, "trackers").provide(requirements, own.siblings)
+    pytest(environment, "trackers", own.folder / "tests", *session.posargs)
 
 
 @nox.session(venv_backend="none", default=False)

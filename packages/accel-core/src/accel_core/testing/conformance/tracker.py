@@ -8,7 +8,7 @@
         def read(self, folder, state):
             return Stored(scalars=..., config=...)
 
-A session in a process of its own makes the tracker, logs everything in `CONFIG`, `SCALARS` and the others through a
+A session in a fresh process, started as a user's script is, makes the tracker, logs everything in `CONFIG`, `SCALARS` and the others through a
 `TrackerHub`, resumes it, and reads back what was stored; each test then looks at one thing. The library is real, and
 its process ends with it, so that what it leaves behind disturbs no other test.
 """
@@ -23,6 +23,7 @@ import json
 import os
 import pathlib
 import pickle
+import subprocess
 import sys
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -31,7 +32,6 @@ import pytest
 import torch
 
 from accel_core.testing.requires import requires
-from accel_core.testing.world import run
 from accel_core.tracking import spool
 from accel_core.tracking.discovery import LOGGER_TYPE_TO_CLASS, register_tracker_class
 from accel_core.tracking.flatten import FlatConfig, flatten
@@ -97,6 +97,16 @@ def picture() -> Any:
     """Return the image that a session logs at step 4, as `picture`: an array of shape (6, 8, 3) of bytes."""
     values = torch.arange(6 * 8 * 3, dtype=torch.uint8).reshape(6, 8, 3)
     return values.numpy()
+
+
+_SESSION = """
+import faulthandler, sys
+source, qualname, folder, seconds = sys.argv[1:]
+faulthandler.dump_traceback_later(float(seconds), exit=True)
+from accel_core.testing.conformance.tracker import _hold_session
+_hold_session(source, qualname, folder)
+"""
+"""The session's script; when its time is up it prints every thread's stack and ends."""
 
 
 @dataclasses.dataclass
@@ -175,10 +185,13 @@ class TrackerConformance:
         folder = tmp_path_factory.mktemp("session")
         environment = {name: value.format(folder=folder) for name, value in cls.environment.items()}
         source = inspect.getsourcefile(cls)
-        failure = run(
-            _session, 1, (source, cls.__qualname__, str(folder)), timeout=cls.timeout, environment=environment
-        )
-        assert failure is None, failure
+        words = [sys.executable, "-c", _SESSION, str(source), cls.__qualname__, str(folder), str(cls.timeout)]
+        said = folder.with_name(f"{folder.name}.printed")
+        with open(said, "wb") as printed:
+            done = subprocess.run(
+                words, stdin=subprocess.DEVNULL, stdout=printed, stderr=printed, env=os.environ | environment, check=False
+            )
+        assert done.returncode == 0, said.read_text(errors="replace")
         with open(folder / "found.pickle", "rb") as file:
             found: dict[str, Any] = pickle.load(file)
         return found
@@ -282,11 +295,6 @@ def _shown(value: Any) -> float | str:
 
 def _first_arguments(tracker_class: Any, folder: pathlib.Path) -> tuple[str, ...]:
     return ("project", str(folder)) if tracker_class.requires_logging_directory else ("project",)
-
-
-def _session(source: str, qualname: str, place: str) -> None:
-    """Hold the session with this module as it is imported everywhere else: rank bodies are loaded by their file."""
-    importlib.import_module("accel_core.testing.conformance.tracker")._hold_session(source, qualname, place)
 
 
 def _hold_session(source: str, qualname: str, place: str) -> None:

@@ -1,4 +1,4 @@
-"""Runs one client script on the drop-in and on Accelerate 1.15.0, and gives both results.
+"""Runs one client script on the drop-in and on Accelerate 1.15.0, gives both results, and prints a table at the end.
 
 A client is a program under `clients/` that uses a released library and prints one line of JSON. `ACCEL_PEER_PYTHON`
 names the Python of an environment with the same libraries and the original.
@@ -8,13 +8,45 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
 CLIENTS = Path(__file__).parent / "clients"
+
+
+class Client(NamedTuple):
+    """A program that uses a library.
+
+    Attributes:
+        title: What it does with the library.
+        library: The distribution.
+        ranks: On how many processes it runs.
+        accelerator: Whether it computes on the simulated accelerator.
+    """
+
+    title: str
+    library: str
+    ranks: int = 1
+    accelerator: bool = False
+
+
+PROGRAMS = {
+    "trainer": Client("Trainer, one process", "transformers"),
+    "trainer_ranks": Client("Trainer, two gloo ranks", "transformers", ranks=2),
+    "offload": Client("models and adapters on CPU and disk", "peft"),
+    "trl_trainers": Client("SFT, DPO and reward trainers", "trl"),
+    "trl_command": Client("`trl sft` and `trl dpo`", "trl"),
+    "diffusion": Client("training loop, offloaded and mapped models", "diffusers"),
+    "diffusion_offload": Client("offload and device maps, simulated accelerator", "diffusers", accelerator=True),
+    "encoder": Client("encoding and training", "sentence-transformers"),
+    "evaluation": Client("evaluation loop as in lm-eval", "transformers"),
+}
 
 
 class Pair(NamedTuple):
@@ -24,7 +56,24 @@ class Pair(NamedTuple):
     theirs: dict[str, Any]
 
 
-def _run(python: str, words: list[str], folder: Path) -> dict[str, Any]:
+@dataclass
+class Row:
+    """A line of the table: how long a client took on either side, in seconds, and how its tests ended."""
+
+    seconds: list[float] = field(default_factory=list)
+    outcomes: list[str] = field(default_factory=list)
+
+
+ROWS = pytest.StashKey[dict[str, Row]]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Begin an empty table."""
+    config.stash[ROWS] = {}
+
+
+def run_client(python: str, words: list[str], folder: Path, **variables: str) -> dict[str, Any]:
+    """Run a client in a folder of its own, without network or GPU, and return what it found."""
     folder.mkdir()
     environment = {
         **os.environ,
@@ -33,6 +82,7 @@ def _run(python: str, words: list[str], folder: Path) -> dict[str, Any]:
         "HF_DATASETS_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "CUDA_VISIBLE_DEVICES": "",
+        **variables,
     }
     done = subprocess.run(
         [python, *words], capture_output=True, text=True, cwd=folder, env=environment, check=False, timeout=600
@@ -42,18 +92,81 @@ def _run(python: str, words: list[str], folder: Path) -> dict[str, Any]:
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
-@pytest.fixture(scope="module")
-def compare(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Pair]:
-    """Return a function that runs a client, by name, on both sides; on several ranks where asked."""
-    peer = os.environ.get("ACCEL_PEER_PYTHON")
-    if not peer:
+@pytest.fixture(scope="session")
+def peer() -> str:
+    """Return the Python of the environment with the original."""
+    python = os.environ.get("ACCEL_PEER_PYTHON")
+    if not python:
         pytest.skip("ACCEL_PEER_PYTHON names no environment with Accelerate 1.15.0; `nox -s interop` makes one")
+    return python
 
-    def run(client: str, ranks: int = 1) -> Pair:
-        folder = tmp_path_factory.mktemp(client)
-        words = [str(CLIENTS / f"{client}.py")]
-        if ranks > 1:
-            words = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", *words]
-        return Pair(_run(sys.executable, words, folder / "ours"), _run(peer, words, folder / "theirs"))
+
+@pytest.fixture(scope="session")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, Any]]:
+    """Return a function that runs a client, by name, on the drop-in in one process."""
+
+    def run(name: str) -> dict[str, Any]:
+        return run_client(sys.executable, [str(CLIENTS / f"{name}.py")], tmp_path_factory.mktemp(name) / "alone")
 
     return run
+
+
+@pytest.fixture(scope="session")
+def compare(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config, peer: str) -> Callable[[str], Pair]:
+    """Return a function that runs a client, by name, on both sides."""
+
+    def run(name: str) -> Pair:
+        row = pytestconfig.stash[ROWS].setdefault(name, Row())
+        folder = tmp_path_factory.mktemp(name)
+        words = [str(CLIENTS / f"{name}.py")]
+        if PROGRAMS[name].ranks > 1:
+            launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={PROGRAMS[name].ranks}"]
+            words = [*launch, *words]
+        found = []
+        for side, python in (("ours", sys.executable), ("theirs", peer)):
+            begun = time.monotonic()
+            found.append(run_client(python, words, folder / side))
+            row.seconds.append(time.monotonic() - begun)
+        return Pair(*found)
+
+    return run
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Note how a test ended under the client that it looks at: the fixture that has the client's name."""
+    report = yield
+    if report.when == "call" or report.outcome != "passed":
+        for name in set(getattr(item, "fixturenames", ())) & PROGRAMS.keys():
+            item.config.stash[ROWS].setdefault(name, Row()).outcomes.append(report.outcome)
+    return report
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Print the table: client, result, seconds."""
+    rows = config.stash[ROWS]
+    if not rows:
+        return
+    terminalreporter.section("clients on the drop-in and on Accelerate 1.15.0")
+    terminalreporter.write_line("| library | client | result | drop-in, s | original, s |")
+    terminalreporter.write_line("|---|---|---|---|---|")
+    for name, program in PROGRAMS.items():
+        if name in rows:
+            seconds = [f"{taken:.1f}" for taken in rows[name].seconds] + ["", ""]
+            cells = (_library(program.library), program.title, _result(rows[name].outcomes), *seconds[:2])
+            terminalreporter.write_line(f"| {' | '.join(cells)} |")
+
+
+def _library(name: str) -> str:
+    try:
+        return f"{name} {version(name)}"
+    except PackageNotFoundError:
+        return f"{name}, not installed"
+
+
+def _result(outcomes: list[str]) -> str:
+    passed = outcomes.count("passed")
+    others = [f"{outcomes.count(other)} {other}" for other in ("failed", "skipped") if other in outcomes]
+    return ", ".join([f"{passed} of {len(outcomes)} hold", *others])

@@ -1,5 +1,6 @@
 """transformers, peft and diffusers place, offload, merge and save models as on Accelerate 1.15.0."""
 
+import shutil
 from collections.abc import Callable
 from typing import Any
 
@@ -7,20 +8,28 @@ import pytest
 
 
 @pytest.fixture(scope="module")
-def offload(compare: Callable[..., Any]) -> Any:
+def offload(compare: Callable[[str], Any]) -> Any:
     """Return what transformers and peft found on offloaded models."""
     return compare("offload")
 
 
 @pytest.fixture(scope="module")
-def diffusion(compare: Callable[..., Any]) -> Any:
-    """Return what diffusers found."""
+def diffusion(compare: Callable[[str], Any]) -> Any:
+    """Return what diffusers found on the CPU."""
     return compare("diffusion")
 
 
 @pytest.fixture(scope="module")
-def evaluation(compare: Callable[..., Any]) -> Any:
-    """Return what evaluation loops found."""
+def diffusion_offload(compare: Callable[[str], Any]) -> Any:
+    """Return what diffusers found on a simulated accelerator."""
+    if shutil.which("g++") is None or shutil.which("ninja") is None:
+        pytest.skip("the simulated accelerator is built by g++ and ninja, and one of them is not installed")
+    return compare("diffusion_offload")
+
+
+@pytest.fixture(scope="module")
+def evaluation(compare: Callable[[str], Any]) -> Any:
+    """Return what an evaluation loop found."""
     return compare("evaluation")
 
 
@@ -37,13 +46,30 @@ def test_offloading_changes_nothing(offload: Any) -> None:
     assert offload.ours["adapters"]["outputs from disk"] == offload.ours["adapters"]["outputs"]
 
 
-@pytest.mark.parametrize("case", ["loop", "loop in bf16", "pipeline"])
+@pytest.mark.parametrize("case", ["loop", "loop in bf16", "pipeline", "device maps"])
 def test_diffusers_is_bit_equal(diffusion: Any, case: str) -> None:
-    """An example's training loop and an offloaded pipeline give what they give on the original."""
+    """An example's training loop, an offloaded pipeline and mapped models give what they give on the original."""
     assert diffusion.ours[case] == diffusion.theirs[case]
 
 
-@pytest.mark.parametrize("case", ["encode", "likelihoods"])
-def test_evaluation_is_bit_equal(evaluation: Any, case: str) -> None:
-    """Encoding with sentence-transformers and scoring likelihoods give what they give on the original."""
-    assert evaluation.ours[case] == evaluation.theirs[case]
+@pytest.mark.parametrize(
+    "case", ["model offload", "sequential offload", "device map", "device map with CPU and disk", "balanced"]
+)
+def test_diffusers_offloads_to_an_accelerator(diffusion_offload: Any, case: str) -> None:
+    """Images are those of the whole pipeline, bit by bit, and models lie where they lie on the original."""
+    ours, theirs = ({name: found for name, found in side[case].items() if name != "peak"} for side in diffusion_offload)
+    assert ours["equal"]
+    assert ours == theirs
+
+
+def test_diffusers_needs_less_memory_offloaded(diffusion_offload: Any) -> None:
+    """Offloaded models take the original's memory; layers that travel ahead take more, but less than their model."""
+    ours, theirs = diffusion_offload
+    for case in ("model offload", "device map", "balanced"):
+        assert ours[case]["peak"] <= theirs[case]["peak"]
+    assert ours["sequential offload"]["peak"] < ours["model offload"]["peak"]
+
+
+def test_likelihoods_are_bit_equal(evaluation: Any) -> None:
+    """An evaluation loop scores every sample as it does on the original, and finds the same batch size."""
+    assert evaluation.ours == evaluation.theirs

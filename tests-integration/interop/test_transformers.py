@@ -7,15 +7,21 @@ import pytest
 
 
 @pytest.fixture(scope="module")
-def one(compare: Callable[..., Any]) -> Any:
+def trainer(compare: Callable[[str], Any]) -> Any:
     """Return what the Trainer found in one process."""
     return compare("trainer")
 
 
 @pytest.fixture(scope="module")
-def two(compare: Callable[..., Any]) -> Any:
+def trainer_ranks(compare: Callable[[str], Any]) -> Any:
     """Return what the Trainer found on two gloo ranks."""
-    return compare("trainer_ranks", ranks=2)
+    return compare("trainer_ranks")
+
+
+@pytest.fixture(scope="module")
+def one_rank(alone: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
+    """Return what the drop-in finds in one process on the batches that two ranks share."""
+    return alone("trainer_ranks")
 
 
 @pytest.mark.parametrize(
@@ -35,30 +41,38 @@ def two(compare: Callable[..., Any]) -> Any:
         "resume",
     ],
 )
-def test_one_process_is_bit_equal(one: Any, case: str) -> None:
+def test_one_process_is_bit_equal(trainer: Any, case: str) -> None:
     """Losses, gradient norms and weights are those of the original, bit by bit."""
-    assert one.ours[case] == one.theirs[case]
+    assert trainer.ours[case] == trainer.theirs[case]
 
 
-def test_resuming_equals_going_on(one: Any) -> None:
+def test_resuming_equals_going_on(trainer: Any) -> None:
     """A run that is resumed from its third step ends with the weights of one that was never stopped."""
-    assert one.ours["resume"]["equal"]
+    assert trainer.ours["resume"]["equal"]
 
 
-def test_batch_size_is_found(one: Any) -> None:
+def test_batch_size_is_found(trainer: Any) -> None:
     """The batch shrinks until it fits, by the same factors, and trains to the same weights."""
-    assert one.ours["find batch size"] == one.theirs["find batch size"]
+    assert trainer.ours["find batch size"] == trainer.theirs["find batch size"]
 
 
-@pytest.mark.parametrize("case", ["plain", "accumulation"])
-def test_two_ranks_train_alike(two: Any, case: str) -> None:
+@pytest.mark.parametrize("case", ["plain", "accumulation", "split", "dispatch", "uneven evaluation"])
+def test_two_ranks_train_alike(trainer_ranks: Any, case: str) -> None:
     """Two ranks agree with one another, and with the original to single precision."""
-    assert two.ours[case]["ranks agree"]
+    assert trainer_ranks.ours[case]["ranks agree"]
     for key in ("losses", "evaluation", "weights"):
-        assert two.ours[case][key] == pytest.approx(two.theirs[case][key], rel=1e-4, abs=1e-5)
+        assert trainer_ranks.ours[case][key] == pytest.approx(trainer_ranks.theirs[case][key], rel=1e-4, abs=1e-5)
 
 
-def test_two_ranks_agree_after_an_evaluation(two: Any) -> None:
+@pytest.mark.parametrize("case", ["plain", "accumulation", "split", "dispatch"])
+def test_two_ranks_train_like_one(trainer_ranks: Any, one_rank: dict[str, Any], case: str) -> None:
+    """Two ranks that share the batches of one process train to its losses and weights, to single precision."""
+    for key in ("losses", "evaluation", "weights"):
+        assert trainer_ranks.ours[case][key] == pytest.approx(one_rank[case][key], rel=1e-4, abs=1e-5)
+
+
+def test_two_ranks_agree_after_an_evaluation(trainer_ranks: Any) -> None:
     """An evaluation before training does not part the ranks, as it does in the original."""
-    assert two.ours["evaluated first"]["ranks agree"]
-    assert two.ours["evaluated first"]["weights"] == pytest.approx(two.ours["plain"]["weights"], rel=1e-4, abs=1e-5)
+    first, plain = trainer_ranks.ours["evaluated first"], trainer_ranks.ours["plain"]
+    assert first["ranks agree"]
+    assert first["weights"] == pytest.approx(plain["weights"], rel=1e-4, abs=1e-5)

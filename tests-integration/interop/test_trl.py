@@ -7,18 +7,31 @@ import pytest
 
 
 @pytest.fixture(scope="module")
-def trl(compare: Callable[..., Any]) -> Any:
-    """Return what trl found."""
+def trl_trainers(compare: Callable[[str], Any]) -> Any:
+    """Return what trl's trainers found."""
     return compare("trl_trainers")
 
 
+@pytest.fixture(scope="module")
+def trl_command(compare: Callable[[str], Any]) -> Any:
+    """Return what trl's command line found."""
+    return compare("trl_command")
+
+
 @pytest.mark.parametrize("case", ["sft", "dpo", "reward"])
-def test_trainers_are_bit_equal(trl: Any, case: str) -> None:
+def test_trainers_are_bit_equal(trl_trainers: Any, case: str) -> None:
     """Losses and weights are those of the original, bit by bit, and finite."""
-    assert trl.ours[case]["finite"]
-    assert trl.ours[case] == trl.theirs[case]
+    assert trl_trainers.ours[case]["finite"]
+    assert trl_trainers.ours[case] == trl_trainers.theirs[case]
 
 
-def test_launch_command_runs_in_process(trl: Any) -> None:
+def test_launch_command_runs_in_process(trl_trainers: Any) -> None:
     """The launch command and its parser are called from Python, as trl's command line does."""
-    assert trl.ours["command line"] == trl.theirs["command line"]
+    assert trl_trainers.ours["in process"] == trl_trainers.theirs["in process"]
+
+
+@pytest.mark.parametrize("case", ["sft", "dpo"])
+def test_the_command_line_is_bit_equal(trl_command: Any, case: str) -> None:
+    """`trl sft` and `trl dpo` launch, train and save to the losses and weights of the original, bit by bit."""
+    assert trl_command.ours[case]["finite"]
+    assert trl_command.ours[case] == trl_command.theirs[case]

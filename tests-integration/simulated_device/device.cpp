@@ -262,6 +262,22 @@ Tensor& set_tensor(Tensor& tensor, const Tensor& other) {
   return set_storage(tensor, other.storage(), other.storage_offset(), other.sym_sizes(), other.sym_strides());
 }
 
+Tensor convolution(
+    const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias, c10::SymIntArrayRef stride,
+    c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation, bool transposed, c10::SymIntArrayRef output_padding,
+    c10::SymInt groups) {
+  const bool has_bias = bias.has_value() && bias->defined();
+  TORCH_CHECK(
+      weight.device() == input.device() && (!has_bias || bias->device() == input.device()),
+      "Expected all tensors to be on the same device, but found at least two: ", input.device(), " and ",
+      weight.device(), " (aten::convolution)");
+  c10::DeviceGuard guard(input.device());
+  const auto host_bias = has_bias ? std::optional<Tensor>(on_host(*bias)) : std::nullopt;
+  return at::convolution_symint(
+             on_host(input), on_host(weight), host_bias, stride, padding, dilation, transposed, output_padding, groups)
+      .to(input.device());
+}
+
 at::Scalar item(const Tensor& tensor) { return on_host(tensor).clone().item(); }
 bool shallow_copy_is_compatible(const Tensor&, const Tensor&) { return true; }
 void record_stream(Tensor&, c10::Stream) {}
@@ -280,6 +296,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   library.impl("_local_scalar_dense", item);
   library.impl("_has_compatible_shallow_copy_type", shallow_copy_is_compatible);
   library.impl("record_stream", record_stream);
+  library.impl("convolution_overrideable", convolution);  // its default raises, so the fallback is not asked
 }
 
 // ---- everything else: on the CPU, after a look at the devices ---------------------------------------------------

@@ -4,9 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers import DDIMPipeline, DDIMScheduler, DDPMScheduler, UNet2DModel
+from diffusers import AutoencoderKL, DDIMPipeline, DDIMScheduler, DDPMScheduler, DiTPipeline, DiTTransformer2DModel
 from diffusers.optimization import get_scheduler
 from diffusers.training_utils import EMAModel
+from images import draw, save_pipeline, unet
 from models import digest, report
 from torch.nn.functional import mse_loss
 
@@ -18,20 +19,6 @@ from accelerate.utils import ProjectConfiguration, set_seed
 logger = get_logger(__name__)
 
 
-def _unet() -> UNet2DModel:
-    torch.manual_seed(0)
-    return UNet2DModel(
-        sample_size=8,
-        in_channels=1,
-        out_channels=1,
-        layers_per_block=1,
-        block_out_channels=(8, 16),
-        down_block_types=("DownBlock2D", "DownBlock2D"),
-        up_block_types=("UpBlock2D", "UpBlock2D"),
-        norm_num_groups=4,
-    )
-
-
 def _loop(precision: str) -> dict[str, Any]:
     accelerator = Accelerator(
         cpu=True,
@@ -40,7 +27,7 @@ def _loop(precision: str) -> dict[str, Any]:
         project_config=ProjectConfiguration(project_dir=f"run-{precision}", total_limit=2),
     )
     set_seed(3)
-    model = _unet()
+    model = unet()
     ema = EMAModel(model.parameters())
     noise_scheduler = DDPMScheduler(num_train_timesteps=20)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -84,7 +71,7 @@ def _loop(precision: str) -> dict[str, Any]:
 
 def _pipeline() -> dict[str, Any]:
     folder = Path("pipeline")
-    DDIMPipeline(_unet(), DDIMScheduler(num_train_timesteps=20)).save_pretrained(folder)
+    DDIMPipeline(unet(), DDIMScheduler(num_train_timesteps=20)).save_pretrained(folder)
     whole = DDIMPipeline.from_pretrained(folder)
     whole.set_progress_bar_config(disable=True)
     expected = whole(generator=torch.Generator().manual_seed(1), num_inference_steps=3, output_type="np").images
@@ -95,9 +82,38 @@ def _pipeline() -> dict[str, Any]:
     return {"sum": float(expected.sum()), "offloaded": float(found.sum()), "same": bool((found == expected).all())}
 
 
+def _mapped() -> dict[str, Any]:
+    """Spread models over the CPU and the disk, by a map, a word and for a whole pipeline."""
+    folder = Path("mapped")
+    save_pipeline(folder)
+    expected = draw(DiTPipeline.from_pretrained(folder))
+    places = {"pos_embed": "cpu", "norm_out": "cpu", "proj_out_1": "cpu", "proj_out_2": "disk"}
+    places |= {f"transformer_blocks.{index}": "disk" if index % 2 else "cpu" for index in range(4)}
+    transformer = DiTTransformer2DModel.from_pretrained(
+        folder / "transformer", device_map=places, offload_folder="offload"
+    )
+    autoencoder = AutoencoderKL.from_pretrained(folder / "vae", device_map="auto")
+    spread = draw(DiTPipeline.from_pretrained(folder, transformer=transformer, vae=autoencoder))
+    by_word = draw(DiTPipeline.from_pretrained(folder, device_map="cpu"))
+    balanced = DiTPipeline.from_pretrained(folder, device_map="balanced")
+    return {
+        "sum": float(expected.double().sum()),
+        "equal": [torch.equal(found, expected) for found in (spread, by_word, draw(balanced))],
+        "placed": sorted({str(tensor.device) for tensor in transformer.parameters()}),
+        "chosen": [str(autoencoder.hf_device_map), str(balanced.hf_device_map)],
+    }
+
+
 def main() -> None:
     """Run every case and print what came out."""
-    report({"loop": _loop("no"), "loop in bf16": _loop("bf16"), "pipeline": _pipeline()})
+    report(
+        {
+            "loop": _loop("no"),
+            "loop in bf16": _loop("bf16"),
+            "pipeline": _pipeline(),
+            "device maps": _mapped(),
+        }
+    )
 
 
 if __name__ == "__main__":

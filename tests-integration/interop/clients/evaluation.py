@@ -1,35 +1,12 @@
-"""Encoding with sentence-transformers, and an evaluation loop as lm-eval writes it."""
+"""An evaluation loop as lm-eval writes it."""
 
 from typing import Any
 
 import torch
 from models import llama, report, sequences
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Whitespace
-from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
 from accelerate import Accelerator, find_executable_batch_size
 from accelerate.utils import gather_object
-
-
-def _encode() -> dict[str, Any]:
-    from sentence_transformers import SentenceTransformer, models
-
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *(f"w{index}" for index in range(20))]
-    tokenizer = Tokenizer(WordLevel({word: index for index, word in enumerate(words)}, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = Whitespace()
-    PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]"
-    ).save_pretrained("bert")
-    torch.manual_seed(0)
-    BertModel(
-        BertConfig(vocab_size=24, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32)
-    ).save_pretrained("bert")
-    transformer = models.Transformer("bert")
-    encoder = SentenceTransformer(modules=[transformer, models.Pooling(16)], device="cpu")
-    vectors = encoder.encode(["w1 w2 w3", "w4 w5", "w1 w9 w9 w2"], batch_size=2)
-    return {"shape": list(vectors.shape), "sum": float(abs(vectors).sum())}
 
 
 def _likelihoods() -> dict[str, Any]:
@@ -58,7 +35,7 @@ def _likelihoods() -> dict[str, Any]:
 
 def main() -> None:
     """Run every case and print what came out."""
-    report({"encode": _encode(), "likelihoods": _likelihoods()})
+    report({"likelihoods": _likelihoods()})
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""trl's trainers and its command line, on a model and a tokenizer built on the spot."""
+"""trl's trainers and its way of launching, on a model and a tokenizer built on the spot."""
 
 import contextlib
 import io
@@ -9,25 +9,9 @@ from typing import Any
 
 from datasets import Dataset
 from models import digest, llama, report
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Whitespace
-from transformers import LlamaForSequenceClassification, PreTrainedTokenizerFast, set_seed
+from text import preferences, sentence, tokenizer
+from transformers import LlamaForSequenceClassification, set_seed
 from trl import DPOConfig, DPOTrainer, RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
-
-WORDS = ["<pad>", "<s>", "</s>", *(f"w{index}" for index in range(29))]
-
-
-def _tokenizer() -> PreTrainedTokenizerFast:
-    tokenizer = Tokenizer(WordLevel({word: index for index, word in enumerate(WORDS)}, unk_token="<pad>"))
-    tokenizer.pre_tokenizer = Whitespace()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<s>", eos_token="</s>", unk_token="<pad>"
-    )
-
-
-def _text(seed: int, length: int = 6) -> str:
-    return " ".join(WORDS[3 + (seed * 7 + step * (seed % 5 + 1)) % 29] for step in range(length))
 
 
 def _arguments(kind: Any, name: str, **others: Any) -> Any:
@@ -57,25 +41,21 @@ def _result(trainer: Any) -> dict[str, Any]:
 
 def _sft() -> dict[str, Any]:
     set_seed(7)
-    data = Dataset.from_list([{"text": _text(seed)} for seed in range(8)])
+    data = Dataset.from_list([{"text": sentence(seed)} for seed in range(8)])
     return _result(
         SFTTrainer(
             model=llama(), args=_arguments(SFTConfig, "sft", max_length=8), train_dataset=data,
-            processing_class=_tokenizer(),
+            processing_class=tokenizer(),
         )
     )  # fmt: skip
 
 
 def _dpo() -> dict[str, Any]:
     set_seed(7)
-    rows = [
-        {"prompt": _text(seed, 3), "chosen": " " + _text(seed + 9), "rejected": " " + _text(seed + 4)}
-        for seed in range(8)
-    ]
     return _result(
         DPOTrainer(
             model=llama(), ref_model=llama(), args=_arguments(DPOConfig, "dpo", max_length=16),
-            train_dataset=Dataset.from_list(rows), processing_class=_tokenizer(),
+            train_dataset=Dataset.from_list(preferences()), processing_class=tokenizer(),
         )
     )  # fmt: skip
 
@@ -85,16 +65,16 @@ def _reward() -> dict[str, Any]:
     base = llama()
     base.config.num_labels = 1
     model = LlamaForSequenceClassification(base.config)
-    rows = [{"chosen": _text(seed + 9), "rejected": _text(seed + 4)} for seed in range(8)]
+    rows = [{"chosen": sentence(seed + 9), "rejected": sentence(seed + 4)} for seed in range(8)]
     return _result(
         RewardTrainer(
             model=model, args=_arguments(RewardConfig, "reward", max_length=8),
-            train_dataset=Dataset.from_list(rows), processing_class=_tokenizer(),
+            train_dataset=Dataset.from_list(rows), processing_class=tokenizer(),
         )
     )  # fmt: skip
 
 
-def _command_line() -> dict[str, Any]:
+def _in_process() -> dict[str, Any]:
     """Launch a script the way trl's command line does: in process, with its parser."""
     from accelerate.commands.launch import launch_command, launch_command_parser
 
@@ -110,7 +90,7 @@ def _command_line() -> dict[str, Any]:
 
 def main() -> None:
     """Run every case and print what came out."""
-    report({"sft": _sft(), "dpo": _dpo(), "reward": _reward(), "command line": _command_line()})
+    report({"sft": _sft(), "dpo": _dpo(), "reward": _reward(), "in process": _in_process()})
 
 
 if __name__ == "__main__":

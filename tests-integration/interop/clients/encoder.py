@@ -1,0 +1,85 @@
+"""sentence-transformers: encoding, and training with its identity check taken away on both sides.
+
+Its trainer wants a `Home-page` that is the original's. What the check guards is compared here all the same: the two
+lines that take it away are those of the page docs/migrate/from-accelerate.md.
+"""
+
+from typing import Any
+
+import sentence_transformers.base.trainer as sentence_trainer
+import torch
+from datasets import Dataset
+from models import digest, report
+from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+from sentence_transformers.sentence_transformer import modules as parts
+from sentence_transformers.sentence_transformer.losses import CosineSimilarityLoss, MultipleNegativesRankingLoss
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from transformers import BertConfig, BertModel, PreTrainedTokenizerFast, set_seed
+
+from accelerate.utils import broadcast_object_list
+
+SENTENCES = ["w1 w2 w3", "w4 w5", "w1 w9 w9 w2", "w7 w3", "w5 w5 w1", "w8 w2 w6"]
+
+
+def _encoder() -> SentenceTransformer:
+    torch.manual_seed(0)
+    return SentenceTransformer(modules=[parts.Transformer("bert"), parts.Pooling(16)], device="cpu")
+
+
+def _save_model() -> None:
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *(f"w{index}" for index in range(20))]
+    tokenizer = Tokenizer(WordLevel({word: index for index, word in enumerate(words)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = Whitespace()
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]"
+    ).save_pretrained("bert")
+    torch.manual_seed(0)
+    BertModel(
+        BertConfig(vocab_size=24, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32)
+    ).save_pretrained("bert")
+
+
+def _encode() -> dict[str, Any]:
+    vectors = _encoder().encode(SENTENCES[:3], batch_size=2)
+    return {"shape": list(vectors.shape), "sum": float(abs(vectors).sum())}
+
+
+def _refused() -> bool:
+    try:
+        SentenceTransformerTrainer(model=_encoder())
+    except RuntimeError as error:
+        return "accelerate" in str(error)
+    return False
+
+
+def _train(name: str, loss: Any, columns: dict[str, list[Any]]) -> dict[str, Any]:
+    set_seed(7)
+    model = _encoder()
+    arguments = SentenceTransformerTrainingArguments(
+        output_dir=name, per_device_train_batch_size=2, max_steps=4, learning_rate=1e-2, logging_steps=1, report_to=[],
+        use_cpu=True, save_strategy="no", disable_tqdm=True,
+    )  # fmt: skip
+    data = Dataset.from_dict(columns)
+    trainer = SentenceTransformerTrainer(model=model, args=arguments, train_dataset=data, loss=loss(model))
+    trainer.train()
+    losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
+    return {"losses": losses, "weights": digest(model)}
+
+
+def main() -> None:
+    """Run every case and print what came out."""
+    _save_model()
+    results = {"encode": _encode(), "refused": _refused()}
+    sentence_trainer.is_training_available = lambda: True
+    sentence_trainer.broadcast_object_list = broadcast_object_list
+    pairs: dict[str, list[Any]] = {"first": SENTENCES, "second": SENTENCES[::-1]}
+    scored = {**pairs, "score": [0.1, 0.9, 0.5, 0.5, 0.9, 0.1]}
+    results["similarity"] = _train("similarity", CosineSimilarityLoss, scored)
+    results["ranking"] = _train("ranking", MultipleNegativesRankingLoss, pairs)
+    report(results)
+
+
+if __name__ == "__main__":
+    main()

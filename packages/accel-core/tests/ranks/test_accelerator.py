@@ -38,11 +38,11 @@ def test_two_processes_are_found_without_a_flag() -> None:
 
 @world(2)
 def test_a_model_that_outlives_its_group_does_not_end_it() -> None:
-    """gloo's threads are not joined by the last DDP model, which holds the lock that they wait for."""
+    """Gloo's threads are not joined by the last DDP model, which holds the lock that they wait for."""
     accelerator = Accelerator()
     model = accelerator.prepare(_model())
     accelerator.end_training()
-    model = accelerator = None  # noqa: F841
+    del model, accelerator
     gc.collect()
     names = [(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
     assert "pt_gloo_runloop" in names, names

@@ -8,9 +8,9 @@
         def read(self, folder, state):
             return Stored(scalars=..., config=...)
 
-A session in a fresh process, started as a user's script is, makes the tracker, logs everything in `CONFIG`, `SCALARS` and the others through a
-`TrackerHub`, resumes it, and reads back what was stored; each test then looks at one thing. The library is real, and
-its process ends with it, so that what it leaves behind disturbs no other test.
+A session in a fresh process, started as a user's script is, makes the tracker, logs everything in `CONFIG`, `SCALARS`
+and the others through a `TrackerHub`, resumes it, and reads back what was stored; each test then looks at one thing.
+The library is real, and its process ends with it, so that what it leaves behind disturbs no other test.
 """
 
 from __future__ import annotations
@@ -188,9 +188,8 @@ class TrackerConformance:
         words = [sys.executable, "-c", _SESSION, str(source), cls.__qualname__, str(folder), str(cls.timeout)]
         said = folder.with_name(f"{folder.name}.printed")
         with open(said, "wb") as printed:
-            done = subprocess.run(
-                words, stdin=subprocess.DEVNULL, stdout=printed, stderr=printed, env=os.environ | environment, check=False
-            )
+            streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": printed, "stderr": printed}
+            done = subprocess.run(words, env=os.environ | environment, check=False, **streams)
         assert done.returncode == 0, said.read_text(errors="replace")
         with open(folder / "found.pickle", "rb") as file:
             found: dict[str, Any] = pickle.load(file)

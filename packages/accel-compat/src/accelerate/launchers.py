@@ -32,6 +32,7 @@ from accel_launch.notebook import (
     PrepareForLaunch,
     debug_launcher,
     notebook_launcher,
+    test_launch,
 )
 from accelerate._rebinding import write_through
 
@@ -51,6 +52,7 @@ __all__ = [
     "is_torch_version",
     "notebook_launcher",
     "patch_environment",
+    "test_launch",
 ]
 
 write_through(__name__)

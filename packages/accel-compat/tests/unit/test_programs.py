@@ -71,3 +71,18 @@ def test_long_flags_have_a_key(flag: str, key: str) -> None:
     """A long flag in either spelling has a key in underscores, a short one none."""
     assert _commands.clean_option(flag) == key
     assert _commands.clean_option("-m") is None
+
+
+def test_both_spellings_of_a_flag_are_taken() -> None:
+    """A parser and a group made by their old names take an option with dashes and with underscores."""
+    utils = importlib.import_module("accelerate.commands.utils")
+    parser = utils.CustomArgumentParser(prog="mine", description="A program.")
+    parser.add_argument_group("Numbers").add_argument("--how_many", type=int)
+    assert parser.parse_args(["--how-many", "3"]).how_many == parser.parse_args(["--how_many", "3"]).how_many == 3
+
+
+def test_a_launch_can_be_tried(fresh_state: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The function that tries a launch sets up the process's state."""
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "1")
+    importlib.import_module("accelerate.launchers").test_launch()
+    assert importlib.import_module("accelerate").PartialState().num_processes == 1

@@ -1,14 +1,15 @@
 """The argument parser of every command: both spellings of an option, help grouped by topic, colours on a terminal."""
 
 import argparse
+import inspect
 import re
 import sys
-from typing import Any
+from typing import Any, ClassVar
 
 from accel_launch.settings.given import GIVEN
 from accel_launch.terminal import colours_wanted, paint
 
-__all__ = ["HelpFormatter", "Parser"]
+__all__ = ["Group", "HelpFormatter", "Parser"]
 
 _FLAG = re.compile(r"(?<![\w-])(--?[a-zA-Z][\w-]*)")
 _HEADING = re.compile(r"^([A-Z][^\n]*:)$", re.MULTILINE)
@@ -41,9 +42,9 @@ _ACTIONS = {
 class HelpFormatter(argparse.HelpFormatter):
     """Help with one spelling for each option and without a wall of usage."""
 
-    def __init__(self, prog: str, **sizes: Any) -> None:
+    def __init__(self, *words: Any, **sizes: Any) -> None:
         sizes.setdefault("max_help_position", 34)
-        super().__init__(prog, **sizes)
+        super().__init__(*words, **sizes)
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
         if not action.option_strings:
@@ -73,8 +74,10 @@ class Parser(argparse.ArgumentParser):
     """Argument parser that takes `--long-option` and `--long_option`, and remembers what was written.
 
     The namespace that `parse_args` returns tells `given` which destinations appeared on the command line, so that a
-    default that was written differs from one that was not.
+    default that was written differs from one that was not. It is made with the arguments of `argparse.ArgumentParser`.
     """
+
+    __signature__: ClassVar[inspect.Signature] = inspect.signature(argparse.ArgumentParser)
 
     def __init__(self, *words: Any, **settings: Any) -> None:
         settings.setdefault("formatter_class", HelpFormatter)

@@ -33,6 +33,9 @@ from accel_core.options.enums import (
     ComputeEnvironment,
     DistributedType,
 )
+from accel_launch.arguments import (
+    HelpFormatter as CustomHelpFormatter,
+)
 from accel_launch.commands.launch import (
     launch_command_parser,
 )
@@ -73,6 +76,7 @@ __all__ = [
     "DYNAMO_BACKENDS",
     "TORCH_DYNAMO_MODES",
     "ComputeEnvironment",
+    "CustomHelpFormatter",
     "DistributedType",
     "PrepareForLaunch",
     "SageMakerConfig",

@@ -1,5 +1,8 @@
 """The names of `accelerate.utils.other` in Accelerate, imported from where accel defines them."""
 
+from accel_core.checkpoint.payload import (
+    TORCH_SAFE_GLOBALS,
+)
 from accel_core.checkpoint.plain import (
     clean_state_dict_for_safetensors,
     load,
@@ -83,6 +86,7 @@ from accelerate._rebinding import write_through
 
 __all__ = [
     "FSDP_PYTORCH_VERSION",
+    "TORCH_SAFE_GLOBALS",
     "DistributedType",
     "PartialState",
     "check_os_kernel",

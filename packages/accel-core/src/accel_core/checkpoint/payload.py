@@ -28,6 +28,7 @@ from accel_core.errors import CheckpointDamagedError, CheckpointError, UnsafeChe
 
 __all__ = [
     "DTYPES",
+    "TORCH_SAFE_GLOBALS",
     "StoredTensor",
     "TensorFile",
     "buffer_of",
@@ -298,8 +299,9 @@ def prove_readable(content: Any, component: str) -> None:
 
 @contextmanager
 def numpy_globals() -> Iterator[None]:
-    """Allow `torch.load(weights_only=True)` to rebuild NumPy's arrays and numbers, if NumPy is in use."""
-    with torch.serialization.safe_globals(_numpy_safe() if _numpy_loadable() else []):
+    """Allow `torch.load(weights_only=True)` to rebuild what NumPy makes, and what TORCH_SAFE_GLOBALS holds."""
+    numpys = _numpy_safe() if _numpy_loadable() else []
+    with torch.serialization.safe_globals([*TORCH_SAFE_GLOBALS, *numpys]):
         yield
 
 
@@ -369,10 +371,7 @@ def _numpy_loadable() -> bool:
 def _numpy_safe() -> list[Any]:
     import numpy as np
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        multiarray = getattr(np, "_core", None) or np.core
-    reconstruct, scalar = multiarray.multiarray._reconstruct, multiarray.multiarray.scalar
+    reconstruct, scalar = _multiarray(np)._reconstruct, _multiarray(np).scalar
     kinds = [getattr(np.dtypes, name) for name in dir(np.dtypes) if name.endswith("DType") and name != "ObjectDType"]
     both = [
         (function, f"numpy.{core}.multiarray.{name}")
@@ -380,6 +379,26 @@ def _numpy_safe() -> list[Any]:
         for function, name in ((reconstruct, "_reconstruct"), (scalar, "scalar"))
     ]
     return [*both, np.ndarray, np.dtype, codecs.encode, *kinds]
+
+
+def _multiarray(np: Any) -> Any:
+    """Return NumPy's module of arrays, which NumPy 2 renamed."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return (getattr(np, "_core", None) or np.core).multiarray
+
+
+def _numpys_random_state() -> list[Any]:
+    """Return the types and functions that a state of NumPy's generator is rebuilt from."""
+    if not _numpy_loadable():
+        return []
+    import numpy as np
+
+    return [_multiarray(np)._reconstruct, np.ndarray, codecs.encode, np.dtype, np.dtypes.UInt32DType]
+
+
+TORCH_SAFE_GLOBALS: list[Any] = _numpys_random_state()
+"""What every reader allows beside torch's own types and NumPy's; append a class of yours to allow it too."""
 
 
 def _calls_something(file: Any) -> bool:

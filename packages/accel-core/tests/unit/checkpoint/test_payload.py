@@ -192,3 +192,19 @@ def test_streams_hold_what_files_hold(tmp_path: Path) -> None:
     payload.stream_tensors(stream, {"x": torch.ones(3)})
     payload.write_tensors(tmp_path / "x", {"x": torch.ones(3)})
     assert stream.getvalue() == (tmp_path / "x").read_bytes()
+
+
+class Known:
+    """A class that a user allows to be read."""
+
+    def __init__(self) -> None:
+        self.count = 3
+
+
+def test_a_class_on_the_list_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An object is refused until its class is appended to the list of what readers allow."""
+    payload.write_object(tmp_path / "object.bin", {"known": Known()})
+    with pytest.raises(UnsafeCheckpointError, match="Known"):
+        payload.read_object(tmp_path, "object.bin")
+    monkeypatch.setattr(payload, "TORCH_SAFE_GLOBALS", [*payload.TORCH_SAFE_GLOBALS, Known])
+    assert payload.read_object(tmp_path, "object.bin")["known"].count == 3

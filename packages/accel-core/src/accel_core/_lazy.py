@@ -13,11 +13,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["attach"]
+__all__ = ["attach", "without_collection"]
 
 
 @contextmanager
-def _without_collection() -> Iterator[None]:
+def without_collection() -> Iterator[None]:
+    """Let the garbage collector rest inside the block, in which modules are loaded."""
     running = gc.isenabled()
     gc.disable()
     try:
@@ -42,7 +43,7 @@ def attach(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any]
         home = homes.get(name)
         if home is None:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        with _without_collection():
+        with without_collection():
             value = getattr(importlib.import_module(home), name)
         setattr(sys.modules[package], name, value)
         return value

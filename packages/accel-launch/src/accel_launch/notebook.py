@@ -10,12 +10,11 @@ import tempfile
 import types
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from torch.multiprocessing.spawn import ProcessException, start_processes
 
 from accel_core.errors import ConfigurationError, LaunchError, StateError
@@ -25,7 +24,7 @@ from accel_core.process import world
 from accel_launch.settings.devices import count_gpus
 from accel_launch.settings.environ import snapshot
 
-__all__ = ["PrepareForLaunch", "debug_launcher", "initialised_by", "notebook_launcher"]
+__all__ = ["PrepareForLaunch", "debug_launcher", "initialised_by", "notebook_launcher", "test_launch"]
 
 _PRECISIONS = ("no", "fp16", "bf16", "fp8")
 
@@ -122,29 +121,23 @@ def notebook_launcher(
         return
     _refuse_what_came_before(gpus)
     own_port = num_nodes > 1 or use_port not in ("29500", "0")
-    config = LaunchConfig(
-        min_nodes=num_nodes,
-        max_nodes=num_nodes,
-        nproc_per_node=number,
-        run_id=rdzv_id if rdzv_id != "none" else uuid.uuid4().hex,
-        rdzv_backend=rdzv_backend if num_nodes > 1 else "c10d",
-        rdzv_endpoint=rdzv_endpoint or f"{master_addr}:{use_port if own_port else 0}",
-        rdzv_configs={"rank": node_rank, "is_host": str(node_rank == 0), **(rdzv_conf or {})},
-        max_restarts=max_restarts,
-        monitor_interval=monitor_interval,
-        start_method="fork",
-        log_line_prefix_template=log_line_prefix_template,
-        local_addr="127.0.0.1" if num_nodes == 1 else None,
-    )
+    run_forked = import_module("accel_launch.launchers.forked").run_forked  # brings torch's elastic agent
     with patch_environment(fork_launched=1, node_rank=node_rank, **variables):
-        try:
-            elastic_launch(config, function)(*args)
-        except ChildFailedError as error:
-            rank, failure = error.get_first_failure()
-            message = failure.message
-            if isinstance(message, dict):
-                message = message.get("extraInfo", {}).get("py_callstack") or message.get("message")
-            raise LaunchError(f"Rank {rank} failed first, with exit code {failure.exitcode}:\n{message}") from None
+        run_forked(
+            function,
+            args,
+            min_nodes=num_nodes,
+            max_nodes=num_nodes,
+            nproc_per_node=number,
+            run_id=rdzv_id if rdzv_id != "none" else uuid.uuid4().hex,
+            rdzv_backend=rdzv_backend if num_nodes > 1 else "c10d",
+            rdzv_endpoint=rdzv_endpoint or f"{master_addr}:{use_port if own_port else 0}",
+            rdzv_configs={"rank": node_rank, "is_host": str(node_rank == 0), **(rdzv_conf or {})},
+            max_restarts=max_restarts,
+            monitor_interval=monitor_interval,
+            log_line_prefix_template=log_line_prefix_template,
+            local_addr="127.0.0.1" if num_nodes == 1 else None,
+        )
 
 
 def debug_launcher(function: Callable[..., Any], args: Sequence[Any] = (), num_processes: int = 2) -> None:
@@ -224,3 +217,8 @@ def initialised_by(modules: Sequence[str]) -> str | None:
     done = subprocess.run([sys.executable, "-c", probe, *modules], capture_output=True, text=True, check=False)
     said = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("INITIALISED ")]
     return said[0] if said else None
+
+
+def test_launch() -> None:
+    """Do what a launched process does first: find its device and join the others. It raises where that fails."""
+    world.ensure()

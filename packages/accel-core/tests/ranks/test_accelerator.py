@@ -57,7 +57,8 @@ def test_evaluation_first_then_training_is_distributed() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     trained, optimizer = accelerator.prepare(model, optimizer)
     assert isinstance(trained, DistributedDataParallel)
-    assert accelerator.prepare(model) is trained and accelerator._models == [trained]
+    assert accelerator.prepare(model) is trained
+    assert accelerator._models == [trained]
     accelerator.backward(trained(torch.full((1, 3), float(accelerator.process_index))).sum())
     optimizer.step()
     assert _same_everywhere(accelerator, model.weight)
@@ -180,7 +181,8 @@ def test_bf16_and_compilation_train_together() -> None:
     prepared, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
     accelerator.backward(prepared(torch.full((1, 3), float(accelerator.process_index + 1))).sum())
     optimizer.step()
-    assert _same_everywhere(accelerator, model.weight) and not torch.equal(before, model.weight)
+    assert _same_everywhere(accelerator, model.weight)
+    assert not torch.equal(before, model.weight)
     assert accelerator.unwrap_model(prepared, keep_torch_compile=False) is model
 
 

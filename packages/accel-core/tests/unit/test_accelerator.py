@@ -64,7 +64,8 @@ def test_prepare_gives_back_each_kind_in_order() -> None:
         "AcceleratedOptimizer",
         "Sequential",
     ]
-    assert result[1] is other and result[4] is model
+    assert result[1] is other
+    assert result[4] is model
     assert result[0].optimizers == [result[3]]
     assert isinstance(result[2], DataLoader)
     assert accelerator.prepare(other) is other
@@ -149,7 +150,8 @@ def test_mixed_precision_computes_in_halves_and_returns_fp32(precision: str) -> 
     assert set(seen) == {torch.float16 if precision == "fp16" else torch.bfloat16}
     assert {loss.dtype for loss in losses} == {torch.float32}
     assert (accelerator.scaler is not None) == (precision == "fp16")
-    assert accelerator.native_amp and not torch.equal(before, model[0].weight)
+    assert accelerator.native_amp
+    assert not torch.equal(before, model[0].weight)
 
 
 def test_autocast_can_be_overridden_in_a_block() -> None:
@@ -172,7 +174,8 @@ def test_nan_loss_under_fp16_skips_and_reports() -> None:
     optimizer.step()
     schedule.step()
     assert accelerator.optimizer_step_was_skipped
-    assert torch.equal(before, model[0].weight) and schedule.get_last_lr() == rate
+    assert torch.equal(before, model[0].weight)
+    assert schedule.get_last_lr() == rate
     assert accelerator.scaler.get_scale() == 4.0
 
 
@@ -243,9 +246,11 @@ def test_unwrapping_can_restore_the_plain_forward() -> None:
     """Without the fp32 wrapper the model computes as it was written."""
     accelerator = Accelerator(mixed_precision="bf16")
     model = accelerator.prepare(nn.Linear(2, 2))
-    assert accelerator.unwrap_model(model) is model and "forward" in model.__dict__
+    assert accelerator.unwrap_model(model) is model
+    assert "forward" in model.__dict__
     plain = accelerator.unwrap_model(model, keep_fp32_wrapper=False)
-    assert plain is model and "forward" not in model.__dict__
+    assert plain is model
+    assert "forward" not in model.__dict__
 
 
 @pytest.mark.parametrize(
@@ -267,7 +272,8 @@ def test_contradictions_leave_no_state(arguments: dict[str, Any], message: str) 
     """What cannot be meant is refused by name before any state exists."""
     with pytest.raises(ConfigurationError, match=message):
         Accelerator(**arguments)
-    assert AcceleratorState._shared_state == {} and PartialState._shared_state == {}
+    assert AcceleratorState._shared_state == {}
+    assert PartialState._shared_state == {}
 
 
 def test_engine_of_the_environment_is_not_replaced() -> None:
@@ -297,8 +303,11 @@ def test_public_attributes_are_there() -> None:
         None,
         ["generator"],
     )
-    assert accelerator.flag_tensor is None and accelerator.ddp_handler is None and accelerator.should_save_model
-    assert not accelerator.multi_device and accelerator.parallelism_config is None
+    assert accelerator.flag_tensor is None
+    assert accelerator.ddp_handler is None
+    assert accelerator.should_save_model
+    assert not accelerator.multi_device
+    assert accelerator.parallelism_config is None
     with pytest.raises(StateError, match="parallelism_config"):
         _ = accelerator.tensor_parallel_rank
 
@@ -308,7 +317,8 @@ def test_trigger_is_seen_once() -> None:
     accelerator = Accelerator()
     assert not accelerator.check_trigger()
     accelerator.set_trigger()
-    assert accelerator.check_trigger() and not accelerator.check_trigger()
+    assert accelerator.check_trigger()
+    assert not accelerator.check_trigger()
 
 
 def test_profile_writes_a_chrome_trace(tmp_path: Path) -> None:
@@ -351,7 +361,8 @@ def test_living_accelerator_survives_a_reset() -> None:
     """Consumers reset the state between runs; an Accelerator that lives keeps working."""
     accelerator = Accelerator()
     AcceleratorState._reset_state(reset_partial_state=True)
-    assert accelerator.num_processes == 1 and accelerator.device.type == "cpu"
+    assert accelerator.num_processes == 1
+    assert accelerator.device.type == "cpu"
     model, optimizer, loader, _ = accelerator.prepare(*_objects())
     assert len(_train(accelerator, model, optimizer, loader)) == 3
 
@@ -362,7 +373,8 @@ def test_schedule_without_its_optimizer_gets_all() -> None:
     _, optimizer, _, _ = _objects()
     foreign = torch.optim.lr_scheduler.StepLR(torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=1.0), 1)
     prepared, wrapped = accelerator.prepare(optimizer, foreign)
-    assert isinstance(wrapped, AcceleratedScheduler) and wrapped.optimizers == [prepared]
+    assert isinstance(wrapped, AcceleratedScheduler)
+    assert wrapped.optimizers == [prepared]
 
 
 def test_lomo_updates_inside_backward() -> None:

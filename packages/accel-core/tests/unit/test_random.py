@@ -57,7 +57,7 @@ def test_deterministic_algorithms():
 
 def test_what_cannot_be_synchronised():
     """Unknown words, a missing generator and hardware that is not here are refused, with one process too."""
-    with pytest.raises(ConfigurationError, match="No generator is called 'python'. Use one of torch, cuda"):
+    with pytest.raises(ConfigurationError, match=r"No generator is called 'python'. Use one of torch, cuda"):
         synchronize_rng_states(["python"])
     with pytest.raises(ConfigurationError, match="got generator=None"):
         synchronize_rng_states(["generator"])

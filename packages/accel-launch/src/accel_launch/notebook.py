@@ -151,8 +151,9 @@ def debug_launcher(function: Callable[..., Any], args: Sequence[Any] = (), num_p
     Raises:
         LaunchError: A process failed; the message ends with its traceback.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        with patch_environment(
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        patch_environment(
             world_size=num_processes,
             local_world_size=num_processes,
             master_addr="127.0.0.1",
@@ -160,13 +161,14 @@ def debug_launcher(function: Callable[..., Any], args: Sequence[Any] = (), num_p
             accelerate_mixed_precision="no",
             accelerate_debug_rdv_file=str(Path(folder) / "meeting"),
             accelerate_use_cpu="yes",
-        ):
-            try:
-                start_processes(  # type: ignore[no-untyped-call]
-                    PrepareForLaunch(function, debug=True), args=tuple(args), nprocs=num_processes, start_method="fork"
-                )
-            except ProcessException as error:
-                raise LaunchError(f"Rank {error.error_index} failed first: {error}") from None
+        ),
+    ):
+        try:
+            start_processes(  # type: ignore[no-untyped-call]
+                PrepareForLaunch(function, debug=True), args=tuple(args), nprocs=num_processes, start_method="fork"
+            )
+        except ProcessException as error:
+            raise LaunchError(f"Rank {error.error_index} failed first: {error}") from None
 
 
 def _refuse_what_came_before(gpus: int) -> None:

@@ -114,7 +114,7 @@ def test_weights_that_do_not_fit(make, form):
     with pytest.raises(QuantizationError, match=r"got shape \(3, 3\) for \(96, 128\)"):
         form.pack(make(), torch.ones(3, 3), CPU)
     bare = torch.zeros(96, 128, dtype=torch.int8 if form is EIGHT_BITS else torch.uint8)
-    with pytest.raises(QuantizationError, match="scales|statistics"):
+    with pytest.raises(QuantizationError, match=r"scales|statistics"):
         form.pack(make(), bare, CPU)
     with pytest.raises(QuantizationError, match="not packed yet"):
         form.unpack(make())

@@ -67,7 +67,7 @@ def test_a_batch_that_tells_no_size_cannot_be_cut():
     """Cutting something without rows is refused with what to do; whole, it goes round the ranks."""
     loader = DataLoader([7, 8, 9], batch_size=None)
     assert [shares for shares, _ in steps_of(loader, 2)] == [[7, 8], [9, 7]]
-    with pytest.raises(DataError, match="cut in 2 parts; got int. Use split_batches=False"):
+    with pytest.raises(DataError, match=r"cut in 2 parts; got int. Use split_batches=False"):
         steps_of(loader, 2, split_batches=True)
 
 

@@ -13,7 +13,9 @@ def test_every_row_holds_a_device_of_its_name(name: str) -> None:
     """Each row is imported, names its backend and label, and says whether it is here without an error."""
     device = registry.named(name)
     assert isinstance(device, Device)
-    assert device.name == name and device.backend and device.label
+    assert device.name == name
+    assert device.backend
+    assert device.label
     assert isinstance(device.is_available(), bool)
 
 
@@ -33,7 +35,7 @@ def test_cpu_is_chosen_where_it_is_asked_for() -> None:
 
 def test_device_that_is_not_here_is_refused_by_name() -> None:
     """A device that was asked for is never replaced by another one."""
-    with pytest.raises(DeviceUnavailableError, match="'xpu:0'.*ACCELERATE_TORCH_DEVICE"):
+    with pytest.raises(DeviceUnavailableError, match=r"'xpu:0'.*ACCELERATE_TORCH_DEVICE"):
         registry.choose(wanted="xpu:0")
     with pytest.raises(DeviceUnavailableError, match="'abacus'"):
         registry.named("abacus")

@@ -35,11 +35,13 @@ def test_step_and_zero_grad_wait_for_the_window() -> None:
     model(torch.ones(1, 2)).sum().backward()
     wrapped.step()
     wrapped.zero_grad()
-    assert torch.equal(model.weight, before) and model.weight.grad is not None
+    assert torch.equal(model.weight, before)
+    assert model.weight.grad is not None
     GradientState()._set_sync_gradients(True)
     wrapped.step()
     wrapped.zero_grad()
-    assert not torch.equal(model.weight, before) and model.weight.grad is None
+    assert not torch.equal(model.weight, before)
+    assert model.weight.grad is None
 
 
 def test_closure_is_called_once() -> None:
@@ -65,12 +67,14 @@ def test_infinite_gradient_skips_the_step_and_says_so(bad: float) -> None:
     before = model.weight.detach().clone()
     scaler.scale(model(torch.ones(1, 2)).sum() * bad).backward()
     wrapped.step()
-    assert wrapped.step_was_skipped and torch.equal(model.weight, before)
+    assert wrapped.step_was_skipped
+    assert torch.equal(model.weight, before)
     assert scaler.get_scale() == 2.0
     wrapped.zero_grad()
     scaler.scale(model(torch.ones(1, 2)).sum()).backward()
     wrapped.step()
-    assert not wrapped.step_was_skipped and not torch.equal(model.weight, before)
+    assert not wrapped.step_was_skipped
+    assert not torch.equal(model.weight, before)
 
 
 def test_copies_and_pickles_work_on() -> None:
@@ -90,7 +94,8 @@ def test_modes_of_schedule_free_optimizers_pass_through() -> None:
     """Train and eval reach an optimizer that has them, and are harmless elsewhere."""
     schedulefree = pytest.importorskip("schedulefree", reason="needs the library schedulefree, not installed here")
     _, plain = _made()
-    assert plain.train() is None and plain.eval() is None
+    assert plain.train() is None
+    assert plain.eval() is None
     model = torch.nn.Linear(2, 1)
     wrapped = AcceleratedOptimizer(schedulefree.SGDScheduleFree(model.parameters(), lr=0.1))
     wrapped.train()
@@ -104,4 +109,6 @@ def test_nests_are_moved_whole() -> None:
     nest = {"a": [torch.ones(1), (torch.zeros(2), "text")], "b": 3}
     moved = move_to_device(nest, "meta")
     assert moved["a"][0].device.type == moved["a"][1][0].device.type == "meta"
-    assert isinstance(moved["a"][1], tuple) and moved["a"][1][1] == "text" and moved["b"] == 3
+    assert isinstance(moved["a"][1], tuple)
+    assert moved["a"][1][1] == "text"
+    assert moved["b"] == 3

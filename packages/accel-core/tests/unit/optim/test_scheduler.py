@@ -37,7 +37,8 @@ def test_waits_inside_a_window() -> None:
     GradientState()._set_sync_gradients(False)
     optimizer.step()
     schedule.step()
-    assert schedule.get_last_lr() == [1.0] and schedule._step_count == counted + GradientState().adjust_scheduler
+    assert schedule.get_last_lr() == [1.0]
+    assert schedule._step_count == counted + GradientState().adjust_scheduler
 
 
 def test_waits_for_a_skipped_step() -> None:
@@ -67,7 +68,8 @@ def test_never_moves_past_its_end_and_tells_it_once(caplog: pytest.LogCaptureFix
             optimizer.step()
             schedule.step()
     told = [record.getMessage() for record in caplog.records if "ends at optimizer step" in record.getMessage()]
-    assert len(told) == 1 and "optimizer step 3" in told[0]
+    assert len(told) == 1
+    assert "optimizer step 3" in told[0]
 
 
 def test_state_is_the_wrapped_ones() -> None:

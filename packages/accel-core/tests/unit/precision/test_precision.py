@@ -67,8 +67,10 @@ def test_outputs_of_any_nest_come_back_in_fp32() -> None:
     """Halves are converted, everything else is the same object."""
     kept = torch.ones(1, dtype=torch.int64)
     nest = convert_to_fp32({"a": [torch.ones(1, dtype=torch.bfloat16), kept], "b": (torch.ones(1).half(), "text")})
-    assert nest["a"][0].dtype is torch.float32 and nest["b"][0].dtype is torch.float32
-    assert nest["a"][1] is kept and nest["b"][1] == "text"
+    assert nest["a"][0].dtype is torch.float32
+    assert nest["b"][0].dtype is torch.float32
+    assert nest["a"][1] is kept
+    assert nest["b"][1] == "text"
     forward = ConvertOutputsToFp32(torch.nn.Linear(1, 1).to(torch.bfloat16).forward)
     assert forward(torch.ones(1, 1, dtype=torch.bfloat16)).dtype is torch.float32
 
@@ -103,10 +105,12 @@ def test_torchao_converts_inner_layers_and_trains() -> None:
         GradScalerKwargs(),
         [AORecipeKwargs()],
     )
-    assert isinstance(precision, TorchaoPrecision) and precision.fp8_backend is FP8BackendType.AO
+    assert isinstance(precision, TorchaoPrecision)
+    assert precision.fp8_backend is FP8BackendType.AO
     wrapped = precision.wrap(precision.convert(model))
     assert [type(layer).__name__ for layer in wrapped] == ["Linear", "ReLU", "Float8Linear", "ReLU", "Linear"]
-    assert has_ao_layers(wrapped) and precision.convert(wrapped) is wrapped
+    assert has_ao_layers(wrapped)
+    assert precision.convert(wrapped) is wrapped
     result = wrapped(x)
     assert 0 < float(((result - expected).norm() / expected.norm()).detach()) < 0.1
     result.sum().backward()
@@ -135,7 +139,7 @@ def test_recipe_wins_over_the_environment() -> None:
     with patch_environment(ACCELERATE_FP8_BACKEND="te"):
         assert backend.choose_backend([AORecipeKwargs()]) is FP8BackendType.AO
         assert backend.choose_backend([MSAMPRecipeKwargs()]) is FP8BackendType.MSAMP
-    with pytest.raises(ConfigurationError, match="AORecipeKwargs.*MSAMPRecipeKwargs"):
+    with pytest.raises(ConfigurationError, match=r"AORecipeKwargs.*MSAMPRecipeKwargs"):
         backend.choose_backend([AORecipeKwargs(), MSAMPRecipeKwargs()])
 
 
@@ -154,5 +158,7 @@ def test_plain_precision_changes_nothing() -> None:
         "no", World(0, 1, 0, 1, CPU, None, DistributedType.NO), AutocastKwargs(), GradScalerKwargs()
     )
     model = _model()
-    assert precision.wrap(precision.convert(model)) is model and precision.scaler is None
-    assert "forward" not in model.__dict__ and pickle.loads(pickle.dumps(model))[0].in_features == 16
+    assert precision.wrap(precision.convert(model)) is model
+    assert precision.scaler is None
+    assert "forward" not in model.__dict__
+    assert pickle.loads(pickle.dumps(model))[0].in_features == 16

@@ -77,6 +77,6 @@ def test_meeting_point_is_derived_alike_under_slurm() -> None:
 
 def test_several_machines_without_a_meeting_point_are_refused() -> None:
     """Ranks that could only hang are told to set MASTER_ADDR."""
-    with patch_environment(**CASES["openmpi"]), pytest.raises(StateError, match="MASTER_ADDR"):
-        with patch_environment(RANK=3, WORLD_SIZE=4, LOCAL_RANK=1, LOCAL_WORLD_SIZE=2):
-            publish(Placement(3, 4, 1, 2, "openmpi"))
+    torchrun = {"RANK": 3, "WORLD_SIZE": 4, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 2}
+    with patch_environment(**CASES["openmpi"], **torchrun), pytest.raises(StateError, match="MASTER_ADDR"):
+        publish(Placement(3, 4, 1, 2, "openmpi"))

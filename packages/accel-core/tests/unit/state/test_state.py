@@ -20,7 +20,8 @@ def test_every_partial_state_is_one() -> None:
     first, second = PartialState(), PartialState()
     assert first.__dict__ is second.__dict__ is PartialState._shared_state
     assert (first.num_processes, first.process_index, first.device.type) == (1, 0, "cpu")
-    assert first.distributed_type is DistributedType.NO and not first.use_distributed
+    assert first.distributed_type is DistributedType.NO
+    assert not first.use_distributed
     PartialState._reset_state()
     assert PartialState._shared_state == {}
 
@@ -56,7 +57,7 @@ def test_unknown_precision_leaves_no_state() -> None:
 def test_second_precision_is_refused() -> None:
     """One process trains in one precision."""
     AcceleratorState(mixed_precision="bf16")
-    with pytest.raises(ConfigurationError, match="'bf16'.*'fp16'"):
+    with pytest.raises(ConfigurationError, match=r"'bf16'.*'fp16'"):
         AcceleratorState(mixed_precision="fp16")
     assert AcceleratorState().mixed_precision == "bf16"
 
@@ -90,7 +91,7 @@ def test_split_of_a_dict_with_unequal_lengths_is_refused() -> None:
     """The error names each key's length."""
     from accel_core.comm.split import split_for_rank
 
-    with pytest.raises(DataError, match="'a': 2.*'b': 3"):
+    with pytest.raises(DataError, match=r"'a': 2.*'b': 3"):
         split_for_rank({"a": [1, 2], "b": [1, 2, 3]}, 0, 2)
 
 
@@ -129,7 +130,8 @@ def test_evaluation_inside_an_epoch_is_not_the_training_loader() -> None:
     state._add_dataloader(peek)
     state._advance(peek)
     peek.end_of_dataloader = True
-    assert state.active_dataloader is peek and state.end_of_dataloader
+    assert state.active_dataloader is peek
+    assert state.end_of_dataloader
     assert state.training_dataloader() is train
     assert state.batches_left(train) == 3
     state._remove_dataloader(peek)
@@ -154,4 +156,5 @@ def test_forgotten_loader_does_not_linger() -> None:
     loader = _Loader(1)
     state._add_dataloader(loader)
     del loader
-    assert not state.in_dataloader and state.remainder == -1
+    assert not state.in_dataloader
+    assert state.remainder == -1

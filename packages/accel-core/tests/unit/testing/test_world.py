@@ -38,14 +38,16 @@ def test_failure_of_one_rank_is_shown() -> None:
     """The message names the rank and holds its traceback."""
     failure = run(_fails_on_rank_one, 2)
     assert failure is not None
-    assert "rank 1 failed" in failure and "ValueError: only here" in failure
+    assert "rank 1 failed" in failure
+    assert "ValueError: only here" in failure
 
 
 def test_hang_of_one_rank_shows_its_stack() -> None:
     """A rank that never ends is ended, and the place where it stood is shown."""
     failure = run(_hangs_on_rank_zero, 2, timeout=0.8)
     assert failure is not None
-    assert "rank 0 did not end" in failure and "_hangs_on_rank_zero" in failure
+    assert "rank 0 did not end" in failure
+    assert "_hangs_on_rank_zero" in failure
 
 
 @pytest.mark.parametrize("value", [1, "two"])

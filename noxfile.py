@@ -334,8 +334,7 @@ def lowest_version(text: str) -> str:
 @nox.session(venv_backend="none", default=False)
 def bench(session: nox.Session) -> None:
     """Measure, beside plain PyTorch and accelerate 1.15.0, into benchmarks/RESULTS.md: `nox -s bench -- data`."""
-    beside = Environment(session, "bench-peer").provide([TORCH, "accelerate==1.15.0", "transformers>=5"], [])
-    python = beside.folder / "bin" / "python"
+    python = peer(session).folder / "bin" / "python"
     folder = ROOT / "benchmarks"
     names = session.posargs or sorted(p.stem for p in folder.glob("*.py") if p.stem != "record")
     for name in names:

@@ -3,8 +3,8 @@
     python benchmarks/imports.py [--peer PYTHON]
 
 New processes import torch and torch.distributed, and then the Accelerator; timed is the second import. Those of accel,
-of the drop-in, which holds all names of the original at once, and, with --peer, of accelerate 1.15.0 take turns; shown is
-the median, in milliseconds.
+of the drop-in, which holds all names of the original at once, and, with --peer, of accelerate 1.15.0 take turns; shown
+is the median, in milliseconds.
 """
 
 from __future__ import annotations

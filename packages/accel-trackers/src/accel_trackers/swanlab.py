@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from typing import Any
 
-from accel_core.tracking.tracker import GeneralTracker, on_main_process
+from accel_core.tracking.tracker import on_main_process
 from accel_trackers import values as sorting
+from accel_trackers.run import RunTracker
 
 __all__ = ["SwanLabTracker"]
 
 
-class SwanLabTracker(GeneralTracker):
+class SwanLabTracker(RunTracker):
     """Logs to a run of SwanLab.
 
     Args:
@@ -24,17 +24,7 @@ class SwanLabTracker(GeneralTracker):
     """
 
     name = "swanlab"
-    requires_logging_directory = False
-    main_process_only = False
     libraries = ("swanlab",)
-
-    @on_main_process
-    def __init__(self, run_name: str, **kwargs: Any) -> None:
-        super().__init__()
-        self.run_name = run_name
-        self.init_kwargs = kwargs
-        self.run: Any = None
-        self._finished = False
 
     @on_main_process
     def start(self) -> None:
@@ -42,12 +32,6 @@ class SwanLabTracker(GeneralTracker):
         import swanlab
 
         self.run = swanlab.init(project=self.run_name, **self.init_kwargs)
-        self._finished = False
-
-    @property
-    def tracker(self) -> Any:
-        """The run."""
-        return self.run
 
     @on_main_process
     def store_init_configuration(self, values: dict[str, Any]) -> None:
@@ -88,29 +72,3 @@ class SwanLabTracker(GeneralTracker):
 
         for name, images in values.items():
             self.log({name: [swanlab.Image(image) for image in images]}, step=step, **kwargs)
-
-    @on_main_process
-    def finish(self) -> None:
-        """Close the run; a second call does nothing."""
-        if self.run is not None and not self._finished:
-            self._finished = True
-            self.run.finish()
-
-    @on_main_process
-    def state_dict(self) -> dict[str, Any]:
-        """Return the run's id."""
-        return {"id": self.run.id} if self.run is not None else {}
-
-    @on_main_process
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with a run by its id.
-
-        Args:
-            state: `id` of the run.
-        """
-        if "id" not in state:
-            return
-        self.init_kwargs = {**self.init_kwargs, "id": state["id"], "resume": "allow"}
-        if self.run is not None and self.run.id != state["id"]:
-            self.finish()
-            self.start()

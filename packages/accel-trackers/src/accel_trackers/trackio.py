@@ -5,15 +5,17 @@ from __future__ import annotations
 import importlib
 import json
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
-from accel_core.tracking.tracker import GeneralTracker, on_main_process
+from accel_core.tracking.tracker import on_main_process
 from accel_trackers import values as sorting
+from accel_trackers.run import RunTracker
 
 __all__ = ["TrackioTracker"]
 
 
-class TrackioTracker(GeneralTracker):
+class TrackioTracker(RunTracker):
     """Logs to a run of trackio.
 
     Args:
@@ -25,31 +27,18 @@ class TrackioTracker(GeneralTracker):
     """
 
     name = "trackio"
-    requires_logging_directory = False
-    main_process_only = False
     libraries = ("trackio",)
-
-    @on_main_process
-    def __init__(self, run_name: str, **kwargs: Any) -> None:
-        super().__init__()
-        self.run_name = run_name
-        self.init_kwargs = kwargs
-        self.run: Any = None
-        self._finished = False
-        self._config: dict[str, Any] = {}
+    key = "name"
+    _config: Mapping[str, Any] = MappingProxyType({})
 
     @on_main_process
     def start(self) -> None:
-        """Open the run."""
+        """Open the run; one that takes the place of another gets its configuration."""
         import trackio
 
         self.run = trackio.init(project=self.run_name, **self.init_kwargs)
-        self._finished = False
-
-    @property
-    def tracker(self) -> Any:
-        """The run."""
-        return self.run
+        if self._config:
+            self.run.config.update(self._config)
 
     @on_main_process
     def store_init_configuration(self, values: dict[str, Any]) -> None:
@@ -115,30 +104,3 @@ class TrackioTracker(GeneralTracker):
             names, table = sorting.rows(columns, data, None)
             dataframe = importlib.import_module("pandas").DataFrame(table, columns=names)
         self.log({table_name: trackio.Table(dataframe=dataframe)}, step=step, **kwargs)
-
-    @on_main_process
-    def finish(self) -> None:
-        """Close the run; a second call does nothing."""
-        if self.run is not None and not self._finished:
-            self._finished = True
-            self.run.finish()
-
-    @on_main_process
-    def state_dict(self) -> dict[str, Any]:
-        """Return the run's name, by which trackio resumes."""
-        return {"name": self.run.name} if self.run is not None else {}
-
-    @on_main_process
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with a run by its name.
-
-        Args:
-            state: `name` of the run.
-        """
-        if "name" not in state:
-            return
-        self.init_kwargs = {**self.init_kwargs, "name": state["name"], "resume": "allow"}
-        if self.run is not None and self.run.name != state["name"]:
-            self.finish()
-            self.start()
-            self.run.config.update(self._config)

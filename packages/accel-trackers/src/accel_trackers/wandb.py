@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
 from typing import Any
 
-from accel_core.tracking.tracker import GeneralTracker, on_main_process
+from accel_core.tracking.tracker import on_main_process
 from accel_trackers import values as sorting
+from accel_trackers.run import RunTracker
 
 __all__ = ["WandBTracker"]
 
 _NATIVE = ("PIL", "matplotlib", "numpy", "pandas", "plotly", "torch", "wandb")
 
 
-class WandBTracker(GeneralTracker):
+class WandBTracker(RunTracker):
     """Logs to a run of wandb.
 
     Args:
@@ -27,16 +27,7 @@ class WandBTracker(GeneralTracker):
     """
 
     name = "wandb"
-    requires_logging_directory = False
-    main_process_only = False
     libraries = ("wandb",)
-
-    @on_main_process
-    def __init__(self, run_name: str, **kwargs: Any) -> None:
-        super().__init__()
-        self.run_name = run_name
-        self.init_kwargs = kwargs
-        self.run: Any = None
 
     @on_main_process
     def start(self) -> None:
@@ -44,11 +35,6 @@ class WandBTracker(GeneralTracker):
         import wandb
 
         self.run = wandb.init(project=self.run_name, **self.init_kwargs)
-
-    @property
-    def tracker(self) -> Any:
-        """The run."""
-        return self.run
 
     @on_main_process
     def store_init_configuration(self, values: dict[str, Any]) -> None:
@@ -130,31 +116,6 @@ class WandBTracker(GeneralTracker):
         artifact = wandb.Artifact(_artifact_name(artifact_path or os.path.basename(local_path)), type="file")
         artifact.add_file(local_path) if os.path.isfile(local_path) else artifact.add_dir(local_path)
         self.run.log_artifact(artifact)
-
-    @on_main_process
-    def finish(self) -> None:
-        """Close the run; a second call does nothing."""
-        if self.run is not None:
-            self.run.finish()
-
-    @on_main_process
-    def state_dict(self) -> dict[str, Any]:
-        """Return the run's id."""
-        return {"id": self.run.id} if self.run is not None else {}
-
-    @on_main_process
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with a run by its id.
-
-        Args:
-            state: `id` of the run.
-        """
-        if "id" not in state:
-            return
-        self.init_kwargs = {**self.init_kwargs, "id": state["id"], "resume": "allow"}
-        if self.run is not None and self.run.id != state["id"]:
-            self.run.finish()
-            self.start()
 
 
 def _artifact_name(name: str) -> str:

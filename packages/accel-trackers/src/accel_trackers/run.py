@@ -1,0 +1,67 @@
+"""What trackers share whose library opens a run, finishes it, and opens it again by its id or name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from accel_core.tracking.tracker import GeneralTracker, on_main_process
+
+__all__ = ["RunTracker"]
+
+
+class RunTracker(GeneralTracker):
+    """A tracker that logs to one run of its library; `start` of a subclass opens it.
+
+    Args:
+        run_name: The project.
+        **kwargs: Passed to the library's `init`.
+
+    Attributes:
+        run: The run, once started.
+        key: Attribute of the run, and argument of `init`, by which the library finds it again.
+    """
+
+    requires_logging_directory = False
+    main_process_only = False
+    key: ClassVar[str] = "id"
+
+    @on_main_process
+    def __init__(self, run_name: str, **kwargs: Any) -> None:
+        super().__init__()
+        self.run_name = run_name
+        self.init_kwargs = kwargs
+        self.run: Any = None
+        self._finished = False
+
+    @property
+    def tracker(self) -> Any:
+        """The run."""
+        return self.run
+
+    @on_main_process
+    def finish(self) -> None:
+        """Close the run; a second call does nothing."""
+        if self.run is not None and not self._finished:
+            self._finished = True
+            self.run.finish()
+
+    @on_main_process
+    def state_dict(self) -> dict[str, Any]:
+        """Return the run's id or name."""
+        return {self.key: getattr(self.run, self.key)} if self.run is not None else {}
+
+    @on_main_process
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with a run by its id or name.
+
+        Args:
+            state: What `state_dict` returned.
+        """
+        if self.key not in state:
+            return
+        self.init_kwargs = {**self.init_kwargs, self.key: state[self.key], "resume": "allow"}
+        if self.run is not None and getattr(self.run, self.key) != state[self.key]:
+            self.finish()
+            self._finished = False
+            self.start()

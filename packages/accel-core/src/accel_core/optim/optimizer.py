@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from accel_core.host import heartbeat
 from accel_core.optim.lomo import is_lomo
 from accel_core.state.gradient import GradientState
 
@@ -160,6 +161,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         Returns:
             What the wrapped optimizer returns.
         """
+        heartbeat.beat()
         if not self.gradient_state.sync_gradients or self._updates_in_backward:
             return None
         if self.scaler is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import Any, ClassVar
 
+from accel_core.host import heartbeat
 from accel_core.plugins.accumulation import GradientAccumulationPlugin
 
 __all__ = ["GradientState"]
@@ -120,10 +121,12 @@ class GradientState:
         """Enter a loader whose iteration begins; a loader that is read again starts anew."""
         self._remove_dataloader(dataloader)
         self._references.append(weakref.ref(dataloader))
+        heartbeat.loops(len(self._references))
         dataloader.__dict__["_batches_served"] = 0
 
     def _advance(self, dataloader: Any) -> None:
         """Note that `dataloader` gives a batch now."""
+        heartbeat.beat()
         dataloader.__dict__["_batches_served"] += 1
         fresh = self._fresh
         if not fresh or fresh[-1]() is not dataloader:
@@ -133,6 +136,7 @@ class GradientState:
     def _remove_dataloader(self, dataloader: Any) -> None:
         """Let a loader go whose iteration ended or was broken off."""
         self._references = [ref for ref in self._references if ref() is not None and ref() is not dataloader]
+        heartbeat.loops(len(self._references))
 
     def training_dataloader(self) -> Any:
         """Return the loader that feeds the step about to be taken, or `None`.

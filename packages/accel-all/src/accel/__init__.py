@@ -139,11 +139,11 @@ _NAMES = {
     "accel_core.tqdm": ["tqdm"],
     "accel_core.tracking.discovery": ["get_available_trackers"],
     "accel_core.tracking.tracker": ["GeneralTracker"],
-    "accel_launch.from_python": [
+    "accel_launch.notebook": ["PrepareForLaunch", "debug_launcher", "notebook_launcher"],
+    "accel_launch.preparation": [
         "prepare_deepspeed_cmd_env", "prepare_multi_gpu_env", "prepare_sagemager_args_inputs",
         "prepare_simple_launcher_cmd_env", "prepare_tpu",
     ],
-    "accel_launch.notebook": ["PrepareForLaunch", "debug_launcher", "notebook_launcher"],
     "accel_launch.settings.config": ["write_basic_config"],
     "accel_quant.config": ["BnbQuantizationConfig"],
     "accel_quant.layers": ["has_4bit_bnb_layers"],

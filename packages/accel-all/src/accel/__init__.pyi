@@ -823,21 +823,6 @@ from accel_core.tracking.discovery import (
 from accel_core.tracking.tracker import (
     GeneralTracker as GeneralTracker,
 )
-from accel_launch.from_python import (
-    prepare_deepspeed_cmd_env as prepare_deepspeed_cmd_env,
-)
-from accel_launch.from_python import (
-    prepare_multi_gpu_env as prepare_multi_gpu_env,
-)
-from accel_launch.from_python import (
-    prepare_sagemager_args_inputs as prepare_sagemager_args_inputs,
-)
-from accel_launch.from_python import (
-    prepare_simple_launcher_cmd_env as prepare_simple_launcher_cmd_env,
-)
-from accel_launch.from_python import (
-    prepare_tpu as prepare_tpu,
-)
 from accel_launch.notebook import (
     PrepareForLaunch as PrepareForLaunch,
 )
@@ -846,6 +831,21 @@ from accel_launch.notebook import (
 )
 from accel_launch.notebook import (
     notebook_launcher as notebook_launcher,
+)
+from accel_launch.preparation import (
+    prepare_deepspeed_cmd_env as prepare_deepspeed_cmd_env,
+)
+from accel_launch.preparation import (
+    prepare_multi_gpu_env as prepare_multi_gpu_env,
+)
+from accel_launch.preparation import (
+    prepare_sagemager_args_inputs as prepare_sagemager_args_inputs,
+)
+from accel_launch.preparation import (
+    prepare_simple_launcher_cmd_env as prepare_simple_launcher_cmd_env,
+)
+from accel_launch.preparation import (
+    prepare_tpu as prepare_tpu,
 )
 from accel_launch.settings.config import (
     write_basic_config as write_basic_config,

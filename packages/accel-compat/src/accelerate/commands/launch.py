@@ -43,11 +43,6 @@ from accel_launch.from_python import (
     deepspeed_launcher,
     launch_command,
     multi_gpu_launcher,
-    prepare_deepspeed_cmd_env,
-    prepare_multi_gpu_env,
-    prepare_sagemager_args_inputs,
-    prepare_simple_launcher_cmd_env,
-    prepare_tpu,
     sagemaker_launcher,
     simple_launcher,
     tpu_launcher,
@@ -55,6 +50,13 @@ from accel_launch.from_python import (
 )
 from accel_launch.notebook import (
     PrepareForLaunch,
+)
+from accel_launch.preparation import (
+    prepare_deepspeed_cmd_env,
+    prepare_multi_gpu_env,
+    prepare_sagemager_args_inputs,
+    prepare_simple_launcher_cmd_env,
+    prepare_tpu,
 )
 from accel_launch.settings.config import (
     SageMakerConfig,

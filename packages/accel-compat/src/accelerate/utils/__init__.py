@@ -326,15 +326,15 @@ from accel_core.random import (
 from accel_core.state.process import (
     wait_for_everyone,
 )
-from accel_launch.from_python import (
+from accel_launch.notebook import (
+    PrepareForLaunch,
+)
+from accel_launch.preparation import (
     prepare_deepspeed_cmd_env,
     prepare_multi_gpu_env,
     prepare_sagemager_args_inputs,
     prepare_simple_launcher_cmd_env,
     prepare_tpu,
-)
-from accel_launch.notebook import (
-    PrepareForLaunch,
 )
 from accel_launch.settings.config import (
     write_basic_config,

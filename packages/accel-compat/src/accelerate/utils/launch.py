@@ -33,7 +33,10 @@ from accel_core.options.enums import (
 from accel_core.options.merge import (
     merge_dicts,
 )
-from accel_launch.from_python import (
+from accel_launch.notebook import (
+    PrepareForLaunch,
+)
+from accel_launch.preparation import (
     env_var_path_add,
     prepare_deepspeed_cmd_env,
     prepare_extend_env_parallelism_config,
@@ -42,9 +45,6 @@ from accel_launch.from_python import (
     prepare_simple_launcher_cmd_env,
     prepare_tpu,
     setup_fp8_env,
-)
-from accel_launch.notebook import (
-    PrepareForLaunch,
 )
 from accel_launch.settings.config import (
     SageMakerConfig,

@@ -13,6 +13,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from accel_bigmodel import init_empty_weights, load_checkpoint_and_dispatch, plan_device_map
+from accel_bigmodel.planner import headroom_of
 
 for stranger in ("accel", "accelerate", "accel_launch", "accel_quant", "accel_trackers"):
     assert importlib.util.find_spec(stranger) is None, stranger
@@ -55,6 +56,8 @@ for sample in (False, True):
     assert torch.equal(wanted.sequences, found.sequences)
     assert all(torch.equal(one, other) for one, other in zip(wanted.logits, found.logits, strict=True))
 assert sorted(path.name for path in folder.iterdir()) == before
+one, four = headroom_of("1x8", str(folder)), headroom_of("4x8", str(folder))
+assert 0 < one < four, (one, four)
 print("bit-equal")
 """
 

@@ -9,14 +9,15 @@ import torch
 from torch import nn
 
 from accel_bigmodel.checkpoint.load import load_checkpoint_in_model, loading_index
-from accel_bigmodel.device_map.balance import get_balanced_memory
 from accel_bigmodel.device_map.check import (
     AnyDevice,
+    check_blocks_fit,
     check_device_map,
     check_tied_parameters_on_same_device,
     device_of,
+    main_device_of,
 )
-from accel_bigmodel.device_map.infer import infer_auto_device_map
+from accel_bigmodel.device_map.strategy import chosen_device_map
 from accel_bigmodel.hooks.align import AlignDevicesHook
 from accel_bigmodel.hooks.attach import (
     attach_align_device_hook,
@@ -28,7 +29,7 @@ from accel_bigmodel.hooks.prefetch import Prefetch, attach_prefetch
 from accel_bigmodel.memory import get_max_memory
 from accel_bigmodel.offload.store import INDEX_NAME, OffloadedWeightsLoader, offload_state_dict
 from accel_bigmodel.placement import TiedTensors, as_device, retie_parameters
-from accel_core.errors import CheckpointMismatchError, DeviceMapError, OffloadError
+from accel_core.errors import OffloadError
 from accel_core.logging import get_logger
 from accel_core.modules import packed
 from accel_core.modules.sizes import as_dtype, tensor_bytes
@@ -45,7 +46,6 @@ __all__ = [
 logger = get_logger(__name__)
 
 _AWAY = ("cpu", "disk")
-_STRINGS = ("auto", "balanced", "balanced_low_0", "sequential")
 
 
 def cpu_offload(
@@ -196,10 +196,11 @@ def dispatch_model(
         The model. Its `hf_device_map` is the map.
 
     Raises:
-        DeviceMapError: When the map misses a tensor.
+        DeviceMapError: When the map misses a tensor, or an offloaded block is larger than the device it comes to.
         OffloadError: When weights have to be written and no `offload_dir` is given.
     """
     check_device_map(model, device_map)
+    check_blocks_fit(model, device_map, main_device, preload_module_classes)
     places = dict(device_map)
     devices = set(places.values())
     is_quantized = getattr(model, "is_quantized", False) or getattr(model, "is_loaded_in_8bit", False)
@@ -226,15 +227,13 @@ def _dispatch(
     skip_keys: str | list[str] | None,
     preload_module_classes: list[str] | None,
 ) -> None:
-    main = _main_device(places, main_device)
+    main = main_device_of(places) if main_device is None else main_device
     kinds = ("disk",) if main in ("cpu", "mps", torch.device("cpu"), torch.device("mps")) else _AWAY
     away = {name: _is(device, *kinds) for name, device in places.items()}
     compute = {name: main if _is(device, *_AWAY) else device for name, device in places.items()}
-    on_disk = [name for name, device in places.items() if _is(device, "disk")]
-    on_cpu = [name for name, device in places.items() if away[name] and _is(device, "cpu")]
     tied = find_tied_parameters(model)
     check_tied_parameters_on_same_device(tied, places)
-    weights = _offloaded_weights(model, places, on_cpu, on_disk, state_dict, offload_dir, offload_index)
+    weights = _offloaded_weights(model, places, away, state_dict, offload_dir, offload_index)
     tied_copies = _tied_copies(tied, places, away, weights)
     attach_align_device_hook_on_blocks(
         model,
@@ -261,31 +260,23 @@ def _is(device: AnyDevice, *names: str) -> bool:
     return str(device) in names
 
 
-def _main_device(places: Mapping[str, AnyDevice], asked: int | str | torch.device | None) -> AnyDevice:
-    if asked is not None:
-        return asked
-    return next((device for device in places.values() if not _is(device, *_AWAY)), "cpu")
-
-
 def _offloaded_weights(
     model: nn.Module,
     places: Mapping[str, AnyDevice],
-    on_cpu: list[str],
-    on_disk: list[str],
+    away: Mapping[str, bool],
     state_dict: dict[str, torch.Tensor] | None,
     offload_dir: str | os.PathLike[str] | None,
     offload_index: Mapping[str, Any] | None,
 ) -> OffloadedWeightsLoader | None:
     """Find or write the weights that wait on the CPU and on disk."""
+    on_disk = [name for name in places if away[name] and _is(places[name], "disk")]
+    on_cpu = [name for name in places if away[name] and _is(places[name], "cpu")]
     if not on_cpu and not on_disk:
         return None
-    own = None
-    kept = state_dict
-    if kept is None:
-        kept = {}
-        if on_cpu:
-            own = _whole_state(model)
-            kept = {name: value.to("cpu") for name, value in own.items() if _is(_home(name, places), "cpu")}
+    own = _whole_state(model) if on_cpu and state_dict is None else None
+    kept = {} if state_dict is None else state_dict
+    if own is not None:
+        kept = {name: value.to("cpu") for name, value in own.items() if _is(_home(name, places), "cpu")}
     index = offload_index if offload_index is not None else loading_index(model) or None
     if on_disk and index is None:
         if offload_dir is None:
@@ -298,8 +289,41 @@ def _offloaded_weights(
             own = _whole_state(model) if own is None else own
             offload_state_dict(offload_dir, {n: v for n, v in own.items() if _is(_home(n, places), "disk")})
     if not on_disk:
-        return OffloadedWeightsLoader(state_dict=kept, index={})
-    return OffloadedWeightsLoader(state_dict=kept, save_folder=offload_dir, index=index)
+        weights = OffloadedWeightsLoader(state_dict=kept, index={})
+    else:
+        weights = OffloadedWeightsLoader(state_dict=kept, save_folder=offload_dir, index=index)
+    beside = _beside(model, places, away, weights)
+    if not beside:
+        return weights
+    return OffloadedWeightsLoader({**weights.state_dict, **beside}, save_folder=offload_dir, index=weights.index)
+
+
+def _beside(
+    model: nn.Module, places: Mapping[str, AnyDevice], away: Mapping[str, bool], weights: OffloadedWeightsLoader
+) -> dict[str, torch.Tensor]:
+    """Give the weights in memory that hooks ask for beside the offloaded ones.
+
+    They are tied to a tensor that stays, or lie in one module with a tensor that has an entry of its own in the map.
+    """
+    mixed = {name.rpartition(".")[0] for name in _tensor_entries(model, places) if away[name]}
+    found: dict[str, torch.Tensor] = {}
+    for name, tensor in (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)):
+        asked = name.rpartition(".")[0] in mixed or _is_away(name, places, away)
+        if asked and name not in weights and not tensor.is_meta and packed.find(tensor) is None:
+            found[name] = tensor.detach()
+    return found
+
+
+def _tensor_entries(model: nn.Module, places: Mapping[str, AnyDevice]) -> list[str]:
+    """List the entries of a device map that name a tensor."""
+    modules = {name for name, _ in model.named_modules(remove_duplicate=False)}
+    return [name for name in places if name not in modules]
+
+
+def _is_away(name: str, places: Mapping[str, AnyDevice], away: Mapping[str, bool]) -> bool:
+    while name not in places:
+        name = name.rpartition(".")[0]
+    return away[name]
 
 
 def _home(name: str, places: Mapping[str, AnyDevice]) -> AnyDevice:
@@ -345,13 +369,16 @@ class _Refusal:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Warn, and move the model only when all its weights are there."""
+        move = getattr(type(self.model), self.method)
+        if "_hf_hook" not in self.model.__dict__:  # its hooks were taken off: it is a plain model again
+            return move(self.model, *args, **kwargs)
         logger.warning("You shouldn't move a model that is dispatched using accelerate hooks.")
         if any(parameter.is_meta for parameter in self.model.parameters()):
             raise OffloadError(
                 "You can't move a model that has some modules offloaded to cpu or disk. Found weights that are not in "
                 "memory. Dispatch it with another device map instead."
             )
-        return getattr(type(self.model), self.method)(self.model, *args, **kwargs)
+        return move(self.model, *args, **kwargs)
 
 
 def load_checkpoint_and_dispatch(
@@ -405,9 +432,14 @@ def load_checkpoint_and_dispatch(
         OffloadError: When weights must be written and `offload_folder` is missing or cannot be.
     """
     if isinstance(device_map, str):
-        device_map = _chosen_map(model, device_map, max_memory, no_split_module_classes, dtype, offload_buffers)
+        device_map = chosen_device_map(model, device_map, max_memory, no_split_module_classes, dtype, offload_buffers)
         if prefetch is None and max_memory is not None:
             prefetch = _room_left(model, device_map, max_memory, dtype)
+    if device_map is not None:
+        wanted = as_dtype(dtype)
+        check_blocks_fit(
+            model, device_map, None, preload_module_classes, wanted if isinstance(wanted, torch.dtype) else None
+        )
     load_checkpoint_in_model(
         model,
         checkpoint,
@@ -419,10 +451,10 @@ def load_checkpoint_and_dispatch(
         strict=strict,
         full_state_dict=full_state_dict,
         broadcast_from_rank0=broadcast_from_rank0,
+        must_fill=device_map is not None,
     )
     if device_map is None:
         return model
-    _check_filled(model)
     return dispatch_model(
         model,
         device_map=device_map,
@@ -442,7 +474,7 @@ def _room_left(
     dtype: str | torch.dtype | None,
 ) -> int | None:
     """Count what the limit of the device that offloaded parts compute on leaves to weights that travel."""
-    main = _main_device(device_map, None)
+    main = main_device_of(device_map)
     limit = get_max_memory(max_memory).get(main) if isinstance(main, (int, str)) else None
     if limit is None or main == "cpu":
         return None
@@ -453,46 +485,3 @@ def _room_left(
         if device_of(name, device_map) == main
     )
     return max(limit - used, 1)
-
-
-def _check_filled(model: nn.Module) -> None:
-    """Make sure that every tensor has a value, in memory or on disk."""
-    on_disk = loading_index(model)
-    tensors = (*model.named_parameters(), *model.named_buffers())
-    left = [name for name, tensor in tensors if tensor.is_meta and name not in on_disk]
-    if left:
-        raise CheckpointMismatchError(
-            f"Some tensors of the model were left empty. Found no value for {', '.join(left)}. Load a checkpoint that "
-            "holds them, or build the model with those tensors filled."
-        )
-
-
-def _chosen_map(
-    model: nn.Module,
-    strategy: str,
-    max_memory: Mapping[int | str, int | str] | None,
-    no_split_module_classes: list[str] | None,
-    dtype: str | torch.dtype | None,
-    offload_buffers: bool,
-) -> dict[str, Any]:
-    if strategy not in _STRINGS:
-        raise DeviceMapError(
-            "If passing a string for `device_map`, please choose 'auto', 'balanced', 'balanced_low_0' or 'sequential'. "
-            f"Found {strategy!r}. Pass one of these, or a dictionary."
-        )
-    limits: Any = max_memory
-    if strategy != "sequential":
-        limits = get_balanced_memory(
-            model,
-            max_memory=max_memory,
-            no_split_module_classes=no_split_module_classes,
-            dtype=dtype,
-            low_zero=strategy == "balanced_low_0",
-        )
-    return infer_auto_device_map(
-        model,
-        max_memory=limits,
-        no_split_module_classes=no_split_module_classes,
-        dtype=dtype,
-        offload_buffers=offload_buffers,
-    )

@@ -72,6 +72,7 @@ def set_module_tensor_to_device(
         tensor_name: Dotted name of the parameter or buffer.
         device: Where it goes.
         value: Its new value; needed to come from the meta device. It is cast to `dtype`, or else to the dtype in place.
+            Of a parameter that several processes hold together (a DTensor) each of them takes its part, where it is.
         dtype: The dtype of the new value; integers keep theirs.
         fp16_statistics: Row scales that go with packed 8-bit weights.
         tied_params_map: Copies on devices by the address of the original: a tied weight is copied once per device.
@@ -122,6 +123,9 @@ def set_module_tensor_to_device(
                 "looks incorrect. Load a checkpoint of the same architecture."
             )
         value = _cast(value, old, as_dtype(dtype))
+        if hasattr(old, "device_mesh"):
+            _fill_shard(owner, name, old, value)
+            return
     elif target == old.device:
         return
     new = _on_device(old if value is None else value, old, target, is_buffer, non_blocking)
@@ -136,6 +140,19 @@ def set_module_tensor_to_device(
 
 def _address(tensor: torch.Tensor) -> int:
     return 0 if is_stand_in(tensor) else tensor.data_ptr()
+
+
+def _fill_shard(owner: nn.Module, name: str, old: Any, value: torch.Tensor) -> None:
+    """Give a parameter that several processes hold together (torch's DTensor) this process's part of a whole value."""
+    # Imported here because it brings most of torch.distributed with it, which models of one process do not need.
+    from torch.distributed.tensor import distribute_tensor
+
+    part = distribute_tensor(value.to(old.device_mesh.device_type), old.device_mesh, old.placements, src_data_rank=None)
+    if old.is_meta:
+        owner.load_state_dict({name: part}, strict=False, assign=True)
+    else:
+        with torch.no_grad():
+            old.copy_(part)
 
 
 def _cast(value: torch.Tensor, old: torch.Tensor, dtype: Any) -> torch.Tensor:

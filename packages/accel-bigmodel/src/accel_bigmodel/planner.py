@@ -1,14 +1,19 @@
 """What `accel plan` does."""
 
 import argparse
+import re
 import sys
 from pathlib import Path
 
-from accel_bigmodel.checkpoint.skeleton import Layer, Part, skeleton_of
-from accel_bigmodel.device_map.plan import Plan, plan_device_map, written_size
-from accel_core.errors import ConfigurationError
+import torch
 
-__all__ = ["max_memory_of", "plan_checkpoint", "run"]
+from accel_bigmodel.checkpoint.skeleton import Layer, Part, model_of_config, skeleton_of
+from accel_bigmodel.device_map.headroom import Workload, activation_bytes
+from accel_bigmodel.device_map.plan import Plan, plan_device_map
+from accel_core.errors import ConfigurationError
+from accel_core.modules.sizes import as_dtype, written_size
+
+__all__ = ["headroom_of", "max_memory_of", "plan_checkpoint", "run"]
 
 
 def max_memory_of(text: str | None) -> dict[int | str, int | str] | None:
@@ -37,6 +42,43 @@ def max_memory_of(text: str | None) -> dict[int | str, int | str] | None:
     return limits
 
 
+def headroom_of(text: str | None, source: str, dtype: str | None = None) -> int | float | str | None:
+    """Read headroom as it is written on a command line.
+
+    Args:
+        text: Bytes, a written size, a fraction, or BATCHxSEQUENCE, which is traced through the model that the
+            configuration beside the checkpoint describes; or None.
+        source: The checkpoint.
+        dtype: The dtype that the weights will be loaded in.
+
+    Returns:
+        Bytes, a fraction or a written size; None stays None.
+
+    Raises:
+        ConfigurationError: When a workload is given, and there is no configuration or its model cannot be traced.
+    """
+    if text is None:
+        return None
+    workload = re.fullmatch(r"\s*(\d+)\s*[x×]\s*(\d+)\s*", text)
+    if workload is not None:
+        path = Path(source)
+        folder = path if path.is_dir() else path.parent
+        if not (folder / "config.json").is_file():
+            raise ConfigurationError(
+                "Headroom for a batch of sequences is traced through the model itself. Found no config.json in "
+                f"{str(folder)!r}, and headers tell nothing of the forward. Give the headroom as a size or a fraction."
+            )
+        wanted = as_dtype(dtype)
+        return activation_bytes(
+            model_of_config(folder),
+            Workload(int(workload[1]), int(workload[2])),
+            wanted if isinstance(wanted, torch.dtype) else None,
+        )
+    if text.replace(".", "", 1).isdecimal():
+        return float(text) if "." in text else int(text)
+    return text
+
+
 def plan_checkpoint(
     source: str,
     max_memory: str | None = None,
@@ -50,7 +92,7 @@ def plan_checkpoint(
     Args:
         source: A safetensors file, an index, a folder, or a folder with a transformers config.
         max_memory: Limits, as on the command line.
-        headroom: A written size or a fraction.
+        headroom: Headroom, as on the command line.
         dtype: The dtype that the weights will be loaded in.
         balanced: Whether accelerators share evenly.
         whole: Class names that are not split; numbered layers of a checkpoint never are.
@@ -62,13 +104,10 @@ def plan_checkpoint(
     classes = list(whole or getattr(model, "_no_split_modules", None) or ())
     if isinstance(model, Part):
         classes.append(Layer.__name__)
-    room: str | float | int | None = headroom
-    if headroom is not None and headroom.replace(".", "", 1).isdecimal():
-        room = float(headroom) if "." in headroom else int(headroom)
     return plan_device_map(
         model,
         max_memory_of(max_memory),
-        headroom=room,
+        headroom=headroom_of(headroom, source, dtype),
         no_split_module_classes=classes,
         dtype=dtype,
         balanced=balanced,

@@ -11,8 +11,16 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from accel_bigmodel import infer_auto_device_map, init_empty_weights, load_checkpoint_and_dispatch
-from accel_core.errors import CheckpointDamagedError, CheckpointMismatchError, CheckpointNotFoundError
+from accel_bigmodel import (
+    cpu_offload,
+    dispatch_model,
+    infer_auto_device_map,
+    init_empty_weights,
+    load_checkpoint_and_dispatch,
+    remove_hook_from_submodules,
+)
+from accel_core.errors import CheckpointDamagedError, CheckpointMismatchError, CheckpointNotFoundError, DeviceMapError
+from accel_core.modules.compilation import compile_regions
 
 
 class Block(nn.Module):
@@ -144,3 +152,124 @@ def test_a_model_on_disk_is_saved_whole(tmp_path: Path) -> None:
     saved = load_file(tmp_path / "saved" / "model.safetensors")
     assert set(saved) == set(state)
     assert all(torch.equal(saved[name], state[name]) for name in state)
+
+
+class Scaled(nn.Module):
+    """A layer between parameters of the module around it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before = nn.Parameter(torch.rand(4))
+        self.layer = nn.Linear(4, 4)
+        self.after = nn.Parameter(torch.rand(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Scale, run the layer, shift."""
+        return self.layer(x * self.before) + self.after
+
+
+X = torch.arange(8.0).reshape(2, 4)
+
+
+@pytest.mark.parametrize(
+    "device_map",
+    [
+        {"before": "disk", "layer": "cpu", "after": "cpu"},
+        {"before": "cpu", "layer": "disk", "after": "disk"},
+        {"before": "disk", "layer.weight": "disk", "layer.bias": "cpu", "after": "disk"},
+        {"before": "cpu", "layer.weight": "cpu", "layer.bias": "disk", "after": "cpu"},
+    ],
+)
+@pytest.mark.parametrize("inside", [False, True])
+def test_single_tensors_may_be_offloaded(device_map: dict[str, str], inside: bool, tmp_path: Path) -> None:
+    """Tensors with entries of their own, beside others of their module, are there when its forward runs."""
+    plain: nn.Module = nn.Sequential(Scaled()) if inside else Scaled()
+    save_file(plain.state_dict(), tmp_path / "model.safetensors")
+    places = {f"0.{name}": device for name, device in device_map.items()} if inside else device_map
+    with init_empty_weights():
+        empty = nn.Sequential(Scaled()) if inside else Scaled()
+    model = load_checkpoint_and_dispatch(empty, tmp_path, device_map=places)
+    for _ in range(2):
+        assert torch.equal(model(X), plain(X))
+    assert any(parameter.is_meta for parameter in model.parameters())
+    remove_hook_from_submodules(model)
+    assert torch.equal(dispatch_model(copy.deepcopy(plain), places, offload_dir=tmp_path / "folder")(X), plain(X))
+
+
+@pytest.mark.parametrize("device_map", [{"0": "cpu", "1": "cpu", "2": "disk"}, {"0": "disk", "1": "cpu", "2": "cpu"}])
+def test_a_tie_over_memory_and_disk_is_kept_in_memory(
+    device_map: dict[str, str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A map that tears tied weights apart is warned of, and works; loading and dispatching give the same."""
+
+    def make() -> nn.Module:
+        layers = nn.Sequential(*[nn.Linear(4, 4) for _ in range(3)])
+        layers[2].weight = layers[0].weight
+        return layers
+
+    plain = make()
+    state = {name: value for name, value in plain.state_dict().items() if name != "2.weight"}
+    save_file(state, tmp_path / "model.safetensors")
+    with init_empty_weights():
+        empty = make()
+    for model in (
+        load_checkpoint_and_dispatch(empty, tmp_path, device_map=device_map),
+        dispatch_model(copy.deepcopy(plain), device_map, offload_dir=tmp_path / "folder"),
+    ):
+        for _ in range(2):
+            assert torch.equal(model(X), plain(X))
+    assert "Tied parameters are on different devices" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("device_map", "message"),
+    [
+        ({"": "cpu", "1": "disk"}, "1.weight on disk and on cpu; 1.bias on disk and on cpu"),
+        ({"0": "cpu", "1": "disk", "1.bias": "cpu"}, "1.bias on cpu and on disk"),
+    ],
+)
+def test_a_map_that_doubles_a_tensor_is_refused(device_map: dict[str, str], message: str, tmp_path: Path) -> None:
+    """Entries around and inside a module that disagree about the disk are an error that names the tensors."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    save_file(model.state_dict(), tmp_path / "model.safetensors")
+    for dispatch in (
+        lambda: dispatch_model(model, device_map, offload_dir=tmp_path / "folder"),
+        lambda: load_checkpoint_and_dispatch(model, tmp_path, device_map=device_map),
+    ):
+        with pytest.raises(DeviceMapError, match=f"two places. Found {message}"):
+            dispatch()
+    assert not any(parameter.is_meta for parameter in model.parameters())
+    assert not (tmp_path / "folder").exists()
+
+
+def test_a_model_without_its_hooks_moves_as_any_other(caplog: pytest.LogCaptureFixture) -> None:
+    """What `.to` says about dispatched models is over when the hooks are gone."""
+    model = dispatch_model(nn.Sequential(nn.Linear(4, 4)), {"": "cpu"}, force_hooks=True)
+    remove_hook_from_submodules(model)
+    assert model.to(torch.float64)[0].weight.dtype == torch.float64
+    assert "shouldn't move" not in caplog.text
+
+
+@pytest.mark.parametrize("offload", [False, True])
+def test_blocks_of_a_hooked_model_are_compiled(offload: bool) -> None:
+    """Compiling the repeated blocks of a model whose root has a hook really runs the compiled blocks."""
+    graphs: list[int] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> object:
+        graphs.append(len(inputs))
+        return graph.forward
+
+    model = Model(width=4, depth=2).requires_grad_(False).eval()
+    expected = model(TOKENS)
+    if offload:
+        cpu_offload(model, torch.device("cpu"), preload_module_classes=["Block"])
+    else:
+        dispatch_model(model, {"": "cpu"}, force_hooks=True)
+    try:
+        compiled = compile_regions(model, backend=backend)
+        for _ in range(2):
+            assert torch.equal(compiled(TOKENS), expected)
+        assert graphs
+        assert torch.equal(model(TOKENS), expected)
+    finally:
+        torch._dynamo.reset()

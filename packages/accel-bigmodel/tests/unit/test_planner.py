@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from accel_bigmodel.__main__ import main
 from accel_bigmodel.device_map.plan import Plan
 from accel_bigmodel.estimate import create_ascii_table, estimate_training_usage
-from accel_bigmodel.planner import max_memory_of
+from accel_bigmodel.planner import headroom_of, max_memory_of
 
 
 @pytest.fixture
@@ -76,6 +76,24 @@ def test_limits_are_read_from_text() -> None:
     """Devices are numbers or names, sizes are written or bytes."""
     assert max_memory_of("0=24GiB, cpu=64GiB,1=100") == {0: "24GiB", "cpu": "64GiB", 1: 100}
     assert max_memory_of(None) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [(None, None), ("100", 100), ("0.25", 0.25), ("2GiB", "2GiB"), ("1KB", "1KB")]
+)
+def test_headroom_is_read_from_text(text: str | None, expected: object) -> None:
+    """Bytes, a fraction of the limit, or a written size."""
+    found = headroom_of(text, "anywhere")
+    assert (type(found), found) == (type(expected), expected)
+
+
+def test_headroom_reaches_the_plan(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is asked for on the command line is kept free; a workload needs a configuration to trace."""
+    arguments = ["plan", str(checkpoint), "--max-memory", "0=40KiB,cpu=64KiB", "--headroom"]
+    assert main([*arguments, "0.25"]) == 0
+    assert "10.00 KiB are kept for activations" in capsys.readouterr().out
+    assert main([*arguments, "4x8"]) == 2
+    assert "no config.json" in capsys.readouterr().err
 
 
 def test_training_takes_four_times_the_weights() -> None:

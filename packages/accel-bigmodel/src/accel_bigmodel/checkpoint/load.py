@@ -93,6 +93,8 @@ def load_checkpoint_in_model(
     strict: bool = False,
     full_state_dict: bool = True,
     broadcast_from_rank0: bool = False,
+    *,
+    must_fill: bool = False,
 ) -> LoadedKeys:
     """Load a checkpoint into a model; each tensor goes straight to its device, and what is on "disk" stays in its file.
 
@@ -112,12 +114,14 @@ def load_checkpoint_in_model(
         strict: Whether missing and unexpected names are an error.
         full_state_dict: With `broadcast_from_rank0`: whether the checkpoint holds whole tensors.
         broadcast_from_rank0: Whether the first process reads and sends the tensors to all others.
+        must_fill: Whether tensors that would be left empty, on the meta device, are an error.
 
     Returns:
         The names that the checkpoint lacks, and those that the model lacks.
 
     Raises:
-        CheckpointMismatchError: When shapes differ, or with `strict` names; all of them are listed.
+        CheckpointMismatchError: When shapes differ, with `strict` names, or with `must_fill` tensors are left empty;
+            all of them are listed.
         CheckpointError: When a file is missing, damaged or unsafe.
         OffloadError: When weights must be written and `offload_folder` is missing or cannot be.
         DeviceMapError: When the device map misses a tensor.
@@ -134,6 +138,8 @@ def load_checkpoint_in_model(
             f"Error(s) in loading state_dict for {type(model).__name__}: the names differ. Found missing "
             f"{plan.missing} and unexpected {plan.unexpected}. Load a checkpoint of this model, or pass `strict=False`."
         )
+    if must_fill:
+        _check_filled(model, plan)
     _check_offload(plan, source, offload_folder, offload_8bit_bnb)
     index = _fill(model, source, plan, offload_folder, offload_8bit_bnb)
     if index:
@@ -170,11 +176,13 @@ def _plan(
         if is_buffer and name in scratch:
             continue
         target = by_tensor.get(id(tensor))
+        device = tensor.device if device_map is None else device_of(name, device_map)
+        if device_map is None and tensor.is_meta:
+            device = "cpu"
+        assert device is not None
+        if target is not None and target.device == "disk":
+            target.device = device  # tied, and needed in memory under another name
         if target is None:
-            device = tensor.device if device_map is None else device_of(name, device_map)
-            if device_map is None and tensor.is_meta:
-                device = "cpu"
-            assert device is not None
             wanted = _dtype_for(name, tensor, dtype, keep_in_fp32)
             target = _Target([], tensor, device, wanted, is_buffer and not offload_buffers)
             by_tensor[id(tensor)] = target
@@ -213,6 +221,18 @@ def _dtype_for(name: str, tensor: torch.Tensor, dtype: Any, keep_in_fp32: Sequen
         return torch.float32
     found: torch.dtype = dtype
     return found
+
+
+def _check_filled(model: nn.Module, plan: _Plan) -> None:
+    """Make sure that every tensor will have a value, in memory or on disk."""
+    present = {name for target in plan.targets.values() for name in target.names} | loading_index(model).keys()
+    tensors = (*model.named_parameters(), *model.named_buffers())
+    left = [name for name, tensor in tensors if tensor.is_meta and name not in present]
+    if left:
+        raise CheckpointMismatchError(
+            f"Some tensors of the model would be left empty. Found no value for {', '.join(left)}. Load a checkpoint "
+            "that holds them, or build the model with those tensors filled."
+        )
 
 
 def _check_offload(plan: _Plan, source: Checkpoint, offload_folder: Any, packs: bool) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 
 from accel_bigmodel.device_map.check import device_of
-from accel_bigmodel.offload.index import MappedFile, map_file
+from accel_bigmodel.offload.index import MappedFile
 from accel_core.errors import (
     CheckpointDamagedError,
     CheckpointMismatchError,
@@ -28,7 +28,9 @@ SAFE_WEIGHTS_NAME = "model.safetensors"
 
 
 class SafetensorsShard:
-    """A safetensors file of a checkpoint: its tensors are views of its memory map.
+    """A safetensors file of a checkpoint: its tensors are views of a memory map.
+
+    The map is its own: a model that takes the views may write to them, and no other model shall see that.
 
     Args:
         path: The file.
@@ -36,7 +38,7 @@ class SafetensorsShard:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self.file: MappedFile = map_file(path)
+        self.file = MappedFile(path)
 
     def names(self) -> list[str]:
         """List the tensors."""

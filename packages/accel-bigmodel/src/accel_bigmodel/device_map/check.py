@@ -7,10 +7,20 @@ from typing import TypeVar
 import torch
 from torch import nn
 
+from accel_bigmodel.memory import accelerator_module
 from accel_core.errors import DeviceMapError
 from accel_core.logging import get_logger
+from accel_core.modules.sizes import tensor_bytes, written_size
 
-__all__ = ["check_device_map", "check_tied_parameters_on_same_device", "clean_device_map", "device_of"]
+__all__ = [
+    "AnyDevice",
+    "check_blocks_fit",
+    "check_device_map",
+    "check_tied_parameters_on_same_device",
+    "clean_device_map",
+    "device_of",
+    "main_device_of",
+]
 
 logger = get_logger(__name__)
 
@@ -37,14 +47,14 @@ def device_of(name: str, device_map: Mapping[str, AnyDevice]) -> AnyDevice | Non
 
 
 def check_device_map(model: nn.Module, device_map: Mapping[str, AnyDevice]) -> None:
-    """Make sure that a device map places every tensor of a model.
+    """Make sure that a device map places every tensor of a model, and none both on the disk and elsewhere.
 
     Args:
         model: The model.
         device_map: Devices by name of submodule or tensor; the model's own is `""`.
 
     Raises:
-        DeviceMapError: When some tensors have no device; all of them are named.
+        DeviceMapError: When some tensors have no device, or two of which one is the disk; all of them are named.
     """
     names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
     names += [name for name, _ in model.named_buffers(remove_duplicate=False)]
@@ -61,6 +71,74 @@ def check_device_map(model: nn.Module, device_map: Mapping[str, AnyDevice]) -> N
             f"{', '.join(missing)}. Found devices for {len(names) - len(missing)} of {len(names)} tensors. Add the "
             "missing ones, or a device for the whole model under the name ''."
         )
+    doubled = {name: places for name in names if len(places := _devices_of(name, device_map)) > 1 and "disk" in places}
+    if doubled:
+        told = "; ".join(f"{name} on {' and on '.join(places)}" for name, places in doubled.items())
+        raise DeviceMapError(
+            f"The device_map provided puts tensors in two places. Found {told}. Give a module an entry of its own, or "
+            "its parts, not both."
+        )
+
+
+def _devices_of(name: str, device_map: Mapping[str, AnyDevice]) -> list[str]:
+    """List the devices that a tensor's entry and those of the modules around it name, innermost first."""
+    found = {str(device_map[name]): None} if name in device_map else {}
+    while name:
+        name = name.rpartition(".")[0]
+        if name in device_map:
+            found[str(device_map[name])] = None
+    return list(found)
+
+
+def main_device_of(device_map: Mapping[str, AnyDevice]) -> AnyDevice:
+    """Name the device that offloaded parts compute on.
+
+    Args:
+        device_map: Devices by name.
+
+    Returns:
+        The first that is neither "cpu" nor "disk"; "cpu" when there is none.
+    """
+    return next((device for device in device_map.values() if str(device) not in ("cpu", "disk")), "cpu")
+
+
+def check_blocks_fit(
+    model: nn.Module,
+    device_map: Mapping[str, AnyDevice],
+    main_device: AnyDevice | None = None,
+    preload_module_classes: Sequence[str] | None = None,
+    dtype: torch.dtype | None = None,
+) -> None:
+    """Make sure that the accelerator which offloaded blocks come to has memory for the largest of them.
+
+    Args:
+        model: The model.
+        device_map: Devices by name of submodule or tensor.
+        main_device: Where offloaded blocks compute; by default as `main_device_of` says.
+        preload_module_classes: Classes whose instances come with their submodules' weights.
+        dtype: The dtype the weights will have; by default the one they have.
+
+    Raises:
+        DeviceMapError: When all of the accelerator's memory is less than one block.
+    """
+    main = torch.device(main_device_of(device_map) if main_device is None else main_device)
+    accelerator = accelerator_module()
+    if main.type in ("cpu", "meta", "mps") or accelerator is None or not hasattr(accelerator, "mem_get_info"):
+        return
+    room = int(accelerator.mem_get_info(main)[1])
+    for name, module in model.named_modules():
+        together = type(module).__name__ in (preload_module_classes or ())
+        count = sum(
+            tensor_bytes(tensor, dtype)
+            for key, tensor in module.named_parameters(recurse=together)
+            if str(device_of(f"{name}.{key}" if name else key, device_map)) in ("cpu", "disk")
+        )
+        if count > room:
+            raise DeviceMapError(
+                f"An offloaded block is larger than the device it comes to. Found {name!r} of {written_size(count)} "
+                f"for {main}, which has {written_size(room)} in all. Let its parts be loaded one by one, or keep the "
+                "model off that device: a map of 'cpu' and 'disk' alone runs on the CPU."
+            )
 
 
 def check_tied_parameters_on_same_device(

@@ -12,9 +12,11 @@ from accel_bigmodel.device_map.greedy import Greedy
 from accel_bigmodel.device_map.tree import Node, Tree, build_tree, whole_classes, without_collecting
 from accel_bigmodel.memory import get_max_memory
 from accel_bigmodel.sizes import Dtype
+from accel_core.errors import DeviceMapError
 from accel_core.logging import get_logger
+from accel_core.modules.sizes import written_size
 
-__all__ = ["Solution", "infer_auto_device_map", "solve"]
+__all__ = ["Solution", "check_accelerators", "device_map_of", "infer_auto_device_map", "solve", "warn_of"]
 
 logger = get_logger(__name__)
 
@@ -33,6 +35,7 @@ class Solution:
         main: The device that offloaded parts compute on.
         largest_offloaded: Bytes of the largest layer that comes back to it.
         offloaded_buffers: Bytes of buffers of offloaded parts.
+        whole: Class names of modules that must not be split.
     """
 
     tree: Tree
@@ -42,6 +45,23 @@ class Solution:
     main: Device
     largest_offloaded: int
     offloaded_buffers: int
+    whole: Collection[str]
+
+    @property
+    def fits(self) -> bool:
+        """Whether no device holds more than its limit."""
+        return all(count <= self.limits[device] for device, count in self.used.items() if device in self.limits)
+
+    @property
+    def idle(self) -> list[Device]:
+        """The accelerators, when weights were spilled and yet none of them holds any."""
+        fast = [device for device, limit in self.limits.items() if device not in ("cpu", "disk") and limit > 0]
+        return fast if self.slowest and not any(self.used[device] for device in fast) else []
+
+    @property
+    def largest(self) -> Unit:
+        """The largest part that must stay on one device."""
+        return max(units_of(self.tree, self.whole), key=lambda unit: unit.size)
 
     @property
     def keeps_room(self) -> bool:
@@ -66,7 +86,7 @@ def _solution(
     away = ("disk",) if main in ("cpu", "mps") else ("cpu", "disk")
     offloaded = [node for node, device in placed if device in away]
     largest = max((_largest_layer(node, whole) for node in offloaded), default=0)
-    return Solution(tree, placed, limits, used, main, largest, sum(node.buffer_size for node in offloaded))
+    return Solution(tree, placed, limits, used, main, largest, sum(node.buffer_size for node in offloaded), whole)
 
 
 def _largest_layer(node: Node, whole: Collection[str]) -> int:
@@ -89,6 +109,9 @@ def solve(tree: Tree, limits: dict[Device, int], whole: Collection[str], fallbac
     Returns:
         The placement. It goes to a slower device only if no contiguous placement does without, and the device that
         offloaded parts compute on has room for the largest of them.
+
+    Raises:
+        DeviceMapError: When even the disk has a limit, and the model does not fit.
     """
     with without_collecting():
         return _solve(tree, limits, whole, fallback)
@@ -99,12 +122,50 @@ def _solve(tree: Tree, limits: dict[Device, int], whole: Collection[str], fallba
     if first.keeps_room and first.slowest == 0:
         return first
     pairs = contiguous(units_of(tree, whole), limits)
-    if pairs is None:
-        return first
-    exact = _solution(tree, _nodes(pairs), limits, whole)
-    if not first.keeps_room or exact.slowest < first.slowest:
-        return exact
+    if pairs is not None:
+        exact = _solution(tree, _nodes(pairs), limits, whole)
+        if not first.keeps_room or not first.fits or exact.slowest < first.slowest:
+            return exact
+    elif not first.keeps_room or not first.fits:
+        raise DeviceMapError(
+            f"The model does not fit into `max_memory`. Found {written_size(tree.root.size)} of weights, with "
+            f"{_block(first)} as the largest part that stays on one device, for limits of {_written(limits)}. Raise "
+            "the limits, give the disk none, or let modules be split."
+        )
     return first
+
+
+def _block(solution: Solution) -> str:
+    unit = solution.largest
+    names = " with ".join(repr(node.name) for node in unit.nodes)
+    return f"{names} of {written_size(unit.size)}"
+
+
+def _written(limits: Mapping[Device, int]) -> str:
+    return ", ".join(f"{device}: {written_size(limit)}" for device, limit in limits.items())
+
+
+def _idle(solution: Solution) -> str:
+    """Say that no accelerator can be used, and what was found."""
+    limits = {device: solution.limits[device] for device in solution.idle}
+    return (
+        "No accelerator has room for the largest layer beside its own part. Found "
+        f"{_block(solution)}, for limits of {_written(limits)}."
+    )
+
+
+def check_accelerators(solution: Solution, advice: str) -> None:
+    """Make sure that accelerators are used where weights are spilled.
+
+    Args:
+        solution: The placement.
+        advice: What to do about it, as a sentence.
+
+    Raises:
+        DeviceMapError: When the largest part of the model that stays on one device is too large for all of them.
+    """
+    if solution.idle:
+        raise DeviceMapError(f"{_idle(solution)} {advice}")
 
 
 def _nodes(pairs: Sequence[tuple[Unit, Device]]) -> list[tuple[Node, Device]]:
@@ -147,14 +208,33 @@ def infer_auto_device_map(
     if verbose:
         for node, device in solution.placed:
             logger.info("Putting %s (size=%s) on %s.", node.name or "the model", node.size, device)
-    _warn(solution, offload_buffers)
-    result: dict[str, int | str] = OrderedDict((node.name, device) for node, device in solution.placed)
-    if clean_result:
-        clean_device_map(result)
-    return result
+    warn_of(solution, offload_buffers)
+    return device_map_of(solution, clean_result)
 
 
-def _warn(solution: Solution, offload_buffers: bool) -> None:
+def device_map_of(solution: Solution, clean: bool = True) -> dict[str, Device]:
+    """Write a placement as a device map.
+
+    Args:
+        solution: The placement.
+        clean: Whether parts that all go to one device become their parent's entry.
+
+    Returns:
+        Devices by name of submodule or tensor.
+    """
+    result: dict[str, Device] = OrderedDict((node.name, device) for node, device in solution.placed)
+    return clean_device_map(result) if clean else result
+
+
+def warn_of(solution: Solution, offload_buffers: bool) -> None:
+    """Warn of buffers that will not fit, and of accelerators that cannot be used.
+
+    Args:
+        solution: The placement.
+        offload_buffers: Whether the buffers of offloaded layers are away too.
+    """
+    if solution.idle:
+        logger.warning("%s The model runs on the CPU. Raise the limits, or let modules be split.", _idle(solution))
     limit = solution.limits.get(solution.main)
     free = None if limit is None or solution.main == "cpu" else limit - solution.used[solution.main]
     if free is not None and not offload_buffers and solution.offloaded_buffers > free:
@@ -163,10 +243,3 @@ def _warn(solution: Solution, offload_buffers: bool) -> None:
             "`offload_buffers=True` if memory runs out.",
             solution.offloaded_buffers, solution.main, free,
         )  # fmt: skip
-    fast = [device for device in solution.limits if device not in ("cpu", "disk")]
-    if fast and solution.slowest and not any(solution.used[device] for device in fast):
-        logger.warning(
-            "No accelerator can hold the largest layer beside its own part, so none is used. The limits are %s. Raise "
-            "them, or let larger modules be split.",
-            {device: solution.limits[device] for device in fast},
-        )

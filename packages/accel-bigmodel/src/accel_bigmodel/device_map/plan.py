@@ -12,14 +12,14 @@ from accel_bigmodel.device_map.balance import get_balanced_memory
 from accel_bigmodel.device_map.check import clean_device_map
 from accel_bigmodel.device_map.drawing import Bar, Segment, draw_bars
 from accel_bigmodel.device_map.headroom import Workload, activation_bytes
-from accel_bigmodel.device_map.infer import solve
+from accel_bigmodel.device_map.infer import check_accelerators, solve
 from accel_bigmodel.device_map.tree import build_tree, whole_classes
 from accel_bigmodel.memory import get_max_memory
 from accel_bigmodel.sizes import Dtype
 from accel_core.errors import ConfigurationError, DeviceMapError
-from accel_core.modules.sizes import as_dtype, convert_file_size_to_int
+from accel_core.modules.sizes import as_dtype, convert_file_size_to_int, written_size
 
-__all__ = ["DeviceShare", "Part", "Plan", "plan_device_map", "written_size"]
+__all__ = ["DeviceShare", "Part", "Plan", "plan_device_map"]
 
 Device = int | str
 Headroom = int | float | str | Workload | None
@@ -219,7 +219,8 @@ def plan_device_map(
         The plan.
 
     Raises:
-        DeviceMapError: When the headroom leaves a device nothing, or no device has room for the largest layer.
+        DeviceMapError: When the headroom leaves a device nothing, no accelerator has room for the largest layer, or the
+            model does not fit at all.
     """
     limits = get_max_memory(max_memory)
     if no_split_module_classes is None:
@@ -237,13 +238,7 @@ def plan_device_map(
     if balanced:
         left = get_balanced_memory(model, left, list(whole), dtype, special_dtypes, low_zero)
     solution = solve(build_tree(model, dtype, special_dtypes, whole), left, whole)
-    if fast and solution.slowest and not any(solution.used[device] for device in fast):
-        raise DeviceMapError(
-            f"No accelerator has room for the largest layer beside its own part. Found limits of "
-            f"{ {device: written_size(limits[device]) for device in fast} } for layers of up to "
-            f"{written_size(solution.largest_offloaded or max(node.size for node, _ in solution.placed))}. Raise "
-            "`max_memory`, lower the headroom, or let modules be split."
-        )
+    check_accelerators(solution, "Raise `max_memory`, lower the headroom, or let modules be split.")
     parts = tuple(
         Part(node.name, device, node.size, type(node.value).__name__ if node.is_module else _kind(node.value))
         for node, device in solution.placed
@@ -279,20 +274,3 @@ def _kept(model: nn.Module, headroom: Headroom, limits: Mapping[Device, int], dt
             )
         return {device: int(limit * headroom) for device, limit in limits.items()}
     return dict.fromkeys(limits, convert_file_size_to_int(headroom))
-
-
-def written_size(count: int) -> str:
-    """Write bytes with a unit.
-
-    Args:
-        count: Bytes.
-
-    Returns:
-        Such as "1.5 GiB".
-    """
-    size = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(size) < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.2f} {unit}"
-        size /= 1024
-    return f"{size:.2f} TiB"

@@ -12,6 +12,7 @@ from torch import nn
 
 from accel_bigmodel.device_map.ties import declared_ties, declares_ties
 from accel_bigmodel.sizes import Dtype
+from accel_core.modules import packed
 from accel_core.modules.sizes import as_dtype, tensor_bytes
 from accel_core.options.enums import CustomDtype
 
@@ -38,18 +39,18 @@ class Counts:
 
     Attributes:
         sizes: Bytes of all tensors in each that no earlier part of the model holds (tied tensors count once).
-        buffer_sizes: How many of those are buffers.
+        buffer_sizes: How many of those are buffers, for those that hold any.
         layers: Bytes of the largest layer in each module: one without submodules, or of a class that stays whole.
-        ends: The number after the last one in each.
+        ends: The number after the last one in each module.
         leaf_total: Bytes of the modules without submodules.
         leaf_count: How many of them have any.
         first_whole: The first module of each class that stays whole.
     """
 
     sizes: list[int] = field(default_factory=list)
-    buffer_sizes: list[int] = field(default_factory=list)
-    layers: list[int] = field(default_factory=list)
-    ends: list[int] = field(default_factory=list)
+    buffer_sizes: dict[int, int] = field(default_factory=dict)
+    layers: dict[int, int] = field(default_factory=dict)
+    ends: dict[int, int] = field(default_factory=dict)
     leaf_total: int = 0
     leaf_count: int = 0
     first_whole: dict[str, int] = field(default_factory=dict)
@@ -96,7 +97,7 @@ class Node:
     @property
     def buffer_size(self) -> int:
         """How many of those are buffers."""
-        return self._counts.buffer_sizes[self.order]
+        return self._counts.buffer_sizes.get(self.order, 0)
 
     @property
     def layer(self) -> int:
@@ -118,7 +119,7 @@ class Node:
             for key, value in held.items():
                 if value is not None:
                     made.append(Node(key, self, value, is_module, order, counts))
-                    order = counts.ends[order]
+                    order = counts.ends.get(order, order + 1)
         return made
 
     @property
@@ -138,7 +139,7 @@ class Node:
 
     def holds(self, other: "Node") -> bool:
         """Tell whether another node is this one or below it."""
-        return self.order <= other.order < self._counts.ends[self.order]
+        return self.order <= other.order < self._counts.ends.get(self.order, self.order + 1)
 
 
 class Tree:
@@ -181,13 +182,12 @@ def build_tree(
         The tree.
     """
     special = {name: as_dtype(value) for name, value in (special_dtypes or {}).items()}
-    count = _Count(as_dtype(dtype), special, frozenset(whole))
     with without_collecting():
-        count.module(model, "")
-        tree = Tree(Node("", None, model, True, 0, count.counts), count.counts)
-        tree.ties = [[tree.at(order) for order in orders] for orders in count.repeated.values()]
-        if count.declaring:
-            tree.ties = _with_declared(tree.ties, [tree.at(order) for order in count.declaring], count.whole)
+        found = _counted(model, as_dtype(dtype), special, frozenset(whole))
+        tree = Tree(Node("", None, model, True, 0, found.counts), found.counts)
+        tree.ties = [[tree.at(order) for order in orders] for orders in found.repeated.values()]
+        if found.declaring:
+            tree.ties = _with_declared(tree.ties, [tree.at(order) for order in found.declaring], frozenset(whole))
     return tree
 
 
@@ -205,92 +205,96 @@ def whole_classes(no_split_module_classes: Sequence[str] | None) -> frozenset[st
     return frozenset(no_split_module_classes or ())
 
 
-class _Count:
-    """One pass over a model, which makes no object per module or tensor.
+@dataclass
+class _Found:
+    """What a walk over a model finds.
 
-    Args:
-        dtype: The dtype floating point tensors will be loaded in.
-        special: Dtypes of single tensors by name.
-        whole: Class names of modules that must not be split.
+    Attributes:
+        counts: The bytes.
+        repeated: The numbers of each tensor that comes more than once, by its identity.
+        declaring: The numbers of the modules that declare ties.
     """
 
-    def __init__(self, dtype: _AnyDtype, special: Mapping[str, _AnyDtype], whole: frozenset[str]) -> None:
-        self.dtype = dtype
-        self.special = special
-        self.whole = whole
-        self.counts = Counts()
-        self.seen: dict[int, int] = {}
-        self.repeated: dict[int, list[int]] = {}
-        self.declaring: list[int] = []
-        self._kinds: dict[type, bool] = {}
+    counts: Counts = field(default_factory=Counts)
+    repeated: dict[int, list[int]] = field(default_factory=dict)
+    declaring: list[int] = field(default_factory=list)
 
-    def module(self, module: nn.Module, prefix: str) -> None:
-        """Count a module and everything in it."""
-        counts = self.counts
-        sizes, buffer_sizes, layers = counts.sizes, counts.buffer_sizes, counts.layers
+
+def _counted(model: nn.Module, dtype: _AnyDtype, special: Mapping[str, _AnyDtype], whole: frozenset[str]) -> _Found:
+    """Walk over a model once; hundreds of thousands of modules are common, so no object is made for any of them."""
+    found = _Found()
+    counts = found.counts
+    sizes, buffer_sizes, layers, ends = counts.sizes, counts.buffer_sizes, counts.layers, counts.ends
+    append = sizes.append
+    first_at: dict[int, int] = {}
+    kinds: dict[type, tuple[bool, bool]] = {}
+    as_stored = dtype is None and not special and not packed.any_known()
+
+    def bytes_of(tensor: torch.Tensor, name: str) -> int:
+        if name in special:
+            own = special[name]
+            return tensor.numel() * own.itemsize if isinstance(own, torch.dtype) else tensor_bytes(tensor, own)
+        return tensor_bytes(tensor, dtype)
+
+    def tensors(held: Mapping[str, torch.Tensor | None], prefix: str) -> int:
+        total = 0
+        for key, tensor in held.items():
+            if tensor is None:
+                continue
+            order = len(sizes)
+            first = first_at.setdefault(id(tensor), order)
+            if first != order:
+                found.repeated.setdefault(id(tensor), [first]).append(order)
+                append(0)
+                continue
+            size = tensor.nbytes if as_stored else bytes_of(tensor, prefix + key)
+            append(size)
+            total += size
+        return total
+
+    def visit(module: nn.Module, prefix: str) -> int:
         order = len(sizes)
-        sizes.append(0)
-        buffer_sizes.append(0)
-        layers.append(0)
-        counts.ends.append(0)
-        is_whole = self._notice(module, order)
-        size = buffers = layer = 0
-        submodules = False
-        for key, tensor in module._parameters.items():
-            if tensor is not None:
-                size += self._tensor(tensor, prefix, key, False)
+        append(0)
+        kind = type(module)
+        about = kinds.get(kind)
+        if about is None:
+            about = kinds[kind] = bool(getattr(kind, "_tied_weights_keys", None)), kind.__name__ in whole
+        declares, is_whole = about
+        if (declares or "_tied_weights_keys" in module.__dict__) and declares_ties(module):
+            found.declaring.append(order)
+        if is_whole and order:
+            counts.first_whole.setdefault(kind.__name__, order)
+        size = tensors(module._parameters, prefix)
+        buffers = layer = 0
+        is_leaf = True
         for key, child in module._modules.items():
-            if child is not None:
-                submodules = True
-                at = len(sizes)
-                self.module(child, f"{prefix}{key}." if self.special else "")
-                size += sizes[at]
+            if child is None:
+                continue
+            is_leaf = False
+            at = len(sizes)
+            size += visit(child, f"{prefix}{key}." if special else "")
+            if at in buffer_sizes:
                 buffers += buffer_sizes[at]
-                if layers[at] > layer:
-                    layer = layers[at]
-        for key, buffer in module._buffers.items():
-            if buffer is not None:
-                buffers += (count := self._tensor(buffer, prefix, key, True))
-                size += count
+            if layers[at] > layer:
+                layer = layers[at]
+        if module._buffers:
+            at = len(sizes)
+            own = tensors(module._buffers, prefix)
+            buffer_sizes.update({number: sizes[number] for number in range(at, len(sizes)) if sizes[number]})
+            size += own
+            buffers += own
         sizes[order] = size
-        buffer_sizes[order] = buffers
-        layers[order] = size if is_whole or not submodules else layer
-        counts.ends[order] = len(sizes)
-        if not submodules and size:
+        if buffers:
+            buffer_sizes[order] = buffers
+        layers[order] = size if is_whole or is_leaf else layer
+        ends[order] = len(sizes)
+        if is_leaf and size:
             counts.leaf_total += size
             counts.leaf_count += 1
-
-    def _notice(self, module: nn.Module, order: int) -> bool:
-        """Note a module that declares ties, and tell whether it must not be split."""
-        kind = type(module)
-        declares = self._kinds.get(kind)
-        if declares is None:
-            declares = self._kinds[kind] = bool(getattr(kind, "_tied_weights_keys", None))
-        if (declares or "_tied_weights_keys" in module.__dict__) and declares_ties(module):
-            self.declaring.append(order)
-        if not self.whole or kind.__name__ not in self.whole:
-            return False
-        if order:
-            self.counts.first_whole.setdefault(kind.__name__, order)
-        return True
-
-    def _tensor(self, tensor: torch.Tensor, prefix: str, key: str, is_buffer: bool) -> int:
-        counts = self.counts
-        order = len(counts.sizes)
-        first = self.seen.setdefault(id(tensor), order)
-        size = 0
-        if first != order:
-            self.repeated.setdefault(id(tensor), [first]).append(order)
-        elif self.special and prefix + key in self.special:
-            own = self.special[prefix + key]
-            size = tensor.numel() * own.itemsize if isinstance(own, torch.dtype) else tensor_bytes(tensor, own)
-        else:
-            size = tensor_bytes(tensor, self.dtype)
-        counts.sizes.append(size)
-        counts.buffer_sizes.append(size if is_buffer else 0)
-        counts.layers.append(0)
-        counts.ends.append(order + 1)
         return size
+
+    visit(model, "")
+    return found
 
 
 def _with_declared(ties: list[list[Node]], declaring: list[Node], whole: frozenset[str]) -> list[list[Node]]:
@@ -316,7 +320,8 @@ def _count_no_more(leaf: Node, whole: frozenset[str]) -> None:
     node: Node | None = leaf if size else None
     while node is not None:
         counts.sizes[node.order] -= size
-        counts.buffer_sizes[node.order] -= buffer_size
+        if buffer_size:
+            counts.buffer_sizes[node.order] -= buffer_size
         if node.is_module:
             below = node.submodules
             if not below:

@@ -193,6 +193,18 @@ def attach_align_device_hook_on_blocks(
         below = f"{module_name}." if module_name else ""
         if not any(name.startswith(below) for name in places if name != module_name):
             return
+    elif entries := _own_entries(module, module_name, places):
+        sends_away = any(offload.get(name, False) for name in entries)
+        own_map = PrefixedDataset(weights_map, f"{module_name}." if module_name else "") if weights_map else None
+        hook = AlignDevicesHook(
+            places[entries[0]],
+            offload=sends_away,
+            weights_map=own_map if sends_away else None,
+            offload_buffers=offload_buffers,
+            io_same_device=is_root,
+            **shared,
+        )
+        add_hook_to_module(module, hook, append=True)
     elif is_root:
         hook = AlignDevicesHook(places.get(""), io_same_device=True, **shared)
         add_hook_to_module(module, hook, append=True)
@@ -207,6 +219,12 @@ def attach_align_device_hook_on_blocks(
             preload_module_classes=preload_module_classes,
             **shared,
         )
+
+
+def _own_entries(module: nn.Module, module_name: str, places: Mapping[str, Any]) -> list[str]:
+    """List the entries of a device map that name a module's own tensors."""
+    prefix = f"{module_name}." if module_name else ""
+    return [f"{prefix}{key}" for key in (*module._parameters, *module._buffers) if f"{prefix}{key}" in places]
 
 
 def has_offloaded_params(module: nn.Module) -> bool:

@@ -172,6 +172,17 @@ class HookedForward:
         self.module = module
         self.depth = 0
 
+    def of(self, module: nn.Module) -> "HookedForward":
+        """Give the forward of a module that was copied from this one's, with its hook.
+
+        Args:
+            module: The copy.
+
+        Returns:
+            Its forward.
+        """
+        return HookedForward(module, module._old_forward)  # type: ignore[arg-type]
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the hook and the forward; a compiled graph is left for the hook and entered again for the forward."""
         if "torch._dynamo" in sys.modules:

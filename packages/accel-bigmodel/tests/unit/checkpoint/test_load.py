@@ -128,11 +128,29 @@ def test_missing_and_unexpected_names_are_returned(tmp_path: Path) -> None:
 
 
 def test_weights_left_empty_are_an_error_at_dispatch(tmp_path: Path) -> None:
-    """A checkpoint that lacks a weight of an empty model cannot be dispatched; the weight is named."""
+    """A checkpoint that lacks weights of an empty model cannot be dispatched; they are named, the model as it was."""
     state = dict(make().state_dict())
-    del state["2.weight"]
-    with pytest.raises(CheckpointMismatchError, match=r"left empty.*2\.weight"):
-        load_checkpoint_and_dispatch(empty(), one_safetensors(state, tmp_path), device_map={"": "cpu"})
+    del state["2.weight"], state["1.running_mean"]
+    model = empty()
+    with pytest.raises(CheckpointMismatchError, match=r"left empty.*2\.weight, 1\.running_mean"):
+        load_checkpoint_and_dispatch(model, one_safetensors(state, tmp_path), device_map={"": "cpu"})
+    assert all(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
+
+
+def test_models_from_one_file_share_no_memory(tmp_path: Path) -> None:
+    """What one model writes to its weights neither reaches another one, on disk, nor is lost when that one runs."""
+    plain = make()
+    source = one_safetensors(dict(plain.state_dict()), tmp_path)
+    on_disk = load_checkpoint_and_dispatch(empty(), source, device_map={"0": "cpu", "1": "cpu", "2": "disk"}).eval()
+    on_cpu = load_checkpoint_and_dispatch(empty(), source, device_map={"": "cpu"}).eval()
+    other = load_checkpoint_and_dispatch(empty(), source, device_map={"": "cpu"}).eval()
+    on_cpu[2].weight.data.zero_()
+    with torch.no_grad():
+        on_cpu[0].weight.add_(1)
+    for _ in range(2):
+        assert torch.equal(on_disk(X), plain(X))
+    assert torch.equal(other(X), plain(X))
+    assert not on_cpu[2].weight.any()
 
 
 def test_every_wrong_shape_is_listed(tmp_path: Path) -> None:

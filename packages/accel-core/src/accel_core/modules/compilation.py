@@ -54,9 +54,12 @@ def _twin(module: torch.nn.Module, compile_kwargs: dict[str, Any]) -> torch.nn.M
     """Copy the modules, not their parameters, down to the repeated blocks, and compile those."""
     twin = copy.copy(module)
     twin._modules = dict(module._modules)
-    own_forward = twin.__dict__.get("forward")
-    if isinstance(own_forward, MethodType) and own_forward.__self__ is module:
-        twin.__dict__["forward"] = MethodType(own_forward.__func__, twin)
+    for name, value in module.__dict__.items():
+        if isinstance(value, MethodType) and value.__self__ is module:
+            twin.__dict__[name] = MethodType(value.__func__, twin)
+    rebind = getattr(twin.__dict__.get("forward"), "of", None)  # a hook's, which would run the module it was put on
+    if rebind is not None:
+        twin.__dict__["forward"] = rebind(twin)
     blocks = is_repeated_blocks(module)
     for name, child in module._modules.items():
         if child is None:

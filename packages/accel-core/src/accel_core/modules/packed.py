@@ -10,7 +10,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import nn
 
-__all__ = ["PackedParameter", "find", "find_by_name", "register", "unregister"]
+__all__ = ["PackedParameter", "any_known", "find", "find_by_name", "register", "unregister"]
 
 
 @runtime_checkable
@@ -90,6 +90,15 @@ def unregister(name: str) -> None:
         name: The format's name; an unknown one is no error.
     """
     _formats.pop(name, None)
+
+
+def any_known() -> bool:
+    """Tell whether any packed format is registered; without one, `find` finds nothing.
+
+    Returns:
+        True when there is one.
+    """
+    return bool(_formats)
 
 
 def find(parameter: torch.Tensor) -> PackedParameter | None:

@@ -15,6 +15,7 @@ __all__ = [
     "dtype_byte_size",
     "id_tensor_storage",
     "tensor_bytes",
+    "written_size",
 ]
 
 _CUSTOM_BYTES = {CustomDtype.FP8: 1.0, CustomDtype.INT4: 0.5, CustomDtype.INT2: 0.25}
@@ -127,6 +128,23 @@ def convert_bytes(size: float) -> str:
             return f"{round(size, 2)} {unit}"
         size /= 1024.0
     return f"{round(size, 2)} PB"
+
+
+def written_size(count: int) -> str:
+    """Write bytes with a unit.
+
+    Args:
+        count: Bytes.
+
+    Returns:
+        Such as "1.5 GiB".
+    """
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(size) < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.2f} {unit}"
+        size /= 1024
+    return f"{size:.2f} TiB"
 
 
 def id_tensor_storage(tensor: torch.Tensor) -> tuple[torch.device, int, int]:

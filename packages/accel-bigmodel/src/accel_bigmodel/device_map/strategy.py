@@ -1,0 +1,69 @@
+"""Device maps chosen by a word: "auto", "balanced", "balanced_low_0" or "sequential"."""
+
+from collections.abc import Mapping, Sequence
+
+from torch import nn
+
+from accel_bigmodel.device_map.balance import get_balanced_memory
+from accel_bigmodel.device_map.infer import check_accelerators, device_map_of, solve, warn_of
+from accel_bigmodel.device_map.tree import build_tree, whole_classes
+from accel_bigmodel.memory import get_max_memory
+from accel_bigmodel.sizes import Dtype
+from accel_core.errors import DeviceMapError
+
+__all__ = ["chosen_device_map"]
+
+_WORDS = ("auto", "balanced", "balanced_low_0", "sequential")
+
+
+def chosen_device_map(
+    model: nn.Module,
+    strategy: str,
+    max_memory: Mapping[int | str, int | str] | None = None,
+    no_split_module_classes: Sequence[str] | None = None,
+    dtype: Dtype | None = None,
+    offload_buffers: bool = False,
+) -> dict[str, int | str]:
+    """Choose a device map by a word.
+
+    An even share that would spill weights to a slower device is given up where the limits themselves do not.
+
+    Args:
+        model: The model, which may be empty.
+        strategy: "sequential" fills one device after the other; "auto" and "balanced" share evenly between
+            accelerators; "balanced_low_0" leaves the first one as free as possible.
+        max_memory: Bytes or written sizes by device; by default what is free.
+        no_split_module_classes: Class names of modules that stay on one device.
+        dtype: The dtype the weights will be loaded in.
+        offload_buffers: Whether the buffers of offloaded layers are away too.
+
+    Returns:
+        Devices by name of submodule or tensor.
+
+    Raises:
+        DeviceMapError: When the word is none of these, the model does not fit, or `max_memory` names accelerators
+            alone and none of them can compute the model's largest part.
+    """
+    if strategy not in _WORDS:
+        raise DeviceMapError(
+            "If passing a string for `device_map`, please choose 'auto', 'balanced', 'balanced_low_0' or 'sequential'. "
+            f"Found {strategy!r}. Pass one of these, or a dictionary."
+        )
+    limits = get_max_memory(max_memory)
+    whole = whole_classes(no_split_module_classes)
+    tree = build_tree(model, dtype, None, whole)
+    share = limits
+    if strategy != "sequential":
+        share = get_balanced_memory(model, limits, list(whole), dtype, low_zero=strategy == "balanced_low_0")
+    solution = solve(tree, share, whole)
+    if solution.slowest and share != limits:
+        plain = solve(tree, limits, whole)
+        if plain.slowest < solution.slowest or solution.idle:
+            solution = plain
+    if max_memory is not None and not {"cpu", "disk"} & set(max_memory):
+        check_accelerators(
+            solution,
+            "Raise the limits, let modules be split, or name 'cpu' in `max_memory` to run without accelerators.",
+        )
+    warn_of(solution, offload_buffers)
+    return device_map_of(solution)

@@ -1,0 +1,47 @@
+"""Checkpoints loaded into models whose parameters two processes hold together."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+from accel_bigmodel import load_checkpoint_in_model
+from accel_core.process.world import ensure
+from accel_core.testing import world
+
+
+def model() -> nn.Module:
+    """Make the same model on every rank; its rows do not divide evenly."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 3))
+
+
+@world(2)
+@pytest.mark.parametrize("device", ["meta", "cpu"])
+@pytest.mark.parametrize("reads", ["each", "the first"])
+def test_each_process_takes_its_part(device: str, reads: str, tmp_path: Path) -> None:
+    """Whole tensors, read by every process or sent by the first, end up sharded and equal; the model trains on."""
+    here = ensure()
+    plain = model()
+    file = tmp_path / (f"{here.rank}.safetensors" if reads == "each" else "0.safetensors")
+    if here.is_main or reads == "each":
+        save_file(plain.state_dict(), file)
+    with torch.device(device):
+        sharded = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 3))
+    mesh = init_device_mesh("cpu", (2,))
+    for layer in sharded:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(sharded, mesh=mesh)
+    keys = load_checkpoint_in_model(sharded, file, strict=True, broadcast_from_rank0=reads == "the first")
+    assert keys == ([], [])
+    for name, value in plain.state_dict().items():
+        assert torch.equal(sharded.get_parameter(name).full_tensor(), value)
+        assert sharded.get_parameter(name).to_local().shape != value.shape
+    x = torch.ones(2, 4)
+    torch.testing.assert_close(sharded(x), plain(x))
+    sharded(x).sum().backward()
+    assert all(parameter.grad is not None for parameter in sharded.parameters())

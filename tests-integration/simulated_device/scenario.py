@@ -25,6 +25,7 @@ from accel_bigmodel import (
     remove_hook_from_submodules,
 )
 from accel_bigmodel.hooks.prefetch import schedules_of
+from accel_core.errors import DeviceMapError
 
 LAYER = 64 * 64 * 4 + 64 * 4
 
@@ -137,6 +138,28 @@ def full(sim: Any, folder: Path) -> dict[str, Any]:
     return {"raised": raised, "equal": torch.equal(output, expected)}
 
 
+def refused(sim: Any, folder: Path) -> dict[str, Any]:
+    """A device whose memory is less than one offloaded block: the map is refused, and the model is as it was."""
+    plain, file, expected = reference(folder)
+    places: dict[str, int | str] = {"embed": 0, "head": 0, "layers": "cpu"}
+    sim.native.set_limit(LAYER // 2)
+
+    def message(dispatch: Callable[[], Any]) -> str:
+        try:
+            dispatch()
+        except DeviceMapError as failure:
+            return str(failure)
+        return "nothing was raised"
+
+    told = [
+        message(lambda: dispatch_model(plain, places)),
+        message(lambda: load_checkpoint_and_dispatch(empty(), file, device_map=places)),
+    ]
+    sim.native.set_limit(1 << 30)
+    whole = not hasattr(plain, "_hf_hook") and torch.equal(plain(TOKENS), expected)
+    return {"told": told, "whole": whole, "used": sim.max_memory_allocated(0)}
+
+
 def tight(sim: Any, folder: Path) -> dict[str, Any]:
     """A device with room for little more than one layer: prefetching gives way, and the output is right."""
     plain, _, expected = reference(folder)
@@ -213,7 +236,7 @@ def mixed(sim: Any, folder: Path) -> dict[str, Any]:
 
 
 SCENARIOS: dict[str, Callable[[Any, Path], dict[str, Any]]] = {
-    scenario.__name__: scenario for scenario in (spread, budget, full, tight, gradients, back, mixed)
+    scenario.__name__: scenario for scenario in (spread, budget, full, refused, tight, gradients, back, mixed)
 }
 
 

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Run all scenarios, each pair in a process whose limit of memory it may change."""
     gathered: dict[str, Any] = {}
-    for names in (("mixed", "spread", "budget"), ("gradients", "back"), ("full",), ("tight",)):
+    for names in (("mixed", "spread", "budget"), ("refused", "gradients", "back"), ("full",), ("tight",)):
         done = subprocess.run(
             [sys.executable, "scenario.py", str(tmp_path_factory.mktemp("scenario")), *names],
             cwd=HERE,
@@ -65,6 +65,17 @@ def test_the_byte_budget_holds_on_the_device(results: dict[str, Any], layers: st
 def test_out_of_memory_leaves_the_model_whole(results: dict[str, Any]) -> None:
     """The device's own error comes through, and the model runs when there is room again."""
     assert results["full"] == {"raised": True, "equal": True}
+
+
+def test_a_block_larger_than_the_device_is_refused(results: dict[str, Any]) -> None:
+    """The error names block, bytes needed and bytes given; nothing was moved, and the model runs."""
+    found = results["refused"]
+    assert len(found["told"]) == 2
+    for message in found["told"]:
+        assert "'layers.0.layer' of 16.25 KiB" in message
+        assert "which has 8.12 KiB in all" in message
+    assert found["whole"]
+    assert found["used"] == 0
 
 
 def test_prefetching_gives_way_on_a_full_device(results: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import runpy
 import signal
 import subprocess
 import sys
@@ -11,7 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
+from accel_core.testing.world import run
 from accel_launch.supervision.guard import stragglers
 
 SLEEPER = """
@@ -92,6 +95,49 @@ def test_watchdog_shows_stacks_and_ends_the_run(accel, script, ranks: str) -> No
     assert "no rank made progress" in done.stderr
 
 
+SILENT_THEN_STUCK = """
+import os, sys, threading, time
+noisy = threading.Event()
+noisy.set()
+def chatter():
+    while True:
+        if noisy.is_set():
+            print("still here", flush=True)
+        time.sleep(0.1)
+threading.Thread(target=chatter, daemon=True).start()
+import torch
+from accel_core.accelerator import Accelerator
+accelerator = Accelerator()
+model = torch.nn.Linear(1, 1)
+data = torch.utils.data.DataLoader(torch.ones(1000, 1))
+model, optimizer, loader = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), data)
+def stuck_here():
+    open("trained", "w").close()
+    noisy.set()
+    time.sleep(600)
+end = None
+for batch in loader:
+    accelerator.backward(model(batch).sum())
+    optimizer.step()
+    optimizer.zero_grad()
+    if end is None:
+        noisy.clear()
+        end = time.monotonic() + 2.3
+    time.sleep(0.02)
+    if time.monotonic() > end:
+        stuck_here()
+"""
+
+
+def test_watchdog_goes_by_the_training_loop(accel, script, tmp_path: Path) -> None:
+    """A loop that trains in silence for long is let be; once it is stuck it is ended, though a thread prints on."""
+    done = accel("launch", "--cpu", "--watchdog", "1.5", script(SILENT_THEN_STUCK))
+    assert (tmp_path / "trained").exists(), done.stderr
+    assert done.returncode == 134
+    assert "in stuck_here" in done.stderr
+    assert re.search(r"rank 0  printed 0\.\d s ago, batch or optimizer step \d+ was \d", done.stderr)
+
+
 def test_log_dir_keeps_what_every_rank_printed(accel, script, tmp_path: Path) -> None:
     """--log-dir keeps both streams of each rank, and they are still shown; --tee marks lines."""
     name = script(
@@ -132,6 +178,27 @@ def test_restart_goes_on_after_a_failure(accel, script, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "attempt1.0").exists()
     assert (tmp_path / "attempt1.1").exists()
+
+
+RESUMES = Path(__file__).with_name("resuming.py")
+
+
+def test_killed_rank_costs_nothing(accel, tmp_path: Path) -> None:
+    """A rank is killed in mid-training; started again, the script ends with the weights of a run without that."""
+    done = accel("launch", "--cpu", "--num-processes", "2", "--max-restarts", "1", str(RESUMES), "killed", "17")
+    assert done.returncode == 0, done.stderr
+    failure = run(straight, 2, (str(tmp_path / "straight"),))
+    assert failure is None, failure
+    one, two = (torch.load(tmp_path / name / "end.pt", weights_only=True) for name in ("straight", "killed"))
+    assert (tmp_path / "killed" / "attempts").read_text() == "0 at 0\n1 at 15\n"
+    assert one.keys() == two.keys()
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+def straight(folder: str) -> None:
+    """Run the script on this rank as it is, with nobody killed."""
+    sys.argv = [str(RESUMES), folder, "-1"]
+    runpy.run_path(str(RESUMES), run_name="__main__")
 
 
 def test_eight_launches_at_once_all_succeed(tmp_path: Path, variables: dict[str, str]) -> None:
@@ -205,7 +272,7 @@ def test_failure_on_one_machine_ends_the_other(tmp_path: Path, variables: dict[s
     assert time.monotonic() - began < 45
     assert first.returncode != 0
     assert second.returncode != 0
-    assert "ValueError: boom on machine 1" in second.stderr.splitlines()[-1]
+    assert "ValueError: boom on machine 1" in second.stderr.splitlines()[-1], second.stderr
     assert (
         re.search(r"another machine: (rank 1 failed on|machine 0 is gone)", first.stderr)
         or "Rank 0 failed" in first.stderr

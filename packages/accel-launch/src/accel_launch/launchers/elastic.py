@@ -40,16 +40,19 @@ from accel_launch.launchers.preflight import check_agreement, check_main_machine
 from accel_launch.settings.layout import Layout, layout_of
 from accel_launch.settings.resolve import Settings
 from accel_launch.supervision.guard import RUN_VARIABLE, Guard, end_group, sweep
-from accel_launch.supervision.outcome import MemoryKills, endings, first_failure, shell_status
+from accel_launch.supervision.outcome import MemoryKills, endings, first_failure, shell_status, want_restart
 from accel_launch.supervision.report import failure_record, report_failure, report_left_behind
-from accel_launch.supervision.run import PATIENCE, SIGNALS, marks
+from accel_launch.supervision.run import HANDED_ON, PATIENCE, SIGNALS, marks
 from accel_launch.supervision.streams import RankLog, Streams
-from accel_launch.supervision.watchdog import VARIABLES, Watchdog
+from accel_launch.supervision.watchdog import Watchdog
 
 __all__ = ["run_elastic"]
 
 _GRACE = 5.0
 """Seconds that the other ranks have to end by themselves once one has failed."""
+
+_LOOKS = 100
+"""How often, at an interval of 10 ms, it is asked for an exit status that the agent is about to note."""
 
 
 class _LocalRendezvous(RendezvousHandler):
@@ -97,27 +100,29 @@ class _LocalRendezvous(RendezvousHandler):
 class _FollowedStreams(LogsSpecs):
     """Gives every rank the streams that the launcher reads."""
 
-    def __init__(self, streams: Streams, settings: Settings, variables: Mapping[str, str], folder: str) -> None:
+    def __init__(self, run: "_Run", variables: Mapping[str, str]) -> None:
         super().__init__()
-        self._streams = streams
-        self._settings = settings
+        self._run = run
         self._variables = variables
-        self._folder = folder
 
     @property
     def root_log_dir(self) -> str:
-        return self._folder
+        return str(self._run.log_dir or "")
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
         paths: dict[str, dict[int, str]] = {"stdout": {}, "stderr": {}}
         for local_rank, variables in envs.items():
             rank = int(variables["RANK"])
             variables.update(self._variables)
-            log = self._streams.add_rank(rank, local_rank)
-            wanted = marks(self._settings, local_rank)
+            if self._run.dog is not None:
+                variables.update(self._run.dog.variables(local_rank))
+            streams = self._run.streams
+            log = streams.add_rank(rank, local_rank)
+            wanted = marks(self._run.settings, local_rank)
             for stream, chosen in paths.items():
                 follow = stream in wanted
-                chosen[local_rank] = self._streams.follow(log, stream, mark=wanted[stream]).child_path if follow else ""
+                chosen[local_rank] = streams.follow(log, stream, mark=wanted[stream]).child_path if follow else ""
+        self._run.failed.clear()
         return LogsDest(paths["stdout"], paths["stderr"], {}, {}, dict.fromkeys(envs, ""))
 
 
@@ -134,7 +139,6 @@ class _Agent(LocalElasticAgent):
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self._run.attempt = worker_group.spec.max_restarts - self._remaining_restarts
-        self._run.failed.clear()
         pids: dict[int, Any] = super()._start_workers(worker_group)
         for worker in worker_group.workers:
             self._run.started(worker.global_rank, pids[worker.local_rank])
@@ -157,17 +161,28 @@ class _Run:
         self.settings = settings
         self.run_id = run_id
         self.attempt = 0
+        self.agent: _Agent | None = None
         self.failed: set[int] = set()
         self.reasons: list[str] = []
         self.log_dir = Path(settings["log_dir"]) if settings["log_dir"] else None
         self.streams = Streams(self.log_dir, on_end=self._ended)
         self.memory = MemoryKills()
         self.guard = Guard(run_id)
+        self.dog: Watchdog | None = None
+        if settings["watchdog"]:
+            self.dog = Watchdog(
+                float(settings["watchdog"]),
+                self.streams.ranks.values,
+                lambda: self.reasons.append("watchdog"),
+                quiet=bool(settings["quiet"]),
+            )
         self._began = time.monotonic()
         self._killer: threading.Timer | None = None
         self._layout = layout_of(settings)
         self._over = threading.Event()
         self._store: Any = None
+        self._listener: threading.Thread | None = None
+        self._told = False
         self.elsewhere = ""
 
     def met(self, group: WorkerGroup) -> None:
@@ -180,17 +195,22 @@ class _Run:
         check_agreement(group.store, own, machines, facts, elastic=elastic)
         if not self.settings["max_restarts"]:
             self._store = group.store
-            threading.Thread(target=self._listen, args=(group.store,), name="accel-machines", daemon=True).start()
+            self._listener = threading.Thread(
+                target=self._listen, args=(group.store,), name="accel-machines", daemon=True
+            )
+            self._listener.start()
 
     def _listen(self, store: Any) -> None:
         while not self._over.wait(1.0):
             try:
                 if not store.check([_FAILED]):
                     continue
+                said = store.get(_FAILED).decode()
             except RuntimeError:
-                self.elsewhere = "machine 0 is gone"
-            else:
-                self.elsewhere = store.get(_FAILED).decode()
+                said = "machine 0 is gone"
+            if self._told:
+                return
+            self.elsewhere = said
             if not self._over.wait(2.0):
                 logs = list(self.streams.ranks.values())
                 for log in logs:
@@ -200,10 +220,12 @@ class _Run:
                 self._kill_rest(logs)
             return
 
-    def _tell_machines(self, log: RankLog) -> None:
-        if self._store is not None:
+    def tell_machines(self, rank: int) -> None:
+        """Tell the launchers of the other machines that a rank of this one failed, unless one of theirs did before."""
+        if self._store is not None and not self.elsewhere:
+            self._told = True
             with contextlib.suppress(RuntimeError):
-                self._store.set(_FAILED, f"rank {log.rank} failed on {socket.gethostname()}")
+                self._store.set(_FAILED, f"rank {rank} failed on {socket.gethostname()}")
 
     def started(self, rank: int, pid: int) -> None:
         """Note that a rank's process runs."""
@@ -211,18 +233,32 @@ class _Run:
         self.streams.started(self.streams.ranks[rank], pid)
 
     def _ended(self, log: RankLog) -> None:
-        try:
-            seen = os.waitid(os.P_PID, log.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        except ChildProcessError:
-            return
-        if seen is None or seen.si_status == 0 or self.failed:
+        if self.failed or self.streams.ranks.get(log.rank) is not log or not self._went_wrong(log):
             return
         self.failed.add(log.rank)
-        if not self.elsewhere:
-            self._tell_machines(log)
+        self.tell_machines(log.rank)
         self._killer = threading.Timer(_GRACE, self._kill_rest, [list(self.streams.ranks.values())])
         self._killer.daemon = True
         self._killer.start()
+
+    def _went_wrong(self, log: RankLog) -> bool:
+        """Tell whether a process that ended failed, also where the agent saw the end first and is about to note it."""
+        with contextlib.suppress(ChildProcessError):
+            seen = os.waitid(os.P_PID, log.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            return seen is not None and seen.si_status != 0
+        for _ in range(_LOOKS):
+            status = self.agent.statuses().get(log.rank) if self.agent is not None else None
+            if status is not None:
+                return status != 0
+            time.sleep(0.01)
+        return False
+
+    def hand_on(self, number: signal.Signals) -> None:
+        """Send a signal to each rank, and not to what it started."""
+        for log in list(self.streams.ranks.values()):
+            if log.pid and log.ended_at is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(log.pid, number)
 
     @staticmethod
     def _kill_rest(logs: list[RankLog]) -> None:
@@ -233,6 +269,10 @@ class _Run:
     def close(self) -> None:
         """Leave no process behind, and read what was printed last."""
         self._over.set()
+        if self._listener is not None:
+            self._listener.join(_GRACE)  # a thread inside of torch's store when Python ends takes the process down
+        if self.dog is not None:
+            self.dog.stop()
         if self._killer is not None:
             self._killer.cancel()
         for log in self.streams.ranks.values():
@@ -271,7 +311,7 @@ class _Run:
             attempt=self.attempt,
         )
         report_failure(ended, logs, record, log_dir=self.log_dir, quiet=bool(self.settings["quiet"]))
-        if said is not None:
+        if said is not None and not want_restart(ended):
             return shell_status(-said)
         if reason == "watchdog":
             return shell_status(-signal.SIGABRT)
@@ -300,15 +340,12 @@ def run_elastic(settings: Settings, environment: Mapping[str, str]) -> int:
     run = _Run(settings, run_id)
     _hush(bool(settings["debug"]))
     variables = {**environment, RUN_VARIABLE: run_id}
-    if settings["watchdog"]:
-        variables.update(VARIABLES)
     command = script_command(settings)
     if not settings["no_python"]:
         command.insert(1, "-u")
     result: RunResult | None = None
     said: signal.Signals | None = None
     agent: _Agent | None = None
-    dog: Watchdog | None = None
     try:
         spec = WorkerSpec(
             role=str(settings["role"]),
@@ -321,12 +358,12 @@ def run_elastic(settings: Settings, environment: Mapping[str, str]) -> int:
             local_addr=_local_address(settings, layout),
         )
         write("TORCHELASTIC_SIGNALS_TO_HANDLE", ",".join(number.name for number in SIGNALS))
-        agent = _Agent(run, spec, _FollowedStreams(run.streams, settings, variables, str(run.log_dir or "")))
-        if settings["watchdog"]:
-            dog = Watchdog(
-                float(settings["watchdog"]), run.streams.ranks.values, lambda: run.reasons.append("watchdog")
-            )
+        agent = run.agent = _Agent(run, spec, _FollowedStreams(run, variables))
+        for number in HANDED_ON:
+            signal.signal(number, lambda number, _: run.hand_on(signal.Signals(number)))
         result = agent.run(spec.role)
+        if result.is_failed():
+            run.tell_machines(min(result.failures))
     except SignalException as signalled:
         said = signal.Signals(signalled.sigval)
     except (RendezvousTimeoutError, RendezvousConnectionError, RendezvousClosedError) as error:
@@ -335,10 +372,8 @@ def run_elastic(settings: Settings, environment: Mapping[str, str]) -> int:
             "--main-process-port and that every machine was started."
         ) from None
     finally:
-        for number in SIGNALS:
+        for number in (*SIGNALS, *HANDED_ON):
             signal.signal(number, signal.SIG_IGN)
-        if dog is not None:
-            dog.stop()
         run.close()
     sys.stdout.flush()
     if said is None and result is not None and not result.is_failed():

@@ -10,9 +10,24 @@ from pathlib import Path
 
 from accel_launch.supervision.streams import TRACEBACK, RankLog
 
-__all__ = ["Ending", "MemoryKills", "endings", "failed_at", "first_failure", "last_traceback", "shell_status"]
+__all__ = [
+    "TRY_AGAIN",
+    "Ending",
+    "MemoryKills",
+    "endings",
+    "failed_at",
+    "first_failure",
+    "last_traceback",
+    "shell_status",
+    "want_restart",
+]
+
+TRY_AGAIN = 75
+"""Exit code of a process that ended in good order and wants to be started again: EX_TEMPFAIL of sysexits.h."""
 
 _TRACEBACK_COUNTS_FOR = 60.0
+_CRASH_AT_EXIT = re.compile(r"^(?:\[rank\d+\]: ?)?terminate called ", re.MULTILINE)
+"""What C++ prints where threads of a library are still at work when a process that raised an exception ends."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +105,7 @@ def last_traceback(tail: bytes) -> str:
         tail: End of its error stream.
 
     Returns:
-        The text from the traceback on, or an empty one.
+        The text from the traceback on, without a crash on the way out that followed it; or an empty one.
     """
     text = tail.decode(errors="replace").replace("\r\n", "\n")
     marker = TRACEBACK.decode()
@@ -109,7 +124,7 @@ def last_traceback(tail: bytes) -> str:
             break
         start = chained.start()
     line = text.rfind("\n", 0, start) + 1
-    return text[line:].strip("\n")
+    return _CRASH_AT_EXIT.split(text[line:])[0].strip("\n")
 
 
 def failed_at(log: RankLog, status: int) -> float:
@@ -172,6 +187,15 @@ def endings(
             )
         )
     return found
+
+
+def want_restart(endings: Iterable[Ending]) -> bool:
+    """Tell whether every process left with the exit code that asks for the run to be started again.
+
+    Args:
+        endings: How the processes ended.
+    """
+    return {ending.status for ending in endings} == {TRY_AGAIN}
 
 
 def shell_status(status: int) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from accel_launch.supervision.outcome import Ending, first_failure
+from accel_launch.supervision.outcome import Ending, first_failure, want_restart
 from accel_launch.supervision.streams import RankLog
 from accel_launch.terminal import colours_wanted, paint
 
@@ -115,7 +115,7 @@ def _summary(endings: Sequence[Ending], folder: Path | None, path: Path | None, 
     colours = colours_wanted(sys.stderr)
     first = first_failure(endings)
     title = {
-        "failure": "the run failed",
+        "failure": "the run ended early" if want_restart(endings) else "the run failed",
         "watchdog": "no rank made progress, the run was ended",
     }.get(reason, f"stopped by {reason}")
     lines = ["", f"{paint('accel launch:', 'error', colours)} {title} after {seconds:.1f} s"]
@@ -127,7 +127,9 @@ def _summary(endings: Sequence[Ending], folder: Path | None, path: Path | None, 
         lines.append(f"  log of rank {first.rank}: {folder / f'rank{first.rank}.stderr.log'}")
     if path is not None:
         lines.append(f"  record: {path}")
-    if first is not None:
+    if want_restart(endings):
+        lines.append(f"Every rank left with exit code {endings[0].status}, to be tried again: start the run again.")
+    elif first is not None:
         lines.append(paint(f"Rank {first.rank} failed first: {first.how}.", "error", colours))
         if first.traceback:
             lines.append(first.traceback)

@@ -15,14 +15,17 @@ from typing import Any
 from accel_core.errors import LaunchError
 from accel_launch.settings.tee import tee_of
 from accel_launch.supervision.guard import RUN_VARIABLE, Guard, end_group, sweep
-from accel_launch.supervision.outcome import MemoryKills, endings, shell_status
+from accel_launch.supervision.outcome import MemoryKills, endings, shell_status, want_restart
 from accel_launch.supervision.streams import Streams
-from accel_launch.supervision.watchdog import VARIABLES, Watchdog
+from accel_launch.supervision.watchdog import Watchdog
 
-__all__ = ["PATIENCE", "SIGNALS", "marks", "supervise"]
+__all__ = ["HANDED_ON", "PATIENCE", "SIGNALS", "marks", "supervise"]
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-"""Signals that reach every process of the run."""
+"""Signals that reach every process of the run, and end it."""
+
+HANDED_ON = (signal.SIGUSR1, signal.SIGUSR2)
+"""Signals that the ranks get as well, and make of what they like."""
 
 _REPORT = "accel_launch.supervision.report"
 PATIENCE = 30.0
@@ -40,6 +43,8 @@ class _Signals:
     def __enter__(self) -> "_Signals":
         for number in SIGNALS:
             self._before[number] = signal.signal(number, self._handle)
+        for number in HANDED_ON:
+            self._before[number] = signal.signal(number, lambda number, _: self._hand_on(signal.Signals(number)))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -78,10 +83,17 @@ def supervise(command: Sequence[str], environment: Mapping[str, str], settings: 
     log = streams.add_rank(0, 0)
     wanted = marks(settings, 0)
     ends = {name: streams.follow(log, name, mark=mark).child_end for name, mark in wanted.items()}
-    if settings["watchdog"]:
-        variables.update(VARIABLES)
     memory = MemoryKills()
     reasons: list[str] = []
+    dog = None
+    if settings["watchdog"]:
+        dog = Watchdog(
+            float(settings["watchdog"]),
+            streams.ranks.values,
+            lambda: reasons.append("watchdog"),
+            quiet=bool(settings["quiet"]),
+        )
+        variables.update(dog.variables(0))
     sys.stdout.flush()
     try:
         process = subprocess.Popen(
@@ -95,12 +107,11 @@ def supervise(command: Sequence[str], environment: Mapping[str, str], settings: 
         ) from None
     guard.watch(process.pid)
     streams.started(log, process.pid)
-    dog = (
-        Watchdog(float(settings["watchdog"]), streams.ranks.values, lambda: reasons.append("watchdog"))
-        if settings["watchdog"]
-        else None
-    )
-    with _Signals(lambda number: end_group(process.pid, number)) as signals:
+
+    def tell(number: signal.Signals) -> None:
+        process.send_signal(number) if number in HANDED_ON else end_group(process.pid, number)
+
+    with _Signals(tell) as signals:
         status = _wait(process, signals)
     if dog is not None:
         dog.stop()
@@ -122,7 +133,9 @@ def supervise(command: Sequence[str], environment: Mapping[str, str], settings: 
         ended, run_id=run_id, command=command, seconds=time.monotonic() - started, reason=reason
     )
     report.report_failure(ended, streams.ranks, record, log_dir=log_dir, quiet=bool(settings["quiet"]))
-    return shell_status(-signals.first if signals.first is not None else status)
+    if signals.first is not None and not want_restart(ended):
+        return shell_status(-signals.first)
+    return shell_status(status)
 
 
 def _wait(process: "subprocess.Popen[bytes]", signals: _Signals) -> int:

@@ -1,59 +1,122 @@
 """Ends a run in which nothing happens any more, and shows where every process stood.
 
-Progress is a line of output, or of errors such as a progress bar's, from any rank. Python prints the stacks of all
-threads when it gets SIGABRT while `faulthandler` is on, so the processes need nothing but `PYTHONFAULTHANDLER=1` in
-their environment (https://docs.python.org/3/library/faulthandler.html).
+What counts as progress depends on what a rank shows. While it reads a prepared loader, batches and optimizer steps
+count (`accel_core.host.heartbeat`), from its second batch on; before and after, and for a script that does not use
+accel, a line of output, or of errors such as a progress bar's, counts as well. Python prints the stacks of all threads
+when it gets SIGABRT while `faulthandler` is on, so the processes need nothing but variables in their environment
+(https://docs.python.org/3/library/faulthandler.html).
 """
 
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Collection
 
+from accel_core.host import heartbeat
 from accel_launch.supervision.guard import end_group
 from accel_launch.supervision.streams import RankLog
 
-__all__ = ["VARIABLES", "Watchdog"]
-
-VARIABLES = {"PYTHONFAULTHANDLER": "1"}
-"""What the processes need in their environment."""
+__all__ = ["Watchdog", "progressed_at"]
 
 _PRINTING = 2.0
+_SETTLED = 2
+"""Batches and steps after which a rank has been through its first step, which may compile for long."""
+
+
+def progressed_at(heard_at: float, pulse: heartbeat.Pulse | None) -> float:
+    """Return when a rank last made progress.
+
+    Args:
+        heard_at: When it last printed something, on the monotonic clock in seconds.
+        pulse: What its training loop noted, or None where that cannot be known.
+    """
+    if pulse is None or (pulse.beats == 0 and pulse.loops == 0):
+        return heard_at
+    if pulse.loops and pulse.beats > _SETTLED:
+        return pulse.at
+    return max(heard_at, pulse.at)
 
 
 class Watchdog:
-    """Watches the ranks of one machine.
+    """Watches the ranks of one machine, from the moment that the first of them runs.
 
     Args:
         seconds: How long no rank may make progress.
         ranks: Returns the records of the ranks that run.
         on_bite: Called once, from the watching thread, before the processes are ended.
+        quiet: Say nothing before the stacks.
     """
 
-    def __init__(self, seconds: float, ranks: Callable[[], Collection[RankLog]], on_bite: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        seconds: float,
+        ranks: Callable[[], Collection[RankLog]],
+        on_bite: Callable[[], None],
+        *,
+        quiet: bool = False,
+    ) -> None:
         self._seconds = seconds
         self._ranks = ranks
         self._on_bite = on_bite
+        self._quiet = quiet
+        self._sensors: dict[int, heartbeat.Sensor] = {}
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="accel-watchdog", daemon=True)
         self._thread.start()
 
+    def variables(self, local_rank: int) -> dict[str, str]:
+        """Return what a process needs in its environment; an earlier attempt's signs of life are forgotten.
+
+        Args:
+            local_rank: Its rank among those of this machine.
+        """
+        found = {"PYTHONFAULTHANDLER": "1"}
+        if heartbeat.Sensor.possible():
+            sensor = self._sensors.get(local_rank)
+            if sensor is None:
+                sensor = self._sensors[local_rank] = heartbeat.Sensor()
+            sensor.reset()
+            found[heartbeat.VARIABLE] = sensor.path
+        return found
+
     def stop(self) -> None:
         """End the watch."""
         self._done.set()
+        self._thread.join()
+        for sensor in self._sensors.values():
+            sensor.close()
+
+    def _pulse(self, log: RankLog) -> heartbeat.Pulse | None:
+        sensor = self._sensors.get(log.local_rank)
+        return None if sensor is None else sensor.read()
 
     def _watch(self) -> None:
         while not self._done.wait(min(1.0, self._seconds / 8)):
-            running = [log for log in self._ranks() if log.pid and log.ended_at is None]
+            running = [log for log in list(self._ranks()) if log.pid and log.ended_at is None]
             if not running:
                 continue
-            silent = time.monotonic() - max(log.heard_at for log in running)
+            silent = time.monotonic() - max(progressed_at(log.heard_at, self._pulse(log)) for log in running)
             if silent < self._seconds:
                 continue
             self._on_bite()
+            self._tell(running)
             for number, patience in ((signal.SIGABRT, _PRINTING), (signal.SIGKILL, 0.0)):
                 for log in running:
                     if log.ended_at is None:
                         end_group(log.pid, number)
                 self._done.wait(patience)
             return
+
+    def _tell(self, running: Collection[RankLog]) -> None:
+        if self._quiet:
+            return
+        now = time.monotonic()
+        lines = [f"\naccel launch: no rank made progress for {self._seconds:g} s; what every rank did last:"]
+        for log in running:
+            pulse = self._pulse(log)
+            line = f"  rank {log.rank}  printed {now - log.heard_at:.1f} s ago"
+            if pulse is not None and pulse.beats:
+                line += f", batch or optimizer step {pulse.beats} was {now - pulse.at:.1f} s ago"
+            lines.append(line)
+        print("\n".join(lines), file=sys.stderr, flush=True)

@@ -1,10 +1,21 @@
 """How a failure is understood from what processes printed and how they ended."""
 
 import signal
+from pathlib import Path
 
 import pytest
 
-from accel_launch.supervision.outcome import Ending, MemoryKills, endings, first_failure, last_traceback, shell_status
+from accel_core.checkpoint.preemption import EXIT_CODE
+from accel_launch.supervision.outcome import (
+    Ending,
+    MemoryKills,
+    endings,
+    first_failure,
+    last_traceback,
+    shell_status,
+    want_restart,
+)
+from accel_launch.supervision.report import failure_record, report_failure
 from accel_launch.supervision.streams import RankLog
 
 PLAIN = 'Traceback (most recent call last):\n  File "a.py", line 1\nValueError: one\n'
@@ -24,6 +35,7 @@ CHAIN = (
         ("[rank1]: " + PLAIN, "[rank1]: " + PLAIN),
         (PLAIN + "handled\n" + PLAIN.replace("one", "last"), PLAIN.replace("one", "last")),
         ("log\n" + CHAIN, CHAIN),
+        (PLAIN + "terminate called without an active exception\n", PLAIN),
     ],
 )
 def test_last_traceback_is_found_with_its_chain(tail: str, expected: str) -> None:
@@ -75,3 +87,17 @@ def test_traceback_across_two_pieces_is_noticed() -> None:
     assert log.traceback_at is None
     log.keep(b"ent call last):\n")
     assert log.traceback_at is not None
+
+
+@pytest.mark.parametrize(("statuses", "again"), [([75, 75], True), ([75, -9], False), ([75, 0], False), ([], False)])
+def test_a_run_is_to_be_started_again_when_every_rank_says_so(
+    statuses: list[int], again: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The code that preempted ranks leave with counts only if all have it, and a person is told what to do."""
+    assert EXIT_CODE == 75
+    logs = {rank: RankLog(rank, rank, 10 + rank, ended_at=1.0) for rank in range(len(statuses))}
+    ended = endings(logs, dict(enumerate(statuses)), [], MemoryKills())
+    assert want_restart(ended) is again
+    record = failure_record(ended, run_id="x", command=["a.py"], seconds=1.0, reason="failure")
+    report_failure(ended, logs, record, log_dir=tmp_path)
+    assert ("start the run again" in capsys.readouterr().err) is again

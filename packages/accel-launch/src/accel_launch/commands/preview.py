@@ -4,21 +4,22 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Mapping
-from dataclasses import replace
-from pathlib import Path
+from dataclasses import asdict, replace
 from typing import Any
 
 from accel_launch.launchers.launcher import Launcher
-from accel_launch.settings.child import ACTIVE
+from accel_launch.settings.batch import batch_of
 from accel_launch.settings.layout import layout_of
+from accel_launch.settings.mesh import Mesh, mesh_of
 from accel_launch.settings.resolve import Said, Settings
 from accel_launch.settings.table import BY_KEY
 from accel_launch.terminal import colours_wanted, paint
 
-__all__ = ["explanation", "mesh_of", "plan", "print_explanation", "print_plan"]
+__all__ = ["explanation", "plan", "print_explanation", "print_plan"]
 
 _SECRET = ("secret", "access_key")
+_LINES = 4
+"""Lines along an axis that are shown to a person."""
 
 
 def explanation(settings: Settings) -> list[dict[str, Any]]:
@@ -75,42 +76,6 @@ def print_explanation(settings: Settings, *, as_json: bool) -> None:
         print(paint(line, "faint", colours) if row["origin"] == "default" else line)
 
 
-def mesh_of(settings: Settings) -> dict[str, int]:
-    """Return the size of every mesh axis, the outermost first.
-
-    Args:
-        settings: Settings of the run.
-
-    Returns:
-        Sizes by axis; one axis `dp` where no parallelism is configured.
-    """
-    processes = layout_of(settings).processes
-    if ACTIVE["megatron"](settings):
-        tensor, pipeline = int(settings["megatron_lm_tp_degree"]), int(settings["megatron_lm_pp_degree"])
-        return {"pp": pipeline, "dp": max(1, processes // (tensor * pipeline)), "tp": tensor}
-    if not ACTIVE["parallelism"](settings):
-        return {"dp": processes}
-    axes = ("dp_replicate", "dp_shard", "cp", "sp", "tp")
-    return {axis: int(settings[f"parallelism_config_{axis}_size"]) for axis in axes}
-
-
-def _effective_batch(settings: Settings) -> int | None:
-    file = settings["deepspeed_config_file"]
-    if not settings["use_deepspeed"] or not file or not Path(file).is_file():
-        return None
-    try:
-        config: Mapping[str, Any] = json.loads(Path(file).read_text())
-    except ValueError:
-        return None
-    total, micro = config.get("train_batch_size"), config.get("train_micro_batch_size_per_gpu")
-    if isinstance(total, int):
-        return total
-    steps = settings["gradient_accumulation_steps"] or config.get("gradient_accumulation_steps", 1)
-    if isinstance(micro, int) and isinstance(steps, int):
-        return micro * steps * layout_of(settings).processes
-    return None
-
-
 def plan(settings: Settings, launcher: Launcher) -> dict[str, Any]:
     """Return what would be started, machine by machine.
 
@@ -119,10 +84,11 @@ def plan(settings: Settings, launcher: Launcher) -> dict[str, Any]:
         launcher: The launcher that claimed it.
 
     Returns:
-        The launcher, and for every machine its command line, environment and ranks; the mesh; the batch of one
-        optimizer step over all ranks where it is known.
+        The launcher, and for every machine its command line, environment and ranks; the mesh, and the ranks that lie
+        together along each of its axes; the batch of one optimizer step over all ranks where it is known, and what is
+        known of it.
     """
-    layout = layout_of(settings)
+    layout, mesh, batch = layout_of(settings), mesh_of(settings), batch_of(settings)
     machines = []
     for rank in range(layout.machines):
         there = replace(settings, said={**settings.said, "machine_rank": Said(rank, "flag", "--machine-rank")})
@@ -144,8 +110,10 @@ def plan(settings: Settings, launcher: Launcher) -> dict[str, Any]:
         "processes": layout.processes,
         "machines": machines,
         "nnodes": layout.nnodes,
-        "mesh": mesh_of(settings),
-        "effective_batch": _effective_batch(settings),
+        "mesh": mesh.sizes,
+        "mesh_groups": {axis: mesh.groups(axis) for axis in _active(mesh)},
+        "effective_batch": batch.samples,
+        "batch": asdict(batch),
         "working_folder": os.getcwd(),
     }
 
@@ -163,15 +131,36 @@ def print_plan(settings: Settings, launcher: Launcher, *, as_json: bool) -> None
         print(json.dumps(found, indent=2))
         return
     colours = colours_wanted(sys.stdout)
-    mesh = " x ".join(f"{axis} {size}" for axis, size in found["mesh"].items())
-    print(f"Launcher {found['launcher']}: {found['processes']} processes on {found['nnodes']} machines, mesh {mesh}.")
-    if found["effective_batch"]:
-        print(f"One optimizer step sees {found['effective_batch']} samples.")
+    processes, machines = _counted(found["processes"], "process", "es"), _counted(found["nnodes"], "machine", "s")
+    print(f"Launcher {found['launcher']}: {processes} on {machines}.")
+    _print_mesh(mesh_of(settings))
+    print(batch_of(settings))
     for machine in found["machines"]:
         ranks = machine["ranks"]
         name = paint(f"Machine {machine['machine_rank']}", "heading", colours)
-        print(f"\n{name} (ranks {ranks[0]} to {ranks[-1]}):")
+        print(f"\n{name} ({f'ranks {ranks[0]} to {ranks[-1]}' if len(ranks) > 1 else f'rank {ranks[0]}'}):")
         print(f"  {shlex.join(machine['command'])}")
         for name, value in machine["environment"].items():
             print(f"    {name}={shlex.quote(value)}")
     print("\nNothing was started.")
+
+
+def _counted(number: object, noun: str, plural: str) -> str:
+    return f"{number} {noun}{'' if str(number) == '1' else plural}"
+
+
+def _active(mesh: Mesh) -> list[str]:
+    return [axis for axis, size in mesh.sizes.items() if size > 1]
+
+
+def _print_mesh(mesh: Mesh) -> None:
+    axes = _active(mesh) or ["dp"]
+    print(f"Mesh: {' x '.join(f'{axis} {mesh.sizes[axis]}' for axis in axes)}")
+    if not mesh.fits:
+        print(f"  these axes do not hold {mesh.processes} processes; the script is refused unless it says others")
+    if len(axes) < 2:
+        return
+    for axis in axes:
+        groups = mesh.groups(axis)
+        shown = "  ".join(",".join(map(str, ranks)) for ranks in groups[:_LINES])
+        print(f"  {axis} together: {shown}{'  ...' if len(groups) > _LINES else ''}")

@@ -168,11 +168,95 @@ def test_dry_run_shows_machines_mesh_and_batch(home: Path, capsys: pytest.Captur
     assert "--node-rank=1" in plan["machines"][1]["command"]
     assert plan["machines"][0]["environment"]["ACCELERATE_USE_DEEPSPEED"] == "true"
     assert plan["effective_batch"] == 2 * 4 * 4
-    mesh = ["--use-fsdp", "--fsdp-version", "2", "--use-parallelism-config", "--parallelism-config-tp-size", "2"]
-    assert cli.main(["launch", "--dry-run", "--num-processes", "4", *mesh, "s.py"]) == 0
+    assert plan["batch"] == {"samples": 32, "per_process": 2, "accumulated": 4, "data_parallel": 4}
+    assert cli.main(["launch", "--dry-run", "--cpu", "s.py"]) == 0
     shown = capsys.readouterr().out
-    assert "mesh dp_replicate 1 x dp_shard 1 x cp 1 x sp 1 x tp 2" in shown
+    assert shown.startswith("Launcher simple: 1 process on 1 machine.\nMesh: dp 1\n")
     assert shown.endswith("Nothing was started.\n")
+
+
+MESH = ["--use-fsdp", "--fsdp-version", "2", "--use-parallelism-config"]
+SHARDED = ["--parallelism-config-dp-shard-size", "2"]
+MEGATRON = ["--use-megatron-lm", "--megatron-lm-tp-degree", "2", "--megatron-lm-pp-degree", "2"]
+
+
+@pytest.mark.parametrize(
+    ("words", "mesh", "groups", "batch"),
+    [
+        (["--num-processes", "4"], {"dp": 4}, {"dp": [[0, 1, 2, 3]]}, (None, None, None, 4)),
+        (
+            ["--num-processes", "4", *MESH, *SHARDED, "--parallelism-config-tp-size", "2"],
+            {"dp_replicate": 1, "dp_shard": 2, "cp": 1, "sp": 1, "tp": 2},
+            {"dp_shard": [[0, 2], [1, 3]], "tp": [[0, 1], [2, 3]]},
+            (None, None, None, 2),
+        ),
+        (
+            ["--num-processes", "4", *MESH, "--parallelism-config-tp-size", "2"],
+            {"dp_replicate": 1, "dp_shard": 1, "cp": 1, "sp": 1, "tp": 2},
+            {"tp": []},
+            (None, None, None, 1),
+        ),
+        (
+            ["--num-processes", "8", *MEGATRON, "--megatron-lm-num-micro-batches", "3"],
+            {"pp": 2, "dp": 2, "cp": 1, "tp": 2},
+            {
+                "pp": [[0, 4], [1, 5], [2, 6], [3, 7]],
+                "dp": [[0, 2], [1, 3], [4, 6], [5, 7]],
+                "tp": [[0, 1], [2, 3], [4, 5], [6, 7]],
+            },
+            (None, None, 3, 2),
+        ),
+        (
+            ["--num-processes", "2", "--use-deepspeed", "--gradient-accumulation-steps", "8"],
+            {"dp": 2},
+            {"dp": [[0, 1]]},
+            (None, None, 8, 2),
+        ),
+        (
+            ["--num-processes", "2", "--use-deepspeed", "--deepspeed-config-file", "total.json"],
+            {"dp": 2},
+            {"dp": [[0, 1]]},
+            (64, None, 1, 2),
+        ),
+        (
+            ["--num-processes", "2", "--use-deepspeed", "--deepspeed-config-file", "auto.json"],
+            {"dp": 2},
+            {"dp": [[0, 1]]},
+            (None, None, None, 2),
+        ),
+    ],
+)
+def test_dry_run_knows_mesh_and_batch(
+    home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    mesh: dict[str, int],
+    groups: dict[str, list[list[int]]],
+    batch: tuple[int | None, int | None, int | None, int],
+) -> None:
+    """Axes, the ranks along each, and the parts of a step's batch follow from flags and files; the rest is unknown."""
+    monkeypatch.chdir(home)
+    (home / "total.json").write_text(json.dumps({"train_batch_size": 64}))
+    auto = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+    (home / "auto.json").write_text(json.dumps(dict.fromkeys(auto, "auto")))
+    assert cli.main(["launch", "--dry-run", "--json", *words, "s.py"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert (plan["mesh"], plan["mesh_groups"]) == (mesh, groups)
+    assert tuple(plan["batch"].values()) == batch
+    assert cli.main(["launch", "--dry-run", *words, "s.py"]) == 0
+    shown = capsys.readouterr().out
+    assert ("unknown, the script decides the batch per process" in shown) == (batch[0] is None)
+    assert ("do not hold" in shown) == (groups == {"tp": []})
+
+
+def test_accumulation_of_the_environment_is_known(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Accumulated batches that the script will read from its environment count in every kind of run."""
+    monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4")
+    assert cli.main(["launch", "--dry-run", "--cpu", "--num-processes", "2", "s.py"]) == 0
+    assert "x 2 data-parallel processes x 4 accumulated" in capsys.readouterr().out
 
 
 def test_secrets_are_not_explained(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,77 @@
+"""How many samples one optimizer step sees, as far as it can be known before the script runs."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from accel_launch.settings.mesh import mesh_of
+from accel_launch.settings.resolve import Settings
+
+__all__ = ["StepBatch", "batch_of"]
+
+
+@dataclass(frozen=True)
+class StepBatch:
+    """What makes up the batch of one optimizer step.
+
+    Attributes:
+        samples: Samples over all processes, or None where the script decides.
+        per_process: Samples that one process reads at a time, or None where the script decides.
+        accumulated: Batches of a process that are added up, or None where the script decides.
+        data_parallel: Processes that read different data.
+    """
+
+    samples: int | None
+    per_process: int | None
+    accumulated: int | None
+    data_parallel: int
+
+    def __str__(self) -> str:
+        """Return one sentence."""
+        ranks = f"{self.data_parallel} data-parallel process{'es' if self.data_parallel > 1 else ''}"
+        if self.samples is not None:
+            return f"One optimizer step sees {self.samples} samples, on {ranks}."
+        added = f"{self.accumulated} accumulated" if self.accumulated else "what the script accumulates"
+        return f"One optimizer step sees: unknown, the script decides the batch per process; x {ranks} x {added}."
+
+
+def batch_of(settings: Settings) -> StepBatch:
+    """Return what the settings say about the batch of one optimizer step.
+
+    Args:
+        settings: Settings of the run.
+    """
+    ranks = mesh_of(settings).data_parallel
+    config = _deepspeed_file(settings)
+    total, each = _number(config.get("train_batch_size")), _number(config.get("train_micro_batch_size_per_gpu"))
+    steps = _accumulated(settings, config)
+    if total is None and each is not None and steps is not None:
+        total = each * steps * ranks
+    return StepBatch(total, each, steps, ranks)
+
+
+def _accumulated(settings: Settings, config: Mapping[str, Any]) -> int | None:
+    if settings["use_megatron_lm"]:
+        return int(settings["megatron_lm_num_micro_batches"] or 1)
+    said = settings.said["gradient_accumulation_steps"]
+    reaches_script = settings["use_deepspeed"] or said.origin == "environment"
+    if reaches_script and _number(said.value) is not None:
+        return _number(said.value)
+    return _number(config.get("gradient_accumulation_steps", 1)) if config else None
+
+
+def _number(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _deepspeed_file(settings: Settings) -> Mapping[str, Any]:
+    file = settings["deepspeed_config_file"]
+    if not settings["use_deepspeed"] or not file or not Path(file).is_file():
+        return {}
+    try:
+        found: Any = json.loads(Path(file).read_text(encoding="utf-8"))
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}

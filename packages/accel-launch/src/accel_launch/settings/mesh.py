@@ -1,0 +1,77 @@
+"""Along which axes the processes of a run lie: pure arithmetic on the settings."""
+
+import math
+from dataclasses import dataclass
+
+from accel_launch.settings.child import ACTIVE
+from accel_launch.settings.layout import layout_of
+from accel_launch.settings.resolve import Settings
+
+__all__ = ["Mesh", "mesh_of"]
+
+_DATA_AXES = ("dp", "dp_replicate", "dp_shard")
+_AXES = ("dp_replicate", "dp_shard", "cp", "sp", "tp")
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """Axes of the processes of a run.
+
+    Attributes:
+        sizes: Number of ranks along each axis, the outermost first: along the last, ranks are neighbours.
+        processes: Processes of the run.
+    """
+
+    sizes: dict[str, int]
+    processes: int
+
+    @property
+    def fits(self) -> bool:
+        """Tell whether the axes hold every process."""
+        return math.prod(self.sizes.values()) == self.processes
+
+    @property
+    def data_parallel(self) -> int:
+        """Return the number of processes that read different data."""
+        return math.prod(size for axis, size in self.sizes.items() if axis in _DATA_AXES)
+
+    def groups(self, axis: str) -> list[list[int]]:
+        """Return the ranks that lie together along an axis.
+
+        Args:
+            axis: One of the axes.
+
+        Returns:
+            One list of ranks for each line along the axis; empty where the axes do not hold every process.
+        """
+        if not self.fits:
+            return []
+        names = list(self.sizes)
+        stride = math.prod(self.sizes[name] for name in names[names.index(axis) + 1 :])
+        size = self.sizes[axis]
+        first = [rank for rank in range(self.processes) if rank // stride % size == 0]
+        return [[rank + stride * place for place in range(size)] for rank in first]
+
+
+def mesh_of(settings: Settings) -> Mesh:
+    """Return the axes that the settings give the processes.
+
+    Args:
+        settings: Settings of the run.
+
+    Returns:
+        The mesh; one axis `dp` where no parallelism is configured, or every axis of it has one rank.
+    """
+    processes = layout_of(settings).processes
+    if ACTIVE["megatron"](settings):
+        sizes = {
+            "cp": int(settings["megatron_lm_context_parallel_size"] or 1),
+            "tp": int(settings["megatron_lm_tp_degree"]),
+        }
+        pipeline = int(settings["megatron_lm_pp_degree"])
+        shared = pipeline * math.prod(sizes.values())
+        return Mesh({"pp": pipeline, "dp": max(1, processes // shared), **sizes}, processes)
+    sizes = {axis: int(settings[f"parallelism_config_{axis}_size"]) for axis in _AXES}
+    if not ACTIVE["parallelism"](settings) or math.prod(sizes.values()) == 1:
+        return Mesh({"dp": processes}, processes)
+    return Mesh(sizes, processes)

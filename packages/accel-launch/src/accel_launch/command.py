@@ -23,8 +23,9 @@ through: the command line prints the message and ends with status 2 for a wrong 
 
 import argparse
 from collections.abc import Callable
-from importlib import import_module
 from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+from accel_launch.imports import load
 
 __all__ = ["AnyCommand", "Command", "Runner", "resolve_runner"]
 
@@ -83,6 +84,6 @@ def resolve_runner(command: AnyCommand) -> Runner:
     run: Any = command.run
     if isinstance(run, str):
         module, _, function = run.partition(":")
-        run = getattr(import_module(module), function)
+        run = getattr(load(module), function)
     runner: Runner = run
     return runner

@@ -1,8 +1,8 @@
 """Many processes, or many machines, on torch's elastic agent."""
 
 import sys
-from importlib import import_module
 
+from accel_launch.imports import load
 from accel_launch.launchers.launcher import Launcher
 from accel_launch.settings.layout import layout_of
 from accel_launch.settings.resolve import Settings
@@ -50,4 +50,4 @@ class TorchrunLauncher(Launcher):
 
     def run(self, settings: Settings) -> int:
         """Start the processes under torch's elastic agent, which is imported here for the first time."""
-        return int(import_module("accel_launch.launchers.elastic").run_elastic(settings, dict(self.environ(settings))))
+        return int(load("accel_launch.launchers.elastic").run_elastic(settings, dict(self.environ(settings))))

@@ -4,6 +4,7 @@ import itertools
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -124,19 +125,26 @@ def test_killed_machine_and_resumed_run(machines: tuple[str, str], tmp_path: Pat
 
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="mpirun is not installed")
 def test_mpi_starts_ranks_that_reduce(accel, script, tmp_path: Path) -> None:
-    """A hostfile starts real MPI processes, whose ranks come from MPI's variables."""
+    """A hostfile starts real MPI processes, which take their ranks from MPI's variables and reduce together."""
     (tmp_path / "hosts").write_text("localhost slots=2\n")
     name = script(
-        "import os, sys\n"
-        "sys.stdout.write(os.environ['OMPI_COMM_WORLD_RANK'] + ' of ' + os.environ['OMPI_COMM_WORLD_SIZE'] + ' '"
-        " + os.environ['ACCELERATE_MIXED_PRECISION'] + '\\n')\n"
+        "import os, sys, torch\n"
+        "from accel_core.comm.collectives import reduce\n"
+        "from accel_core.process.world import destroy, ensure\n"
+        "here = ensure()\n"
+        "total = int(reduce(torch.tensor([here.rank + 1.0]), 'sum'))\n"
+        "sys.stdout.write(f'{here.rank} of {here.size} {total} ' + os.environ['ACCELERATE_MIXED_PRECISION'] + '\\n')\n"
+        "destroy()\n"
     )
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
     allowed = {
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         "OMPI_MCA_rmaps_base_oversubscribe": "1",
     }
-    words = ["--cpu", "--mpirun-hostfile", "hosts", "--num-processes", "2", "--mixed-precision", "bf16", name]
+    words = ["--cpu", "--mpirun-hostfile", "hosts", "--num-processes", "2", "--mixed-precision", "bf16"]
+    words += ["--main-process-port", port, name]
     done = accel("launch", *words, more=allowed)
     assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.splitlines()) == ["0 of 2 bf16", "1 of 2 bf16"]
+    assert sorted(done.stdout.splitlines()) == ["0 of 2 3 bf16", "1 of 2 3 bf16"]

@@ -75,3 +75,15 @@ def test_impossible_words_start_nothing(
     assert main(["launch", "--cpu", *words]) == 2
     assert not (tmp_path / "ran").exists()
     assert told in capsys.readouterr().err
+
+
+def test_home_that_cannot_be_used(
+    script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A home that cannot be read or written stops no launch; writing a file there is an error with its path."""
+    script("")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HOME", "/dev/null/home")
+    assert main(["launch", "--cpu", "--dry-run", "train.py"]) == 0
+    assert main(["config", "default"]) == 2
+    assert "/dev/null/home/accelerate/default_config.yaml gives" in capsys.readouterr().err

@@ -1,11 +1,15 @@
 """Flag over environment over cluster over file over default, for every setting."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from accel_core.errors import ConfigurationError
+from accel_core.options.option import boolean
 from accel_launch.commands.launch import launch_command_parser
+from accel_launch.settings.file import read_document
 from accel_launch.settings.model import Setting
 from accel_launch.settings.resolve import Said, resolve
 from accel_launch.settings.table import ALL, BY_KEY
@@ -37,6 +41,17 @@ def words(setting: Setting, text: str) -> list[str]:
     return [setting.words[-1]] if setting.kind in ("switch", "off-switch") else [setting.words[-1], text]
 
 
+def what_file_says(setting: Setting, text: str) -> dict[str, Said]:
+    """Return what a file with the setting on its last line says; none can say a setting without a place in files."""
+    if not setting.path:
+        return {}
+    *group, key = setting.path
+    lines = [f"{name}:" for name in group] + [f"{'  ' * len(group)}{key}: {json.dumps(text)}"]
+    said = read_document("\n".join(lines), Path("config.yaml")).settings_of(set())
+    assert said[setting.key].where == f"config.yaml:{len(lines)}"
+    return {setting.key: said[setting.key]}
+
+
 @pytest.mark.parametrize("key", BY_KEY)
 def test_stronger_source_wins(key: str) -> None:
     """Each source wins over all weaker ones, and says where it is."""
@@ -44,12 +59,12 @@ def test_stronger_source_wins(key: str) -> None:
     by_flag, by_environment, by_file = three(setting)
     parser = launch_command_parser()
     silent, said = parser.parse_args(["s.py"]), parser.parse_args([*words(setting, by_flag), "s.py"])
-    file: dict[str, Said] = {key: Said(setting.parse(by_file), "file", "config.yaml:3")}
+    file = what_file_says(setting, by_file)
     environment = {setting.environment: by_environment} if setting.environment else {}
     expected: list[tuple[Any, dict[str, str], dict[str, Said], str]] = [
         (said, environment, file, "flag"),
-        (silent, environment, file, "environment" if setting.environment else "file"),
-        (silent, {}, file, "file"),
+        (silent, environment, file, "environment" if environment else "file" if file else "default"),
+        (silent, {}, file, "file" if file else "default"),
         (silent, {}, {}, "default"),
     ]
     for args, variables, contents, origin in expected:
@@ -63,7 +78,45 @@ def test_stronger_source_wins(key: str) -> None:
     resolved = resolve(ALL, silent, environment=environment, file={})[key]
     if setting.environment:
         assert (resolved.value, resolved.where) == (setting.parse(by_environment), setting.environment)
+    if file:
+        by_file_alone = resolve(ALL, silent, environment={}, file=file)[key].value
+        assert by_file_alone == ([by_file] if setting.kind == "append" else setting.parse(by_file))
     assert resolve(ALL, silent, environment={}, file={})[key].value == setting.default
+
+
+def test_settings_that_one_source_cannot_say() -> None:
+    """Every setting has a flag; those without a variable or a place in files are listed, and no others."""
+    assert all(setting.words for setting in BY_KEY.values())
+    about_the_command = {"module", "no_python", "quiet", "explain", "dry_run", "json"}
+    assert {key for key, setting in BY_KEY.items() if not setting.environment} == about_the_command | {"vm", "env"}
+    hardware = {"multi_gpu", "tpu", "use_deepspeed", "use_fsdp", "use_megatron_lm", "use_parallelism_config"}
+    per_launch = {"nproc_per_node", "nnodes", "config_file", "tee", "log_dir", "watchdog", "role", "rdzv_conf"}
+    per_launch |= {"rdzv_id", "max_restarts", "monitor_interval", "aws_access_key_id", "aws_secret_access_key"}
+    assert {key for key, setting in BY_KEY.items() if not setting.path} == about_the_command | hardware | per_launch
+
+
+WRONG = {int: "many", float: "much", boolean: "perhaps"}
+
+
+@pytest.mark.parametrize("key", [key for key, row in BY_KEY.items() if row.kind == "value"])
+def test_wrong_type_is_refused(key: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A flag with a word that it cannot take ends with status 2 and names flag and word; a text takes any."""
+    setting = BY_KEY[key]
+    word = "no such choice" if setting.choices else WRONG.get(setting.parse, "no, neither, nor")
+    try:
+        setting.parse(word)
+        takes = not setting.choices
+    except ValueError:
+        takes = False
+    if takes:
+        assert getattr(launch_command_parser().parse_args([setting.words[-1], word]), key) == setting.parse(word)
+        return
+    with pytest.raises(SystemExit) as ended:
+        launch_command_parser().parse_args([setting.words[-1], word])
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert setting.words[-1] in said
+    assert word.upper() in said.upper()
 
 
 def test_cluster_stands_between_environment_and_file() -> None:

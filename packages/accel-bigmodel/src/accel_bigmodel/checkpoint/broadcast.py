@@ -38,11 +38,6 @@ class _SharedShard:
         """Give a tensor's shape."""
         return self._table[name][0]
 
-    def nbytes(self, name: str) -> int:
-        """Give a tensor's bytes."""
-        shape, dtype = self._table[name]
-        return torch.Size(shape).numel() * dtype.itemsize
-
     def tensor(self, name: str) -> torch.Tensor:
         """Give a tensor; every process has to ask for it, in the same order."""
         shape, dtype = self._table[name]
@@ -52,6 +47,11 @@ class _SharedShard:
             tensor = torch.empty(shape, dtype=dtype)
         sent: torch.Tensor = broadcast(tensor.to(world.ensure().device), from_process=0)
         return sent.to("cpu")
+
+    def done_with(self, name: str) -> None:
+        """Let a tensor of the source go."""
+        if self._source is not None:
+            self._source.shard_of(name).done_with(name)
 
     def close(self) -> None:
         """Let the source's tensors go."""

@@ -315,11 +315,22 @@ def _fill(
                 continue
             for alias in target.names:
                 set_module_tensor_to_device(model, alias, device, value=value, dtype=target.dtype)
+            if _is_copied(model, target.names[0], value):
+                shard.done_with(name)
         shard.close()
     if written:
         assert offload_folder is not None
         save_offload_index(written, offload_folder)
     return index
+
+
+def _is_copied(model: nn.Module, name: str, value: torch.Tensor) -> bool:
+    """Tell whether a tensor of a model surely has memory of its own, after it was given a value."""
+    owner, key = owner_of(model, name)
+    tensor: Any = owner._parameters.get(key, owner._buffers.get(key))
+    if packed.find(tensor) is not None or hasattr(tensor, "device_mesh"):
+        return False
+    return bool(tensor.device != value.device or tensor.data_ptr() != value.data_ptr())
 
 
 def _recast(model: nn.Module, name: str, dtype: torch.dtype | None) -> None:

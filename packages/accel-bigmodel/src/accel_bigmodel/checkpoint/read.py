@@ -18,7 +18,6 @@ from accel_core.errors import (
     CheckpointNotFoundError,
     UnsafeCheckpointError,
 )
-from accel_core.modules.sizes import tensor_bytes
 
 __all__ = ["Checkpoint", "PickledShard", "SafetensorsShard", "find_files", "load_state_dict", "open_checkpoint"]
 
@@ -52,9 +51,9 @@ class SafetensorsShard:
         """Give a tensor."""
         return self.file.tensor(name)
 
-    def nbytes(self, name: str) -> int:
-        """Give a tensor's bytes, without reading it."""
-        return self.file.entries[name].nbytes
+    def done_with(self, name: str) -> None:
+        """Give back the memory of a tensor whose view nobody took."""
+        self.file.done_with(name)
 
     def close(self) -> None:
         """Nothing is held but the map, which its tensors keep."""
@@ -88,9 +87,10 @@ class PickledShard:
         """Give a tensor."""
         return self._read()[name]
 
-    def nbytes(self, name: str) -> int:
-        """Give a tensor's bytes."""
-        return tensor_bytes(self._read()[name])
+    def done_with(self, name: str) -> None:
+        """Let a tensor go."""
+        if self._tensors is not None:
+            self._tensors.pop(name, None)
 
     def close(self) -> None:
         """Let the tensors that nobody took go."""
@@ -111,8 +111,8 @@ class Shard(Protocol):
     def tensor(self, name: str) -> torch.Tensor:
         """Give a tensor."""
 
-    def nbytes(self, name: str) -> int:
-        """Give a tensor's bytes."""
+    def done_with(self, name: str) -> None:
+        """Let a tensor go that was copied, and is not asked for again."""
 
     def close(self) -> None:
         """Let go what is held."""

@@ -160,13 +160,6 @@ class StreamTransport:
     def discard(self, block: Block[Weights], content: Weights) -> None:
         """Let the tensors go; the allocator waits for the computing stream."""
 
-    def close(self) -> None:
-        """End the thread."""
-        with self._lock:
-            worker, self._worker = self._worker, None
-        if worker is not None:
-            worker.shutdown(wait=True, cancel_futures=True)
-
     def __getstate__(self) -> Mapping[str, Any]:
         """Leave thread and stream out of copies and pickles."""
         return {"device": self.device}

@@ -1,5 +1,6 @@
 """Checkpoints of every layout are loaded whole, in place, and refused when they are not safe."""
 
+import gc
 import json
 import os
 from collections.abc import Callable
@@ -25,6 +26,7 @@ from accel_core.errors import (
     OffloadError,
     UnsafeCheckpointError,
 )
+from accel_core.testing import requires
 
 X = torch.arange(8.0).reshape(2, 4)
 
@@ -275,3 +277,25 @@ def test_an_offload_folder_is_loaded_back(tmp_path: Path) -> None:
     nn.init.zeros_(fresh[0].weight)
     load_offloaded_weights(fresh, index, tmp_path / "folder")
     assert torch.equal(fresh[0].weight, model[0].weight)
+
+
+@requires("platform:linux")
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_the_peak_of_memory_is_what_stays_and_one_tensor(dtype: torch.dtype | None, tmp_path: Path) -> None:
+    """Loading and casting 64 MiB takes what the model holds in the end, and the largest tensor."""
+
+    def memory(key: str) -> int:
+        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+        return 1024 * int(next(line for line in lines if line.startswith(key)).split()[1])
+
+    file = tmp_path / "model.safetensors"
+    layers, largest = 16, 4 * 2**20
+    save_file({f"{number}.weight": torch.ones(1024, 1024) for number in range(layers)}, file)
+    with init_empty_weights():
+        model = nn.Sequential(*[nn.Linear(1024, 1024, bias=False) for _ in range(layers)])
+    gc.collect()
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    before = memory("VmRSS")
+    load_checkpoint_in_model(model, file, dtype=dtype)
+    assert sum(int(parameter.sum()) for parameter in model.parameters()) == layers * 1024 * 1024
+    assert memory("VmHWM") - before <= sum(parameter.nbytes for parameter in model.parameters()) + 2 * largest

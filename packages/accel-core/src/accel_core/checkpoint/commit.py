@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from accel_core.checkpoint import names, redo
+from accel_core.checkpoint import disposal, names, redo
 from accel_core.checkpoint.digest import flush_folder
 from accel_core.checkpoint.manifest import Manifest, is_complete
 from accel_core.errors import CheckpointError
@@ -41,8 +41,15 @@ _NO_EXCHANGE = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP)
 
 
 def stage(target: Path, identity: str) -> Path:
-    """Make the empty folder that a save to `target` writes into."""
+    """Make the empty folder that a save to `target` writes into; folders that are made above it are flushed too."""
+    made = []
+    place = target.parent
+    while not place.exists():
+        made.append(place)
+        place = place.parent
     target.parent.mkdir(parents=True, exist_ok=True)
+    for folder in made:
+        flush_folder(folder.parent)
     staging = staging_of(target, identity)
     staging.mkdir()
     return staging
@@ -110,6 +117,8 @@ def _discard_previous(folder: Path, name: Path, target: Path) -> None:
 def discard(folder: Path, target: Path) -> None:
     """Delete a folder; from the first moment on nothing takes it for a checkpoint.
 
+    The space of large files is freed a little later: `disposal.wait` waits for that.
+
     Args:
         folder: What to delete.
         target: The checkpoint beside which it stands, or `folder` itself.
@@ -121,7 +130,7 @@ def discard(folder: Path, target: Path) -> None:
         os.rename(folder, gone)
         if parsed is None:
             flush_folder(gone.parent)
-    shutil.rmtree(gone)
+    disposal.remove(gone)
 
 
 def leftovers(target: Path) -> Iterator[tuple[str, Path]]:

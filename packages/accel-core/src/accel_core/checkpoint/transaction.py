@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from accel_core.checkpoint import commit, names
+from accel_core.checkpoint import commit, disposal, names
 from accel_core.checkpoint.digest import digest_of, flush_folder
 from accel_core.checkpoint.format import Part
 from accel_core.checkpoint.manifest import Entry, Manifest, versions
@@ -193,6 +193,7 @@ def _make_room(target: Path, identity: str, rank: int, numbered: bool) -> None:
     for other in commit.numbered(target.parent) if numbered else []:
         commit.settle(other)
     commit.settle(target)
+    disposal.wait()
     staging = commit.stage(target, identity)
     (staging / _KEEPER).write_text(str(rank))
 

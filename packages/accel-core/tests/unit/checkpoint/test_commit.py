@@ -1,13 +1,16 @@
 """The table "States on disk and recovery" of docs/concepts/checkpoints.md, row by row."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from accel_core.checkpoint import commit, names, redo
+from accel_core.checkpoint import commit, disposal, folder, names, redo
 from accel_core.checkpoint.digest import digest_of_bytes
 from accel_core.checkpoint.manifest import Entry, Manifest, is_complete
+from accel_core.checkpoint.run import BareRun
 from accel_core.errors import CheckpointDamagedError, CheckpointError, CheckpointNotFoundError
 
 
@@ -27,17 +30,28 @@ def content(folder: Path | None) -> bytes | None:
 
 
 def lay_out(directory: Path, target: str, beside: list[str]) -> Path:
-    """Make a state on disk: what `ckpt` is, and prefixes and contents of the folders beside it."""
+    """Make a state on disk: what `ckpt` is, and prefixes and contents of the folders beside it.
+
+    A folder that is `half` has no manifest, one that is `lost` or `short` has a manifest and not its file.
+    """
     ckpt = directory / "ckpt"
     if target != "absent":
-        checkpoint(ckpt, target.encode(), manifest=target != "half")
+        harm(checkpoint(ckpt, target.encode(), manifest=target != "half"), target)
         if target == "half":
             (ckpt / names.PROGRESS_NAME).write_text("{}")
-    for number, folder in enumerate(beside):
-        prefix, word = folder.split(":")
+    for number, described in enumerate(beside):
+        prefix, word = described.split(":")
         path = names.beside(ckpt, prefix, "abcdefghijk" + "lmnop"[number])
-        checkpoint(path, word.encode(), written_at=2 if word == "new" else 1, manifest=word != "half")
+        harm(checkpoint(path, word.encode(), written_at=2 if word == "new" else 1, manifest=word != "half"), word)
     return ckpt
+
+
+def harm(folder: Path, word: str) -> None:
+    """Take the file of a folder that is to be `lost` or `short`, or a byte of it."""
+    if word == "lost":
+        (folder / "model.safetensors").unlink()
+    elif word == "short":
+        os.truncate(folder / "model.safetensors", 4)
 
 
 def cannot_exchange(first: Path, second: Path) -> bool:
@@ -62,6 +76,9 @@ ROWS = {
     "12": ("new", [], b"new"),
     "13, renamed": ("half", [".old-:previous"], b"previous"),
     "13, staged": ("half", [".tmp-:new"], b"new"),
+    "7, a file lost": ("absent", [".old-:previous", ".tmp-:lost"], b"previous"),
+    "13, a file lost": ("lost", [".old-:previous"], b"previous"),
+    "13, a file short": ("short", [".tmp-:new"], b"new"),
     "several staged": ("absent", [".tmp-:previous", ".tmp-:new", ".tmp-:half"], b"new"),
 }
 
@@ -114,6 +131,77 @@ def test_truncated_manifest_is_not_complete(tmp_path: Path) -> None:
         assert not is_complete(ckpt)
     (ckpt / names.MANIFEST_NAME).write_bytes(raw)
     assert is_complete(ckpt)
+
+
+def test_everything_reaches_the_disk_before_it_counts(
+    make_run: Callable[..., BareRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Row 15: files, then the manifest, then their folders are flushed before the exchange; after it, the parent."""
+    run, events = make_run(1), []
+    ckpt = tmp_path / "new" / "ckpt"
+
+    def hook(models: list[Any], weights: list[Any], output_dir: str) -> None:
+        Path(output_dir, "adapter").mkdir()
+        Path(output_dir, "adapter", "own.txt").write_text("own")
+
+    def note(event: str, path: str) -> None:
+        inner = os.path.relpath(path, tmp_path)
+        if inner.startswith("new/.tmp-ckpt-"):
+            inner = "/".join(["staging", *inner.split("/")[2:]])
+        events.append((event, inner))
+
+    def watch(owner: Any, name: str, event: str, *, opened: bool) -> None:
+        original = getattr(owner, name)
+
+        def watched(first: Any, *rest: Any, **options: Any) -> Any:
+            result = original(first, *rest, **options)
+            note(event, os.readlink(f"/proc/self/fd/{first}") if opened else str(rest[0]))
+            return result
+
+        monkeypatch.setattr(owner, name, watched)
+
+    run.save_state_pre_hooks[0] = hook
+    watch(os, "fsync", "flush", opened=True)
+    watch(os, "write", "write", opened=True)
+    watch(commit, "_exchange", "exchange", opened=False)
+    folder.save_state(run, ckpt)
+    assert ("flush", ".") in events  # the folder above, which was made: its name in tmp_path is on the disk too
+    events.clear()
+    folder.save_state(run, ckpt)
+    manifest = events.index(("write", f"staging/{names.MANIFEST_NAME}"))
+    exchange = events.index(("exchange", "new/ckpt"))
+    files = {entry.name for entry in Manifest.read(ckpt).entries}  # type: ignore[union-attr]
+    assert {"adapter/own.txt", "model.safetensors", "optimizer.bin"} < files
+    for name in files:
+        writes = [at for at, event in enumerate(events) if event == ("write", f"staging/{name}")]
+        assert max(writes, default=-1) < events.index(("flush", f"staging/{name}")) < manifest
+    last = (f"staging/{names.MANIFEST_NAME}", "staging/adapter", "staging")
+    order = [events.index(("flush", name)) for name in last]
+    assert manifest < order[0] < order[1] < order[2] < exchange < events.index(("flush", "new"))
+
+
+def test_nothing_is_deleted_under_a_name_that_is_read(
+    make_run: Callable[..., BareRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows 10 and 11: what is deleted is named `.gone-` before, and a complete newer checkpoint stands by then."""
+    run, remove, deleted = make_run(1), disposal.remove, []
+
+    def watched(gone: Path) -> None:
+        deleted.append(gone.name.rpartition("-")[0])
+        assert gone.name.startswith(names.GONE)
+        assert commit.find(tmp_path / "ckpt") or is_complete(commit.numbered(tmp_path / "checkpoints")[-1])
+        remove(gone)
+
+    monkeypatch.setattr(disposal, "remove", watched)
+    for _ in range(2):
+        folder.save_state(run, tmp_path / "ckpt")
+    (tmp_path / "ckpt").rename(tmp_path / "elsewhere")
+    run.project.set_directories(str(tmp_path))
+    run.project.automatic_checkpoint_naming, run.project.total_limit = True, 1
+    for _ in range(2):
+        folder.save_state(run)
+    first = run.project.iteration - 2
+    assert deleted == [".gone-ckpt", f".gone-checkpoint_{first}"]
 
 
 @pytest.mark.parametrize("exchange", [True, False])

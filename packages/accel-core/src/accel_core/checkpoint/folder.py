@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ __all__ = ["checkpoints_folder", "load_state", "save_state"]
 logger = logging.getLogger(__name__)
 
 _buffers = Buffers()
+_CHECKERS = 2
 
 
 def save_state(
@@ -136,10 +138,12 @@ def load_state(
         report.findings += stateful.extra_components(run, len(run.models), source)
         return own_format.model_restorations(run, models, source)
 
-    report.findings += _damages(run, source)
-    plans = _examine(everything_else, ranks)
-    if not hooks:
-        plans = _examine(those_models, ranks) + plans
+    with ThreadPoolExecutor(max_workers=_CHECKERS, thread_name_prefix="accel-checkpoint") as pool:
+        checks = _begin_checks(run, source, pool)
+        plans = _examine(everything_else, ranks)
+        if not hooks:
+            plans = _examine(those_models, ranks) + plans
+        report.findings[:0] = [finding for check in checks for finding in check.result()]
     _share(report, plans, ranks, strict=strict)
     if hooks:
         _call_hooks(hooks, models, source, ranks)
@@ -248,13 +252,13 @@ def _folder(run: Run, input_dir: str | os.PathLike[str] | None) -> Path:
     return latest
 
 
-def _damages(run: Run, source: Source) -> list[Finding]:
-    """Compare the files with the manifest; the ranks of a machine share the work."""
+def _begin_checks(run: Run, source: Source, pool: ThreadPoolExecutor) -> list[Future[list[Finding]]]:
+    """Begin to compare the files with the manifest; the ranks of a machine share the work."""
     if source.manifest is None:
         return []
     world = run.world
     mine = [entry.name for number, entry in enumerate(_by_size(source.manifest)) if _falls_to(number, world)]
-    return [finding for name in mine for finding in _damage(source.manifest, source.folder, name, world.rank)]
+    return [pool.submit(_damage, source.manifest, source.folder, name, world.rank) for name in mine]
 
 
 def _damage(manifest: Manifest, folder: Path, name: str, rank: int) -> list[Finding]:
@@ -262,6 +266,8 @@ def _damage(manifest: Manifest, folder: Path, name: str, rank: int) -> list[Find
         details = manifest.damages(folder, [name]).values()
     except UnsafeCheckpointError as error:
         return [Finding(name, "unsafe", str(error), rank)]
+    except OSError as error:
+        return [Finding(name, "damaged", f"{folder / name} cannot be read ({error.strerror})", rank)]
     return [Finding(name, "damaged", f"{folder / name} {detail}", rank) for detail in details]
 
 

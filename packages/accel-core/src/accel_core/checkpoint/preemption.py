@@ -71,11 +71,16 @@ def requested() -> bool:
 def leave(code: int = EXIT_CODE) -> NoReturn:
     """Wait for a save that is under way, then exit with a code that the launcher reports.
 
+    From here on the watched signals are ignored: a launcher that sees one rank leave tells the others to end, and they
+    are to leave with the same code.
+
     Raises:
         CheckpointError: The save that was under way failed.
         SystemExit: Always otherwise.
     """
     background.finish()
+    for number in _before:
+        signal.signal(number, signal.SIG_IGN)
     sys.exit(code)
 
 

@@ -34,6 +34,7 @@ from accel_core.data.samplers import (
 )
 from accel_core.data.shard import Cut, Tally, count_samples
 from accel_core.data.transfer import placed
+from accel_core.data.workers import sheltered
 from accel_core.errors import CheckpointMismatchError
 from accel_core.options.enums import RNGType
 from accel_core.process import world
@@ -312,6 +313,8 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
 
     def _raw(self) -> Iterator[Any]:
         """Return an iterator of the user's loader class over its batches."""
+        if self.num_workers:
+            self.worker_init_fn = sheltered(self.worker_init_fn)
         return iter(super().__iter__())
 
     def _skip_stream(self, stream: Iterator[Any], offset: int) -> Iterator[Any]:

@@ -30,10 +30,15 @@ def test_signals_set_a_flag_and_are_given_back() -> None:
 
 
 def test_leaving_exits_with_the_code_that_means_try_again() -> None:
-    """The launcher sees 75."""
-    with pytest.raises(SystemExit) as caught:
-        preemption.leave()
-    assert caught.value.code == preemption.EXIT_CODE == 75
+    """The launcher sees 75, also if it tells the process to end while that is leaving."""
+    preemption.watch()
+    try:
+        with pytest.raises(SystemExit) as caught:
+            preemption.leave()
+        assert caught.value.code == preemption.EXIT_CODE == 75
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+    finally:
+        preemption.unwatch()
 
 
 def test_watching_from_another_thread_is_refused() -> None:

@@ -82,6 +82,7 @@ def run_client(python: str, words: list[str], folder: Path, **variables: str) ->
         "HF_DATASETS_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "CUDA_VISIBLE_DEVICES": "",
+        "PYTHONHASHSEED": "0",  # diffusers orders a pipeline's models by a set of their names
         **variables,
     }
     done = subprocess.run(

@@ -3,6 +3,7 @@
 import os
 import tempfile
 import types
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ SOURCE = Path(__file__).with_name("device.cpp")
 
 
 def build_folder() -> Path:
-    """Name the folder that the built extension is kept in; it is built again when the source or torch changes."""
-    folder = Path(tempfile.gettempdir()) / f"accel-simulated-device-{os.getuid()}-{torch.__version__}"
+    """Name the folder that the built extension is kept in, one for each torch; it is built again when it changes."""
+    installed = zlib.crc32(torch.__file__.encode())
+    folder = Path(tempfile.gettempdir()) / f"accel-simulated-device-{os.getuid()}-{torch.__version__}-{installed:08x}"
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 

@@ -1,21 +1,17 @@
-"""The packages that these modules stand on, and the versions they must have."""
+"""The packages that these modules stand on, and the versions they must have: those that the distributions declare."""
 
+import re
 from importlib import metadata
 
-from packaging.specifiers import SpecifierSet
+from packaging.version import Version
 
 from accelerate._version import __version__
 
 __all__ = ["check"]
 
-REQUIRED = {
-    "accel-core": ">=0.1,<0.2",
-    "accel-bigmodel": ">=0.1,<0.2",
-    "accel-launch": ">=0.1,<0.2",
-    "accel-trackers": ">=0.1,<0.2",
-    "accel-quant": ">=0.1,<0.2",
-    "accel-all": ">=0.1,<0.2",
-}
+_DECLARED = ("accelerate", "accel-all")
+_NAME = re.compile(r"accel-\w+")
+_BOUND = re.compile(r"(>=|<)([\w.]+)")
 
 
 def check() -> None:
@@ -24,20 +20,42 @@ def check() -> None:
     Raises:
         ImportError: A package is missing, or its version is outside the range.
     """
-    wrong = [found for name, versions in REQUIRED.items() if (found := _problem(name, versions)) is not None]
+    ranges = _ranges()
+    wrong = [found for name, bounds in ranges.items() if (found := _problem(name, bounds)) is not None]
     if wrong:
-        wanted = " ".join(f"'{name}{versions}'" for name, versions in REQUIRED.items())
+        wanted = " ".join(f"'{name}{_text(bounds)}'" for name, bounds in ranges.items())
         raise ImportError(
             f"accelerate {__version__} cannot stand on the packages that are installed; got {', '.join(wrong)}. "
             f"Install {wanted} together, in one pip command."
         )
 
 
-def _problem(name: str, versions: str) -> str | None:
+def _ranges() -> dict[str, dict[str, str]]:
+    """Return the bounds of every sibling that this distribution, or the one that gathers all, declares."""
+    found: dict[str, dict[str, str]] = {}
+    for distribution in _DECLARED:
+        try:
+            declared = metadata.requires(distribution) or []
+        except metadata.PackageNotFoundError:
+            found.setdefault(distribution, {})
+            continue
+        for requirement in declared:
+            name = _NAME.match(requirement)
+            if name is not None and ";" not in requirement:
+                found[name[0]] = dict(sorted(_BOUND.findall(requirement), reverse=True))
+    return found
+
+
+def _text(bounds: dict[str, str]) -> str:
+    return ",".join(f"{comparison}{version}" for comparison, version in bounds.items())
+
+
+def _problem(name: str, bounds: dict[str, str]) -> str | None:
     try:
         found = metadata.version(name)
     except metadata.PackageNotFoundError:
-        return f"no {name} (needs {versions})"
-    if not SpecifierSet(versions).contains(found, prereleases=True):
-        return f"{name} {found} (needs {versions})"
+        return f"no {name} (needs {_text(bounds) or 'any version'})"
+    version = Version(Version(found).base_version)
+    if version < Version(bounds.get(">=", "0")) or ("<" in bounds and version >= Version(bounds["<"])):
+        return f"{name} {found} (needs {_text(bounds)})"
     return None

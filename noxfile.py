@@ -183,6 +183,12 @@ def peer(session: nox.Session) -> Environment:
     return Environment(session, "peer").provide([TORCH, "accelerate==1.15.0"], [])
 
 
+def clients(session: nox.Session) -> Environment:
+    """Return the environment of released libraries on the drop-in, without what only tests of the packages need."""
+    groups = PACKAGES["accelerate"].groups
+    return Environment(session, "interop").provide([*groups["interop"], *groups["test"]], list(PACKAGES))
+
+
 def chosen_packages(session: nox.Session) -> tuple[list[Package], list[str]]:
     """Split a session's arguments into the packages that are named (all, if none is) and the rest."""
     names = [word for word in session.posargs if word in PACKAGES]
@@ -338,7 +344,9 @@ def bench(session: nox.Session) -> None:
     folder = ROOT / "benchmarks"
     names = session.posargs or sorted(p.stem for p in folder.glob("*.py") if p.stem != "record")
     for name in names:
-        tree(session).run("python", folder / "record.py", name, "--peer", python)
+        # Accelerate looks for optional libraries at every step, so what only our tests need must not be there.
+        environment = clients(session) if name == "trainer" else tree(session)
+        environment.run("python", folder / "record.py", name, "--peer", python)
 
 
 @nox.session(venv_backend="none", default=False)
@@ -361,9 +369,7 @@ def release(session: nox.Session) -> None:
 @nox.session(venv_backend="none", default=False)
 def interop(session: nox.Session) -> None:
     """Run transformers, peft, trl and diffusers on the drop-in, beside accelerate 1.15.0 (slow)."""
-    clients = PACKAGES["accelerate"].groups["interop"]
-    beside = Environment(session, "interop-peer").provide([TORCH, "accelerate==1.15.0", *clients], [])
-    test = PACKAGES["accelerate"].groups.get("test", [])
-    environment = Environment(session, "interop").provide([*clients, *test], list(PACKAGES))
+    beside = Environment(session, "interop-peer")
+    beside.provide([TORCH, "accelerate==1.15.0", *PACKAGES["accelerate"].groups["interop"]], [])
     variables = {"ACCEL_PEER_PYTHON": str(beside.folder / "bin" / "python")}
-    pytest(environment, "interop", ROOT / "tests-integration" / "interop", *session.posargs, env=variables)
+    pytest(clients(session), "interop", ROOT / "tests-integration" / "interop", *session.posargs, env=variables)

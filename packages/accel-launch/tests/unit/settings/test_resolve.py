@@ -14,6 +14,7 @@ from accel_launch.settings.model import Setting
 from accel_launch.settings.resolve import Said, resolve
 from accel_launch.settings.table import ALL, BY_KEY
 
+PARSER = launch_command_parser()
 VALUES: dict[str, tuple[str, str, str]] = {"tee": ("1", "2", "3"), "nnodes": ("1", "2", "3")}
 
 
@@ -57,8 +58,7 @@ def test_stronger_source_wins(key: str) -> None:
     """Each source wins over all weaker ones, and says where it is."""
     setting = BY_KEY[key]
     by_flag, by_environment, by_file = three(setting)
-    parser = launch_command_parser()
-    silent, said = parser.parse_args(["s.py"]), parser.parse_args([*words(setting, by_flag), "s.py"])
+    silent, said = PARSER.parse_args(["s.py"]), PARSER.parse_args([*words(setting, by_flag), "s.py"])
     file = what_file_says(setting, by_file)
     environment = {setting.environment: by_environment} if setting.environment else {}
     expected: list[tuple[Any, dict[str, str], dict[str, Said], str]] = [
@@ -109,10 +109,10 @@ def test_wrong_type_is_refused(key: str, capsys: pytest.CaptureFixture[str]) -> 
     except ValueError:
         takes = False
     if takes:
-        assert getattr(launch_command_parser().parse_args([setting.words[-1], word]), key) == setting.parse(word)
+        assert getattr(PARSER.parse_args([setting.words[-1], word]), key) == setting.parse(word)
         return
     with pytest.raises(SystemExit) as ended:
-        launch_command_parser().parse_args([setting.words[-1], word])
+        PARSER.parse_args([setting.words[-1], word])
     assert ended.value.code == 2
     said = capsys.readouterr().err
     assert setting.words[-1] in said

@@ -13,6 +13,7 @@ from accel_bigmodel.device_map.check import (
     AnyDevice,
     check_blocks_fit,
     check_device_map,
+    check_devices,
     check_tied_parameters_on_same_device,
     device_of,
     main_device_of,
@@ -27,9 +28,10 @@ from accel_bigmodel.hooks.cpu_offload import CpuOffload, UserCpuOffloadHook
 from accel_bigmodel.hooks.hook import add_hook_to_module
 from accel_bigmodel.hooks.prefetch import Prefetch, attach_prefetch
 from accel_bigmodel.memory import get_max_memory
+from accel_bigmodel.offload.guard import is_stand_in
 from accel_bigmodel.offload.store import INDEX_NAME, OffloadedWeightsLoader, offload_state_dict
 from accel_bigmodel.placement import TiedTensors, as_device, retie_parameters
-from accel_core.errors import OffloadError
+from accel_core.errors import ConfigurationError, OffloadError
 from accel_core.logging import get_logger
 from accel_core.modules import packed
 from accel_core.modules.sizes import as_dtype, tensor_bytes
@@ -197,11 +199,15 @@ def dispatch_model(
 
     Raises:
         DeviceMapError: When the map misses a tensor, or an offloaded block is larger than the device it comes to.
+        DeviceUnavailableError: When the map names a device that is not here.
+        ConfigurationError: When tensors of parts that stay on a device are empty.
         OffloadError: When weights have to be written and no `offload_dir` is given.
     """
     check_device_map(model, device_map)
+    check_devices(device_map)
     check_blocks_fit(model, device_map, main_device, preload_module_classes)
     places = dict(device_map)
+    _check_values(model, places, state_dict or {})
     devices = set(places.values())
     is_quantized = getattr(model, "is_quantized", False) or getattr(model, "is_loaded_in_8bit", False)
     if len(devices) > 1 or is_quantized or force_hooks or devices == {"disk"}:
@@ -214,6 +220,23 @@ def dispatch_model(
         model.to(as_device(next(iter(devices))))
     object.__setattr__(model, "hf_device_map", places)
     return model
+
+
+def _check_values(model: nn.Module, places: Mapping[str, AnyDevice], given: Mapping[str, torch.Tensor]) -> None:
+    """Make sure that what has to be in memory is not empty; weights on disk are looked for when they are needed."""
+    left = [
+        name
+        for name, tensor in (*model.named_parameters(), *model.named_buffers())
+        if tensor.is_meta
+        and name not in given
+        and not is_stand_in(tensor)
+        and not _is(_home(name, places), "disk", "meta")
+    ]
+    if left:
+        raise ConfigurationError(
+            f"A model without weights cannot be dispatched. Found no value for {', '.join(left)}. Load them first, or "
+            "use `load_checkpoint_and_dispatch`."
+        )
 
 
 def _dispatch(
@@ -429,6 +452,7 @@ def load_checkpoint_and_dispatch(
     Raises:
         CheckpointError: When the checkpoint is missing, damaged, unsafe, or does not fit; the model is as it was.
         DeviceMapError: When the map is unknown, misses a tensor, or memory does not suffice.
+        DeviceUnavailableError: When the map names a device that is not here.
         OffloadError: When weights must be written and `offload_folder` is missing or cannot be.
     """
     if isinstance(device_map, str):
@@ -436,6 +460,7 @@ def load_checkpoint_and_dispatch(
         if prefetch is None and max_memory is not None:
             prefetch = _room_left(model, device_map, max_memory, dtype)
     if device_map is not None:
+        check_devices(device_map)
         wanted = as_dtype(dtype)
         check_blocks_fit(
             model, device_map, None, preload_module_classes, wanted if isinstance(wanted, torch.dtype) else None

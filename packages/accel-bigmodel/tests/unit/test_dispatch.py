@@ -19,7 +19,14 @@ from accel_bigmodel import (
     load_checkpoint_and_dispatch,
     remove_hook_from_submodules,
 )
-from accel_core.errors import CheckpointDamagedError, CheckpointMismatchError, CheckpointNotFoundError, DeviceMapError
+from accel_core.errors import (
+    CheckpointDamagedError,
+    CheckpointMismatchError,
+    CheckpointNotFoundError,
+    ConfigurationError,
+    DeviceMapError,
+    DeviceUnavailableError,
+)
 from accel_core.modules.compilation import compile_regions
 
 
@@ -273,3 +280,30 @@ def test_blocks_of_a_hooked_model_are_compiled(offload: bool) -> None:
         assert torch.equal(model(TOKENS), expected)
     finally:
         torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("device_map", [{"": "cpu"}, {"0": "cpu", "1": "disk"}])
+def test_a_model_without_weights_is_refused(device_map: dict[str, str], tmp_path: Path) -> None:
+    """What has to be in memory and is empty is named, before anything changes."""
+    with init_empty_weights():
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    with pytest.raises(ConfigurationError, match=r"no value for 0\.weight, 0\.bias"):
+        dispatch_model(model, device_map, offload_dir=tmp_path)
+    assert "_hf_hook" not in model[0].__dict__
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="needs a machine without accelerators")
+@pytest.mark.parametrize("device", [0, "cuda:0", torch.device("cuda", 1)])
+def test_a_device_that_is_not_here_is_named(device: int | str | torch.device, tmp_path: Path) -> None:
+    """Loading and dispatching say which entry names it, before anything changes."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    save_file(model.state_dict(), tmp_path / "model.safetensors")
+    with init_empty_weights():
+        empty = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    places = {"0": "cpu", "1": device}
+    with pytest.raises(DeviceUnavailableError, match=r"for '1', and 0 devices"):
+        load_checkpoint_and_dispatch(empty, tmp_path, device_map=places)
+    with pytest.raises(DeviceUnavailableError, match=r"for '1', and 0 devices"):
+        dispatch_model(model, places)
+    assert all(parameter.is_meta for parameter in empty.parameters())

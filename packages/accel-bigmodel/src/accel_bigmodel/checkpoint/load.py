@@ -14,6 +14,7 @@ from accel_bigmodel.checkpoint.read import Checkpoint, SafetensorsShard, open_ch
 from accel_bigmodel.device_map.check import (
     AnyDevice,
     check_device_map,
+    check_devices,
     check_tied_parameters_on_same_device,
     device_of,
 )
@@ -124,10 +125,12 @@ def load_checkpoint_in_model(
             all of them are listed.
         CheckpointError: When a file is missing, damaged or unsafe.
         OffloadError: When weights must be written and `offload_folder` is missing or cannot be.
-        DeviceMapError: When the device map misses a tensor.
+        DeviceMapError: When the device map misses a tensor, or has it on the disk and elsewhere.
+        DeviceUnavailableError: When the device map names a device that is not here.
     """
     if device_map is not None:
         check_device_map(model, device_map)
+        check_devices(device_map)
     tied = find_tied_parameters(model)
     if device_map is not None:
         check_tied_parameters_on_same_device(tied, device_map)

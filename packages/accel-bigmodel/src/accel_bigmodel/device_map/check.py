@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from accel_bigmodel.memory import accelerator_module
-from accel_core.errors import DeviceMapError
+from accel_core.errors import DeviceMapError, DeviceUnavailableError
 from accel_core.logging import get_logger
 from accel_core.modules.sizes import tensor_bytes, written_size
 
@@ -16,6 +16,7 @@ __all__ = [
     "AnyDevice",
     "check_blocks_fit",
     "check_device_map",
+    "check_devices",
     "check_tied_parameters_on_same_device",
     "clean_device_map",
     "device_of",
@@ -88,6 +89,36 @@ def _devices_of(name: str, device_map: Mapping[str, AnyDevice]) -> list[str]:
         if name in device_map:
             found[str(device_map[name])] = None
     return list(found)
+
+
+def check_devices(device_map: Mapping[str, AnyDevice]) -> None:
+    """Make sure that the devices of a map are on this machine.
+
+    Args:
+        device_map: Devices by name of submodule or tensor.
+
+    Raises:
+        DeviceUnavailableError: When one of them is not.
+    """
+    places: dict[AnyDevice, str] = {}
+    for name, device in device_map.items():
+        places.setdefault(device, name)
+    for device, name in places.items():
+        if isinstance(device, int):
+            index, count = device, torch.accelerator.device_count()
+        elif str(device) in ("cpu", "disk", "meta"):
+            continue
+        else:
+            wanted = torch.device(device)
+            module = getattr(torch, wanted.type, None)
+            if module is None or not hasattr(module, "device_count"):
+                continue
+            index, count = wanted.index or 0, int(module.device_count())
+        if index >= count:
+            raise DeviceUnavailableError(
+                f"The device_map provided names a device that is not here. Found {device!r} for {name!r}, and {count} "
+                "devices of that kind. Use those that are here, 'cpu' or 'disk'."
+            )
 
 
 def main_device_of(device_map: Mapping[str, AnyDevice]) -> AnyDevice:

@@ -1,18 +1,18 @@
-"""Trains a hundred slow steps on SETTINGS["size"] ranks, with the two lines of docs/concepts/checkpoints.md."""
+"""Trains sixty steps with the two lines of docs/concepts/checkpoints.md: preempted.py FOLDER SECONDS_PER_STEP."""
 
 from __future__ import annotations
 
-import os
+import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
+from torch.utils.data import DataLoader, TensorDataset
 
 from accel_core.accelerator import Accelerator
 from accel_core.checkpoint import preemption
 
-SETTINGS: dict[str, Any] = globals().get("SETTINGS", {})
+STEPS = 60
 
 
 class Progress:
@@ -30,40 +30,34 @@ class Progress:
         self.step = state["step"]
 
 
-def main() -> None:
+def main(folder: Path, pause: float) -> None:
     """Train, and save and leave when asked to."""
-    rank, directory = SETTINGS["rank"], Path(SETTINGS["directory"])
-    os.environ |= {
-        "RANK": str(rank),
-        "WORLD_SIZE": str(SETTINGS["size"]),
-        "LOCAL_RANK": str(rank),
-        "LOCAL_WORLD_SIZE": str(SETTINGS["size"]),
-        "OMP_NUM_THREADS": "1",
-        "ACCELERATE_USE_CPU": "true",
-        "ACCELERATE_DEBUG_RDV_FILE": SETTINGS["meeting"],
-    }
-    accelerator = Accelerator()
+    accelerator = Accelerator(cpu=True)
     torch.manual_seed(0)
     model = torch.nn.Linear(2, 1)
-    model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=0.1))
+    data = TensorDataset(torch.rand(96, 2))
+    loader = DataLoader(data, batch_size=4, shuffle=True, num_workers=1, persistent_workers=True)
+    model, optimizer, loader = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=0.1), loader)
     progress = Progress()
     accelerator.register_for_checkpointing(progress)
     preemption.watch()
-    if (directory / "ckpt").exists():
-        accelerator.load_state(str(directory / "ckpt"))
-    while progress.step < 100:
-        accelerator.backward(model(torch.rand(4, 2)).pow(2).mean())
-        optimizer.step()
-        optimizer.zero_grad()
-        progress.step += 1
-        time.sleep(SETTINGS["pause"])
-        (directory / f"at-{rank}").write_text(str(progress.step))
-        if preemption.requested():
-            accelerator.save_state(str(directory / "ckpt"))
-            preemption.leave()
-    torch.save({"weight": accelerator.unwrap_model(model).weight, "next": torch.rand(1)}, directory / f"end-{rank}.pt")
+    if (folder / "ckpt").exists():
+        accelerator.load_state(str(folder / "ckpt"))
+    while progress.step < STEPS:
+        for (batch,) in loader:
+            accelerator.backward(model(batch + torch.rand_like(batch)).pow(2).mean())
+            optimizer.step()
+            optimizer.zero_grad()
+            progress.step += 1
+            time.sleep(pause)
+            (folder / f"at-{accelerator.process_index}").write_text(str(progress.step))
+            if preemption.requested():
+                accelerator.save_state(str(folder / "ckpt"))
+                preemption.leave()
+    end = {"weight": accelerator.unwrap_model(model).weight, "next": torch.rand(1)}
+    torch.save(end, folder / f"end-{accelerator.process_index}.pt")
     accelerator.end_training()
 
 
-if __name__ == "preempted":
-    main()
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), float(sys.argv[2]))

@@ -1,13 +1,14 @@
-"""A run that is asked to end saves, leaves with a code of its own, and goes on when it is started again."""
+"""A run under `accel launch` that is asked to end saves, leaves with a code, and resumes when started again."""
 
 from __future__ import annotations
 
-import multiprocessing
-import os
+import json
+import re
 import runpy
 import signal
+import subprocess
+import sys
 import time
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
@@ -15,56 +16,60 @@ import torch
 
 from accel_core.checkpoint.manifest import is_complete
 from accel_core.checkpoint.preemption import EXIT_CODE
+from accel_core.testing.world import run
 
-SCRIPT = str(Path(__file__).with_name("preempted.py"))
+SCRIPT = Path(__file__).with_name("preempted.py")
 RANKS = 2
 
 
-def start(directory: Path, pause: float) -> list[BaseProcess]:
-    """Start the ranks."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["accel_core.testing._preload", "torch._dynamo"])
-    (directory / "meeting").unlink(missing_ok=True)
-    ranks = []
-    for rank in range(RANKS):
-        settings = {"rank": rank, "size": RANKS, "directory": str(directory), "pause": pause}
-        settings["meeting"] = str(directory / "meeting")
-        process = context.Process(
-            target=runpy.run_path,
-            args=(SCRIPT,),
-            kwargs={"init_globals": {"SETTINGS": settings}, "run_name": "preempted"},
-        )
-        process.start()
-        ranks.append(process)
-    return ranks
+def straight(folder: Path) -> None:
+    """Run the script on this rank to its end, without a launcher."""
+    runpy.run_path(str(SCRIPT))["main"](folder, 0.0)
 
 
-def end(ranks: list[BaseProcess]) -> list[int | None]:
-    """Wait for the ranks and return their exit codes."""
-    for process in ranks:
-        process.join(60)
-    return [process.exitcode for process in ranks]
+def launch(folder: Path, pause: float) -> subprocess.Popen[str]:
+    """Start `accel launch` with the script."""
+    words = [sys.executable, "-m", "accel_launch", "launch", "--cpu", "--num-processes", str(RANKS)]
+    return subprocess.Popen([*words, str(SCRIPT), str(folder), str(pause)], stderr=subprocess.PIPE, text=True)
+
+
+def step(folder: Path) -> int:
+    """Return the step that rank 1 has done."""
+    path = folder / "at-1"
+    return int(path.read_text() or 0) if path.exists() else 0
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give the folder of a run that was not asked to end."""
+    folder = tmp_path_factory.mktemp("straight")
+    assert (run(straight, RANKS, (folder,)) or "") == ""
+    return folder
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-def test_asked_to_end_and_started_again(number: int, tmp_path: Path) -> None:
-    """One rank gets the signal; all leave with 75 and a complete checkpoint; the end equals a run without it."""
-    straight, interrupted = tmp_path / "straight", tmp_path / "interrupted"
-    straight.mkdir()
-    interrupted.mkdir()
-    assert end(start(straight, 0.0)) == [0] * RANKS
-    ranks = start(interrupted, 0.02)
+def test_asked_to_end_and_started_again(number: signal.Signals, uninterrupted: Path, tmp_path: Path) -> None:
+    """In mid-epoch, with worker processes: the launcher gives 75, and the same command ends as a run without it."""
+    launcher = launch(tmp_path, 0.05)
     deadline = time.monotonic() + 60
-    while not (interrupted / "at-1").exists() and time.monotonic() < deadline:
+    while step(tmp_path) < 3:
+        assert time.monotonic() < deadline
+        assert launcher.poll() is None, launcher.communicate()[1]
         time.sleep(0.01)
-    assert ranks[1].pid is not None
-    os.kill(ranks[1].pid, number)
-    assert end(ranks) == [EXIT_CODE] * RANKS
-    assert is_complete(interrupted / "ckpt")
-    assert not (interrupted / "end-0.pt").exists()
-    assert end(start(interrupted, 0.0)) == [0] * RANKS
+    launcher.send_signal(number)
+    errors = launcher.communicate(timeout=60)[1]
+    assert launcher.returncode == EXIT_CODE, errors
+    found = re.search(r"record: (\S+)", errors)
+    assert found, errors
+    assert [rank["exit_code"] for rank in json.loads(Path(found[1]).read_text())["ranks"]] == [EXIT_CODE] * RANKS
+    assert "start the run again" in errors
+    assert is_complete(tmp_path / "ckpt")
+    assert not (tmp_path / "end-0.pt").exists()
+    launcher = launch(tmp_path, 0.0)
+    errors = launcher.communicate(timeout=60)[1]
+    assert launcher.returncode == 0, errors
     for rank in range(RANKS):
-        one = torch.load(straight / f"end-{rank}.pt", weights_only=True)
-        two = torch.load(interrupted / f"end-{rank}.pt", weights_only=True)
+        one = torch.load(uninterrupted / f"end-{rank}.pt", weights_only=True)
+        two = torch.load(tmp_path / f"end-{rank}.pt", weights_only=True)
         assert torch.equal(one["weight"], two["weight"])
         assert torch.equal(one["next"], two["next"])

@@ -1,4 +1,7 @@
-"""Trains four short epochs as docs/guides/launching.md shows, and kills rank 1 once: FOLDER, and at which batch."""
+"""Trains four short epochs as docs/guides/launching.md shows, killing rank 1 once; then once more with nobody killed.
+
+The words are a folder, and the batch after which rank 1 is killed in the first attempt.
+"""
 
 import os
 import signal
@@ -15,7 +18,13 @@ EPOCHS, EVERY = 4, 5
 
 
 def main(folder: Path, kill_at: int) -> None:
-    """Train, from the latest complete checkpoint where there is one."""
+    """Train, from the latest complete checkpoint where there is one.
+
+    Args:
+        folder: Where checkpoints and weights go.
+        kill_at: Number of the batch after which rank 1 is killed, 0 for none.
+    """
+    folder.mkdir(exist_ok=True)
     project = ProjectConfiguration(project_dir=str(folder), automatic_checkpoint_naming=True, total_limit=2)
     accelerator = Accelerator(project_config=project)
     set_seed(0)
@@ -30,7 +39,7 @@ def main(folder: Path, kill_at: int) -> None:
     done = loader.iteration * len(loader) + loader.cursor.offset // loader.total_batch_size
     if accelerator.is_main_process:
         with open(folder / "attempts", "a") as attempts:
-            attempts.write(f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)} at {done}\n")
+            attempts.write(f"{os.environ['TORCHELASTIC_RESTART_COUNT']} at {done}\n")
     for _ in range(loader.iteration, EPOCHS):
         for batch, targets in loader:
             accelerator.backward(torch.nn.functional.mse_loss(model(batch), targets))
@@ -43,10 +52,10 @@ def main(folder: Path, kill_at: int) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
     if accelerator.is_main_process:
         torch.save(accelerator.unwrap_model(model).state_dict(), folder / "end.pt")
-    accelerator.end_training()
 
 
 if __name__ == "__main__":
     place = Path(sys.argv[1])
-    place.mkdir(exist_ok=True)
-    main(place, int(sys.argv[2]))
+    main(place / "killed", int(sys.argv[2]))
+    main(place / "straight", 0)
+    Accelerator().end_training()

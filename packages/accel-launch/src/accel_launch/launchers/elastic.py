@@ -77,6 +77,8 @@ class _LocalRendezvous(RendezvousHandler):
         return "local"
 
     def next_rendezvous(self) -> RendezvousInfo:
+        for key in self._store.list_keys():  # ranks that start again must not find the addresses of those before them
+            self._store.delete_key(key)
         self._round += 1
         store = PrefixStore(f"{self._run_id}/{self._round}", self._store)
         return RendezvousInfo(store, 0, 1, RendezvousStoreInfo("127.0.0.1", self._store.port))
@@ -281,7 +283,7 @@ class _Run:
         left = sweep(self.run_id)
         if left and not self.settings["quiet"]:
             report_left_behind(left)
-        self.streams.stop()
+        self.streams.stop(patience=_GRACE)
         self.guard.release()
 
     def report(self, statuses: Mapping[int, int], command: list[str], said: signal.Signals | None) -> int:

@@ -222,7 +222,10 @@ class Channel:
             rollcall.arrive(self.world, operation)
         if not self.on_host:
             self._send[: _HEADER.size].copy_(self._header[: _HEADER.size])
-        dist.all_gather_single(self._received, self._send)
+        # The group's own method: what torch.distributed wraps around it, to log and to time it, costs 0.1 ms.
+        work = self.group.all_gather_single(self._received, self._send)  # type: ignore[union-attr]
+        if work is not None:
+            work.wait()
         if self.on_host:
             return [self._incoming[at : at + _HEADER.size] for at in self._starts]
         table = _memory(self._rows[:, : _HEADER.size].cpu().contiguous())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 import time
@@ -146,6 +147,9 @@ def _set_up(cpu: bool, init: dict[str, Any]) -> World:
         backend = str(dist.get_backend())
     elif place.size > 1 or ("init_method" in init and environ.text("ACCELERATE_USE_DEEPSPEED") == "true"):
         backend = _join(place, hardware, device, init)
+    if backend is not None:
+        atexit.unregister(_let_go)
+        atexit.register(_let_go)
     if environ.flag("ACCELERATE_CPU_AFFINITY"):
         set_numa_affinity(place.local_rank)
     if place.size > 1 and device.type == "cpu":
@@ -162,6 +166,16 @@ def _set_up(cpu: bool, init: dict[str, Any]) -> World:
         fork_launched=environ.flag("FORK_LAUNCHED"),
         debug=debug,
     )
+
+
+def _let_go() -> None:
+    """Give threads of a process group that was not left the time to let go of tensors.
+
+    One that waits for Python's lock when Python ends is ended by it, in the middle of a C++ destructor, and that ends
+    the process with SIGABRT.
+    """
+    if dist.is_initialized():
+        time.sleep(_LETTING_GO)
 
 
 def _join(place: rendezvous.Placement, hardware: Device, device: torch.device, init: dict[str, Any]) -> str:

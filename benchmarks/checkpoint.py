@@ -6,9 +6,9 @@ A model of `--gib` GiB and its AdamW state (three times as much together). `save
 tensors take turns, each after a sync and each flushed to disk; the first of two rounds begins with the one, the second
 with the other, because a disk that was written to is slower for a while, and shown is the ratio of the medians. Every
 `save_state` replaces a checkpoint, and frees what it replaced before the next measurement; every `torch.save` writes a
-new file. A save in the background shows the time for which training stands still, with buffers that are used again. `load_state` takes turns with reading the same bytes into
-fresh memory; its peak is the growth of resident memory over what is restored, in a process that restores for the first
-time. With --peer, accelerate 1.15.0 does the same.
+new file. A save in the background shows the time for which training stands still, with buffers that are used again.
+`load_state` takes turns with reading the same bytes into fresh memory; its peak is the growth of resident memory over
+what is restored, in a process that restores for the first time. With --peer, accelerate 1.15.0 does the same.
 """
 
 from __future__ import annotations

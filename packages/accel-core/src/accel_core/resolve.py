@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import torch.distributed as dist
 
+from accel_core._records import record
 from accel_core.errors import ConfigurationError
 from accel_core.host import environ
 from accel_core.optim.accumulation import Accumulation
@@ -57,7 +57,7 @@ _BUILT_IN = (
 )
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Arguments:
     """What the constructor of an Accelerator was given, word for word; see there for the meaning of each."""
 

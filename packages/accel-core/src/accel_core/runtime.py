@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import torch
 
+from accel_core._records import record
 from accel_core.data.loader import PreparedLoader
 from accel_core.data.prepare import prepare_data_loader
 from accel_core.errors import PreparationError
@@ -28,7 +29,7 @@ from accel_core.tracking.hub import TrackerHub
 __all__ = ["Handlers", "Runtime"]
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Handlers:
     """The keyword handlers of a run, each at most once.
 
@@ -43,7 +44,7 @@ class Handlers:
     profile: ProfileKwargs
 
 
-@dataclass
+@record
 class Runtime:
     """Everything that one Accelerator works with; made by `resolve`, told to everybody else.
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from torch import Tensor
 
+from accel_core._records import record
 from accel_core.checkpoint.manifest import Entry, Manifest
 from accel_core.checkpoint.report import Restoration
 from accel_core.checkpoint.run import Run
@@ -17,7 +17,7 @@ from accel_core.checkpoint.staging import Buffers
 __all__ = ["CheckpointFormat", "Part", "Source"]
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Source:
     """A checkpoint that is being restored.
 

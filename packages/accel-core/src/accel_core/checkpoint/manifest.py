@@ -9,12 +9,13 @@ import os
 import stat
 import time
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from accel_core._records import record
 from accel_core._version import __version__
 from accel_core.checkpoint import names
 from accel_core.checkpoint.digest import HashingFile, digest_of, digest_of_bytes
@@ -26,7 +27,7 @@ _VERSION = 1
 _PACKAGES = ("accel-core", "accel-bigmodel", "accel-launch", "accel-trackers", "accel-quant", "accelerate")
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Entry:
     """One file of a checkpoint.
 
@@ -43,7 +44,7 @@ class Entry:
     rank: int = 0
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Manifest:
     """Everything in a checkpoint.
 

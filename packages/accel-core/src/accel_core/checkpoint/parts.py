@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+from accel_core._records import record
 from accel_core.checkpoint import payload
 from accel_core.checkpoint.manifest import Entry
 from accel_core.checkpoint.staging import Buffers
@@ -13,7 +14,7 @@ from accel_core.checkpoint.staging import Buffers
 __all__ = ["FilePart"]
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class FilePart:
     """One file of a checkpoint.
 

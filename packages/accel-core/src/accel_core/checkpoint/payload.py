@@ -15,13 +15,13 @@ import weakref
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from accel_core._records import record
 from accel_core.checkpoint.digest import HashingFile
 from accel_core.checkpoint.manifest import Entry, open_member
 from accel_core.errors import CheckpointDamagedError, CheckpointError, UnsafeCheckpointError
@@ -70,7 +70,7 @@ _CALLING = frozenset({"GLOBAL", "STACK_GLOBAL", "REDUCE", "INST", "OBJ", "NEWOBJ
 _UNSAFE_WORDS = ("Unsupported global", "Unsupported class", "GLOBAL", "REDUCE", "not allowed", "unsafe")
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class StoredTensor:
     """Where one tensor lies in a file.
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Literal
 
+from accel_core._records import record
 from accel_core.errors import (
     CheckpointDamagedError,
     CheckpointError,
@@ -29,7 +30,7 @@ _ERRORS: tuple[tuple[Kind, type[CheckpointError]], ...] = (
 _SHOWN = 40
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Finding:
     """One thing that is not as it should be.
 
@@ -46,7 +47,7 @@ class Finding:
     rank: int = 0
 
 
-@dataclass
+@record
 class Restoration:
     """One component that is about to be restored.
 
@@ -65,7 +66,7 @@ class Restoration:
     files: frozenset[str] = frozenset()
 
 
-@dataclass
+@record
 class RestoreReport:
     """What was restored from a checkpoint and what was not.
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from accel_core._records import record
 from accel_core.modules.unwrap import canonical_state_dict
 from accel_core.plugins.project import ProjectConfiguration
 from accel_core.process.world import World, ensure
@@ -61,7 +62,7 @@ class Run(Protocol):
         """Return the full state of a model under canonical names; every rank calls it."""
 
 
-@dataclass
+@record
 class BareRun:
     """A run that is nothing but its parts: for a loop without the facade.
 

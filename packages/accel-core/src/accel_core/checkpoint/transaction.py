@@ -7,9 +7,9 @@ import os
 import shutil
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
+from accel_core._records import record
 from accel_core.checkpoint import commit, disposal, names
 from accel_core.checkpoint.digest import digest_of, flush_folder
 from accel_core.checkpoint.format import Part
@@ -23,7 +23,7 @@ _KEEPER = ".keeper"
 _WRITERS = 4
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Transaction:
     """One save, as one rank sees it.
 

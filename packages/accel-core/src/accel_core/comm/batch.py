@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from accel_core._records import record
 from accel_core.comm.tree import honor_mapping, honor_type, is_torch_tensor, leaf_paths, recursively_apply
 from accel_core.errors import DataError, UnsupportedTypeError
 
@@ -49,7 +49,7 @@ TENSOR_INT_TO_DTYPE = {number: dtype for dtype, number in TENSOR_TYPE_TO_INT.ite
 """The dtype behind each number."""
 
 
-@dataclass
+@record
 class TensorInformation:
     """What a tensor is made of, without its values.
 

@@ -7,12 +7,12 @@ gathers the same few again and again.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
 
+from accel_core._records import record
 from accel_core.comm.transport import Channel, digest_of
 from accel_core.comm.tree import Skeleton, skeleton_text
 
@@ -28,7 +28,7 @@ _unbind_copy: Any = torch.unbind_copy
 _split_copy: Any = torch.split_with_sizes_copy
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Block:
     """Neighbours in a segment: a stack of tensors of one shape, or tensors of any shapes.
 
@@ -49,7 +49,7 @@ class Block:
     last: int
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Segment:
     """The tensors of one dtype, one after the other.
 
@@ -66,7 +66,7 @@ class Segment:
     stop: int
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Layout:
     """Where each tensor of a nest lies in a buffer.
 

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
+
+from accel_core._records import record
 
 __all__ = ["Cut", "Tally", "count_samples", "count_steps", "deal", "deal_stream", "skip_samples"]
 
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Cut:
     """How batches are shared out, and the part asked for.
 
@@ -45,7 +46,7 @@ class Cut:
         return self.batch_size if self.split else self.batch_size * self.ranks
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Tally:
     """What each rank holds in one step.
 

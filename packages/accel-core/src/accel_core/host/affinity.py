@@ -8,11 +8,11 @@ import os
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from accel_core._records import record
 from accel_core.errors import DeviceUnavailableError
 from accel_core.host import availability, environ
 
@@ -54,7 +54,7 @@ _RANK_VARIABLES = {
 }
 
 
-@dataclass
+@record
 class CPUInformation:
     """Where this process stands among those that a launcher started.
 

@@ -16,8 +16,8 @@ import os
 import stat
 import struct
 import time
-from dataclasses import dataclass
 
+from accel_core._records import record
 from accel_core.host import environ
 
 __all__ = ["VARIABLE", "Heartbeat", "Pulse", "Sensor", "beat", "loops"]
@@ -31,7 +31,7 @@ _BEGIN = len(_MAGIC)
 _SIZE = _BEGIN + _RECORD.size
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Pulse:
     """What a process wrote.
 

@@ -1,7 +1,7 @@
 """Options of `torch.compile`."""
 
-from dataclasses import dataclass
 
+from accel_core._records import record
 from accel_core.options.enums import DynamoBackend
 from accel_core.options.option import boolean, option, upper
 
@@ -10,7 +10,7 @@ __all__ = ["TORCH_DYNAMO_MODES", "CompilationOptions"]
 TORCH_DYNAMO_MODES = ["default", "reduce-overhead", "max-autotune"]
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class CompilationOptions:
     """How models are compiled."""
 

@@ -1,7 +1,7 @@
 """Options of DeepSpeed."""
 
-from dataclasses import dataclass
 
+from accel_core._records import record
 from accel_core.options.option import boolean, names, number_or_auto, option
 
 __all__ = ["DEEPSPEED_MULTINODE_LAUNCHERS", "OFFLOAD_DEVICES", "DeepSpeedOptions"]
@@ -10,7 +10,7 @@ DEEPSPEED_MULTINODE_LAUNCHERS = ["pdsh", "standard", "openmpi", "mvapich", "mpic
 OFFLOAD_DEVICES = ("none", "cpu", "nvme")
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class DeepSpeedOptions:
     """What DeepSpeed shards and where it keeps it."""
 

@@ -1,7 +1,7 @@
 """Options of training in 8-bit floating point."""
 
-from dataclasses import dataclass
 
+from accel_core._records import record
 from accel_core.options.option import boolean, option, upper
 
 __all__ = ["FP8_ALGORITHMS", "FP8_FORMATS", "MSAMP_LEVELS", "Fp8Options"]
@@ -11,7 +11,7 @@ FP8_ALGORITHMS = ("max", "most_recent")
 MSAMP_LEVELS = ("O1", "O2")
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Fp8Options:
     """Which library computes in 8 bits, and how it scales."""
 

@@ -1,7 +1,7 @@
 """Options of fully sharded data parallelism."""
 
-from dataclasses import dataclass
 
+from accel_core._records import record
 from accel_core.options.option import boolean, member_of, names, option
 
 __all__ = [
@@ -26,7 +26,7 @@ FSDP_PYTORCH_VERSION = "2.1.0.a0+32f93b1"
 FSDP2_PYTORCH_VERSION = "2.6.0"
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class FsdpOptions:
     """How parameters, gradients and optimizer states are sharded over the ranks."""
 

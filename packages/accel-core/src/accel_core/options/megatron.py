@@ -1,13 +1,13 @@
 """Options of Megatron-LM."""
 
-from dataclasses import dataclass
 
+from accel_core._records import record
 from accel_core.options.option import boolean, option
 
 __all__ = ["MegatronOptions"]
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class MegatronOptions:
     """How a model is cut over ranks, and what is computed again."""
 

@@ -15,6 +15,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+from accel_core._records import record
 from accel_core.errors import ConfigurationError
 from accel_core.host import environ
 
@@ -32,7 +33,7 @@ __all__ = [
 ]
 
 
-@dataclasses.dataclass(frozen=True)
+@record(frozen=True)
 class Option:
     """One thing that can be configured.
 

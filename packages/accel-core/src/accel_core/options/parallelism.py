@@ -1,7 +1,7 @@
 """Options of the device mesh."""
 
-from dataclasses import dataclass
 
+from accel_core._records import record
 from accel_core.options.option import boolean, option
 
 __all__ = [
@@ -25,7 +25,7 @@ CP_STRATEGIES = ("allgather", "alltoall")
 SP_ATTENTIONS = ("flash_attention_2", "flash_attention_3", "sdpa")
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class ParallelismOptions:
     """Number of ranks along each axis of the mesh."""
 

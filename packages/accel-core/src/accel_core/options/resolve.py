@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from accel_core._records import record
 from accel_core.errors import ConfigurationError
 from accel_core.host import environ
 from accel_core.options.option import Option, options_of
@@ -29,7 +29,7 @@ class Source(enum.Enum):
     DEFAULT = "default"
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Setting:
     """The value of one option and where it comes from.
 
@@ -44,7 +44,7 @@ class Setting:
     place: str
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Resolution(Generic[T]):
     """All options of a table, decided.
 

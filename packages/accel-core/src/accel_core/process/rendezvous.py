@@ -7,15 +7,15 @@ Ranks come from torchrun, MPI (Open MPI, PMI, MVAPICH2) or SLURM. SLURM's count 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
+from accel_core._records import record
 from accel_core.errors import ConfigurationError, StateError
 from accel_core.host import environ
 
 __all__ = ["Placement", "first_slurm_host", "locate", "publish"]
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Placement:
     """Where a process stands among its fellows.
 

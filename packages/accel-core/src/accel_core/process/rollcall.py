@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
+from accel_core._records import record
 from accel_core.errors import RankDisagreementError
 from accel_core.host import environ
 from accel_core.process import callsite
@@ -26,7 +27,7 @@ _PATIENCE = 8
 """Seconds to wait for the other ranks, unless ACCELERATE_DEBUG_TIMEOUT says otherwise."""
 
 
-@dataclass
+@record
 class _Roll:
     """What this process knows of the roll of one process group."""
 

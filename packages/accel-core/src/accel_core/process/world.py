@@ -6,13 +6,14 @@ import atexit
 import os
 import threading
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from accel_core._records import record
 from accel_core.devices import registry
 from accel_core.devices.device import Device
 from accel_core.errors import ConfigurationError, StateError
@@ -28,7 +29,7 @@ _LETTING_GO = 0.02
 _left: Any = None
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class World:
     """This process among its fellows.
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
 
+from accel_core._records import record
 from accel_core.errors import PreparationError
 from accel_core.optim.optimizer import AcceleratedOptimizer
 from accel_core.optim.scheduler import AcceleratedScheduler
@@ -16,7 +17,7 @@ from accel_core.optim.scheduler import AcceleratedScheduler
 __all__ = ["Bundle", "Slot"]
 
 
-@dataclass
+@record
 class Slot:
     """One object on its way through `prepare`.
 
@@ -31,7 +32,7 @@ class Slot:
     result: Any
 
 
-@dataclass
+@record
 class Bundle:
     """The slots of one `prepare` call: all in the caller's order, and again by kind."""
 

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import Any
 
+from accel_core._records import record
 from accel_core.errors import ConfigurationError, EngineUnavailableError
 from accel_core.host import environ
 
 __all__ = ["ORDER", "Request", "Row", "choose"]
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Request:
     """What was asked for, before any strategy exists.
 
@@ -41,7 +41,7 @@ class Request:
     others: tuple[Any, ...] = ()
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Row:
     """One way to run.
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
+from accel_core._records import record
 from accel_core.checkpoint.format import CheckpointFormat
 from accel_core.checkpoint.plain import PLAIN
 from accel_core.errors import PreparationError
@@ -28,7 +28,7 @@ __all__ = ["Parts", "Replica", "Strategy"]
 _L = TypeVar("_L")
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Replica:
     """Which copy of the data-parallel model this process is part of.
 
@@ -41,7 +41,7 @@ class Replica:
     size: int
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Parts:
     """What a strategy is built from.
 

@@ -22,12 +22,14 @@ from typing import Any
 
 import torch
 
+from accel_core._records import record
+
 __all__ = ["Described", "decode", "describe", "dumps", "encode", "loads", "type_name"]
 
 _DEEPEST = 100
 
 
-@dataclasses.dataclass(frozen=True)
+@record(frozen=True)
 class Described:
     """What is known of a value whose class is not imported when it is read back.
 

@@ -7,9 +7,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
+from accel_core._records import record
 from accel_core.tracking.tracker import GeneralTracker
 
 __all__ = ["Call", "Delivery"]
@@ -17,7 +17,7 @@ __all__ = ["Call", "Delivery"]
 _MOST_WAITING = 100_000
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Call:
     """One call of a tracker.
 

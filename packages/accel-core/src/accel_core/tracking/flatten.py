@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from accel_core._records import record
 from accel_core.tracking import codec
 
 __all__ = ["FlatConfig", "Scalar", "as_scalar", "flatten", "join", "split"]
@@ -26,7 +27,7 @@ _SHORT_TENSOR = 16
 _DEEPEST = 50
 
 
-@dataclasses.dataclass(frozen=True)
+@record(frozen=True)
 class FlatConfig:
     r"""A configuration as a table.
 
@@ -82,7 +83,7 @@ class FlatConfig:
         return codec.Described(kind["dataclass"], "dataclass", items)
 
 
-@dataclasses.dataclass(frozen=True)
+@record(frozen=True)
 class _Leaf:
     path: str
 

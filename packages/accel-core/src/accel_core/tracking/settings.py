@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
+from accel_core._records import record
 from accel_core.errors import ConfigurationError
 from accel_core.host import environ
 from accel_core.plugins.handlers import KwargsHandler
@@ -20,7 +21,7 @@ def _policy() -> str:
     return environ.choice("ACCELERATE_TRACKER_POLICY", POLICIES, "warn")
 
 
-@dataclass
+@record
 class TrackerKwargs(KwargsHandler):
     """How a run treats its trackers; pass it in `kwargs_handlers`.
 

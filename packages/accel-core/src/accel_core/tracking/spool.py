@@ -23,10 +23,11 @@ import json
 import shutil
 import threading
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
+from accel_core._records import record
 from accel_core.errors import TrackerError
 from accel_core.tracking import codec
 
@@ -86,7 +87,7 @@ class SpoolWriter:
         return self.path.with_name(self.path.name.removesuffix(SUFFIX) + ".files")
 
 
-@dataclass
+@record
 class SpoolFile:
     """What a spool file holds.
 

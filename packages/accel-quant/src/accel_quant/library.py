@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import importlib
 import sys
+from functools import cache
 from typing import Any
 
-__all__ = ["bitsandbytes", "is_instance"]
+import torch
+
+__all__ = ["bitsandbytes", "is_instance", "packs_on_cpu"]
 
 
 def bitsandbytes() -> Any:
@@ -23,3 +26,17 @@ def is_instance(value: object, *names: str) -> bool:
     """
     classes = getattr(sys.modules.get("bitsandbytes"), "nn", None)
     return any(isinstance(value, getattr(classes, name)) for name in names) if classes is not None else False
+
+
+@cache
+def packs_on_cpu(quant_type: str) -> bool:
+    """Tell whether the installed version packs 4-bit weights of a kind on a CPU: 0.46.0 does so for `nf4` alone.
+
+    Args:
+        quant_type: `fp4` or `nf4`.
+    """
+    try:
+        bitsandbytes().functional.quantize_4bit(torch.ones(64), quant_type=quant_type)
+    except RuntimeError:
+        return False
+    return True

@@ -21,7 +21,7 @@ from accel_bigmodel.checkpoint.read import open_checkpoint
 from accel_core.errors import OffloadError, QuantizationError
 from accel_core.logging import get_logger
 from accel_core.modules.ties import find_tied_parameters
-from accel_quant import layers
+from accel_quant import layers, library
 from accel_quant.checkpoint import Filling
 from accel_quant.config import BnbQuantizationConfig
 from accel_quant.device_map import get_quantized_model_device_map
@@ -62,7 +62,8 @@ def load_and_quantize_model(
         The model, with `is_loaded_in_8bit`, `is_loaded_in_4bit`, `is_quantized` and `hf_device_map`.
 
     Raises:
-        QuantizationError: No weights for an empty model, or a list that names no module.
+        QuantizationError: No weights for an empty model, a list that names no module, or a kind of packing that the
+            installed bitsandbytes does not have on a CPU.
         CheckpointMismatchError: The checkpoint does not fit the model.
         CheckpointError: The checkpoint is missing, damaged or unsafe.
         DeviceMapError: The map misses a weight.
@@ -98,6 +99,7 @@ def load_and_quantize_model(
         filling = Filling(model, config, places, offload_folder)
         if source is not None:
             filling.check(source)
+        _check_kind(config, places)
     except BaseException:
         _put_back(model, before)
         raise
@@ -145,6 +147,21 @@ def _check_folder(places: Mapping[str, Any], offload_folder: Any) -> None:
             f"The offload folder {os.fspath(offload_folder)} cannot be written; the system says {failure}. Choose "
             "another."
         ) from failure
+
+
+def _check_kind(config: BnbQuantizationConfig, places: Mapping[str, Any]) -> None:
+    kind = config.bnb_4bit_quant_type
+    on_cpu = sorted(name for name, device in places.items() if torch.device(_home(device)).type == "cpu")
+    if config.load_in_4bit and on_cpu and not library.packs_on_cpu(kind):
+        raise QuantizationError(
+            f"bitsandbytes {library.bitsandbytes().__version__} cannot pack weights as {kind} on a CPU; found "
+            f"{on_cpu} there. Use bnb_4bit_quant_type='nf4', or a newer bitsandbytes."
+        )
+
+
+def _home(device: Any) -> Any:
+    """Return where weights that wait on "disk" are packed: on the CPU."""
+    return "cpu" if device == "disk" else device
 
 
 def _put_back(model: nn.Module, before: Mapping[str, nn.Module]) -> None:

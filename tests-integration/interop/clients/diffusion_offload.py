@@ -96,12 +96,12 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    status = 1
     try:
         main()
         status = 0
-    except BaseException:
+    except Exception:
         traceback.print_exc()
-        status = 1
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)  # the backend may abort when it is torn down with the interpreter

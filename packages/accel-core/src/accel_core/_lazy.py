@@ -18,7 +18,7 @@ __all__ = ["attach", "without_collection"]
 
 @contextmanager
 def without_collection() -> Iterator[None]:
-    """Let the garbage collector rest inside the block, in which modules are loaded."""
+    """Let the garbage collector rest inside the block, which makes many objects that stay: modules, nodes of a tree."""
     running = gc.isenabled()
     gc.disable()
     try:

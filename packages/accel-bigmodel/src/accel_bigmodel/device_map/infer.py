@@ -9,9 +9,10 @@ from torch import nn
 from accel_bigmodel.device_map.check import clean_device_map
 from accel_bigmodel.device_map.exact import Unit, contiguous, units_of
 from accel_bigmodel.device_map.greedy import Greedy
-from accel_bigmodel.device_map.tree import Node, Tree, build_tree, whole_classes, without_collecting
+from accel_bigmodel.device_map.tree import Node, Tree, build_tree, whole_classes
 from accel_bigmodel.memory import get_max_memory
 from accel_bigmodel.sizes import Dtype
+from accel_core._lazy import without_collection
 from accel_core.errors import DeviceMapError
 from accel_core.logging import get_logger
 from accel_core.modules.sizes import written_size
@@ -113,7 +114,7 @@ def solve(tree: Tree, limits: dict[Device, int], whole: Collection[str], fallbac
     Raises:
         DeviceMapError: When even the disk has a limit, and the model does not fit.
     """
-    with without_collecting():
+    with without_collection():
         return _solve(tree, limits, whole, fallback)
 
 

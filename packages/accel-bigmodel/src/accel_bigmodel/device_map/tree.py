@@ -1,7 +1,5 @@
 """A model as a tree of sizes: counted in one pass, its nodes made where they are looked at."""
 
-import contextlib
-import gc
 from bisect import bisect_right
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,25 +10,14 @@ from torch import nn
 
 from accel_bigmodel.device_map.ties import declared_ties, declares_ties
 from accel_bigmodel.sizes import Dtype
+from accel_core._lazy import without_collection
 from accel_core.modules import packed
 from accel_core.modules.sizes import as_dtype, tensor_bytes
 from accel_core.options.enums import CustomDtype
 
-__all__ = ["Node", "Tree", "build_tree", "whole_classes", "without_collecting"]
+__all__ = ["Node", "Tree", "build_tree", "whole_classes"]
 
 _AnyDtype = torch.dtype | CustomDtype | None
-
-
-@contextlib.contextmanager
-def without_collecting() -> Iterator[None]:
-    """Do not look for garbage: where hundreds of thousands of nodes are made and kept, that takes most of the time."""
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()
 
 
 @dataclass
@@ -182,7 +169,7 @@ def build_tree(
         The tree.
     """
     special = {name: as_dtype(value) for name, value in (special_dtypes or {}).items()}
-    with without_collecting():
+    with without_collection():
         found = _counted(model, as_dtype(dtype), special, frozenset(whole))
         tree = Tree(Node("", None, model, True, 0, found.counts), found.counts)
         tree.ties = [[tree.at(order) for order in orders] for orders in found.repeated.values()]

@@ -208,6 +208,19 @@ def pytest(environment: Environment, title: str, *args: object, **options: objec
     environment.run("pytest", *args, "-o", f"cache_dir={WORKSHOP / 'pytest' / title}", **options)
 
 
+def spread(arguments: list[str], how: str = "worksteal") -> list[str]:
+    """Add to pytest's arguments what runs the tests in three processes, unless there are some: then somebody is looking.
+
+    Many tests wait for processes that they start: three at a time keep two cores busy.
+
+    Args:
+        arguments: What was given for pytest.
+        how: What a process takes at a time: `worksteal` for one test, `loadfile` for a file whose tests share what takes
+            long to make.
+    """
+    return arguments or ["-n", "3", "--dist", how]
+
+
 @nox.session(venv_backend="none")
 def quickstart(session: nox.Session) -> None:
     """Train on two processes, save, resume, then run the model from CPU and disk: the main job on real digits."""
@@ -228,7 +241,7 @@ def tests(session: nox.Session) -> None:
     """Test packages from the tree, all in one environment: `nox -s tests -- accel-core -k shard`."""
     packages, rest = chosen_packages(session)
     folders = [package.folder / "tests" for package in packages if (package.folder / "tests").is_dir()]
-    pytest(tree(session), "tests", *folders, *rest)
+    pytest(tree(session), "tests", *folders, *spread(rest))
 
 
 @nox.session(venv_backend="none")
@@ -240,7 +253,7 @@ def isolated(session: nox.Session, package: str) -> None:
     environment = Environment(session, f"isolated-{package}").provide(requirements, own.siblings, wheels=True)
     strangers = sorted(other.module for other in PACKAGES.values() if other.name not in own.siblings)
     environment.run("python", "-I", "-c", ALONE, own.module, *strangers)
-    pytest(environment, f"isolated-{package}", own.folder / "tests", *session.posargs)
+    pytest(environment, f"isolated-{package}", own.folder / "tests", *spread(session.posargs))
 
 
 ALONE = """
@@ -262,13 +275,13 @@ def integration(session: nox.Session) -> None:
     elsewhere = ("architecture", "interop", "__pycache__")
     everything = [path for path in sorted(folder.iterdir()) if path.name not in elsewhere]
     beside = [folder / "interop" / f"test_{name}.py" for name in ("checkpoint_exchange", "smoke")]
-    folders = session.posargs or [*everything, *beside]
+    chosen = session.posargs or [*everything, *beside, *spread([], "loadfile")]
     builder = Environment(session, "build").provide(GROUPS["build"], [])
     variables = {
         "ACCEL_PEER_PYTHON": str(peer(session).folder / "bin" / "python"),
         "ACCEL_HATCH": str(builder.folder / "bin" / "hatch"),
     }
-    pytest(tree(session), "integration", *folders, env=variables)
+    pytest(tree(session), "integration", *chosen, env=variables)
 
 
 @nox.session(venv_backend="none")
@@ -316,7 +329,7 @@ def floor(session: nox.Session) -> None:
         name = f"floor-{package.name}"
         environment = Environment(session, name, python)
         environment.provide(lowest + package.groups.get("test", []), package.siblings, wheels=True)
-        pytest(environment, name, package.folder / "tests", *rest)
+        pytest(environment, name, package.folder / "tests", *spread(rest))
 
 
 def lowest_python() -> str:

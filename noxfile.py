@@ -209,14 +209,14 @@ def pytest(environment: Environment, title: str, *args: object, **options: objec
 
 
 def spread(arguments: list[str], how: str = "worksteal") -> list[str]:
-    """Add to pytest's arguments what runs the tests in three processes, unless there are some: then somebody is looking.
+    """Return pytest's arguments: those that were given, else such that run the tests in three processes.
 
     Many tests wait for processes that they start: three at a time keep two cores busy.
 
     Args:
         arguments: What was given for pytest.
-        how: What a process takes at a time: `worksteal` for one test, `loadfile` for a file whose tests share what takes
-            long to make.
+        how: What a process takes at a time: `worksteal` for a test, `loadfile` for a file, whose tests may share what
+            takes long to make.
     """
     return arguments or ["-n", "3", "--dist", how]
 

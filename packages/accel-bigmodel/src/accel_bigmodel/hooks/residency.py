@@ -57,7 +57,9 @@ def packed_key(name: str, suffix: str) -> str:
 class Slot:
     """One offloaded tensor: where it sits in its module, its stand-in, and the original if it still exists."""
 
-    __slots__ = ("cached", "cls", "device", "key", "name", "original", "requires_grad", "source", "stand_in", "store")
+    __slots__ = (
+        "cached", "cls", "device", "key", "name", "original", "requires_grad", "shape", "source", "stand_in", "store"
+    )  # fmt: skip
 
     def __init__(self, name: str, store: dict[str, Any], key: str, block: str) -> None:
         tensor = store[key]
@@ -67,6 +69,7 @@ class Slot:
         self.cls = nn.Parameter if is_stand_in(tensor) else type(tensor)
         self.device = tensor.device
         self.requires_grad = tensor.requires_grad
+        self.shape = tensor.shape
         self.original: torch.Tensor | None = None if is_stand_in(tensor) else tensor
         form = packed.find(tensor)
         self.stand_in = stand_in_for(tensor, name, block) if form is None else form.move(tensor, torch.device("meta"))
@@ -96,11 +99,6 @@ class Slot:
         if form is not None:
             stored = {suffix: weights[packed_key(self.name, suffix)] for suffix in form.parts(stand_in)}
             return form.rebuild(stand_in, {**stored, "": value}, device or value.device)
-        if value.shape != stand_in.shape:
-            raise OffloadError(
-                f"An offloaded weight has another shape than its place. Found {tuple(value.shape)} for {self.name!r}, "
-                f"which is {tuple(stand_in.shape)}. Put a weight of that shape into the weights map."
-            )
         return self.adopted(value.detach().to(device=device, dtype=stand_in.dtype), value)
 
     def parts(self) -> Sequence[str]:
@@ -117,9 +115,17 @@ class Slot:
 
         Returns:
             The tensor that takes the stand-in's place.
+
+        Raises:
+            OffloadError: When it has another shape than its place.
         """
         if value is self.source and self.cached is not None and data is value:
             return self.cached
+        if value.shape != self.shape:
+            raise OffloadError(
+                f"An offloaded weight has another shape than its place. Found {tuple(value.shape)} for {self.name!r}, "
+                f"which is {tuple(self.shape)}. Put a weight of that shape into the weights map."
+            )
         made = self._wrapped(data.detach())
         if data.device == value.device and data.data_ptr() == value.data_ptr():
             self.source, self.cached = value, made

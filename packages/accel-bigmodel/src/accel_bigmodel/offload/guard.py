@@ -71,7 +71,7 @@ def _look_through(value: Any, stand_in: OffloadedTensor | None, mixed: bool) -> 
     """Find a stand-in among the arguments, and whether real tensors are among them too."""
     if isinstance(value, torch.Tensor):
         if isinstance(value, OffloadedTensor):
-            return stand_in or value if stand_in is None else stand_in, mixed
+            return (value if stand_in is None else stand_in), mixed
         with torch._C.DisableTorchFunctionSubclass():
             return stand_in, mixed or (not value.is_meta and value.dim() > 0)
     if isinstance(value, (list, tuple)):

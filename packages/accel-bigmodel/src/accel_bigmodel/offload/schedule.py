@@ -269,8 +269,10 @@ class Schedule(Generic[Content]):
 
     def _cancel(self, block: Block[Content]) -> None:
         self._ahead.remove(block)
-        self.transport.cancel(block, block.ticket)
-        self._drop(block)
+        try:
+            self.transport.cancel(block, block.ticket)
+        finally:
+            self._drop(block)
 
     def _evict(self, block: Block[Content]) -> None:
         block.become(BlockState.EVICTING)

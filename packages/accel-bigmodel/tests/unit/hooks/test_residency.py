@@ -369,3 +369,20 @@ def test_disk_weights_in_safetensors_take_no_copy(tmp_path: Path) -> None:
     assert model.weight.data_ptr() != address
     hook.post_forward(model, None)
     assert torch.equal(model(X), expected)
+
+
+def test_a_weight_of_another_shape_holds_no_memory(tmp_path: Path) -> None:
+    """A block whose weights cannot be put in place is let go of: the schedule holds nothing, the next pass is right."""
+    plain = Tree(3).requires_grad_(False)
+    model = copy.deepcopy(plain)
+    disk_offload(model, tmp_path, CPU)
+    model(X)
+    (schedule,) = schedules_of(model)
+    replaced = schedule.order[-1].source
+    replaced.store.state_dict[replaced.names[0]] = torch.zeros(7)
+    with pytest.raises(OffloadError, match=r"another shape.*\(7,\)"):
+        model(X)
+    assert schedule.held == 0
+    del replaced.store.state_dict[replaced.names[0]]
+    assert torch.equal(model(X), plain(X))
+    assert schedule.held == 0

@@ -81,11 +81,14 @@ class PickledShard:
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Give a tensor's shape."""
-        return tuple(self._read()[name].shape)
+        return tuple(self.tensor(name).shape)
 
     def tensor(self, name: str) -> torch.Tensor:
         """Give a tensor."""
-        return self._read()[name]
+        tensors = self._read()
+        if name not in tensors:
+            raise _not_held(name, self.path)
+        return tensors[name]
 
     def done_with(self, name: str) -> None:
         """Let a tensor go."""
@@ -142,6 +145,13 @@ def _not_a_checkpoint(path: str, failure: Exception) -> CheckpointDamagedError:
     reason = (str(failure).splitlines() or [type(failure).__name__])[0]
     return CheckpointDamagedError(
         f"{path!r} is not a whole checkpoint file. Found: {reason}. Fetch or save the file again."
+    )
+
+
+def _not_held(name: str, path: str) -> CheckpointDamagedError:
+    return CheckpointDamagedError(
+        f"A shard does not hold a tensor that its index places there. Looked for {name!r} in {path!r}. Fetch or save "
+        "the checkpoint again."
     )
 
 
@@ -290,10 +300,7 @@ class Checkpoint:
             for name, path in weight_map.items():
                 shard = by_path[path]
                 if isinstance(shard, SafetensorsShard) and name not in shard.file:
-                    raise CheckpointDamagedError(
-                        f"A shard does not hold a tensor that its index places there. Looked for {name!r} in {path!r}. "
-                        "Fetch or save the checkpoint again."
-                    )
+                    raise _not_held(name, path)
                 self._shard_of[name] = shard
         else:
             for shard in shards:

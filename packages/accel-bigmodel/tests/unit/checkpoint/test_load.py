@@ -1,8 +1,10 @@
 """Checkpoints of every layout are loaded whole, in place, and refused when they are not safe."""
 
+import copy
 import gc
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -221,6 +223,20 @@ def test_a_missing_shard_is_named(tmp_path: Path) -> None:
     (tmp_path / "model-1.safetensors").unlink()
     with pytest.raises(CheckpointNotFoundError, match=r"model-1\.safetensors.*index\.json"):
         load_checkpoint_in_model(make(), tmp_path)
+
+
+@pytest.mark.parametrize("save", [save_file, torch.save])
+def test_a_shard_that_lacks_a_tensor_of_its_index_is_named(save: Callable[..., None], tmp_path: Path) -> None:
+    """An index that places a tensor in a file without it raises with both names, and the model is as it was."""
+    file = "model.safetensors" if save is save_file else "pytorch_model.bin"
+    save({"0.weight": torch.ones(4, 4)}, tmp_path / file)
+    weight_map = dict.fromkeys(("0.weight", "0.bias"), file)
+    (tmp_path / f"{file}.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    model = make()
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(CheckpointDamagedError, match=rf"does not hold.*'0\.bias' in .*{re.escape(file)}"):
+        load_checkpoint_in_model(model, tmp_path)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
 def test_code_in_a_pickle_never_runs(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ takes a few hundredths of a second.
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import functools
 import importlib.util
@@ -30,6 +31,7 @@ __all__ = ["RankFailure", "run", "world"]
 
 _F = TypeVar("_F", bound=Callable[..., None])
 _PRELOAD = ["accel_core.testing._preload"]
+_LEAVING = 2.0  # seconds for ranks that are done to let go of their group
 
 
 class RankFailure(AssertionError):
@@ -86,7 +88,7 @@ def run(
     with tempfile.TemporaryDirectory(prefix="accel-ranks-") as folder:
         ranks: list[tuple[BaseProcess, Connection]] = []
         for rank in range(size):
-            receiver, sender = context.Pipe(duplex=False)
+            receiver, sender = context.Pipe()
             variables = {
                 **os.environ,
                 "RANK": str(rank),
@@ -109,11 +111,13 @@ def run(
         try:
             return _collect(ranks, Path(folder), timeout)
         finally:
-            for process, receiver in ranks:
-                if process.is_alive():
-                    process.kill()
-                process.join()
+            for _, receiver in ranks:
                 receiver.close()
+            deadline = time.monotonic() + _LEAVING
+            for process, _ in ranks:
+                process.join(max(0.0, deadline - time.monotonic()))
+                process.kill()
+                process.join()
 
 
 def _collect(ranks: list[tuple[BaseProcess, Connection]], folder: Path, timeout: float) -> str | None:
@@ -145,6 +149,7 @@ def _collect(ranks: list[tuple[BaseProcess, Connection]], folder: Path, timeout:
     if failed or hung:
         lines = [f"rank {rank} failed:\n{text}" for rank, text in failed]
         for rank in hung:
+            ranks[rank][0].kill()
             stack = folder / f"stack-{rank}"
             lines.append(f"rank {rank} did not end; it stood at:\n{stack.read_text() if stack.exists() else ''}")
         return "\n".join(lines)
@@ -178,7 +183,9 @@ def _rank_main(
         except BaseException:
             verdict = ("fail", traceback.format_exc())
         sender.send(verdict)
-        sender.close()
+        # Nobody leaves before all are done: a rank may still be on its way into the group.
+        with contextlib.suppress(EOFError, ConnectionError):
+            sender.recv()
         if verdict[0] == "ok" and dist.is_initialized():
             dist.destroy_process_group()
         sys.stdout.flush()

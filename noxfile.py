@@ -103,6 +103,7 @@ class Environment:
         env = {
             "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}",
             "VIRTUAL_ENV": str(self.folder),
+            "PYTHONDONTWRITEBYTECODE": "",  # where it is set, every process of a test would compile torch again
             **options.pop("env", {}),  # type: ignore[dict-item]
         }
         return self.session.run(str(scripts / program), *map(str, args), env=env, external=True, **options)
@@ -137,10 +138,30 @@ class Environment:
             shutil.rmtree(self.folder, ignore_errors=True)
             self.session.run(self.python, "-m", "venv", str(self.folder), external=True)
             if packages or any(Requirement(text).name == "torch" for text in requirements):
-                self.pip(TORCH)
+                self.copy_torch()
             self.pip(*requirements, *targets(self.session, packages, wheels))
         self.stamp.write_text(stamp)
         return self
+
+    def copy_torch(self) -> None:
+        """Put torch and its dependencies there as links to the files of one environment that has nothing else.
+
+        Installing them and compiling what `import torch` loads takes longer than most packages' tests.
+        """
+        names = ["torch", re.sub(r"\W", "", self.python)] if self.python != sys.executable else ["torch"]
+        first = Environment(self.session, "-".join(names), self.python)
+        if not first.stamp.exists() or first.stamp.read_text() != TORCH:
+            shutil.rmtree(first.folder, ignore_errors=True)
+            self.session.run(self.python, "-m", "venv", str(first.folder), external=True)
+            first.pip(TORCH)
+            first.run("python", "-W", "ignore", "-c", "import torch._dynamo, torch.distributed.fsdp")
+            first.stamp.write_text(TORCH)
+        for entry in first.folder.glob("lib/python*/site-packages/*"):
+            own = self.folder / entry.relative_to(first.folder)
+            if entry.is_dir() and not own.exists():
+                shutil.copytree(entry, own, copy_function=os.link)
+            elif not own.exists():
+                os.link(entry, own)
 
 
 def targets(session: nox.Session, packages: list[str], wheels: bool) -> list[str]:

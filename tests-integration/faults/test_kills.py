@@ -70,7 +70,8 @@ def phase(directory: Path, rank: int) -> str:
 def completed(directory: Path) -> int:
     """Return the count of the last save that was reported complete."""
     log = directory / "log"
-    return int(log.read_text().split()[-1]) if log.exists() else 0
+    counts = log.read_text().split() if log.exists() else []
+    return int(counts[-1]) if counts else 0
 
 
 def count_on_disk(directory: Path, automatic: bool) -> int:

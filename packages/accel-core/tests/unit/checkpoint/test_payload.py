@@ -13,6 +13,7 @@ import safetensors.torch
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from packaging.version import Version
 
 from accel_core.checkpoint import payload
 from accel_core.checkpoint.digest import digest_of
@@ -49,10 +50,13 @@ def raw(tensor: torch.Tensor) -> bytes:
 
 def test_safetensors_reads_what_is_written(tmp_path: Path) -> None:
     """The reference reader gives back every dtype and stride, and the entry describes the file."""
-    entry = payload.write_tensors(tmp_path / "model.safetensors", TENSORS, rank=3)
+    known = dict(TENSORS)
+    if Version(safetensors.__version__) < Version("0.7"):
+        del known["complex"]  # which the reference reader learned then
+    entry = payload.write_tensors(tmp_path / "model.safetensors", known, rank=3)
     loaded = safetensors.torch.load_file(tmp_path / "model.safetensors")
-    assert loaded.keys() == TENSORS.keys()
-    for name, tensor in TENSORS.items():
+    assert loaded.keys() == known.keys()
+    for name, tensor in known.items():
         assert loaded[name].dtype == tensor.dtype
         assert loaded[name].shape == tensor.shape
         assert raw(loaded[name]) == raw(tensor)

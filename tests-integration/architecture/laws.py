@@ -95,3 +95,15 @@ def label_ladders(name: str, tree: ast.Module) -> list[Breach]:
             if "distributed_type" in labels and any(part.attr.isupper() for part in members):
                 found.append(Breach(name, node.lineno, "compares distributed_type"))
     return found
+
+
+def absent_accelerators(name: str, tree: ast.Module) -> list[Breach]:
+    """Find questions for the accelerator that torch was built for, which need not be in this machine."""
+    return [
+        Breach(name, node.lineno, "calls current_accelerator without check_available=True")
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "current_accelerator"
+        and not any(keyword.arg == "check_available" for keyword in node.keywords)
+    ]

@@ -20,10 +20,8 @@ def accelerator_module() -> Any | None:
     Returns:
         `torch.cuda`, `torch.xpu` or another backend's module; None when there is no accelerator.
     """
-    found = torch.accelerator.current_accelerator()
-    if found is None or not torch.accelerator.is_available():
-        return None
-    return torch.get_device_module(found)
+    found = torch.accelerator.current_accelerator(check_available=True)
+    return None if found is None else torch.get_device_module(found)
 
 
 def get_max_memory(max_memory: Mapping[int | str, int | str] | None = None) -> dict[int | str, int]:
@@ -58,7 +56,7 @@ def get_max_memory(max_memory: Mapping[int | str, int | str] | None = None) -> d
 def _available() -> dict[int | str, int]:
     found: dict[int | str, int] = {}
     module = accelerator_module()
-    if module is not None and torch.accelerator.current_accelerator() != torch.device("mps"):
+    if module is not None and module is not torch.mps:
         for index in range(module.device_count()):
             found[index] = int(module.mem_get_info(index)[0])
     free = int(psutil.virtual_memory().available)

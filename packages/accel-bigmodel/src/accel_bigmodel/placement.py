@@ -29,7 +29,7 @@ def as_device(device: int | str | torch.device) -> torch.device:
     """
     found = torch.device(device)
     if found.index is None and found.type not in ("cpu", "meta", "mps"):
-        accelerator = torch.accelerator.current_accelerator()
+        accelerator = torch.accelerator.current_accelerator(check_available=True)
         if accelerator is not None and accelerator.type == found.type:
             return torch.device(found.type, torch.accelerator.current_device_index())
     if found.type == "cpu" and found.index is not None:

@@ -11,6 +11,8 @@ import pytest
 
 HERE = Path(__file__).parent
 PENDING: dict[str, str] = json.loads((HERE / "pending.json").read_text())
+if sys.version_info < (3, 11):  # the surface was recorded on 3.11
+    PENDING["accelerate.utils.dataclasses.EnumWithContains"] = "the constructor of an enum takes `boundary` since 3.11"
 
 
 @pytest.fixture(scope="module")

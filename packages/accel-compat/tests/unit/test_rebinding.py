@@ -27,7 +27,9 @@ def engine() -> Iterator[tuple[ModuleType, ModuleType]]:
     for module in (home, user, mirror):
         sys.modules[module.__name__] = module
     _rebinding.write_through(mirror.__name__)
+    vars(accelerate)["_rebinding_mirror"] = mirror  # mock.patch of Python 3.10 looks there
     yield home, user
+    del vars(accelerate)["_rebinding_mirror"]
     for name in ("accel_core._rebinding_home", "accel_core._rebinding_user", "accelerate._rebinding_mirror"):
         del sys.modules[name]
 

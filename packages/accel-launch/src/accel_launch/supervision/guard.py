@@ -55,7 +55,9 @@ def stragglers(run_id: str) -> list[int]:
 
 
 def end_group(pid: int, number: signal.Signals) -> None:
-    """Send a signal to a process and to the group that it leads.
+    """Send a signal to the group that a process leads, or to the process if it leads none yet.
+
+    A process gets it once: a second SIGABRT would end it in the middle of printing its stacks.
 
     Args:
         pid: Process id.
@@ -64,6 +66,7 @@ def end_group(pid: int, number: signal.Signals) -> None:
     for send in (os.killpg, os.kill):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             send(pid, number)
+            return
 
 
 def sweep(run_id: str, *, patience: float = 2.0) -> list[int]:

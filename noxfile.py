@@ -150,12 +150,13 @@ class Environment:
         """
         names = ["torch", re.sub(r"\W", "", self.python)] if self.python != sys.executable else ["torch"]
         first = Environment(self.session, "-".join(names), self.python)
-        if not first.stamp.exists() or first.stamp.read_text() != TORCH:
+        made_from = f"{TORCH} for {self.python} beside {sys.version}"
+        if not first.stamp.exists() or first.stamp.read_text() != made_from:
             shutil.rmtree(first.folder, ignore_errors=True)
             self.session.run(self.python, "-m", "venv", str(first.folder), external=True)
             first.pip(TORCH)
             first.run("python", "-W", "ignore", "-c", "import torch._dynamo, torch.distributed.fsdp")
-            first.stamp.write_text(TORCH)
+            first.stamp.write_text(made_from)
         for entry in first.folder.glob("lib/python*/site-packages/*"):
             own = self.folder / entry.relative_to(first.folder)
             if entry.is_dir() and not own.exists():

@@ -52,12 +52,12 @@ class Ranks:
         """Gather pickled values of any length; torch's own way of doing so needs NumPy."""
         device = self._device
         lengths = torch.zeros(self.size, dtype=torch.int64, device=device)
-        dist.all_gather_into_tensor(lengths, torch.tensor([len(content)], device=device), group=self._group)
+        dist.all_gather_single(lengths, torch.tensor([len(content)], device=device), group=self._group)
         longest = int(lengths.max())
         mine = torch.zeros(longest, dtype=torch.uint8)
         mine[: len(content)] = torch.frombuffer(bytearray(content), dtype=torch.uint8)
         everything = torch.zeros(self.size * longest, dtype=torch.uint8, device=device)
-        dist.all_gather_into_tensor(everything, mine.to(device), group=self._group)
+        dist.all_gather_single(everything, mine.to(device), group=self._group)
         memory = buffer_of(everything.cpu())
         starts = range(0, self.size * longest, longest)
         return [pickle.loads(memory[at : at + length]) for at, length in zip(starts, lengths.tolist(), strict=True)]

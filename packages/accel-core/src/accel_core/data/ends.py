@@ -166,7 +166,7 @@ def _exchange(mine: int, here: World) -> tuple[int, ...]:
     """Give every rank every rank's number."""
     group = _host_group(id(dist.group.WORLD)) if here.backend != "gloo" else None
     told = torch.empty(here.size, dtype=torch.int64)
-    dist.all_gather_into_tensor(told, torch.tensor([mine]), group=group)
+    dist.all_gather_single(told, torch.tensor([mine]), group=group)
     return tuple(told.tolist())
 
 

@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 import traceback
+import warnings
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -173,6 +174,7 @@ def _rank_main(
     os.environ.clear()
     os.environ.update(variables)
     sys.path[:] = path
+    warnings.filterwarnings("error", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
     with open(os.path.join(folder, f"stack-{rank}"), "w") as stack:
         faulthandler.register(signal.SIGUSR2, file=stack, all_threads=True)
         verdict = ("ok", "")

@@ -135,25 +135,28 @@ class Environment:
         if before.get("made from") == made_from:
             self.pip("--force-reinstall", "--no-deps", *targets(self.session, packages, wheels))
         else:
-            shutil.rmtree(self.folder, ignore_errors=True)
-            self.session.run(self.python, "-m", "venv", str(self.folder), external=True)
+            self.clear()
             if packages or any(Requirement(text).name == "torch" for text in requirements):
-                self.copy_torch()
+                self.link_torch()
             self.pip(*requirements, *targets(self.session, packages, wheels))
         self.stamp.write_text(stamp)
         return self
 
-    def copy_torch(self) -> None:
+    def clear(self) -> None:
+        """Make the environment anew, with nothing installed."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.session.run(self.python, "-m", "venv", str(self.folder), external=True)
+
+    def link_torch(self) -> None:
         """Put torch and its dependencies there as links to the files of one environment that has nothing else.
 
         Installing them and compiling what `import torch` loads takes longer than most packages' tests.
         """
-        names = ["torch", re.sub(r"\W", "", self.python)] if self.python != sys.executable else ["torch"]
-        first = Environment(self.session, "-".join(names), self.python)
-        made_from = f"{TORCH} for {self.python} beside {sys.version}"
+        suffix = "" if self.python == sys.executable else f"-{hashed(self.python)[:8]}"
+        first = Environment(self.session, f"torch{suffix}", self.python)
+        made_from = hashed(TORCH, self.python, sys.version)
         if not first.stamp.exists() or first.stamp.read_text() != made_from:
-            shutil.rmtree(first.folder, ignore_errors=True)
-            self.session.run(self.python, "-m", "venv", str(first.folder), external=True)
+            first.clear()
             first.pip(TORCH)
             first.run("python", "-W", "ignore", "-c", "import torch._dynamo, torch.distributed.fsdp")
             first.stamp.write_text(made_from)

@@ -198,6 +198,29 @@ def test_a_transfer_that_fails_leaves_a_clean_schedule() -> None:
     assert schedule.acquire(block) == "a"
 
 
+def test_a_cancellation_that_fails_leaves_a_clean_schedule() -> None:
+    """A transfer that fails while it is taken back raises, and counts as held no more."""
+
+    class Failing(Bus):
+        def cancel(self, block: Block[str], ticket: float) -> None:
+            super().cancel(block, ticket)
+            raise OSError("the disk is gone")
+
+    bus = Failing(Clock())
+    blocks = [Block[str](str(number), 2) for number in range(2)]
+    schedule = Schedule(bus, 4)
+    for block in blocks:
+        schedule.acquire(block)
+        schedule.release(block)
+    schedule.position = 0
+    schedule.acquire(blocks[0])
+    schedule.release(blocks[0])
+    assert blocks[1].state is BlockState.LOADING
+    with pytest.raises(OSError, match="disk is gone"):
+        schedule.end_pass()
+    assert (schedule.held, blocks[1].state) == (0, BlockState.OFFLOADED)
+
+
 def test_running_out_of_memory_ahead_lowers_the_budget() -> None:
     """When the device is full, what was sent ahead is taken back and the block that computes is loaded."""
 

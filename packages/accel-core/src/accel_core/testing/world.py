@@ -42,6 +42,8 @@ class RankFailure(AssertionError):
 def world(size: int, *, timeout: float = 60.0, environment: dict[str, str] | None = None) -> Callable[[_F], _F]:
     """Run the body of a test on `size` ranks that talk through gloo.
 
+    On a rank, a call of what `torch.distributed` deprecates is an error.
+
     Fixtures and parameters reach every rank (they have to be picklable; `tmp_path` is the same folder on all).
 
     Args:

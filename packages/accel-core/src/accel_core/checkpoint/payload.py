@@ -9,7 +9,6 @@ import json
 import os
 import pickle
 import pickletools
-import sys
 import warnings
 import weakref
 import zipfile
@@ -22,6 +21,7 @@ import torch
 from torch import Tensor
 
 from accel_core._records import record
+from accel_core.checkpoint.arrays import finished, numpy_loadable, only_safe_globals
 from accel_core.checkpoint.digest import HashingFile
 from accel_core.checkpoint.manifest import Entry, open_member
 from accel_core.errors import CheckpointDamagedError, CheckpointError, UnsafeCheckpointError
@@ -32,10 +32,10 @@ __all__ = [
     "StoredTensor",
     "TensorFile",
     "buffer_of",
-    "numpy_globals",
     "prove_readable",
     "read_json",
     "read_object",
+    "safe_globals",
     "storage_key",
     "stream_tensors",
     "write_json",
@@ -242,9 +242,8 @@ def read_object(folder: Path, name: str, *, links: bool = False, **options: Any)
     """
     path = folder / name
     options = {"map_location": "cpu"} | options | {"weights_only": True}
-    with open(open_member(folder, name, links=links), "rb") as file, numpy_globals():
-        legacy = not zipfile.is_zipfile(file)
-        file.seek(0)
+    with open(open_member(folder, name, links=links), "rb") as file, safe_globals():
+        legacy = not _is_zip(file, path)
         source: Any = file
         if options.get("mmap"):
             options["mmap"] = not legacy
@@ -252,7 +251,7 @@ def read_object(folder: Path, name: str, *, links: bool = False, **options: Any)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)
-                return torch.load(source, **options)
+                return finished(torch.load(source, **options))
         except pickle.UnpicklingError as error:
             if any(word in str(error) for word in _UNSAFE_WORDS) or (legacy and _calls_something(file)):
                 raise _unsafe(path, error) from error
@@ -287,7 +286,7 @@ def prove_readable(content: Any, component: str) -> None:
     torch.save(content, file)
     file.seek(0)
     try:
-        with numpy_globals():
+        with safe_globals():
             torch.load(file, weights_only=True)
     except pickle.UnpicklingError as error:
         raise UnsafeCheckpointError(
@@ -298,10 +297,12 @@ def prove_readable(content: Any, component: str) -> None:
 
 
 @contextmanager
-def numpy_globals() -> Iterator[None]:
-    """Allow `torch.load(weights_only=True)` to rebuild what NumPy makes, and what TORCH_SAFE_GLOBALS holds."""
-    numpys = _numpy_safe() if _numpy_loadable() else []
-    with torch.serialization.safe_globals([*TORCH_SAFE_GLOBALS, *numpys]):
+def safe_globals() -> Iterator[None]:
+    """Let `torch.load(weights_only=True)` rebuild NumPy's arrays safely, and what TORCH_SAFE_GLOBALS holds.
+
+    What is read so passes through `arrays.finished`.
+    """
+    with only_safe_globals(TORCH_SAFE_GLOBALS):
         yield
 
 
@@ -357,30 +358,6 @@ def _stored(entry: dict[str, Any], offset: int) -> StoredTensor:
     return StoredTensor(dtype, shape, offset + start, count)
 
 
-def _numpy_loadable() -> bool:
-    """Tell whether NumPy is imported already or can be."""
-    if "numpy" in sys.modules:
-        return True
-    try:
-        import numpy as np  # noqa: F401
-    except ImportError:
-        return False
-    return True
-
-
-def _numpy_safe() -> list[Any]:
-    import numpy as np
-
-    reconstruct, scalar = _multiarray(np)._reconstruct, _multiarray(np).scalar
-    kinds = [getattr(np.dtypes, name) for name in dir(np.dtypes) if name.endswith("DType") and name != "ObjectDType"]
-    both = [
-        (function, f"numpy.{core}.multiarray.{name}")
-        for core in ("core", "_core")
-        for function, name in ((reconstruct, "_reconstruct"), (scalar, "scalar"))
-    ]
-    return [*both, np.ndarray, np.dtype, codecs.encode, *kinds]
-
-
 def _multiarray(np: Any) -> Any:
     """Return NumPy's module of arrays, which NumPy 2 renamed."""
     with warnings.catch_warnings():
@@ -390,7 +367,7 @@ def _multiarray(np: Any) -> Any:
 
 def _numpys_random_state() -> list[Any]:
     """Return the types and functions that a state of NumPy's generator is rebuilt from."""
-    if not _numpy_loadable():
+    if not numpy_loadable():
         return []
     import numpy as np
 
@@ -398,7 +375,32 @@ def _numpys_random_state() -> list[Any]:
 
 
 TORCH_SAFE_GLOBALS: list[Any] = _numpys_random_state()
-"""What every reader allows beside torch's own types and NumPy's; append a class of yours to allow it too."""
+"""What every reader allows beside torch's own types; append a class of yours to allow it too.
+
+NumPy's entries are there for code that looks for them; readers rebuild arrays by means of their own, see `arrays`.
+"""
+
+
+def _is_zip(file: Any, path: Path) -> bool:
+    """Return whether the file is an archive as `torch.save` writes it, refusing one that grows when it is read.
+
+    `torch.save` stores members as they are. A deflated or doubled member may unpack to a thousand times its size.
+    """
+    try:
+        if not zipfile.is_zipfile(file):
+            return False
+        members = zipfile.ZipFile(file).infolist()
+    except Exception as error:
+        # zipfile raises whatever it trips over: struct.error, IndexError, UnicodeError, NotImplementedError.
+        raise _damaged(path, f"an archive that cannot be read ({type(error).__name__}: {error})") from error
+    finally:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(0)
+    if any(member.compress_type != zipfile.ZIP_STORED for member in members):
+        raise _damaged(path, "compressed members, which torch does not write")
+    if sum(member.file_size for member in members) > size:
+        raise _damaged(path, "members that announce more bytes than the file has")
+    return True
 
 
 def _calls_something(file: Any) -> bool:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from accel_core.checkpoint import model, names, optimizer, payload
+from accel_core.checkpoint.arrays import finished
 from accel_core.checkpoint.format import CheckpointFormat, Part, Source
 from accel_core.checkpoint.parts import FilePart
 from accel_core.checkpoint.report import Restoration
@@ -114,8 +115,11 @@ def load(f: str | os.PathLike[str] | Any, map_location: Any = None, **kwargs: An
         map_location: As in `torch.load`.
         **kwargs: Passed to `torch.load`; `weights_only=False` gives up the protection.
     """
-    with payload.numpy_globals():
-        return torch.load(f, map_location=map_location, **({"weights_only": True} | kwargs))
+    options = {"weights_only": True} | kwargs
+    if not options["weights_only"]:
+        return torch.load(f, map_location=map_location, **options)
+    with payload.safe_globals():
+        return finished(torch.load(f, map_location=map_location, **options))
 
 
 def clean_state_dict_for_safetensors(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -323,6 +323,7 @@ def lint(session: nox.Session) -> None:
     """Check style with ruff."""
     environment = Environment(session, "lint").provide(GROUPS["lint"], [])
     environment.run("ruff", "check", *(session.posargs or ["."]))
+    environment.run("ruff", "format", "--check", *(session.posargs or ["."]))
 
 
 @nox.session(venv_backend="none")

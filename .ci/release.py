@@ -51,7 +51,7 @@ class Sources:
         """The distribution's name."""
         found = re.search(r'^name = "([^"]+)"$', self.pyproject.read_text(), re.MULTILINE)
         if found is None:
-            raise ReleaseError(f"{self.pyproject} names no distribution. Give it a line `name = \"…\"`.")
+            raise ReleaseError(f'{self.pyproject} names no distribution. Give it a line `name = "…"`.')
         return found[1]
 
     @property
@@ -59,7 +59,7 @@ class Sources:
         """The version that the package has now; for the drop-in, its own part behind `+accel.`."""
         found = VERSION.search(self.version_file.read_text())
         if found is None:
-            raise ReleaseError(f"{self.version_file} holds no line `__version__ = \"…\"`. Add it.")
+            raise ReleaseError(f'{self.version_file} holds no line `__version__ = "…"`. Add it.')
         return Version(found["own"])
 
 

@@ -104,9 +104,7 @@ def test_the_drop_in_keeps_the_version_that_it_stands_for(repository: Path) -> N
         (("accel-core", "soon"), "'soon' is no version"),
     ],
 )
-def test_a_wrong_release_is_refused_and_changes_nothing(
-    repository: Path, words: tuple[str, str], message: str
-) -> None:
+def test_a_wrong_release_is_refused_and_changes_nothing(repository: Path, words: tuple[str, str], message: str) -> None:
     """The message says what is wrong and what to write instead; no file is touched."""
     before = contents(repository)
     done = release(repository, *words)

@@ -41,9 +41,7 @@ CONFIGS = {
     },
     "fp4": {"load_in_4bit": True, "bnb_4bit_compute_dtype": "fp32"},
 }
-FP4 = pytest.mark.skipif(
-    not library.packs_on_cpu("fp4"), reason=f"bitsandbytes {bnb.__version__} has no fp4 on a CPU"
-)
+FP4 = pytest.mark.skipif(not library.packs_on_cpu("fp4"), reason=f"bitsandbytes {bnb.__version__} has no fp4 on a CPU")
 NAMES = [pytest.param(name, marks=FP4) if name == "fp4" else name for name in CONFIGS]
 MAPS = {
     "none": None,

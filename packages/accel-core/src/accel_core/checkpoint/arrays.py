@@ -187,11 +187,11 @@ def _array_type() -> Any:
     """Return the type of arrays that are being read; only its own `__setstate__` fills one."""
     import numpy as np
 
-    class ArrayBeingRead(np.ndarray):  # type: ignore[type-arg]
+    class ArrayBeingRead(np.ndarray):
         filled = False
 
-        def __new__(cls) -> ArrayBeingRead:
-            return super().__new__(cls, (0,), np.uint8)
+        def __new__(cls) -> Any:
+            return np.ndarray.__new__(cls, (0,), np.uint8)
 
         def __setstate__(self, state: Any) -> None:
             if self.filled or type(state) is not tuple or len(state) != 5:

@@ -82,9 +82,7 @@ def meet(loader: Ending, stream: Iterator[Any]) -> Iterator[Any]:
         batch, counts = following, following_counts
 
 
-def _next(
-    loader: Ending, stream: Iterator[Any], here: World, repeats: list[Any]
-) -> tuple[Any, tuple[int, ...] | None]:
+def _next(loader: Ending, stream: Iterator[Any], here: World, repeats: list[Any]) -> tuple[Any, tuple[int, ...] | None]:
     """Read a batch and tell the others.
 
     Returns:

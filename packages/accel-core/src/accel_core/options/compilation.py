@@ -1,6 +1,5 @@
 """Options of `torch.compile`."""
 
-
 from accel_core._records import record
 from accel_core.options.enums import DynamoBackend
 from accel_core.options.option import boolean, option, upper

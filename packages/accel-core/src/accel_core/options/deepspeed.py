@@ -1,6 +1,5 @@
 """Options of DeepSpeed."""
 
-
 from accel_core._records import record
 from accel_core.options.option import boolean, names, number_or_auto, option
 

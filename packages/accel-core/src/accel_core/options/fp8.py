@@ -1,6 +1,5 @@
 """Options of training in 8-bit floating point."""
 
-
 from accel_core._records import record
 from accel_core.options.option import boolean, option, upper
 

@@ -1,6 +1,5 @@
 """Options of fully sharded data parallelism."""
 
-
 from accel_core._records import record
 from accel_core.options.option import boolean, member_of, names, option
 

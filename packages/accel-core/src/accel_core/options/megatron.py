@@ -1,6 +1,5 @@
 """Options of Megatron-LM."""
 
-
 from accel_core._records import record
 from accel_core.options.option import boolean, option
 

@@ -1,6 +1,5 @@
 """Options of the device mesh."""
 
-
 from accel_core._records import record
 from accel_core.options.option import boolean, option
 

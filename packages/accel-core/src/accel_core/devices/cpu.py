@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from accel_core.devices.device import Device
-from accel_core.options.enums import DistributedType
 
 __all__ = ["CpuDevice"]
 
@@ -13,13 +12,8 @@ __all__ = ["CpuDevice"]
 class CpuDevice(Device):
     """The processor itself; processes talk through gloo."""
 
-    name = "cpu"
-    backend = "gloo"
-    label = DistributedType.MULTI_CPU
-    ran_on_hardware = True
-
     def is_available(self) -> bool:
-        """Say yes: every machine has one."""
+        """Return True: every machine has one."""
         return True
 
     def count(self) -> int:
@@ -31,7 +25,7 @@ class CpuDevice(Device):
         return torch.device("cpu")
 
     def supports_bf16(self) -> bool:
-        """Say yes: torch emulates bfloat16 on every processor."""
+        """Return True: torch emulates bfloat16 on every processor."""
         return True
 
     def synchronize(self) -> None:

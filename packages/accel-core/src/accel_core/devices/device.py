@@ -2,39 +2,42 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from types import ModuleType
-from typing import ClassVar
 
 import torch
 
 from accel_core.errors import DeviceUnavailableError
 from accel_core.options.enums import DistributedType
+from accel_core.options.hardware import Hardware
 
 __all__ = ["Device"]
 
 
-class Device(ABC):
+class Device:
     """One kind of hardware.
 
     Called in this order: `is_available` while a kind is chosen, `place` once when the process is set up,
-    `backend` when its process group is joined, the rest whenever they are needed. A kind that torch serves through a
-    module `torch.<name>` (cuda, xpu, npu, …) sets `name`, `backend`, `label` and inherits everything else.
+    `backend` when its process group is joined, the rest whenever they are needed. As it stands, the class serves every
+    kind that torch drives through a module `torch.<name>` (cuda, xpu, npu, …); another kind overrides what differs. A
+    third party's class sets `name`, `backend` and `label`, and is made without arguments.
+
+    Args:
+        hardware: The row of `accel_core.options.hardware` that it stands for.
     """
 
-    name: ClassVar[str]
+    name: str
     """The device type of torch, such as `cuda`."""
-    backend: ClassVar[str]
+    backend: str
     """The process-group backend that moves this device's tensors between processes."""
-    label: ClassVar[DistributedType]
+    label: DistributedType
     """What users see as `distributed_type` when several processes use this device."""
-    visible_variable: ClassVar[str | None] = None
-    """The environment variable that says which devices a process may see."""
-    supports_fp16: ClassVar[bool] = True
-    has_scaler: ClassVar[bool] = True
+    supports_fp16: bool = True
+    has_scaler: bool = True
     """Whether fp16 training needs, and has, a gradient scaler here."""
-    ran_on_hardware: ClassVar[bool] = False
-    """Whether accel's tests were ever run on this hardware."""
+
+    def __init__(self, hardware: Hardware | None = None) -> None:
+        if hardware is not None:
+            self.name, self.backend, self.label = hardware.name, hardware.backend, hardware.label
 
     @property
     def module(self) -> ModuleType:
@@ -51,9 +54,10 @@ class Device(ABC):
             )
         return module
 
-    @abstractmethod
     def is_available(self) -> bool:
-        """Say whether a process can use this device here."""
+        """Return whether torch was built for this device, or an extension taught it, and it sees one."""
+        module = getattr(torch, self.name, None)
+        return module is not None and bool(module.is_available())
 
     def count(self) -> int:
         """Return how many devices of this kind the process sees."""
@@ -74,12 +78,12 @@ class Device(ABC):
         return torch.device(self.name)
 
     def supports_bf16(self) -> bool:
-        """Say whether the hardware computes in bfloat16."""
+        """Return whether the hardware computes in bfloat16."""
         probe = getattr(self.module, "is_bf16_supported", None)
         return bool(probe()) if probe is not None else True
 
-    def adopt_bf16(self) -> None:
-        """Prepare the device's runtime for bfloat16, where it has to be told before; most have not."""
+    def configure_bf16(self) -> None:
+        """Configure the runtime for bfloat16 before its first use; only XLA needs it, by environment variables."""
         return
 
     def synchronize(self) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from accel_core.devices.device import Device
-from accel_core.options.enums import DistributedType
 
 __all__ = ["MpsDevice"]
 
@@ -13,12 +12,8 @@ __all__ = ["MpsDevice"]
 class MpsDevice(Device):
     """Apple GPUs; one process only. Never run on hardware."""
 
-    name = "mps"
-    backend = "gloo"
-    label = DistributedType.NO
-
     def is_available(self) -> bool:
-        """Say whether torch was built with MPS and the machine has it."""
+        """Return whether torch was built with MPS and the machine has it."""
         return torch.backends.mps.is_available()
 
     def place(self, local_rank: int) -> torch.device:

@@ -6,59 +6,53 @@ A third party adds a row through the entry-point group `accel.devices`; its rows
 from __future__ import annotations
 
 import importlib
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from importlib.metadata import entry_points
-
-import torch
 
 from accel_core.devices.device import Device
 from accel_core.errors import DeviceUnavailableError
+from accel_core.options.hardware import HARDWARE, Hardware
 
 __all__ = ["ORDER", "choose", "named"]
 
-ORDER: tuple[tuple[str, str], ...] = (
-    ("xla", "accel_core.devices.xla:XlaDevice"),
-    ("mlu", "accel_core.devices.mlu:MluDevice"),
-    ("sdaa", "accel_core.devices.sdaa:SdaaDevice"),
-    ("musa", "accel_core.devices.musa:MusaDevice"),
-    ("npu", "accel_core.devices.npu:NpuDevice"),
-    ("hpu", "accel_core.devices.hpu:HpuDevice"),
-    ("cuda", "accel_core.devices.cuda:CudaDevice"),
-    ("xpu", "accel_core.devices.xpu:XpuDevice"),
-    ("neuron", "accel_core.devices.neuron:NeuronDevice"),
-    ("mps", "accel_core.devices.mps:MpsDevice"),
-    ("cpu", "accel_core.devices.cpu:CpuDevice"),
-)
-"""(torch's device type, where its class is), in the order in which they are asked."""
+ORDER: tuple[str, ...] = tuple(hardware.name for hardware in HARDWARE)
+"""The built-in kinds by torch's name, in the order in which they are asked."""
 
 
 @cache
-def _rows() -> dict[str, str]:
-    """Return the rows of third parties, then the built-in ones."""
-    rows = {point.name: point.value for point in entry_points(group="accel.devices")}
-    return {**rows, **dict(ORDER)}
+def _devices() -> dict[str, Callable[[], Device]]:
+    """Return what makes each kind of device: those of third parties, then the built-in ones."""
+    made: dict[str, Callable[[], Device]] = {
+        point.name: partial(_load, point.value) for point in entry_points(group="accel.devices")
+    }
+    return {**made, **{row.name: partial(_built_in, row) for row in HARDWARE}}
 
 
-@cache
-def _load(home: str) -> Device:
+def _load(home: str, *arguments: Hardware) -> Device:
     module, _, name = home.partition(":")
-    device: Device = getattr(importlib.import_module(module), name)()
+    device: Device = getattr(importlib.import_module(module), name)(*arguments)
     return device
 
 
+def _built_in(row: Hardware) -> Device:
+    return _load(row.home, row) if row.home else Device(row)
+
+
+@cache
 def named(device_type: str) -> Device:
     """Return the kind of hardware that torch calls `device_type`.
 
     Raises:
         DeviceUnavailableError: No row has that name.
     """
-    home = _rows().get(device_type)
-    if home is None:
+    make = _devices().get(device_type)
+    if make is None:
         raise DeviceUnavailableError(
-            f"No device is called {device_type!r}; known are {sorted(_rows())}. "
+            f"A device has to be one that is known; got {device_type!r}, which is none of {sorted(_devices())}. "
             "Check the spelling, or install the package that provides it."
         )
-    return _load(home)
+    return make()
 
 
 def choose(cpu: bool = False, wanted: str | None = None) -> Device:
@@ -72,7 +66,7 @@ def choose(cpu: bool = False, wanted: str | None = None) -> Device:
         DeviceUnavailableError: `wanted` names a device that is not here.
     """
     if wanted:
-        device = named(torch.device(wanted).type)
+        device = named(wanted.partition(":")[0])  # torch.device() knows no device whose extension is not loaded
         if not device.is_available():
             raise DeviceUnavailableError(
                 f"Device {wanted!r} was asked for and is not available on this machine. "
@@ -81,4 +75,4 @@ def choose(cpu: bool = False, wanted: str | None = None) -> Device:
         return device
     if cpu:
         return named("cpu")
-    return next(device for device in (named(name) for name in _rows()) if device.is_available())
+    return next(device for device in map(named, _devices()) if device.is_available())

@@ -9,7 +9,6 @@ import torch
 
 from accel_core.devices.device import Device
 from accel_core.host import environ
-from accel_core.options.enums import DistributedType
 
 __all__ = ["XlaDevice"]
 
@@ -23,9 +22,6 @@ def _xla_model() -> ModuleType:
 class XlaDevice(Device):
     """TPUs and other XLA devices. Never run on hardware."""
 
-    name = "xla"
-    backend = "xla"
-    label = DistributedType.XLA
     supports_fp16 = False
 
     @property
@@ -34,7 +30,7 @@ class XlaDevice(Device):
         return _xla_model()
 
     def is_available(self) -> bool:
-        """Say whether torch_xla is installed and not switched off by USE_TORCH_XLA."""
+        """Return whether torch_xla is installed and not switched off by USE_TORCH_XLA."""
         return environ.flag("USE_TORCH_XLA", True) and importlib.util.find_spec("torch_xla") is not None
 
     def count(self) -> int:
@@ -47,10 +43,10 @@ class XlaDevice(Device):
         return device
 
     def supports_bf16(self) -> bool:
-        """Say yes: TPUs compute in bfloat16."""
+        """Return True: TPUs compute in bfloat16."""
         return True
 
-    def adopt_bf16(self) -> None:
+    def configure_bf16(self) -> None:
         """Tell the XLA runtime to compute in bfloat16; with ACCELERATE_DOWNCAST_BF16 doubles stay floats."""
         downcast = environ.flag("ACCELERATE_DOWNCAST_BF16")
         environ.write("XLA_USE_BF16", int(not downcast))

@@ -46,5 +46,5 @@ def choose(
             f"Use mixed_precision={other!r} or 'no'."
         )
     if name == "bf16":
-        hardware.adopt_bf16()
+        hardware.configure_bf16()
     return AutocastPrecision(name, world.device, autocast, scaler, scale=hardware.has_scaler)

@@ -7,21 +7,12 @@ from typing import Any
 import torch
 
 from accel_core.options.enums import DistributedType
+from accel_core.options.hardware import HARDWARE
 from accel_core.process import world
 
 __all__ = ["get_grad_scaler"]
 
-_DEVICES = {
-    DistributedType.MULTI_CPU: "cpu",
-    DistributedType.MULTI_GPU: "cuda",
-    DistributedType.MULTI_HPU: "hpu",
-    DistributedType.MULTI_MLU: "mlu",
-    DistributedType.MULTI_MUSA: "musa",
-    DistributedType.MULTI_NEURON: "neuron",
-    DistributedType.MULTI_NPU: "npu",
-    DistributedType.MULTI_SDAA: "sdaa",
-    DistributedType.MULTI_XPU: "xpu",
-}
+_DEVICES: dict[DistributedType, str] = {row.label: row.name for row in HARDWARE if row.label is not DistributedType.NO}
 
 
 def get_grad_scaler(distributed_type: DistributedType | None = None, **kwargs: Any) -> torch.amp.GradScaler:

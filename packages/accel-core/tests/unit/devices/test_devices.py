@@ -1,30 +1,57 @@
 """Devices and the table that chooses among them."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from accel_core.devices import registry
 from accel_core.devices.device import Device
 from accel_core.errors import DeviceUnavailableError
+from accel_core.options.enums import DistributedType
+from accel_core.options.hardware import HARDWARE, Hardware
+from accel_core.testing.conformance.device import DeviceConformance
+
+_PAGE = (
+    next(parent for parent in Path(__file__).parents if (parent / "packages").is_dir()) / "docs/reference/hardware.md"
+)
 
 
-@pytest.mark.parametrize("name", [name for name, _ in registry.ORDER])
-def test_every_row_holds_a_device_of_its_name(name: str) -> None:
-    """Each row is imported, names its backend and label, and says whether it is here without an error."""
-    device = registry.named(name)
-    assert isinstance(device, Device)
-    assert device.name == name
-    assert device.backend
-    assert device.label
-    assert isinstance(device.is_available(), bool)
+@pytest.mark.parametrize("row", HARDWARE, ids=lambda row: row.name)
+class TestBuiltIn(DeviceConformance):
+    """Every row of the table answers as a device has to."""
+
+    @pytest.fixture(autouse=True)
+    def _choose(self, row: Hardware) -> None:
+        self.device = registry.named(row.name)
+
+    def test_it_is_the_device_of_its_row(self, row: Hardware) -> None:
+        """Name, backend and label are the row's."""
+        assert (self.device.name, self.device.backend, self.device.label) == (row.name, row.backend, row.label)
+
+    def test_the_page_of_hardware_has_its_line(self, row: Hardware) -> None:
+        """The documentation says of each kind whether it ever ran."""
+        lines = [line for line in _PAGE.read_text().splitlines() if line.startswith(f"| {row.title}")]
+        assert len(lines) == 1
+        assert ("never run on hardware" in lines[0]) is not row.ran_on_hardware
 
 
-@pytest.mark.parametrize("name", [name for name, _ in registry.ORDER if name != "cpu"])
-def test_files_of_untried_hardware_say_so(name: str) -> None:
-    """Hardware that accel never ran on is marked in its class, and named so in its documentation."""
-    device = registry.named(name)
-    if not device.ran_on_hardware and name != "cuda":
-        assert "Never run on hardware" in (type(device).__doc__ or "")
+def test_every_label_of_a_device_has_one_row() -> None:
+    """Each member of DistributedType that names hardware is the label of one kind."""
+    named = [member for member in DistributedType if member.name.startswith("MULTI_")]
+    assert sorted(member.name for member in named) == sorted(
+        row.label.name for row in HARDWARE if row.label.name.startswith("MULTI_")
+    )
+
+
+def test_a_kind_without_code_needs_its_row_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device that torch drives through a module of its name is served by the generic class."""
+    row = Hardware("npu", "Abacus", DistributedType.MULTI_NPU, "gloo")
+    monkeypatch.setattr(torch, "npu", torch.cpu, raising=False)
+    device = Device(row)
+    assert device.is_available()
+    assert device.module is torch.cpu
+    assert device.count() == 1
 
 
 def test_cpu_is_chosen_where_it_is_asked_for() -> None:

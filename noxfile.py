@@ -326,6 +326,13 @@ def lint(session: nox.Session) -> None:
     environment.run("ruff", "format", "--check", *(session.posargs or ["."]))
 
 
+@nox.session(venv_backend="none", default=False)
+def house(session: nox.Session) -> None:
+    """Print what each package is made of, and what breaks a limit: `nox -s house -- --list any`."""
+    environment = Environment(session, "lint").provide(GROUPS["lint"], [])
+    environment.run("python", ROOT / ".ci" / "house.py", *session.posargs)
+
+
 @nox.session(venv_backend="none")
 def types(session: nox.Session) -> None:
     """Check types with mypy, strictly, package by package from the bottom up."""

@@ -1,8 +1,8 @@
 """One table of what the packages are made of, and the limits that they keep.
 
 Run by `nox -s house`. Columns: lines and code lines of a package's source; median and largest file (lines); functions
-over 50 lines; share of annotations that are a bare `Any`; names that nothing uses (vulture, less those that Accelerate's
-public interface has and those of `.ci/house-allowed.txt`); private names of torch; comments per 100 code lines.
+over 50 lines; share of annotations that are a bare `Any`; names that nothing uses (vulture, less those of Accelerate's
+public interface and of `.ci/house-allowed.txt`); private names of torch; comments per 100 code lines.
 """
 
 from __future__ import annotations

@@ -1,0 +1,153 @@
+"""What the blocks of the documentation take for granted: a small model, real data, files beside the script.
+
+Run as a program it executes blocks: `scene.py FOLDER` reads a JSON list of [title, source] from its standard input,
+runs each in a namespace of its own inside FOLDER, and prints the title of each that ran to its end.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, TensorDataset
+
+
+class Block(nn.Module):
+    """A residual block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 64)
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Add what the layer makes of the values."""
+        return values + torch.relu(self.layer(values))
+
+
+class Net(nn.Module):
+    """A classifier of handwritten digits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(Block(), Block())
+        self.head = nn.Linear(64, 10)
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Return a score for each digit."""
+        return self.head(self.blocks(values))
+
+
+class Tagger(nn.Module):
+    """Gives each token of a sequence a score for each of ten labels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(16, 10)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Look the scores up."""
+        return self.table(tokens)
+
+
+class Progress:
+    """An object of the user's that has a state."""
+
+    def __init__(self) -> None:
+        self.seen = 0
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the state."""
+        return {"seen": self.seen}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Put a state back."""
+        self.seen = state["seen"]
+
+
+def digits(count: int = 64) -> TensorDataset:
+    """Return some of the handwritten digits that ship with scikit-learn."""
+    from sklearn.datasets import load_digits
+
+    found = load_digits()
+    images = torch.tensor(found.data[:count], dtype=torch.float32) / 16
+    return TensorDataset(images, torch.tensor(found.target[:count]))
+
+
+def write_files(folder: Path) -> None:
+    """Put the files there that pages speak of: a script, a package, a configuration, a checkpoint."""
+    from safetensors.torch import save_file
+
+    (folder / "train.py").write_text(
+        "import argparse\nfrom accel import Accelerator\n"
+        "parser = argparse.ArgumentParser()\nparser.add_argument('--lr', type=float)\nparser.add_argument('--epochs')\n"
+        "parser.parse_args()\naccelerator = Accelerator(cpu=True)\naccelerator.wait_for_everyone()\n"
+        "accelerator.print('trained on', accelerator.num_processes)\naccelerator.end_training()\n"
+    )
+    (folder / "my_package").mkdir()
+    (folder / "my_package" / "__init__.py").touch()
+    (folder / "my_package" / "train.py").write_text((folder / "train.py").read_text())
+    (folder / "config.yaml").write_text("compute_environment: LOCAL_MACHINE\ndistributed_type: NO\nnum_processors: 2\n")
+    (folder / "checkpoint").mkdir()
+    save_file(Net().state_dict(), folder / "checkpoint" / "model.safetensors")
+
+
+def scene(folder: Path, page: str) -> dict[str, Any]:
+    """Return the names that a block may use without defining them."""
+    from accel_core.accelerator import Accelerator
+    from accel_core.errors import CheckpointNotFoundError
+    from accel_core.plugins.loading import DataLoaderConfiguration
+    from accel_core.plugins.project import ProjectConfiguration
+    from accel_core.state.gradient import GradientState
+    from accel_core.state.process import PartialState
+    from accel_core.state.run import AcceleratorState
+
+    AcceleratorState._reset_state()
+    PartialState._reset_state()
+    GradientState._reset_state()
+    torch.manual_seed(0)
+    accelerator = Accelerator(cpu=True)
+    tokens = "gradients.md" in page
+    model: nn.Module = Tagger() if tokens else Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    sequences = [{"input": torch.arange(8) % 16, "labels": torch.tensor([1, 2, 3, -1, 5, 6, 7, -1])}] * 8
+    data: Any = sequences if tokens else digits()
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+    return {
+        "Accelerator": Accelerator, "ProjectConfiguration": ProjectConfiguration, "Block": Block, "Net": Net,
+        "DataLoaderConfiguration": DataLoaderConfiguration, "CheckpointNotFoundError": CheckpointNotFoundError,
+        "DataLoader": DataLoader, "torch": torch, "math": math, "cross_entropy": lambda scores, labels, **more:
+            cross_entropy(scores, labels, ignore_index=-1, **more), "loss_function": cross_entropy,
+        "accelerator": accelerator, "model": model, "optimizer": optimizer, "schedule": schedule, "data": data,
+        "loader": DataLoader(data, batch_size=16), "test_loader": DataLoader(data, batch_size=16),
+        "right": 0, "asked": 0,
+        "EPOCHS": 2, "epochs": 2, "accumulation": 2, "warm_up_then_cosine": lambda steps: lambda step: 1 - step / steps,
+        "progress": Progress(), "step": 0, "loss": torch.tensor(1.0), "something_long": range(2), "folder": folder,
+    }  # fmt: skip
+
+
+def main() -> int:
+    """Run the blocks that stand on the standard input; see the module."""
+    folder = Path(sys.argv[1])
+    os.chdir(folder)
+    sys.path.insert(0, str(folder))
+    for title, source in json.load(sys.stdin):
+        names = scene(folder, title) | {"__name__": "__main__"}
+        try:
+            exec(compile(source, title, "exec"), names)
+        except Exception:
+            traceback.print_exc()
+            return 1
+        print(f"ran {title}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,128 @@
+"""Every block of Python and of commands in the README, the packages' READMEs and docs/ does what it says.
+
+Blocks of Python run in the scene that their page takes for granted. Commands run in a folder with the files that pages
+speak of; where a block shows what they print (`$ command`, then lines), that is what they print. What cannot run on a
+machine of any reader is listed here with what runs in its place, or where it is run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+import scene
+
+ROOT = Path(__file__).resolve().parents[2]
+_PAGES = [*ROOT.glob("packages/*/README.md"), *ROOT.glob("docs/**/*.md")]
+PAGES = ["README.md", "CONTRIBUTING.md", *sorted(path.relative_to(ROOT).as_posix() for path in _PAGES)]
+
+REPLACED = {
+    '"cuda"': '"cpu"',  # the loop before accel, as people write it for a GPU
+    '0: "10GiB", ': "",  # an accelerator, which the reader may not have
+    'log_with="wandb"': 'log_with="tensorboard", project_dir="runs"',  # wandb asks for an account
+    "--main-process-ip 10.0.0.1": "--main-process-ip 127.0.0.1 --dry-run",  # needs the second machine
+    " 0=24GiB,cpu=64GiB": " cpu=64GiB",
+    "--headroom 4x2048": "--headroom 1KiB",  # traces a config.json, which a checkpoint of plain weights has not
+}
+"""What stands in for a part of a block, and why."""
+
+ELSEWHERE = (
+    (r"nox\b", "the sessions themselves"),
+    (r"pip install", "tests-integration/packaging installs every such line"),
+    (r"accel config$", "asks questions; answered through a terminal in the tests of accel-launch"),
+    (r"until accel launch", "tests-integration/faults/test_preemption.py runs this loop"),
+    (r"^python examples/|^accel launch .*examples/", "the session quickstart, whose output is on the page"),
+    (r"import accelerate", "tests-integration/packaging runs it beside the original"),
+    (r"accel trackers (show|replay)", "the tests of accel-trackers, on folders with runs"),
+    (r"import sentence_transformers", "the session interop, which has the library"),
+)
+"""What is run elsewhere, and where."""
+
+
+def blocks(page: str, language: str) -> list[tuple[str, str]]:
+    """Return the blocks of one language on a page, each with page and line for its title."""
+    text = (ROOT / page).read_text()
+    found = []
+    for match in re.finditer(rf"^( *)```{language}\n(.*?)^ *```", text, re.MULTILINE | re.DOTALL):
+        source = "\n".join(line.removeprefix(match[1]) for line in match[2].splitlines())
+        for old, new in REPLACED.items():
+            source = source.replace(old, new)
+        found.append((f"{page}:{text[: match.start()].count(chr(10)) + 1}", source))
+    return found
+
+
+def commands(source: str) -> list[tuple[str, list[str]]]:
+    """Split a block into commands, each with the lines that it is shown to print."""
+    source = re.sub(r"\\\n\s*", "", source)
+    shown = any(line.startswith("$ ") for line in source.splitlines())
+    if not shown and source.startswith("accel launch:"):
+        return []  # what a command printed, shown alone
+    found: list[tuple[str, list[str]]] = []
+    for line in source.splitlines():
+        if line.startswith("$ ") or not shown:
+            found.append((re.sub(r"\s+#.*", "", line.removeprefix("$ ")).strip(), []))
+        else:
+            found[-1][1].append(line)
+    return [(command, output) for command, output in found if command]
+
+
+def _elsewhere(text: str) -> bool:
+    return any(re.search(pattern, text) for pattern, _ in ELSEWHERE)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")])
+def test_the_python_of_a_page_runs(page: str, tmp_path: Path) -> None:
+    """Each block of Python runs to its end, in what its page takes for granted."""
+    scene.write_files(tmp_path)
+    wanted = [block for block in blocks(page, "python") if not _elsewhere(block[1])]
+    environment = os.environ | {"WANDB_MODE": "offline", "ACCELERATE_USE_CPU": "true"}
+    done = subprocess.run(
+        [sys.executable, scene.__file__, str(tmp_path)],
+        input=json.dumps(wanted), env=environment, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert [line for line in done.stdout.splitlines() if line.startswith("ran ")] == [
+        f"ran {title}" for title, _ in wanted
+    ]
+
+
+@pytest.mark.parametrize(
+    ("title", "source"), [block for page in PAGES for block in blocks(page, "console")], ids=lambda value: value[:60]
+)
+def test_commands_do_what_is_shown(title: str, source: str, tmp_path: Path) -> None:
+    """Each command ends well, or fails as its block shows, and prints what stands below it."""
+    scene.write_files(tmp_path)
+    environment = os.environ | {
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", "ACCELERATE_USE_CPU": "true",
+        "HF_HOME": str(tmp_path / "cache"), "COLUMNS": "200",
+    }  # fmt: skip
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    for command, output in commands(source):
+        if _elsewhere(command):
+            continue
+        done = subprocess.run(
+            command, shell=True, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
+        )
+        printed = [line.rstrip() for line in (done.stdout + done.stderr).splitlines()]
+        fails = any("error:" in line for line in output)
+        assert (done.returncode != 0) is fails, f"{title}: {command}\n{done.stdout}{done.stderr}"
+        for line in output:
+            assert line.rstrip() in printed, f"{title}: {command} does not print {line!r}:\n{done.stdout}{done.stderr}"
+
+
+def test_what_is_run_elsewhere_is_still_written() -> None:
+    """No entry of the two lists outlives the block that it was made for."""
+    texts = [(ROOT / page).read_text() for page in PAGES]
+    lines = [command for page in PAGES for _, source in blocks(page, "console") for command, _ in commands(source)]
+    lines += [source for page in PAGES for _, source in blocks(page, "python")]
+    for old in REPLACED:
+        assert any(old in text for text in texts), old
+    for pattern, _ in ELSEWHERE:
+        assert any(re.search(pattern, line) for line in lines), pattern

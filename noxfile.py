@@ -320,10 +320,17 @@ def architecture(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def lint(session: nox.Session) -> None:
-    """Check style with ruff."""
+    """Check style and formatting with ruff, and that the stubs fit."""
     environment = Environment(session, "lint").provide(GROUPS["lint"], [])
     environment.run("ruff", "check", *(session.posargs or ["."]))
     environment.run("ruff", "format", "--check", *(session.posargs or ["."]))
+    environment.run("python", ROOT / ".ci" / "stubs.py", "--check")
+
+
+@nox.session(venv_backend="none", default=False)
+def stubs(session: nox.Session) -> None:
+    """Write the stubs of packages whose names are imported when they are first used."""
+    Environment(session, "lint").provide(GROUPS["lint"], []).run("python", ROOT / ".ci" / "stubs.py")
 
 
 @nox.session(venv_backend="none", default=False)

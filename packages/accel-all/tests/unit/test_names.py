@@ -1,6 +1,7 @@
 """`import accel` offers every public name, and loads none of them before it is used."""
 
 import ast
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -21,8 +22,24 @@ def stub_names() -> dict[str, str]:
 @pytest.mark.parametrize("name", accel.__all__)
 def test_a_name_is_the_object_of_its_package(name: str) -> None:
     """Each name is the very object that its own package defines, and not a copy."""
-    home = sys.modules.get(stub_names()[name]) or __import__(stub_names()[name], fromlist=[name])
+    home = importlib.import_module(stub_names()[name])
     assert getattr(accel, name) is getattr(home, name)
+
+
+def test_every_documented_name_is_there() -> None:
+    """What the pages of Accelerate's interface describe can be had from `accel`, and so can what is accel's own."""
+    documented = (Path(__file__).parent / "documented_names.txt").read_text().split()
+    assert sorted(set(documented) - set(accel.__all__)) == []
+    own = {"already_sharded", "plan_device_map", "RestoreReport", "preemption", "TrackerKwargs", "AccelError", "beat"}
+    assert own <= set(accel.__all__)
+
+
+@pytest.mark.parametrize(
+    "name", ["is_wandb_available", "prepare_sagemager_args_inputs", "merge_dicts", "is_habana_gaudi1"]
+)
+def test_names_that_only_old_code_knows_stay_out(name: str) -> None:
+    """They are importable under `accelerate`, which keeps every name of old."""
+    assert name not in accel.__all__
 
 
 def test_the_stub_names_what_can_be_imported() -> None:

@@ -33,7 +33,7 @@ def attach(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any]
 
     Args:
         package: The package's `__name__`.
-        homes: For every public name, the absolute module that defines it.
+        homes: For every public name, the absolute module that defines it, or the package that it is a module of.
 
     Returns:
         `__getattr__`, `__dir__` and the sorted `__all__`, to be bound at module level.
@@ -44,7 +44,8 @@ def attach(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any]
         if home is None:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         with without_collection():
-            value = getattr(importlib.import_module(home), name)
+            module = importlib.import_module(home)
+            value = getattr(module, name) if hasattr(module, name) else importlib.import_module(f"{home}.{name}")
         setattr(sys.modules[package], name, value)
         return value
 

@@ -20,6 +20,14 @@ ORDER: tuple[str, ...] = tuple(hardware.name for hardware in HARDWARE)
 """The built-in kinds by torch's name, in the order in which they are asked."""
 
 
+_CLASSES = {
+    "xla": "accel_core.devices.xla:XlaDevice",
+    "mps": "accel_core.devices.mps:MpsDevice",
+    "cpu": "accel_core.devices.cpu:CpuDevice",
+}
+"""Classes of the kinds that torch does not drive through a module of their name alone."""
+
+
 @cache
 def _devices() -> dict[str, Callable[[], Device]]:
     """Return what makes each kind of device: those of third parties, then the built-in ones."""
@@ -36,7 +44,7 @@ def _load(home: str, *arguments: Hardware) -> Device:
 
 
 def _built_in(row: Hardware) -> Device:
-    return _load(row.home, row) if row.home else Device(row)
+    return _load(_CLASSES[row.name], row) if row.name in _CLASSES else Device(row)
 
 
 @cache

@@ -1,7 +1,7 @@
 """The kinds of hardware that accel knows, one row each; torch-free, so that the launcher reads the same rows.
 
 A new kind is a row here and, in `options.enums`, the member that users see. A kind that torch drives through a module
-`torch.<name>` needs no code; any other names its class, a subclass of `accel_core.devices.device.Device`.
+`torch.<name>` needs no code; any other has a class of its own in `accel_core.devices`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ class Hardware:
         backend: The process-group backend that moves its tensors between processes.
         visible_variable: The environment variable that says which devices a process may see.
         extension: The distribution that teaches torch this device, where torch does not know it by itself.
-        home: `module:Class` of its device; the generic one where it is empty.
         ran_on_hardware: Whether accel's tests were ever run on it.
     """
 
@@ -33,15 +32,11 @@ class Hardware:
     backend: str
     visible_variable: str | None = None
     extension: str | None = None
-    home: str = ""
     ran_on_hardware: bool = False
 
 
 HARDWARE: tuple[Hardware, ...] = (
-    Hardware(
-        "xla", "TPU and other XLA devices", DistributedType.XLA, "xla",
-        extension="torch_xla", home="accel_core.devices.xla:XlaDevice",
-    ),
+    Hardware("xla", "TPU and other XLA devices", DistributedType.XLA, "xla", extension="torch_xla"),
     Hardware("mlu", "Cambricon MLU", DistributedType.MULTI_MLU, "cncl", "MLU_VISIBLE_DEVICES", "torch_mlu"),
     Hardware("sdaa", "Tecorigin SDAA", DistributedType.MULTI_SDAA, "tccl", "SDAA_VISIBLE_DEVICES", "torch_sdaa"),
     Hardware("musa", "Moore Threads GPU", DistributedType.MULTI_MUSA, "mccl", "MUSA_VISIBLE_DEVICES", "torch_musa"),
@@ -54,9 +49,7 @@ HARDWARE: tuple[Hardware, ...] = (
     Hardware(
         "neuron", "AWS Neuron", DistributedType.MULTI_NEURON, "neuron", "NEURON_RT_VISIBLE_CORES", "torch_neuronx"
     ),
-    Hardware("mps", "Apple GPU", DistributedType.NO, "gloo", home="accel_core.devices.mps:MpsDevice"),
-    Hardware(
-        "cpu", "CPU", DistributedType.MULTI_CPU, "gloo", home="accel_core.devices.cpu:CpuDevice", ran_on_hardware=True
-    ),
-)  # fmt: skip
+    Hardware("mps", "Apple GPU", DistributedType.NO, "gloo"),
+    Hardware("cpu", "CPU", DistributedType.MULTI_CPU, "gloo", ran_on_hardware=True),
+)
 """In the order in which they are asked whether they are here."""

@@ -3,8 +3,6 @@
 import gc
 import importlib
 
-import accel_core.testing.world  # noqa: F401
-
 for _name in ("accel_core.accelerator", "torch._dynamo", "torch.nn.parallel", "torch.optim", "torch.utils.data"):
     importlib.import_module(_name)
 gc.collect()

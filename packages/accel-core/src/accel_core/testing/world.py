@@ -31,7 +31,7 @@ import torch.distributed as dist
 __all__ = ["RankFailure", "run", "world"]
 
 _F = TypeVar("_F", bound=Callable[..., None])
-_PRELOAD = ["accel_core.testing._preload"]
+_PRELOAD = [__name__, "accel_core.testing._preload"]
 _LEAVING = 2.0  # seconds for ranks that are done to let go of their group
 
 

@@ -25,12 +25,12 @@ def _unbuilt(engine: str, name: str) -> EngineUnavailableError:
     )
 
 
-def ensure_weights_retied(param_init_fn: Any, model: nn.Module, device: torch.device) -> Callable[[nn.Module], Any]:
+def ensure_weights_retied(param_init_fn: object, model: nn.Module, device: torch.device) -> Callable[[nn.Module], Any]:
     """Let an initializer of meta weights keep ties."""
     raise _unbuilt("FSDP", "ensure_weights_retied")
 
 
-def fsdp2_apply_ac(accelerator: Any, model: nn.Module) -> nn.Module:
+def fsdp2_apply_ac(accelerator: object, model: nn.Module) -> nn.Module:
     """Checkpoint the activations of a model that FSDP2 will shard."""
     raise _unbuilt("FSDP", "fsdp2_apply_ac")
 
@@ -41,18 +41,18 @@ def fsdp2_canonicalize_names(named_params: dict[str, Any]) -> dict[str, Any]:
 
 
 def fsdp2_load_full_state_dict(
-    accelerator: Any, model: nn.Module, full_sd: dict[str, Any], cpu_offload: bool = False
+    accelerator: object, model: nn.Module, full_sd: dict[str, Any], cpu_offload: bool = False
 ) -> nn.Module:
     """Share a full state dict out over ranks."""
     raise _unbuilt("FSDP", "fsdp2_load_full_state_dict")
 
 
-def fsdp2_prepare_auto_wrap_policy(fsdp2_plugin: Any, model: nn.Module) -> Callable[[nn.Module], bool] | None:
+def fsdp2_prepare_auto_wrap_policy(fsdp2_plugin: object, model: nn.Module) -> Callable[[nn.Module], bool] | None:
     """Make the policy that chooses what FSDP2 shards one by one."""
     raise _unbuilt("FSDP", "fsdp2_prepare_auto_wrap_policy")
 
 
-def fsdp2_prepare_model(accelerator: Any, model: nn.Module) -> nn.Module:
+def fsdp2_prepare_model(accelerator: object, model: nn.Module) -> nn.Module:
     """Shard a model in place."""
     raise _unbuilt("FSDP", "fsdp2_prepare_model")
 
@@ -62,65 +62,65 @@ def fsdp2_switch_optimizer_parameters(optimizer: torch.optim.Optimizer, mapping:
     raise _unbuilt("FSDP", "fsdp2_switch_optimizer_parameters")
 
 
-def get_fsdp2_grad_scaler(**kwargs: Any) -> Any:
+def get_fsdp2_grad_scaler(**kwargs: object) -> NoReturn:
     """Make a gradient scaler that knows sharded gradients."""
     raise _unbuilt("FSDP", "get_fsdp2_grad_scaler")
 
 
-def get_parameters_from_modules(modules: Iterable[nn.Module] | str, model: Any, device: Any) -> set[nn.Parameter]:
+def get_parameters_from_modules(modules: Iterable[nn.Module] | str, model: object, device: object) -> set[nn.Parameter]:
     """Collect the parameters that FSDP2 leaves unsharded."""
     raise _unbuilt("FSDP", "get_parameters_from_modules")
 
 
 def load_fsdp_model(
-    fsdp_plugin: Any,
-    accelerator: Any,
-    model: Any,
-    input_dir: Any,
+    fsdp_plugin: object,
+    accelerator: object,
+    model: object,
+    input_dir: object,
     model_index: int = 0,
     adapter_only: bool = False,
     use_dcp: bool = True,
-) -> Any:
+) -> NoReturn:
     """Load the weights of a sharded model."""
     raise _unbuilt("FSDP", "load_fsdp_model")
 
 
 def load_fsdp_optimizer(
-    fsdp_plugin: Any,
-    accelerator: Any,
-    optimizer: Any,
-    model: Any,
-    input_dir: Any,
+    fsdp_plugin: object,
+    accelerator: object,
+    optimizer: object,
+    model: object,
+    input_dir: object,
     optimizer_index: int = 0,
     adapter_only: bool = False,
     use_dcp: bool = True,
-) -> Any:
+) -> NoReturn:
     """Load the states of a sharded optimizer."""
     raise _unbuilt("FSDP", "load_fsdp_optimizer")
 
 
 def save_fsdp_model(
-    fsdp_plugin: Any,
-    accelerator: Any,
-    model: Any,
-    output_dir: Any,
+    fsdp_plugin: object,
+    accelerator: object,
+    model: object,
+    output_dir: object,
     model_index: int = 0,
     adapter_only: bool = False,
     use_dcp: bool = True,
-) -> Any:
+) -> NoReturn:
     """Save the weights of a sharded model."""
     raise _unbuilt("FSDP", "save_fsdp_model")
 
 
 def save_fsdp_optimizer(
-    fsdp_plugin: Any,
-    accelerator: Any,
-    optimizer: Any,
-    model: Any,
-    output_dir: Any,
+    fsdp_plugin: object,
+    accelerator: object,
+    optimizer: object,
+    model: object,
+    output_dir: object,
     optimizer_index: int = 0,
     use_dcp: bool = True,
-) -> Any:
+) -> NoReturn:
     """Save the states of a sharded optimizer."""
     raise _unbuilt("FSDP", "save_fsdp_optimizer")
 
@@ -132,22 +132,22 @@ def merge_fsdp_weights(
     raise _unbuilt("FSDP", "merge_fsdp_weights")
 
 
-def compile_regions_fsdp2(module: nn.Module, **compile_kwargs: Any) -> nn.Module:
+def compile_regions_fsdp2(module: nn.Module, **compile_kwargs: object) -> nn.Module:
     """Compile the blocks of a model that FSDP2 will shard."""
     raise _unbuilt("FSDP", "compile_regions_fsdp2")
 
 
-def compile_regions_deepspeed(module: nn.Module, **compile_kwargs: Any) -> None:
+def compile_regions_deepspeed(module: nn.Module, **compile_kwargs: object) -> None:
     """Compile the blocks of a model that DeepSpeed will shard."""
     raise _unbuilt("DeepSpeed", "compile_regions_deepspeed")
 
 
-def map_pytorch_optim_to_deepspeed(optimizer: Any) -> Any:
+def map_pytorch_optim_to_deepspeed(optimizer: object) -> NoReturn:
     """Turn an optimizer into DeepSpeed's own."""
     raise _unbuilt("DeepSpeed", "map_pytorch_optim_to_deepspeed")
 
 
-def avg_losses_across_data_parallel_group(losses: Any) -> Any:
+def avg_losses_across_data_parallel_group(losses: object) -> NoReturn:
     """Average losses over ranks with different data."""
     raise _unbuilt("Megatron-LM", "avg_losses_across_data_parallel_group")
 
@@ -157,39 +157,39 @@ def finish_mpu_init() -> None:
     raise _unbuilt("Megatron-LM", "finish_mpu_init")
 
 
-def gather_across_data_parallel_groups(tensor: Any) -> Any:
+def gather_across_data_parallel_groups(tensor: object) -> NoReturn:
     """Gather a tensor over ranks with different data."""
     raise _unbuilt("Megatron-LM", "gather_across_data_parallel_groups")
 
 
-def initialize(accelerator: Any, extra_args_provider: Any = None, args_defaults: Any = None) -> None:
+def initialize(accelerator: object, extra_args_provider: object = None, args_defaults: object = None) -> None:
     """Start Megatron-LM."""
     raise _unbuilt("Megatron-LM", "initialize")
 
 
 def model_provider_func(
     pre_process: bool = True, post_process: bool = True, add_encoder: bool = True, add_decoder: bool = True
-) -> Any:
+) -> NoReturn:
     """Build the part of a model that this stage holds."""
     raise _unbuilt("Megatron-LM", "model_provider_func")
 
 
-def prepare_data_loader(accelerator: Any, dataloader: Any) -> Any:
+def prepare_data_loader(accelerator: object, dataloader: object) -> NoReturn:
     """Share a loader out over ranks with different data."""
     raise _unbuilt("Megatron-LM", "prepare_data_loader")
 
 
-def prepare_model_optimizer_scheduler(accelerator: Any) -> Any:
+def prepare_model_optimizer_scheduler(accelerator: object) -> NoReturn:
     """Build model, optimizer and schedule."""
     raise _unbuilt("Megatron-LM", "prepare_model_optimizer_scheduler")
 
 
-def prepare_optimizer(accelerator: Any, model: Any) -> Any:
+def prepare_optimizer(accelerator: object, model: object) -> NoReturn:
     """Build the optimizer."""
     raise _unbuilt("Megatron-LM", "prepare_optimizer")
 
 
-def prepare_scheduler(accelerator: Any, optimizer: Any, scheduler: Any) -> Any:
+def prepare_scheduler(accelerator: object, optimizer: object, scheduler: object) -> NoReturn:
     """Build the schedule."""
     raise _unbuilt("Megatron-LM", "prepare_scheduler")
 
@@ -199,7 +199,7 @@ def merge_command(args: argparse.Namespace) -> None:
     raise _unbuilt("FSDP", "merge_command")
 
 
-def merge_command_parser(subparsers: Any = None) -> argparse.ArgumentParser:
+def merge_command_parser(subparsers: object = None) -> argparse.ArgumentParser:
     """Make the parser of the command that merges sharded weights."""
     raise _unbuilt("FSDP", "merge_command_parser")
 
@@ -214,7 +214,7 @@ def to_fsdp2_command(args: argparse.Namespace) -> None:
     raise _unbuilt("FSDP", "to_fsdp2_command")
 
 
-def to_fsdp2_command_parser(subparsers: Any = None) -> argparse.ArgumentParser:
+def to_fsdp2_command_parser(subparsers: object = None) -> argparse.ArgumentParser:
     """Make the parser of the command that turns configurations for FSDP1 into some for FSDP2."""
     raise _unbuilt("FSDP", "to_fsdp2_command_parser")
 
@@ -222,10 +222,10 @@ def to_fsdp2_command_parser(subparsers: Any = None) -> argparse.ArgumentParser:
 class DeepSpeedEngineWrapper:
     """Runs the backward pass and the step of a DeepSpeed engine."""
 
-    def __init__(self, engine: Any) -> None:
+    def __init__(self, engine: object) -> None:
         raise _unbuilt("DeepSpeed", "DeepSpeedEngineWrapper")
 
-    def backward(self, loss: Any, sync_gradients: bool = True, **kwargs: Any) -> None:
+    def backward(self, loss: object, sync_gradients: bool = True, **kwargs: object) -> None:
         """Run the backward pass, and the step where gradients are exchanged."""
         raise _unbuilt("DeepSpeed", "DeepSpeedEngineWrapper.backward")
 
@@ -237,7 +237,7 @@ class DeepSpeedEngineWrapper:
 class DeepSpeedOptimizerWrapper(AcceleratedOptimizer):
     """Stands for the optimizer inside a DeepSpeed engine."""
 
-    def __init__(self, optimizer: Any) -> None:
+    def __init__(self, optimizer: object) -> None:
         raise _unbuilt("DeepSpeed", "DeepSpeedOptimizerWrapper")
 
     def step(self) -> None:  # type: ignore[override]
@@ -248,7 +248,7 @@ class DeepSpeedOptimizerWrapper(AcceleratedOptimizer):
 class DeepSpeedSchedulerWrapper(AcceleratedScheduler):
     """Stands for the schedule inside a DeepSpeed engine."""
 
-    def __init__(self, scheduler: Any, optimizers: Any) -> None:
+    def __init__(self, scheduler: object, optimizers: object) -> None:
         raise _unbuilt("DeepSpeed", "DeepSpeedSchedulerWrapper")
 
     def step(self) -> None:
@@ -259,7 +259,7 @@ class DeepSpeedSchedulerWrapper(AcceleratedScheduler):
 class MegatronLMOptimizerWrapper(AcceleratedOptimizer):
     """Stands for the optimizer inside Megatron-LM."""
 
-    def __init__(self, optimizer: Any) -> None:
+    def __init__(self, optimizer: object) -> None:
         raise _unbuilt("Megatron-LM", "MegatronLMOptimizerWrapper")
 
     def step(self) -> None:  # type: ignore[override]
@@ -270,21 +270,21 @@ class MegatronLMOptimizerWrapper(AcceleratedOptimizer):
 class MegatronLMSchedulerWrapper(AcceleratedScheduler):
     """Stands for the schedule inside Megatron-LM."""
 
-    def __init__(self, scheduler: Any, optimizers: Any) -> None:
+    def __init__(self, scheduler: object, optimizers: object) -> None:
         raise _unbuilt("Megatron-LM", "MegatronLMSchedulerWrapper")
 
 
 class MegatronLMDummyDataLoader:
     """Stands for a loader over Megatron-LM's own datasets."""
 
-    def __init__(self, **dataset_kwargs: Any) -> None:
+    def __init__(self, **dataset_kwargs: object) -> None:
         raise _unbuilt("Megatron-LM", "MegatronLMDummyDataLoader")
 
-    def build_train_valid_test_data_iterators(self, accelerator: Any) -> Any:
+    def build_train_valid_test_data_iterators(self, accelerator: object) -> NoReturn:
         """Build the three iterators."""
         raise _unbuilt("Megatron-LM", "MegatronLMDummyDataLoader.build_train_valid_test_data_iterators")
 
-    def get_train_valid_test_datasets_provider(self, accelerator: Any) -> Any:
+    def get_train_valid_test_datasets_provider(self, accelerator: object) -> NoReturn:
         """Return what builds the three datasets."""
         raise _unbuilt("Megatron-LM", "MegatronLMDummyDataLoader.get_train_valid_test_datasets_provider")
 
@@ -299,15 +299,15 @@ class AbstractTrainStep:
     def __init__(self, name: str) -> None:
         raise _unbuilt("Megatron-LM", "AbstractTrainStep")
 
-    def get_batch_func(self, accelerator: Any, megatron_dataset_flag: bool) -> Any:
+    def get_batch_func(self, accelerator: object, megatron_dataset_flag: bool) -> NoReturn:
         """Return what reads a batch."""
         raise _unbuilt("Megatron-LM", "AbstractTrainStep.get_batch_func")
 
-    def get_forward_step_func(self) -> Any:
+    def get_forward_step_func(self) -> NoReturn:
         """Return what runs the forward pass."""
         raise _unbuilt("Megatron-LM", "AbstractTrainStep.get_forward_step_func")
 
-    def get_loss_func(self, accelerator: Any) -> Any:
+    def get_loss_func(self, accelerator: object) -> NoReturn:
         """Return what computes the loss."""
         raise _unbuilt("Megatron-LM", "AbstractTrainStep.get_loss_func")
 
@@ -315,18 +315,18 @@ class AbstractTrainStep:
 class BertTrainStep(AbstractTrainStep):
     """The training step of a BERT."""
 
-    def __init__(self, accelerator: Any, args: Any) -> None:
+    def __init__(self, accelerator: object, args: object) -> None:
         raise _unbuilt("Megatron-LM", "BertTrainStep")
 
-    def get_batch_func(self, accelerator: Any, megatron_dataset_flag: bool) -> Any:
+    def get_batch_func(self, accelerator: object, megatron_dataset_flag: bool) -> NoReturn:
         """Return what reads a batch."""
         raise _unbuilt("Megatron-LM", "BertTrainStep.get_batch_func")
 
-    def get_loss_func(self, accelerator: Any, pretraining_flag: bool, num_labels: int) -> Any:  # type: ignore[override]
+    def get_loss_func(self, accelerator: object, pretraining_flag: bool, num_labels: int) -> NoReturn:  # type: ignore[override]
         """Return what computes the loss."""
         raise _unbuilt("Megatron-LM", "BertTrainStep.get_loss_func")
 
-    def get_forward_step_func(self, pretraining_flag: bool, bert_binary_head: bool) -> Any:  # type: ignore[override]
+    def get_forward_step_func(self, pretraining_flag: bool, bert_binary_head: bool) -> NoReturn:  # type: ignore[override]
         """Return what runs the forward pass."""
         raise _unbuilt("Megatron-LM", "BertTrainStep.get_forward_step_func")
 
@@ -334,28 +334,28 @@ class BertTrainStep(AbstractTrainStep):
 class GPTTrainStep(AbstractTrainStep):
     """The training step of a GPT."""
 
-    def __init__(self, accelerator: Any, args: Any) -> None:
+    def __init__(self, accelerator: object, args: object) -> None:
         raise _unbuilt("Megatron-LM", "GPTTrainStep")
 
 
 class T5TrainStep(AbstractTrainStep):
     """The training step of a T5."""
 
-    def __init__(self, accelerator: Any, args: Any) -> None:
+    def __init__(self, accelerator: object, args: object) -> None:
         raise _unbuilt("Megatron-LM", "T5TrainStep")
 
     @staticmethod
-    def attn_mask_postprocess(attention_mask: Any) -> NoReturn:
+    def attn_mask_postprocess(attention_mask: object) -> NoReturn:
         """Build a mask."""
         raise _unbuilt("Megatron-LM", "T5TrainStep.attn_mask_postprocess")
 
     @staticmethod
-    def get_decoder_mask(seq_length: int, device: Any) -> NoReturn:
+    def get_decoder_mask(seq_length: int, device: object) -> NoReturn:
         """Build a mask."""
         raise _unbuilt("Megatron-LM", "T5TrainStep.get_decoder_mask")
 
     @staticmethod
-    def get_enc_dec_mask(attention_mask: Any, dec_seq_length: int, device: Any) -> NoReturn:
+    def get_enc_dec_mask(attention_mask: object, dec_seq_length: int, device: object) -> NoReturn:
         """Build a mask."""
         raise _unbuilt("Megatron-LM", "T5TrainStep.get_enc_dec_mask")
 
@@ -363,34 +363,34 @@ class T5TrainStep(AbstractTrainStep):
 class MegatronEngine(nn.Module):
     """A model, its optimizer and its schedule inside Megatron-LM."""
 
-    def __init__(self, accelerator: Any, model: Any, optimizer: Any, scheduler: Any) -> None:
+    def __init__(self, accelerator: object, model: object, optimizer: object, scheduler: object) -> None:
         raise _unbuilt("Megatron-LM", "MegatronEngine")
 
-    def train_step(self, **batch_data: Any) -> Any:
+    def train_step(self, **batch_data: object) -> NoReturn:
         """Run a training step."""
         raise _unbuilt("Megatron-LM", "MegatronEngine.train_step")
 
-    def eval_step(self, **batch_data: Any) -> Any:
+    def eval_step(self, **batch_data: object) -> NoReturn:
         """Run an evaluation step."""
         raise _unbuilt("Megatron-LM", "MegatronEngine.eval_step")
 
-    def forward(self, **batch_data: Any) -> Any:
+    def forward(self, **batch_data: object) -> NoReturn:
         """Run a step of the mode that is on."""
         raise _unbuilt("Megatron-LM", "MegatronEngine.forward")
 
-    def get_batch_data_iterator(self, batch_data: Any) -> Any:
+    def get_batch_data_iterator(self, batch_data: object) -> NoReturn:
         """Cut a batch into parts."""
         raise _unbuilt("Megatron-LM", "MegatronEngine.get_batch_data_iterator")
 
-    def get_module_config(self) -> Any:
+    def get_module_config(self) -> NoReturn:
         """Describe the model to Megatron-LM's data parallelism."""
         raise _unbuilt("Megatron-LM", "MegatronEngine.get_module_config")
 
-    def load_checkpoint(self, input_dir: Any) -> None:
+    def load_checkpoint(self, input_dir: object) -> None:
         """Load a checkpoint."""
         raise _unbuilt("Megatron-LM", "MegatronEngine.load_checkpoint")
 
-    def save_checkpoint(self, output_dir: Any) -> None:
+    def save_checkpoint(self, output_dir: object) -> None:
         """Save a checkpoint."""
         raise _unbuilt("Megatron-LM", "MegatronEngine.save_checkpoint")
 
@@ -398,10 +398,10 @@ class MegatronEngine(nn.Module):
         """Log the results of an evaluation."""
         raise _unbuilt("Megatron-LM", "MegatronEngine.log_eval_results")
 
-    def eval(self) -> Any:
+    def eval(self) -> NoReturn:
         """Switch to evaluation."""
         raise _unbuilt("Megatron-LM", "MegatronEngine.eval")
 
-    def train(self) -> Any:  # type: ignore[override]
+    def train(self) -> NoReturn:  # type: ignore[override]
         """Switch to training."""
         raise _unbuilt("Megatron-LM", "MegatronEngine.train")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from accel_core.errors import ConfigurationError, MissingDependencyError
 from accel_core.host import availability, versions
+from accel_core.mesh.layout import GROUPS, MESH_AXES
 from accel_core.options.option import option_named
 from accel_core.options.parallelism import (
     BETA_TP_AVAILABLE_TRANSFORMERS_VERSION,
@@ -25,7 +26,6 @@ __all__ = [
     "TorchTensorParallelPlugin",
 ]
 
-_MESH_ORDER = ("dp_replicate", "dp_shard", "cp", "sp", "tp")
 _REFUSED_ATTENTIONS = ("eager", "flex_attention")
 
 
@@ -162,12 +162,12 @@ class ParallelismConfig:
 
     def __post_init__(self) -> None:
         """Fill what is left open from the environment, make the handlers and check the layout."""
-        for name in (*(f"{axis}_size" for axis in _MESH_ORDER), "cp_backend", "sp_backend"):
+        for name in (*(f"{axis}_size" for axis in MESH_AXES), "cp_backend", "sp_backend"):
             if getattr(self, name) is None:
                 setattr(self, name, _read(name))
         for name in ("cp_backend", "sp_backend"):
             option_named(ParallelismOptions, name).check(getattr(self, name), f"the argument {name}")
-        for axis, size in self._sizes.items():
+        for axis, size in self.sizes.items():
             if size < 1:
                 raise ConfigurationError(f"An axis of the mesh holds at least one rank; got {axis}_size={size}. Use 1.")
         if self.cp_size > 1 and self.sp_size > 1:  # type: ignore[operator]
@@ -215,21 +215,22 @@ class ParallelismConfig:
         }
 
     @property
-    def _sizes(self) -> dict[str, int]:
-        return {axis: getattr(self, f"{axis}_size") for axis in _MESH_ORDER}
+    def sizes(self) -> dict[str, int]:
+        """Number of ranks along each axis, outermost first."""
+        return {axis: getattr(self, f"{axis}_size") for axis in MESH_AXES}
 
     @property
     def total_size(self) -> int:
         """Number of ranks on the whole mesh."""
         product = 1
-        for size in self._sizes.values():
+        for size in self.sizes.values():
             product *= size
         return product
 
     @property
     def data_parallel_size(self) -> int:
         """Number of ranks that read different data."""
-        return self._sizes["dp_replicate"] * self._sizes["dp_shard"]
+        return self.sizes["dp_replicate"] * self.sizes["dp_shard"]
 
     @property
     def non_data_parallel_size(self) -> int:
@@ -239,35 +240,35 @@ class ParallelismConfig:
     @property
     def dp_replicate_enabled(self) -> bool:
         """Whether the model is copied."""
-        return self._sizes["dp_replicate"] > 1
+        return self.sizes["dp_replicate"] > 1
 
     @property
     def dp_shard_enabled(self) -> bool:
         """Whether a copy of the model is shared."""
-        return self._sizes["dp_shard"] > 1
+        return self.sizes["dp_shard"] > 1
 
     @property
     def tp_enabled(self) -> bool:
         """Whether matrix products are shared."""
-        return self._sizes["tp"] > 1
+        return self.sizes["tp"] > 1
 
     @property
     def cp_enabled(self) -> bool:
         """Whether sequences are shared by context parallelism."""
-        return self._sizes["cp"] > 1
+        return self.sizes["cp"] > 1
 
     @property
     def sp_enabled(self) -> bool:
         """Whether sequences are shared by Ulysses sequence parallelism."""
-        return self._sizes["sp"] > 1
+        return self.sizes["sp"] > 1
 
     def _active(self, *axes: str) -> list[str]:
-        return [axis for axis in axes if self._sizes[axis] > 1]
+        return [axis for axis in axes if self.sizes[axis] > 1]
 
     @property
     def dp_dim_names(self) -> list[str]:
         """Axes along which ranks read different data."""
-        return self._active("dp_replicate", "dp_shard")
+        return self._active(*GROUPS["dp"])
 
     @property
     def non_dp_dim_names(self) -> list[str]:
@@ -277,17 +278,20 @@ class ParallelismConfig:
     @property
     def dp_shard_cp_dim_names(self) -> list[str]:
         """Axes along which parameters are sharded."""
-        return self._active("dp_shard", "cp")
+        return self._active(*GROUPS["dp_shard_cp"])
 
     @property
     def dp_cp_dim_names(self) -> list[str]:
         """Axes over which a loss is averaged."""
-        return self._active("dp_replicate", "dp_shard", "cp")
+        return self._active(*GROUPS["dp_cp"])
 
     @property
     def fsdp_dim_names(self) -> list[str]:
-        """Axes of the mesh that fully sharded data parallelism gets: where copies are, then the flattened shards."""
-        return [*self._active("dp_replicate"), "dp_shard_cp"]
+        """Axes of the mesh that fully sharded data parallelism gets: where copies are, then the flattened shards.
+
+        The flattened axis is named only where the mesh has it: where "dp_shard" or "cp" holds more than one rank.
+        """
+        return [*self._active("dp_replicate"), *(["dp_shard_cp"] if self.dp_shard_cp_dim_names else [])]
 
     @property
     def active_mesh_dims(self) -> list[str]:
@@ -307,14 +311,14 @@ class ParallelismConfig:
         Returns:
             The mesh; `None` where no axis is active, or where DeepSpeed lays out the ranks itself.
         """
-        axes = [axis for axis in _MESH_ORDER if self._sizes[axis] > 1]
+        axes = [axis for axis in MESH_AXES if self.sizes[axis] > 1]
         if not axes or (self.sp_enabled and self.sp_backend == "deepspeed"):
             return None
         from torch.distributed.device_mesh import init_device_mesh
 
-        mesh = init_device_mesh(device_type, tuple(self._sizes[axis] for axis in axes), mesh_dim_names=tuple(axes))
-        groups = {"dp": self.dp_dim_names, "dp_shard_cp": self.dp_shard_cp_dim_names, "dp_cp": self.dp_cp_dim_names}
-        for name, members in groups.items():
+        mesh = init_device_mesh(device_type, tuple(self.sizes[axis] for axis in axes), mesh_dim_names=tuple(axes))
+        for name, over in GROUPS.items():
+            members = self._active(*over)
             if members:
                 mesh[tuple(members)]._flatten(name)
         return mesh

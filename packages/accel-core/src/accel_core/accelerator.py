@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import warnings
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from types import TracebackType
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import torch
@@ -16,8 +15,8 @@ from accel_core.checkpoint import background, folder, plain, weights
 from accel_core.checkpoint.report import RestoreReport
 from accel_core.comm import collectives
 from accel_core.comm.padding import pad_across_processes
+from accel_core.comm.split import split_for_rank
 from accel_core.comm.trigger import Trigger
-from accel_core.data.loader import PreparedLoader
 from accel_core.data.remainder import gather_for_metrics
 from accel_core.data.skip import skip_first_batches
 from accel_core.devices.memory import release_memory
@@ -31,13 +30,11 @@ from accel_core.plugins.compilation import TorchDynamoPlugin
 from accel_core.plugins.handlers import AutocastKwargs, KwargsHandler, ProfileKwargs
 from accel_core.plugins.loading import DataLoaderConfiguration
 from accel_core.plugins.project import ProjectConfiguration
-from accel_core.process import world
+from accel_core.process import control, world
 from accel_core.profiling import profile
 from accel_core.resolve import UNSET, Arguments, resolve
-from accel_core.runtime import Runtime
 from accel_core.state.gradient import GradientState
-from accel_core.state.process import PartialState
-from accel_core.strategies.ddp import sync_next_backward
+from accel_core.strategies.strategy import strategy_of
 from accel_core.tracking.tracker import GeneralTracker
 
 if TYPE_CHECKING:
@@ -167,8 +164,6 @@ class Accelerator:
         self.ao_recipe_handler = given.get("AORecipeKwargs")
         self.has_fp8_handler = any("RecipeKwargs" in name for name in given)
 
-    # The process
-
     @property
     def device(self) -> torch.device:
         """The device of this process."""
@@ -221,51 +216,51 @@ class Accelerator:
 
     def wait_for_everyone(self) -> None:
         """Stop until every process has come here; with one process, return at once."""
-        self.state.wait_for_everyone()
+        control.wait_for_all(self._runtime.world)
 
     def main_process_first(self) -> AbstractContextManager[None]:
         """Let the main process through a `with` block before all others."""
-        return self.state.main_process_first()
+        return control.main_first(self._runtime.world, self.is_main_process)
 
     def local_main_process_first(self) -> AbstractContextManager[None]:
         """Let the first process of each machine through a `with` block before the others."""
-        return self.state.local_main_process_first()
+        return control.main_first(self._runtime.world, self.is_local_main_process)
 
     def on_main_process(self, function: Callable[..., Any] | None = None) -> Callable[..., Any]:
         """Make a function run on the main process only; elsewhere it returns `None`."""
-        return PartialState().on_main_process(function)
+        return _only_when(self.is_main_process, function)
 
     def on_local_main_process(self, function: Callable[..., Any] | None = None) -> Callable[..., Any]:
         """Make a function run on the first process of each machine only."""
-        return PartialState().on_local_main_process(function)
+        return _only_when(self.is_local_main_process, function)
 
     def on_last_process(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Make a function run on the highest rank only."""
-        return PartialState().on_last_process(function)
+        return _only_when(self.is_last_process, function)
 
     def on_process(
         self, function: Callable[..., Any] | None = None, process_index: int | None = None
     ) -> Callable[..., Any]:
         """Make a function run on the process numbered `process_index` only."""
-        return PartialState().on_process(function, process_index=process_index)
+        return _only_when(self.process_index == process_index, function)
 
     def on_local_process(
         self, function: Callable[..., Any] | None = None, local_process_index: int | None = None
     ) -> Callable[..., Any]:
         """Make a function run, on each machine, on the process numbered `local_process_index` only."""
-        return PartialState().on_local_process(function, local_process_index=local_process_index)
+        return _only_when(self.local_process_index == local_process_index, function)
 
     def print(self, *args: Any, **kwargs: Any) -> None:
         """Print once per machine."""
-        self.state.print(*args, **kwargs)
+        if self.is_local_main_process:
+            print(*args, **kwargs)  # noqa: T201  what it is for
 
     def split_between_processes(
         self, inputs: list[Any] | tuple[Any, ...] | dict[str, Any] | torch.Tensor, apply_padding: bool = False
     ) -> AbstractContextManager[Any]:
         """Give each process its part of `inputs` inside the block; see `PartialState.split_between_processes`."""
-        return PartialState().split_between_processes(inputs, apply_padding=apply_padding)
-
-    # How the run is set up
+        here = self._runtime.world
+        return nullcontext(split_for_rank(inputs, here.rank, here.size, apply_padding=apply_padding))
 
     @property
     def mixed_precision(self) -> str:
@@ -420,8 +415,6 @@ class Accelerator:
         """This process's place on the context-parallel axis."""
         return self._mesh_rank("cp", "Context parallel")
 
-    # What was prepared
-
     @property
     def _models(self) -> list[Any]:
         return self._runtime.models
@@ -574,8 +567,6 @@ class Accelerator:
         """Do the same as `free_memory`."""
         return self.free_memory(*objects)
 
-    # The step
-
     @property
     def step(self) -> int:
         """Number of batches since the last end of the data."""
@@ -609,7 +600,7 @@ class Accelerator:
         Args:
             *models: The models that the block trains.
         """
-        return _Accumulate(self._runtime, models)
+        return self._runtime.accumulate(models)
 
     def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
         """Leave gradients of `model` unsynchronised in backward passes of the block."""
@@ -618,7 +609,8 @@ class Accelerator:
     @staticmethod
     def trigger_sync_in_backward(model: torch.nn.Module) -> AbstractContextManager[None]:
         """Synchronise gradients in the backward pass of the block although forward ran under `no_sync`."""
-        return sync_next_backward(model)
+        strategy = strategy_of(model)
+        return nullcontext() if strategy is None else strategy.sync_next_backward(model)
 
     def backward(self, loss: torch.Tensor, *, weight: torch.Tensor | float | None = None, **kwargs: Any) -> None:
         """Compute gradients of `loss`, divided for the accumulation window and scaled for the precision.
@@ -635,24 +627,7 @@ class Accelerator:
         Raises:
             ConfigurationError: Some batches of a window have a weight and others do not.
         """
-        runtime = self._runtime
-        accumulation = runtime.accumulation
-        learning_rate = kwargs.pop("learning_rate", None)
-        if weight is not None:
-            accumulation.add_weight(weight, runtime.world.device)
-        elif accumulation.weighted:
-            raise ConfigurationError(
-                "Some batches of this accumulation window have a weight and this one has none. "
-                "Pass backward(loss, weight=...) for every batch of the window."
-            )
-        elif runtime.strategy.divides_loss and accumulation.divisor != 1:
-            loss = loss / accumulation.divisor
-        if learning_rate is not None and self.has_lomo_optimizer:
-            self.lomo_backward(loss, learning_rate)
-            return
-        runtime.strategy.backward(loss, **kwargs)
-        if weight is not None and self.gradient_state.sync_gradients:
-            accumulation.close_weighted(runtime.training_parameters(accumulation.models), runtime.world)
+        self._runtime.backward(loss, weight, **kwargs)
 
     def lomo_backward(self, loss: torch.Tensor, learning_rate: float) -> None:
         """Run the fused backward and update of a LOMO optimizer.
@@ -674,17 +649,7 @@ class Accelerator:
         Args:
             optimizer: A prepared optimizer or a list of them; all where `None`.
         """
-        scaler = self.scaler
-        if scaler is None or not self.sync_gradients:
-            return
-        chosen = self._optimizers if optimizer is None else optimizer
-        for item in chosen if isinstance(chosen, list | tuple) else [chosen]:
-            while isinstance(item, AcceleratedOptimizer):
-                item = item.optimizer
-            already = scaler._per_optimizer_states[id(item)]["stage"].value != 0
-            has_gradients = any(p.grad is not None for group in item.param_groups for p in group["params"])
-            if not already and has_gradients:
-                scaler.unscale_(item)
+        self._runtime.unscale(optimizer)
 
     def clip_grad_norm_(
         self, parameters: Iterable[torch.Tensor] | torch.Tensor, max_norm: float, norm_type: float = 2
@@ -699,14 +664,13 @@ class Accelerator:
         Returns:
             The norm before, a scalar tensor.
         """
-        if self._runtime.precision.scaler is not None:
-            self.unscale_gradients()
-        return self._runtime.strategy.clip_grad_norm_(parameters, max_norm, norm_type)
+        self.unscale_gradients()
+        return self._runtime.strategy.clip_grad_norm_(parameters, max_norm, norm_type, models=self._models)
 
     def clip_grad_value_(self, parameters: Iterable[torch.Tensor] | torch.Tensor, clip_value: float) -> None:
         """Clip each gradient element to [-clip_value, clip_value]."""
         self.unscale_gradients()
-        self._runtime.strategy.clip_grad_value_(parameters, clip_value)
+        self._runtime.strategy.clip_grad_value_(parameters, clip_value, models=self._models)
 
     @property
     def optimizer_step_was_skipped(self) -> bool:
@@ -721,16 +685,16 @@ class Accelerator:
         """
         return self._runtime.precision.autocast(autocast_handler)
 
-    @contextmanager
-    def join_uneven_inputs(self, joinables: list[Any], even_batches: bool | None = None) -> Iterator[None]:
+    def join_uneven_inputs(
+        self, joinables: list[Any], even_batches: bool | None = None
+    ) -> AbstractContextManager[None]:
         """Let processes with fewer batches go along until the last one is done (`torch.distributed.algorithms.join`).
 
         Args:
             joinables: Prepared models and optimizers that take part.
             even_batches: Overrides, inside the block, whether first samples are repeated to make batches even.
         """
-        with _even_batches(self._dataloaders, even_batches), self._runtime.strategy.join(joinables):
-            yield
+        return self._runtime.join_uneven(joinables, even_batches)
 
     def maybe_context_parallel(
         self,
@@ -750,8 +714,6 @@ class Accelerator:
     def deepspeed_ulysses_dl_adapter(self, dl: _T, model: Any) -> _T:
         """Adapt a loader to Ulysses sequence parallel; a run without it gets its loader back."""
         return self._runtime.strategy.adapt_loader(dl, model)
-
-    # Across processes
 
     def gather(self, tensor: Any) -> Any:
         """Concatenate every process's tensors along their first dim, on every process.
@@ -795,13 +757,9 @@ class Accelerator:
         """Say, on every process alike, whether any process raised the flag since the last check, and lower it."""
         return self._trigger.check()
 
-    # Data
-
     def skip_first_batches(self, dataloader: Any, num_batches: int = 0) -> Any:
         """Return a loader that starts after the first `num_batches` of `dataloader`."""
         return skip_first_batches(dataloader, num_batches=num_batches)
-
-    # Checkpoints
 
     def save(self, obj: Any, f: str | os.PathLike[str], safe_serialization: bool = False) -> None:
         """Save an object once (or once a machine, with `save_on_each_node`).
@@ -835,7 +793,7 @@ class Accelerator:
         """
         weights.save_model(
             model,
-            self.get_state_dict(model),
+            self._runtime.strategy.weights(model),
             save_directory,
             max_shard_size=max_shard_size,
             safe_serialization=safe_serialization,
@@ -849,7 +807,7 @@ class Accelerator:
             model: The model.
             unwrap: Under the bare model's names; else under those of what wraps it.
         """
-        return self._runtime.state_dict(model) if unwrap else dict(model.state_dict())
+        return self._runtime.strategy.state_dict(model, unwrap=unwrap)
 
     def save_state(
         self,
@@ -940,8 +898,6 @@ class Accelerator:
         self._runtime.load_state_pre_hooks[handle.id] = hook
         return handle
 
-    # Trackers, profiles, the end
-
     @property
     def log_with(self) -> list[Any]:
         """What the run logs with."""
@@ -1002,50 +958,6 @@ class Accelerator:
         return f"Accelerator({self.num_processes} × {self.device}, {self.mixed_precision}, {self.distributed_type})"
 
 
-class _Accumulate(AbstractContextManager[None]):
-    """The block of one batch; see `Accelerator.accumulate`."""
-
-    __slots__ = ("_entered", "_models", "_runtime")
-
-    def __init__(self, runtime: Runtime, models: tuple[torch.nn.Module, ...]) -> None:
-        self._runtime = runtime
-        self._models = models
-        self._entered: list[AbstractContextManager[Any]] = []
-
-    def __enter__(self) -> None:
-        runtime = self._runtime
-        runtime.accumulation.models = self._models
-        if runtime.accumulation.advance() or runtime.gradient_state.sync_each_batch:
-            return
-        for model in self._models:
-            context = runtime.strategy.no_sync(model)
-            context.__enter__()
-            self._entered.append(context)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        while self._entered:
-            self._entered.pop().__exit__(kind, error, trace)
-
-
-@contextmanager
-def _even_batches(loaders: list[Any], even_batches: bool | None) -> Iterator[None]:
-    """Override `even_batches` of the map-style loaders inside the block."""
-    changed: list[tuple[Any, bool]] = []
-    if even_batches is not None:
-        for loader in loaders:
-            sampler = getattr(loader, "batch_sampler", None) if isinstance(loader, PreparedLoader) else None
-            if sampler is not None and hasattr(sampler, "even_batches"):
-                changed.append((sampler, sampler.even_batches))
-                sampler.even_batches = even_batches
-        if loaders and not changed:
-            warnings.warn(
-                "even_batches was overridden, but only loaders over iterable datasets were prepared; they keep theirs.",
-                stacklevel=4,
-            )
-    try:
-        yield
-    finally:
-        for sampler, before in changed:
-            sampler.even_batches = before
+def _only_when(chosen: bool, function: Callable[..., Any] | None) -> Callable[..., Any]:
+    """Make a function run on chosen processes; without one yet, return the decorator."""
+    return partial(control.only_when, chosen) if function is None else control.only_when(chosen, function)

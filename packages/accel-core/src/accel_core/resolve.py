@@ -1,6 +1,8 @@
 """Arguments, plugins and environment in; a Runtime out. The only place where a run is decided.
 
-Everything is checked here before anything is set up: a combination that cannot be meant leaves no state behind.
+Everything is checked here before anything is set up: a contradiction leaves no state behind. So the strategy's
+class and the layout come first, which are arithmetic; then the processes meet, the mesh is laid out and the strategy is
+made; the users' views are written last.
 """
 
 from __future__ import annotations
@@ -30,13 +32,12 @@ from accel_core.plugins.handlers import (
 from accel_core.plugins.loading import DataLoaderConfiguration
 from accel_core.plugins.parallelism import ParallelismConfig
 from accel_core.plugins.project import ProjectConfiguration
-from accel_core.precision import registry as precisions
 from accel_core.process import rendezvous, world
 from accel_core.runtime import Handlers, Runtime
 from accel_core.state.gradient import GradientState
-from accel_core.state.run import AcceleratorState
+from accel_core.state.run import AcceleratorState, settle_precision
 from accel_core.strategies import registry as strategies
-from accel_core.strategies.strategy import Parts
+from accel_core.strategies.parts import Parts, PrecisionRequest
 from accel_core.tracking.hub import TrackerHub
 from accel_core.tracking.settings import TrackerKwargs
 
@@ -101,62 +102,73 @@ def resolve(given: Arguments) -> tuple[Runtime, AcceleratorState]:
     data = _data(given)
     window = _window(given)
     compilation = _compilation(given)
-    precision_name = _precision_name(given)
-    chosen = strategies.choose(_request(given, handlers))
+    precision = _precision(given, handlers)
+    parallelism = _parallelism(given)
+    place = rendezvous.locate()
+    rank, processes = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (place.rank, place.size)
+    choice = _choice(given, handlers, processes, parallelism)
+    layout = choice.strategy.lay_out(rank, processes, parallelism, next(iter(choice.plugins), None))
     project = _project(given)
-    tracker_settings = handlers.get("TrackerKwargs")
 
+    # Everything that can be refused was, so from here on ranks meet.
     init = handlers.get("InitProcessGroupKwargs")
-    state = AcceleratorState(
-        mixed_precision=precision_name,
-        cpu=given.cpu,
-        dynamo_plugin=compilation,
-        deepspeed_plugin=given.deepspeed_plugin,
-        fsdp_plugin=given.fsdp_plugin,
-        torch_tp_plugin=given.torch_tp_plugin,
-        megatron_lm_plugin=given.megatron_lm_plugin,
-        parallelism_config=_mesh(given),
-        _from_accelerator=True,
-        **(init.to_kwargs() if init is not None else {}),
-    )
-    here = world.ensure()
-    autocast = handlers.get("AutocastKwargs") or AutocastKwargs()
-    precision = precisions.choose(
-        state.mixed_precision,
-        here,
-        autocast,
-        handlers.get("GradScalerKwargs") or GradScalerKwargs(),
-        [handler for handler in handlers.values() if isinstance(handler, _RECIPES)],
-    )
-    strategy = chosen(
+    here = world.ensure(given.cpu, **(init.to_kwargs() if init is not None else {}))
+    mesh = parallelism.get_device_mesh(here.device.type) if parallelism is not None and here.size > 1 else None
+    gradient_state = GradientState(window)
+    accumulation = Accumulation(gradient_state)
+    strategy = choice.strategy(
         Parts(
             world=here,
+            layout=layout,
+            mesh=mesh,
             precision=precision,
             device_placement=given.device_placement,
             compilation=compilation,
-            ddp=handlers.get("DistributedDataParallelKwargs") or DistributedDataParallelKwargs(),
-            plugin=_plugin_of(chosen, given, handlers),
+            accumulation=accumulation,
+            data=data,
+            plugins=choice.plugins,
         )
     )
-    state._label(strategy.label())
-    if state.parallelism_config is not None and here.size > 1:
-        state.device_mesh = state.parallelism_config.build_device_mesh(here.device.type)
-    gradient_state = GradientState(window)
     runtime = Runtime(
         world=here,
         strategy=strategy,
-        precision=precision,
         gradient_state=gradient_state,
-        accumulation=Accumulation(gradient_state),
+        accumulation=accumulation,
         data=data,
         project=project,
-        hub=TrackerHub(given.log_with, project.logging_dir, here.is_main, settings=tracker_settings),
-        handlers=Handlers(given=handlers, autocast=autocast, profile=handlers.get("ProfileKwargs") or ProfileKwargs()),
+        hub=TrackerHub(given.log_with, project.logging_dir, here.is_main, settings=handlers.get("TrackerKwargs")),
+        handlers=Handlers(
+            given=handlers, autocast=precision.autocast, profile=handlers.get("ProfileKwargs") or ProfileKwargs()
+        ),
         rng_types=list(given.rng_types) if given.rng_types is not None else ["generator"],
         device_placement=given.device_placement,
         step_scheduler_with_optimizer=given.step_scheduler_with_optimizer,
     )
-    return runtime, state
+    return runtime, _publish(given, runtime, choice, parallelism)
+
+
+def _publish(
+    given: Arguments, runtime: Runtime, choice: strategies.Choice, parallelism: ParallelismConfig | None
+) -> AcceleratorState:
+    """Show users what was decided: their views on the process and the run, and the variables that libraries read."""
+    parts = runtime.strategy.parts
+    state = AcceleratorState(
+        mixed_precision=parts.precision.name, cpu=given.cpu, dynamo_plugin=parts.compilation, _from_accelerator=True
+    )
+    facts: dict[str, Any] = {choice.shown_as: next(iter(choice.plugins), None)} if choice.shown_as else {}
+    if choice.shown_as == "deepspeed_plugins":  # users may name several, and keep their names
+        facts = {choice.shown_as: given.deepspeed_plugin or state.deepspeed_plugins or choice.plugins[0]}
+    state._publish(
+        runtime.strategy.label(),
+        **facts,
+        parallelism_config=parallelism,
+        device_mesh=parts.mesh,
+        _layout=parts.layout,
+        _engine=choice if choice.is_engine else None,
+    )
+    if choice.flag:
+        environ.write(choice.flag, True)
+    return state
 
 
 def _handlers(given: Iterable[KwargsHandler] | None) -> dict[str, Any]:
@@ -214,13 +226,13 @@ def _compilation(given: Arguments) -> TorchDynamoPlugin:
     return TorchDynamoPlugin()
 
 
-def _precision_name(given: Arguments) -> str | None:
-    if given.mixed_precision is None:
-        return None
-    name = str(given.mixed_precision).lower()
-    if name not in PrecisionType:
-        raise ConfigurationError(f"Unknown mixed precision {name!r}. Use one of {PrecisionType.list()}.")
-    return name
+def _precision(given: Arguments, handlers: dict[str, Any]) -> PrecisionRequest:
+    return PrecisionRequest(
+        settle_precision(given.mixed_precision, given.cpu),
+        handlers.get("AutocastKwargs") or AutocastKwargs(),
+        handlers.get("GradScalerKwargs") or GradScalerKwargs(),
+        tuple(handler for handler in handlers.values() if isinstance(handler, _RECIPES)),
+    )
 
 
 def _project(given: Arguments) -> ProjectConfiguration:
@@ -230,35 +242,56 @@ def _project(given: Arguments) -> ProjectConfiguration:
     return project
 
 
-def _request(given: Arguments, handlers: dict[str, Any]) -> strategies.Request:
-    processes = dist.get_world_size() if dist.is_initialized() else rendezvous.locate().size
-    mesh = _mesh(given)
-    if mesh is not None and mesh.total_size not in (1, processes):
+def _parallelism(given: Arguments) -> ParallelismConfig | None:
+    """Return the axes of the mesh: those given, those of the run that is set up, or those of the environment."""
+    found: ParallelismConfig | None = given.parallelism_config
+    if found is None:
+        found = AcceleratorState._shared_state.get("parallelism_config")
+    if found is None and environ.flag("ACCELERATE_USE_PARALLELISM_CONFIG"):
+        found = ParallelismConfig()
+    return found
+
+
+def _choice(
+    given: Arguments, handlers: dict[str, Any], processes: int, parallelism: ParallelismConfig | None
+) -> strategies.Choice:
+    """Choose the strategy: by the plugins given, else the engine of the run that is set up, else by the environment.
+
+    Raises:
+        ConfigurationError: The axes of the mesh do not fit, or the process trains with another engine already.
+    """
+    if parallelism is not None and parallelism.total_size not in (1, processes):
         raise ConfigurationError(
-            f"The axes of parallelism_config multiply to {mesh.total_size} processes, and this run has {processes}. "
-            "Change a size, or the number of processes."
+            f"The axes of parallelism_config multiply to {parallelism.total_size} processes, and this run has "
+            f"{processes}. Change a size, or the number of processes."
         )
-    return strategies.Request(
-        processes=processes,
-        deepspeed=given.deepspeed_plugin,
-        fsdp=given.fsdp_plugin,
-        megatron=given.megatron_lm_plugin,
-        tensor_parallel=given.torch_tp_plugin,
-        mesh=mesh,
-        others=tuple(handler for handler in handlers.values() if not isinstance(handler, _BUILT_IN)),
-    )
+    shown = AcceleratorState._shared_state
+    settled: strategies.Choice | None = shown.get("_engine")
+    plugins = _engine_plugins(given, handlers)
+    if not plugins and settled is not None:
+        return settled
+    if not plugins:
+        plugins = _listed(*(shown.get(f"{name}_plugin") for name in ("fsdp", "megatron_lm", "torch_tp")))
+        plugins += _listed(shown.get("deepspeed_plugins"))
+    settings = _listed(handlers.get("DistributedDataParallelKwargs"))
+    choice = strategies.choose(strategies.Request(processes, (*plugins, *settings), parallelism))
+    if settled is not None and choice.strategy is not settled.strategy:
+        raise ConfigurationError(
+            f"This process already trains with the engine {settled.strategy.name!r}; {choice.strategy.name!r} was "
+            "asked for. Use one engine for all Accelerators, or call AcceleratorState._reset_state() in between."
+        )
+    return choice
 
 
-def _mesh(given: Arguments) -> Any:
-    """Return the axes of the mesh: those given, or those of the environment where it asks for them."""
-    if given.parallelism_config is None and environ.flag("ACCELERATE_USE_PARALLELISM_CONFIG"):
-        return ParallelismConfig()
-    return given.parallelism_config
+def _engine_plugins(given: Arguments, handlers: dict[str, Any]) -> tuple[Any, ...]:
+    """Return the plugins that were passed: arguments of the built-in engines, and third parties' among the handlers."""
+    foreign = [handler for handler in handlers.values() if not isinstance(handler, _BUILT_IN)]
+    return _listed(given.megatron_lm_plugin, given.deepspeed_plugin, given.fsdp_plugin, given.torch_tp_plugin, *foreign)
 
 
-def _plugin_of(strategy: type, given: Arguments, handlers: dict[str, Any]) -> Any:
-    """Return the plugin made for a third party's strategy, if one was given."""
-    wanted = getattr(strategy, "plugin_type", None)
-    if wanted is None:
-        return None
-    return next((handler for handler in handlers.values() if isinstance(handler, wanted)), None)
+def _listed(*plugins: Any) -> tuple[Any, ...]:
+    """Return the plugins that are there; those given by name one by one."""
+    found: list[Any] = []
+    for plugin in plugins:
+        found += plugin.values() if isinstance(plugin, dict) else [] if plugin is None else [plugin]
+    return tuple(found)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -13,7 +15,9 @@ from accel_core._records import record
 from accel_core.data.loader import PreparedLoader
 from accel_core.data.prepare import prepare_data_loader
 from accel_core.errors import PreparationError
-from accel_core.optim.accumulation import Accumulation
+from accel_core.mesh.layout import Layout
+from accel_core.optim import lomo
+from accel_core.optim.accumulation import Accumulation, Batch
 from accel_core.optim.optimizer import AcceleratedOptimizer
 from accel_core.optim.scheduler import AcceleratedScheduler
 from accel_core.plugins.handlers import AutocastKwargs, KwargsHandler, ProfileKwargs
@@ -25,6 +29,9 @@ from accel_core.state.gradient import GradientState
 from accel_core.strategies.bundle import Bundle
 from accel_core.strategies.strategy import Strategy
 from accel_core.tracking.hub import TrackerHub
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 __all__ = ["Handlers", "Runtime"]
 
@@ -51,7 +58,6 @@ class Runtime:
     Attributes:
         world: The processes.
         strategy: How models live across them.
-        precision: The number format.
         gradient_state: Where the step stands.
         accumulation: The accumulation window.
         data: How loaders are prepared.
@@ -66,7 +72,6 @@ class Runtime:
 
     world: World
     strategy: Strategy
-    precision: Precision
     gradient_state: GradientState
     accumulation: Accumulation
     data: DataLoaderConfiguration
@@ -83,6 +88,21 @@ class Runtime:
     custom_objects: list[Any] = field(default_factory=list)
     save_state_pre_hooks: OrderedDict[int, Callable[..., None]] = field(default_factory=OrderedDict)
     load_state_pre_hooks: OrderedDict[int, Callable[..., None]] = field(default_factory=OrderedDict)
+
+    @property
+    def precision(self) -> Precision:
+        """The number format."""
+        return self.strategy.number_format
+
+    @property
+    def layout(self) -> Layout:
+        """Which rank does what."""
+        return self.strategy.layout
+
+    @property
+    def mesh(self) -> DeviceMesh | None:
+        """The device mesh, where the run has one."""
+        return self.strategy.parts.mesh
 
     @property
     def scaler(self) -> torch.amp.GradScaler | None:
@@ -108,7 +128,7 @@ class Runtime:
         return self.strategy.state_dict(model)
 
     def prepare(self, objects: Sequence[Any], placement: Sequence[bool | None] | None = None) -> tuple[Any, ...]:
-        """Prepare objects together: models, then optimizers and loaders, then schedules.
+        """Prepare objects together, in the strategy's order.
 
         Args:
             objects: What the user passed to `prepare`.
@@ -120,17 +140,9 @@ class Runtime:
         Raises:
             PreparationError: Objects that cannot be prepared; nothing was prepared then.
         """
-        bundle = Bundle.sort(objects, placement)
+        bundle = Bundle.sort(objects, placement, self.strategy.kind_of)
         self.strategy.check(bundle)
-        self.strategy.prepare(bundle)
-        for slot in bundle.models:
-            self._keep_model(slot.result)
-        for slot in bundle.optimizers:
-            slot.result = self.prepare_optimizer(slot.given, slot.place)
-        for slot in bundle.loaders:
-            slot.result = self.prepare_loader(slot.given, slot.place)
-        for slot in bundle.schedulers:
-            slot.result = self.prepare_scheduler(slot.given)
+        self.strategy.prepare(bundle, self)
         for slot in bundle.recognised:
             slot.result.__dict__["_is_accelerate_prepared"] = True
         return bundle.results
@@ -145,10 +157,11 @@ class Runtime:
         if not evaluation:
             self.strategy.check(bundle)
         prepared = self.strategy.prepare_model(model, device_placement=placement, evaluation=evaluation)
-        self._keep_model(prepared)
+        self.strategy.rebind(self.optimizers)
+        self.keep_model(prepared)
         return prepared
 
-    def _keep_model(self, model: Any) -> None:
+    def keep_model(self, model: Any) -> None:
         """Register a prepared model in place of any earlier form of the same model."""
         inner = self.strategy.unwrap(model, keep_torch_compile=False)
         for index, kept in enumerate(self.models):
@@ -166,10 +179,12 @@ class Runtime:
         for kept in self.optimizers:
             if kept.optimizer is optimizer:
                 return kept  # type: ignore[no-any-return]
+        self.strategy.rebind([optimizer])
         wrapper = AcceleratedOptimizer(
             optimizer,
             device_placement=self.device_placement if placement is None else placement,
             scaler=self.scaler,
+            stepper=self.strategy.stepper(optimizer),
         )
         wrapper.place(self.world.device)
         self.optimizers.append(wrapper)
@@ -191,7 +206,7 @@ class Runtime:
             own or list(self.optimizers),
             step_with_optimizer=self.step_scheduler_with_optimizer,
             split_batches=self.data.split_batches,
-            replicas=self.strategy.replica.size,
+            replicas=self.layout.replicas,
         )
         self.schedulers.append(wrapper)
         return wrapper
@@ -204,13 +219,12 @@ class Runtime:
             if all(kept is not loader for kept in self.dataloaders):
                 self.dataloaders.append(loader)
             return loader
-        replica = self.strategy.replica
         extra: dict[str, Any] = {} if self.data.uneven_end == "drop" else {"uneven_end": self.data.uneven_end}
         prepared = prepare_data_loader(
             loader,
             self.world.device,
-            num_processes=replica.size,
-            process_index=replica.rank,
+            num_processes=self.layout.replicas,
+            process_index=self.layout.part,
             split_batches=self.data.split_batches,
             put_on_device=self.device_placement if placement is None else placement,
             rng_types=list(self.rng_types),
@@ -226,13 +240,71 @@ class Runtime:
         self.dataloaders.append(prepared)
         return prepared
 
-    def training_parameters(self, models: Sequence[Any]) -> list[torch.nn.Parameter]:
-        """Return the parameters of `models`, or of all prepared ones where none is named, each once."""
-        chosen = models or self.models
-        return list({id(p): p for model in chosen for p in model.parameters()}.values())
+    def accumulate(self, models: tuple[torch.nn.Module, ...]) -> Batch:
+        """Return the block of one batch; see `Accelerator.accumulate`."""
+        return Batch(self.accumulation, models, self.strategy.no_sync)
+
+    def backward(self, loss: torch.Tensor, weight: torch.Tensor | float | None = None, **kwargs: Any) -> None:
+        """Compute gradients of a batch's loss, and complete those of a weighted window; see `Accelerator.backward`."""
+        rate = kwargs.pop("learning_rate", None)
+        accumulation, strategy = self.accumulation, self.strategy
+        loss = accumulation.share_of(loss, weight, divide=strategy.divides_loss, device=self.world.device)
+        if rate is not None and any(lomo.is_lomo(optimizer) for optimizer in self.optimizers):
+            lomo.backward(self.optimizers, loss, rate)
+            return
+        strategy.backward(loss, **kwargs)
+        if weight is not None and self.gradient_state.sync_gradients:
+            factor = accumulation.close_weighted(self.world)
+            if factor is not None:
+                strategy.scale_gradients(factor, accumulation.models or self.models, self.optimizers)
+
+    def unscale(self, optimizers: Any = None) -> None:
+        """Divide gradients by the scale of fp16 training, once a window.
+
+        Args:
+            optimizers: A prepared optimizer or a list of them; all where `None`.
+        """
+        if self.scaler is None or not self.gradient_state.sync_gradients:
+            return
+        chosen = self.optimizers if optimizers is None else optimizers
+        self.precision.unscale(_bare(item) for item in (chosen if isinstance(chosen, list | tuple) else [chosen]))
+
+    @contextmanager
+    def join_uneven(self, joinables: Sequence[Any], even_batches: bool | None) -> Iterator[None]:
+        """Join ranks with different numbers of batches; see `Accelerator.join_uneven_inputs`."""
+        with self.strategy.join(joinables):
+            changed = [] if even_batches is None else _override_even_batches(self.dataloaders, even_batches)
+            try:
+                yield
+            finally:
+                for sampler, before in changed:
+                    sampler.even_batches = before
 
     def release(self) -> None:
         """Let go of every prepared object and restart the accumulation window."""
         for kept in (self.models, self.optimizers, self.schedulers, self.dataloaders):
             kept.clear()
         self.accumulation.restart()
+
+
+def _bare(optimizer: Any) -> Any:
+    """Return the optimizer inside its wrappers."""
+    while isinstance(optimizer, AcceleratedOptimizer):
+        optimizer = optimizer.optimizer
+    return optimizer
+
+
+def _override_even_batches(loaders: Sequence[Any], even_batches: bool) -> list[tuple[Any, bool]]:
+    """Set `even_batches` of the map-style loaders, and return their samplers with what each had before."""
+    changed: list[tuple[Any, bool]] = []
+    for loader in loaders:
+        sampler = getattr(loader, "batch_sampler", None) if isinstance(loader, PreparedLoader) else None
+        if sampler is not None and hasattr(sampler, "even_batches"):
+            changed.append((sampler, sampler.even_batches))
+            sampler.even_batches = even_batches
+    if loaders and not changed:
+        warnings.warn(
+            "even_batches was overridden, but only loaders over iterable datasets were prepared; they keep theirs.",
+            stacklevel=4,
+        )
+    return changed

@@ -219,3 +219,44 @@ def test_model_spread_over_devices_is_refused() -> None:
     model.hf_device_map = {"a": 0, "b": 1}
     with pytest.raises(PreparationError, match="spread over 0, 1"):
         Accelerator().prepare(model)
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+@world(2)
+def test_model_compiled_before_prepare_trains_as_one_process(accumulation: int) -> None:
+    """Two ranks that prepare a compiled model end with the weights of one process over all the data."""
+    model = _model()
+    expected = _model()
+    data = torch.arange(24.0).reshape(8, 3) / 24
+    plain = torch.optim.SGD(expected.parameters(), lr=0.1)
+    for step in data.split(2 * accumulation):
+        plain.zero_grad()
+        expected(step).square().mean().backward()
+        plain.step()
+    accelerator = Accelerator(gradient_accumulation_steps=accumulation)
+    compiled, optimizer = accelerator.prepare(
+        torch.compile(model, backend="eager"), torch.optim.SGD(model.parameters(), lr=0.1)
+    )
+    assert isinstance(compiled._orig_mod, DistributedDataParallel)
+    for batch in data[accelerator.process_index :: 2].split(1):
+        with accelerator.accumulate(compiled):
+            accelerator.backward(compiled(batch).square().mean())
+            optimizer.step()
+            optimizer.zero_grad()
+    torch.testing.assert_close(model.state_dict(), expected.state_dict())
+    assert accelerator.unwrap_model(compiled) is not compiled
+    assert isinstance(compiled._orig_mod, DistributedDataParallel), "unwrapping leaves the compiled model as it is"
+    assert accelerator.get_state_dict(compiled).keys() == model.state_dict().keys()
+
+
+@world(2)
+def test_released_models_go_while_the_accelerator_lives() -> None:
+    """A wrapper holds its model; the strategy holds neither."""
+    import weakref
+
+    accelerator = Accelerator()
+    model = accelerator.prepare(_model())
+    gone = weakref.ref(model.module)
+    (model,) = accelerator.free_memory(model)
+    gc.collect()
+    assert gone() is None

@@ -95,19 +95,75 @@ def test_optimizer_alone_is_legal() -> None:
     assert isinstance(Accelerator().prepare(optimizer), AcceleratedOptimizer)
 
 
-def test_optimizer_of_replaced_parameters_is_refused_by_name() -> None:
-    """Where moving a model replaces its parameters, an optimizer that holds the old ones would train nothing."""
+@pytest.mark.parametrize("order", ["together", "model first", "optimizer first"])
+def test_optimizer_follows_parameters_that_moving_replaced(order: str) -> None:
+    """Where moving a model replaces its parameters, its optimizer trains the new ones, in any order of prepares."""
     accelerator = Accelerator()
     model = nn.Linear(2, 2)
+    old = dict(model.named_parameters())
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     before = torch.__future__.get_overwrite_module_params_on_conversion()
     torch.__future__.set_overwrite_module_params_on_conversion(True)
     try:
-        with pytest.raises(PreparationError, match=r"SGD.*bias, weight.*prepared model's parameters"):
-            accelerator.prepare(model, optimizer)
+        if order == "together":
+            model, optimizer = accelerator.prepare(model, optimizer)
+        elif order == "model first":
+            model, optimizer = accelerator.prepare(model), accelerator.prepare(optimizer)
+        else:
+            optimizer, model = accelerator.prepare(optimizer), accelerator.prepare(model)
     finally:
         torch.__future__.set_overwrite_module_params_on_conversion(before)
-    assert accelerator._optimizers == []
+    assert all(new is not old[name] for name, new in model.named_parameters()), "torch replaced them"
+    held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    assert [id(parameter) for parameter in held] == [id(parameter) for parameter in model.parameters()]
+    weight = model.weight.detach().clone()
+    accelerator.backward(model(torch.ones(1, 2)).sum())
+    optimizer.step()
+    assert not torch.equal(model.weight, weight)
+
+
+def test_compiled_model_is_prepared_like_any_other() -> None:
+    """A model that was compiled before prepare computes in bf16, is moved, and stays compiled as it was."""
+    seen: list[torch.dtype] = []
+
+    class Layer(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out = super().forward(x)
+            seen.append(out.dtype)
+            return out
+
+    backends: list[Any] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        backends.append(graph)
+        return graph.forward
+
+    accelerator = Accelerator(mixed_precision="bf16")
+    plain = Layer(2, 2)
+    compiled = torch.compile(plain, backend=backend)
+    model = accelerator.prepare(compiled)
+    assert model(torch.ones(1, 2)).dtype is torch.float32
+    assert seen[-1] is torch.bfloat16
+    assert backends, "the user's backend compiles it still"
+    assert accelerator.prepare(model) is model
+    assert accelerator.unwrap_model(model, keep_torch_compile=False) is plain
+
+
+def test_weights_without_a_model_are_refused() -> None:
+    """A weighted window whose gradients cannot be found is an error, not a step of the wrong length."""
+    accelerator = Accelerator()
+    accelerator.prepare(nn.Linear(2, 1))
+    with pytest.raises(StateError, match=r"no gradient was found.*in 1 models\. Prepare the model"):
+        accelerator.backward(nn.Linear(2, 1)(torch.ones(3, 2)).sum(), weight=3)
+
+
+def test_weights_reach_the_parameters_of_a_prepared_optimizer() -> None:
+    """A loop that prepares no model has its gradients scaled all the same."""
+    accelerator = Accelerator()
+    model = nn.Linear(2, 1)
+    accelerator.prepare(torch.optim.SGD(model.parameters(), lr=1.0))
+    accelerator.backward(model(torch.ones(4, 2)).sum(), weight=4)
+    torch.testing.assert_close(model.weight.grad, torch.ones(1, 2))
 
 
 def test_placement_of_wrong_length_is_refused() -> None:

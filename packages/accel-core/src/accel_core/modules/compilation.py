@@ -11,13 +11,24 @@ import torch
 
 from accel_core.modules.traversal import has_repeated_blocks
 
-__all__ = ["compile_regions", "has_compiled_regions", "is_compiled_module", "is_repeated_blocks"]
+__all__ = ["compile_regions", "has_compiled_regions", "is_compiled_module", "is_repeated_blocks", "like_compiled"]
 
 
 def is_compiled_module(module: Any) -> bool:
     """Say whether `module` is what `torch.compile` returned."""
     dynamo = sys.modules.get("torch._dynamo")
     return dynamo is not None and isinstance(module, dynamo.eval_frame.OptimizedModule)
+
+
+def like_compiled(compiled: torch.nn.Module, module: torch.nn.Module) -> torch.nn.Module:
+    """Compile `module` with everything that `compiled` was compiled with (backend, mode, options).
+
+    Args:
+        compiled: What `torch.compile` returned for another module.
+        module: The module to compile.
+    """
+    # torch keeps the arguments in this context only, and offers no way to apply them again.
+    return type(compiled)(module, cast(Any, compiled).dynamo_ctx)
 
 
 def has_compiled_regions(module: Any) -> bool:

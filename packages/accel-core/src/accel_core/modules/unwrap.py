@@ -8,22 +8,43 @@ from typing import Any
 import torch
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from accel_core.modules.compilation import has_compiled_regions, is_compiled_module
+from accel_core.modules.compilation import has_compiled_regions, is_compiled_module, like_compiled
 
-__all__ = ["canonical_name", "canonical_state_dict", "extract_model_from_parallel", "is_peft_model"]
+__all__ = [
+    "canonical_name",
+    "canonical_state_dict",
+    "extract_model_from_parallel",
+    "is_peft_model",
+    "register_container",
+]
 
 _PREFIXES = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
 
 
+_registered: list[type[Any] | str] = [DistributedDataParallel, DataParallel]
+
+
+def register_container(kind: type[Any] | str) -> None:
+    """Let models be taken out of a class of wrappers, which hold the model as `module`.
+
+    Args:
+        kind: The class; or `module:Class`, which counts once that module is imported.
+    """
+    if kind not in _registered:
+        _registered.append(kind)
+
+
 def _containers() -> tuple[type[Any], ...]:
-    """Return the wrapper classes whose `module` is the model; engines count only where they are loaded."""
-    kinds: list[type[Any]] = [DistributedDataParallel, DataParallel]
-    fsdp = sys.modules.get("torch.distributed.fsdp.fully_sharded_data_parallel")
-    if fsdp is not None:
-        kinds.append(fsdp.FullyShardedDataParallel)
-    deepspeed = sys.modules.get("deepspeed.runtime.engine")
-    if deepspeed is not None:
-        kinds.append(deepspeed.DeepSpeedEngine)
+    """Return the wrapper classes that are registered and imported."""
+    kinds: list[type[Any]] = []
+    for index, kind in enumerate(_registered):
+        if isinstance(kind, str):
+            home, _, name = kind.partition(":")
+            found = getattr(sys.modules.get(home), name, None)
+            if found is None:
+                continue
+            _registered[index] = kind = found
+        kinds.append(kind)
     return tuple(kinds)
 
 
@@ -61,8 +82,8 @@ def extract_model_from_parallel(
             _restore_forward(form)
     if keep_torch_compile:
         if compiled is not None:
-            compiled.__dict__["_modules"]["_orig_mod"] = model
-            return compiled
+            # A new form: the compiled model that was given goes on training through its container.
+            return compiled if compiled._orig_mod is model else like_compiled(compiled, model)
         if regions is not None:
             return regions
     return model

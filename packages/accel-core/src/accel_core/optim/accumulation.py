@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Any
+
 import torch
 import torch.distributed as dist
 
+from accel_core.errors import ConfigurationError
 from accel_core.process.world import World
 from accel_core.state.gradient import GradientState
 
-__all__ = ["Accumulation"]
+__all__ = ["Accumulation", "Batch"]
 
 
 class Accumulation:
@@ -33,11 +39,6 @@ class Accumulation:
         self._window: int | None = None
         self._weight: torch.Tensor | None = None
 
-    @property
-    def weighted(self) -> bool:
-        """Whether batches of the open window brought weights."""
-        return self._weight is not None
-
     def advance(self) -> bool:
         """Count one batch; set and return whether it synchronises gradients."""
         state = self.gradient_state
@@ -60,33 +61,51 @@ class Accumulation:
         """What the loss of the current batch is divided by."""
         return self.gradient_state.num_steps if self._window is None else self._window
 
-    def add_weight(self, weight: torch.Tensor | float, device: torch.device) -> None:
-        """Add the weight of one batch (such as its number of tokens) to the window's."""
-        value = torch.as_tensor(weight, dtype=torch.float64, device=device if device.type != "mps" else "cpu")
-        self._weight = value if self._weight is None else self._weight + value
-
-    def close_weighted(self, parameters: list[torch.nn.Parameter], world: World) -> None:
-        """Make the gradients of a window of summed losses those of its weighted mean over all ranks.
-
-        Each rank's backward added up gradients of sums, and synchronising took their mean over ranks. Multiplying by
-        (number of ranks ÷ total weight) leaves the gradient of (sum of all losses ÷ sum of all weights). A window
-        without any weight leaves zero gradients.
+    def share_of(
+        self, loss: torch.Tensor, weight: torch.Tensor | float | None, *, divide: bool, device: torch.device
+    ) -> torch.Tensor:
+        """Return what the current batch's loss counts in its window.
 
         Args:
-            parameters: The parameters whose gradients are complete on every rank.
+            loss: The batch's mean loss, or with `weight` its summed loss.
+            weight: Number of units behind a summed loss.
+            divide: Whether a mean loss is divided by the length of the window.
+            device: Where weights are added up.
+
+        Raises:
+            ConfigurationError: Earlier batches of the window had a weight and this one has none.
+        """
+        if weight is not None:
+            value = torch.as_tensor(weight, dtype=torch.float64, device=device if device.type != "mps" else "cpu")
+            self._weight = value if self._weight is None else self._weight + value
+            return loss
+        if self._weight is not None:
+            raise ConfigurationError(
+                "Some batches of this accumulation window have a weight and this one has none. "
+                "Pass backward(loss, weight=...) for every batch of the window."
+            )
+        return loss / self.divisor if divide and self.divisor != 1 else loss
+
+    def close_weighted(self, world: World) -> float | None:
+        """Return what the gradients of a window of summed losses are multiplied by, or `None` without weights.
+
+        Each rank's backward added up gradients of sums, and synchronising took their mean over ranks. Multiplying by
+        (number of ranks ÷ total weight) leaves the gradient of (sum of all losses ÷ sum of all weights). Where several
+        ranks are one replica, each counts its data's weight and its mean gradient as often, so the quotient is the
+        same. A window without any weight leaves zero gradients.
+
+        Args:
             world: The processes.
         """
         if self._weight is None:
-            return
+            return None
         total = self._weight
         self._weight = None
         if world.size > 1:
             total = total.to(world.device)
             dist.all_reduce(total)
         amount = float(total)
-        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        if gradients:
-            torch._foreach_mul_(gradients, world.size / amount if amount else 0.0)
+        return world.size / amount if amount else 0.0
 
     def restart(self) -> None:
         """Forget the current window."""
@@ -94,3 +113,41 @@ class Accumulation:
         self.models = ()
         self._window = None
         self._weight = None
+
+
+class Batch(AbstractContextManager[None]):
+    """The block of one batch: counts it, and leaves gradients unsynchronised unless its window ends.
+
+    Args:
+        accumulation: The window.
+        models: The models that the block trains.
+        no_sync: Returns a context in which backward passes of a model are not synchronised.
+    """
+
+    __slots__ = ("_accumulation", "_entered", "_models", "_no_sync")
+
+    def __init__(
+        self,
+        accumulation: Accumulation,
+        models: tuple[torch.nn.Module, ...],
+        no_sync: Callable[[torch.nn.Module], AbstractContextManager[Any]],
+    ) -> None:
+        self._accumulation = accumulation
+        self._models = models
+        self._no_sync = no_sync
+        self._entered: list[AbstractContextManager[Any]] = []
+
+    def __enter__(self) -> None:
+        self._accumulation.models = self._models
+        if self._accumulation.advance() or self._accumulation.gradient_state.sync_each_batch:
+            return
+        for model in self._models:
+            context = self._no_sync(model)
+            context.__enter__()
+            self._entered.append(context)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        while self._entered:
+            self._entered.pop().__exit__(kind, error, trace)

@@ -41,7 +41,7 @@ class LocalSGD:
         self.accelerator = accelerator
         self.model = model
         self.local_sgd_steps = local_sgd_steps
-        if self.enabled and not isinstance(_uncompiled(model), torch.nn.parallel.DistributedDataParallel):
+        if self.enabled and not accelerator._runtime.strategy.holds_whole(model):
             raise EngineUnavailableError(
                 f"Local SGD needs a whole model in each process; got {type(model).__name__} under "
                 f"{accelerator.distributed_type}. Prepare the model for plain data parallelism, or pass enabled=False."
@@ -79,7 +79,3 @@ class LocalSGD:
         with torch.no_grad():
             for parameter, mean in zip(parameters, means, strict=True):
                 parameter.copy_(mean)
-
-
-def _uncompiled(model: torch.nn.Module) -> Any:
-    return getattr(model, "_orig_mod", model)

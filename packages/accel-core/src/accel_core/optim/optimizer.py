@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -12,7 +12,21 @@ from accel_core.host import heartbeat
 from accel_core.optim.lomo import is_lomo
 from accel_core.state.gradient import GradientState
 
-__all__ = ["AcceleratedOptimizer", "move_to_device", "patch_optimizer_step"]
+__all__ = ["AcceleratedOptimizer", "Stepper", "move_to_device", "patch_optimizer_step"]
+
+
+class Stepper(Protocol):
+    """Steps and zeroes in an optimizer's stead, for an engine that owns both; called only where a window ends."""
+
+    @property
+    def step_was_skipped(self) -> bool:
+        """Whether the last step was skipped because of infinite or NaN gradients."""
+
+    def step(self, closure: Callable[[], Any] | None) -> Any:
+        """Update the parameters."""
+
+    def zero_grad(self, set_to_none: bool | None) -> None:
+        """Clear the gradients; `None` leaves the way to the engine."""
 
 
 def move_to_device(state: Any, device: torch.device | str) -> Any:
@@ -60,10 +74,19 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         optimizer: The optimizer to wrap.
         device_placement: Whether its state is moved to the process's device.
         scaler: The gradient scaler of fp16 training, or `None`.
+        stepper: Steps and zeroes in the optimizer's stead; `None` where it does so itself.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, device_placement: bool = True, scaler: Any = None) -> None:
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        device_placement: bool = True,
+        scaler: Any = None,
+        *,
+        stepper: Stepper | None = None,
+    ) -> None:
         self.optimizer: Any = optimizer
+        self._stepper = stepper
         self.scaler = scaler
         self.device_placement = device_placement
         self.gradient_state = GradientState()
@@ -135,7 +158,9 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         """
         if not self.gradient_state.sync_gradients:
             return
-        if set_to_none is None or "set_to_none" not in inspect.signature(self.optimizer.zero_grad).parameters:
+        if self._stepper is not None:
+            self._stepper.zero_grad(set_to_none)
+        elif set_to_none is None or "set_to_none" not in inspect.signature(self.optimizer.zero_grad).parameters:
             self.optimizer.zero_grad()
         else:
             self.optimizer.zero_grad(set_to_none=set_to_none)
@@ -164,6 +189,8 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         heartbeat.beat()
         if not self.gradient_state.sync_gradients or self._updates_in_backward:
             return None
+        if self._stepper is not None:
+            return self._stepper.step(closure)
         if self.scaler is None:
             return self.optimizer.step() if closure is None else self.optimizer.step(closure)
         return self._scaled_step(closure)
@@ -185,7 +212,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
     @property
     def step_was_skipped(self) -> bool:
         """Whether the last step was skipped because of infinite or NaN gradients."""
-        return self._is_overflow
+        return self._is_overflow if self._stepper is None else self._stepper.step_was_skipped
 
     def __repr__(self) -> str:
         return f"AcceleratedOptimizer({self.optimizer!r})"

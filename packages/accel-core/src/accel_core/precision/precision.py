@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
@@ -9,6 +10,7 @@ import torch
 
 from accel_core.options.enums import FP8BackendType
 from accel_core.plugins.handlers import AutocastKwargs
+from accel_core.precision import scaler as scalers
 
 __all__ = ["Precision"]
 
@@ -19,7 +21,8 @@ class Precision:
     """How a run computes its forward pass. This one computes as the model was written.
 
     Called in this order: `pair` once for the models and optimizers of a `prepare`, `convert` once for each model before
-    it is moved, `wrap` once after it is on its device, `autocast` around each piece of code that asks for it.
+    it is moved, `wrap` once after it is on its device, `autocast` around each piece of code that asks for it, `unscale`
+    before gradients of a finished window are looked at.
 
     Attributes:
         name: The word that users chose: `no`, `fp16`, `bf16` or `fp8`.
@@ -53,3 +56,8 @@ class Precision:
     def wrap(self, model: _M) -> _M:
         """Make `model.forward` compute in this format; a second call changes nothing."""
         return model
+
+    def unscale(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+        """Divide the gradients of optimizers by the scale of fp16 training, once a window; else do nothing."""
+        if self.scaler is not None:
+            scalers.unscale(self.scaler, optimizers)

@@ -3,19 +3,64 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from accel_core.errors import ConfigurationError, StateError
 from accel_core.host import environ
 from accel_core.options.enums import DistributedType, PrecisionType
+from accel_core.process.world import World, current
 from accel_core.state.process import PartialState
 
-__all__ = ["AcceleratorState", "is_initialized"]
+if TYPE_CHECKING:
+    from accel_core.mesh.layout import Layout
+
+__all__ = ["AcceleratorState", "data_part", "is_initialized", "settle_precision"]
 
 
 def is_initialized() -> bool:
     """Say whether an AcceleratorState, and so an Accelerator, was made in this process."""
     return AcceleratorState._shared_state != {}
+
+
+def data_part(here: World) -> int:
+    """Return which part of the data this rank reads in the run that is set up; without a run, its rank."""
+    layout: Layout | None = AcceleratorState._shared_state.get("_layout")
+    return here.rank if layout is None else layout.part
+
+
+def settle_precision(wanted: str | None, cpu: bool = False) -> str:
+    """Return the number format of the process's runs, changing nothing.
+
+    Args:
+        wanted: What an Accelerator asks for; `None` takes that of the run that is set up, then
+            ACCELERATE_MIXED_PRECISION.
+        cpu: Whether it asks for the CPU.
+
+    Raises:
+        ConfigurationError: The format is unknown, or the process trains in another one or on another device already.
+    """
+    settled: str | None = AcceleratorState._shared_state.get("_mixed_precision")
+    wanted = None if wanted is None else str(wanted).lower()
+    if settled is not None:
+        if wanted not in (None, settled):
+            raise ConfigurationError(
+                f"This process already trains with mixed precision {settled!r}; {wanted!r} was asked "
+                "for. Use one precision for all Accelerators, or call AcceleratorState._reset_state() in between."
+            )
+        here = current()
+        if cpu and here is not None and here.device.type != "cpu":
+            raise ConfigurationError(
+                f"The CPU was asked for, and this process already computes on {here.device}. "
+                "Pass cpu=True where the first Accelerator is made."
+            )
+        return settled
+    wanted = (wanted or environ.text("ACCELERATE_MIXED_PRECISION", "no") or "no").lower()
+    if wanted not in PrecisionType:
+        raise ConfigurationError(
+            f"Unknown mixed precision {wanted!r}. Use one of {PrecisionType.list()} "
+            "(the argument mixed_precision or ACCELERATE_MIXED_PRECISION)."
+        )
+    return wanted
 
 
 class AcceleratorState:
@@ -50,7 +95,9 @@ class AcceleratorState:
         "torch_tp_plugin",
     )
 
+    deepspeed_plugins: dict[str, Any] | None
     device_mesh: Any
+    distributed_type: DistributedType
     parallelism_config: Any
 
     def __init__(
@@ -71,24 +118,13 @@ class AcceleratorState:
             PartialState(cpu, **kwargs)
         self.__dict__.update({k: v for k, v in PartialState._shared_state.items() if k != "distributed_type"})
         self.__dict__.setdefault("distributed_type", PartialState().distributed_type)
-        wanted = None if mixed_precision is None else str(mixed_precision).lower()
-        if "_mixed_precision" in self.__dict__:
-            self._refuse_change(wanted, cpu)
+        is_set = "_mixed_precision" in self.__dict__
+        self._mixed_precision = settle_precision(mixed_precision, cpu)
+        if is_set:
             return
-        wanted = wanted or environ.text("ACCELERATE_MIXED_PRECISION", "no") or "no"
-        wanted = wanted.lower()
-        if wanted not in PrecisionType:
-            raise ConfigurationError(
-                f"Unknown mixed precision {wanted!r}. Use one of {PrecisionType.list()} "
-                "(the argument mixed_precision or ACCELERATE_MIXED_PRECISION)."
-            )
-        plugins = deepspeed_plugin if isinstance(deepspeed_plugin, dict) or deepspeed_plugin is None else None
-        if plugins is None and deepspeed_plugin is not None:
-            plugins = {"default": deepspeed_plugin}
         self.__dict__.update(
-            _mixed_precision=wanted,
             dynamo_plugin=dynamo_plugin,
-            deepspeed_plugins=plugins,
+            deepspeed_plugins=_by_name(deepspeed_plugin),
             fsdp_plugin=fsdp_plugin,
             torch_tp_plugin=torch_tp_plugin,
             megatron_lm_plugin=megatron_lm_plugin,
@@ -98,17 +134,21 @@ class AcceleratorState:
         )
         PartialState._shared_state["distributed_type"] = self.distributed_type
 
-    def _refuse_change(self, wanted: str | None, cpu: bool) -> None:
-        if wanted is not None and wanted != self._mixed_precision:
-            raise ConfigurationError(
-                f"This process already trains with mixed precision {self._mixed_precision!r}; {wanted!r} was asked "
-                "for. Use one precision for all Accelerators, or call AcceleratorState._reset_state() in between."
-            )
-        if cpu and self.device.type != "cpu":
-            raise ConfigurationError(
-                f"The CPU was asked for, and this process already computes on {self.device}. "
-                "Pass cpu=True where the first Accelerator is made."
-            )
+    def _publish(self, label: DistributedType, **facts: Any) -> None:
+        """Show what an Accelerator decided.
+
+        Args:
+            label: The strategy's label, which both views show.
+            **facts: Plugins, the mesh, the layout and the engine by the names of the shared state; `None` changes
+                nothing.
+        """
+        self.__dict__.update({name: value for name, value in facts.items() if value is not None})
+        self.deepspeed_plugins = _by_name(self.deepspeed_plugins)
+        self.distributed_type = label
+        PartialState._shared_state["distributed_type"] = label
+        plugins = list((self.deepspeed_plugins or {}).values())
+        if plugins and not any(getattr(plugin, "selected", False) for plugin in plugins):
+            plugins[0].select(_from_accelerator_state=True)
 
     def __repr__(self) -> str:
         text = repr(PartialState()) + f"Mixed precision type: {self.mixed_precision}\n"
@@ -130,11 +170,6 @@ class AcceleratorState:
         AcceleratorState._shared_state.clear()
         if reset_partial_state:
             PartialState._reset_state()
-
-    def _label(self, label: DistributedType) -> None:
-        """Write the strategy's label into both views."""
-        self.distributed_type = label
-        PartialState._shared_state["distributed_type"] = label
 
     @property
     def initialized(self) -> bool:
@@ -228,3 +263,8 @@ class AcceleratorState:
     def destroy_process_group(self, group: Any = None) -> None:
         """Leave the process group; see `PartialState.destroy_process_group`."""
         PartialState().destroy_process_group(group)
+
+
+def _by_name(plugins: Any) -> dict[str, Any] | None:
+    """Return DeepSpeed plugins by name; one alone is called "default"."""
+    return plugins if plugins is None or isinstance(plugins, dict) else {"default": plugins}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.utils.data import DataLoader
@@ -14,7 +14,10 @@ from accel_core.errors import PreparationError
 from accel_core.optim.optimizer import AcceleratedOptimizer
 from accel_core.optim.scheduler import AcceleratedScheduler
 
-__all__ = ["Bundle", "Slot"]
+__all__ = ["Bundle", "Kind", "Slot"]
+
+Kind = Literal["models", "optimizers", "loaders", "schedulers"]
+"""The kinds of objects that a strategy prepares, by the names of a bundle's lists."""
 
 
 @record
@@ -47,14 +50,14 @@ class Bundle:
         cls,
         objects: Sequence[Any],
         placement: Sequence[bool | None] | None,
-        is_loader: Callable[[Any], bool] | None = None,
+        kind_of: Callable[[Any], Kind | None] | None = None,
     ) -> Bundle:
         """Sort `objects`; what is none of the four kinds passes through untouched.
 
         Args:
             objects: What the caller passed to `prepare`.
             placement: For each object, whether it is moved to the device.
-            is_loader: Says what else than a torch `DataLoader` counts as a loader.
+            kind_of: Returns the kind of an object that only the run's strategy recognises.
 
         Raises:
             PreparationError: `placement` has another length than `objects`.
@@ -68,23 +71,11 @@ class Bundle:
         for index, given in enumerate(objects):
             slot = Slot(given, None if placement is None else placement[index], given)
             bundle.slots.append(slot)
-            kind = bundle._kind(given, is_loader)
+            kind = (None if kind_of is None else kind_of(given)) or _kind(given)
             if kind is not None:
-                kind.append(slot)
+                by_kind: list[Slot] = getattr(bundle, kind)
+                by_kind.append(slot)
         return bundle
-
-    def _kind(self, given: Any, is_loader: Callable[[Any], bool] | None) -> list[Slot] | None:
-        if isinstance(given, torch.nn.Module):
-            return self.models
-        if isinstance(given, torch.optim.Optimizer | AcceleratedOptimizer):
-            return self.optimizers
-        if isinstance(given, DataLoader) or (is_loader is not None and is_loader(given)):
-            return self.loaders
-        if isinstance(given, torch.optim.lr_scheduler.LRScheduler | AcceleratedScheduler) or _steps_like_a_schedule(
-            given
-        ):
-            return self.schedulers
-        return None
 
     @property
     def recognised(self) -> list[Slot]:
@@ -97,8 +88,19 @@ class Bundle:
         return tuple(slot.result for slot in self.slots)
 
 
+def _kind(given: Any) -> Kind | None:
+    if isinstance(given, torch.nn.Module):
+        return "models"
+    if isinstance(given, torch.optim.Optimizer | AcceleratedOptimizer):
+        return "optimizers"
+    if isinstance(given, DataLoader):
+        return "loaders"
+    is_schedule = isinstance(given, torch.optim.lr_scheduler.LRScheduler | AcceleratedScheduler)
+    return "schedulers" if is_schedule or _steps_like_a_schedule(given) else None
+
+
 def _steps_like_a_schedule(given: Any) -> bool:
-    """Say whether an object is a schedule by its looks: it steps, knows its rates, and belongs to an optimizer."""
+    """Return whether an object is a schedule by its looks: it steps, knows its rates, and belongs to an optimizer."""
     return (
         not isinstance(given, type)
         and callable(getattr(given, "step", None))

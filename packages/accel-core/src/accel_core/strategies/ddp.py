@@ -2,32 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, MutableMapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import ReferenceType, ref
 
 import torch
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.weak import WeakIdKeyDictionary
 
 from accel_core.errors import PreparationError
 from accel_core.host import environ
 from accel_core.options.enums import DistributedType
+from accel_core.plugins.handlers import DistributedDataParallelKwargs
 from accel_core.strategies.bundle import Bundle
-from accel_core.strategies.strategy import Parts, Strategy
+from accel_core.strategies.parts import Parts
+from accel_core.strategies.placement import devices_of
+from accel_core.strategies.strategy import Strategy
 
-__all__ = ["DataParallelStrategy", "sync_next_backward"]
+__all__ = ["DataParallelStrategy"]
 
 
 class DataParallelStrategy(Strategy):
     """`DistributedDataParallel` around each model; gradients are averaged while backward runs."""
 
     name = "ddp"
+    plugin_type = DistributedDataParallelKwargs
+    containers = (DistributedDataParallel,)
 
     def __init__(self, parts: Parts) -> None:
         super().__init__(parts)
-        self._wrappers: WeakKeyDictionary[torch.nn.Module, DistributedDataParallel] = WeakKeyDictionary()
+        self._settings: DistributedDataParallelKwargs = parts.plugin or DistributedDataParallelKwargs()
+        # A wrapper holds its model, so a strong reference to it would keep both alive for ever.
+        self._wrappers: MutableMapping[torch.nn.Module, ReferenceType[DistributedDataParallel]] = WeakIdKeyDictionary()
 
     def label(self) -> DistributedType:
         """Return the label of several processes on this device."""
@@ -39,8 +47,7 @@ class DataParallelStrategy(Strategy):
         if environ.flag("ACCELERATE_BYPASS_DEVICE_MAP"):
             return
         for slot in bundle.models:
-            maps = [getattr(module, "hf_device_map", None) or {} for module in slot.given.modules()]
-            devices = {str(device) for device_map in maps for device in device_map.values()}
+            devices = devices_of(slot.given)
             if len(devices) > 1:
                 raise PreparationError(
                     f"A model spread over {', '.join(sorted(devices))} by a device map cannot train data parallel: "
@@ -52,24 +59,29 @@ class DataParallelStrategy(Strategy):
         """Wrap a model that has something to train; the same model again gives the same wrapper."""
         if not any(parameter.requires_grad for parameter in model.parameters()):
             return model
-        wrapper = self._wrappers.get(model)
+        kept = self._wrappers.get(model)
+        wrapper = None if kept is None else kept()
         if wrapper is None:
-            arguments = self.parts.ddp.to_kwargs()
+            arguments = self._settings.to_kwargs()
             if self.world.device.index is not None and not getattr(model, "hf_device_map", None):
                 arguments |= {"device_ids": [self.world.device.index], "output_device": self.world.device.index}
             wrapper = DistributedDataParallel(model, **arguments)
-            self.parts.ddp.register_comm_hook(wrapper)
-            self._wrappers[model] = wrapper
+            self._settings.register_comm_hook(wrapper)
+            self._wrappers[model] = ref(wrapper)
         return wrapper
 
+    def holds_whole(self, model: torch.nn.Module) -> bool:
+        """Return whether DDP wraps the model."""
+        return _ddp_of(model) is not None
+
     def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
-        """Return DDP's own context; what is no DDP model has nothing to leave out."""
+        """Return DDP's `no_sync`, or a null context for a model that DDP does not wrap (a frozen one)."""
         wrapper = _ddp_of(model)
         return nullcontext() if wrapper is None else wrapper.no_sync()
 
     def sync_next_backward(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
         """Return a context whose backward pass averages gradients although its forward ran under `no_sync`."""
-        return sync_next_backward(model)
+        return _sync_next_backward(model)
 
     def join(self, joinables: Sequence[Any]) -> AbstractContextManager[Any]:
         """Return torch's `Join` over the given models and optimizers."""
@@ -83,7 +95,7 @@ def _ddp_of(model: Any) -> DistributedDataParallel | None:
 
 
 @contextmanager
-def sync_next_backward(model: Any) -> Iterator[None]:
+def _sync_next_backward(model: Any) -> Iterator[None]:
     """Make the next backward of a DDP model average gradients although its forward ran under `no_sync`.
 
     DDP decides in forward whether its reducer is armed; this arms it for the block. (See

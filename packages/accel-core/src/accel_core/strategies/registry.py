@@ -1,7 +1,8 @@
-"""Which strategy a run uses: the first row whose claim holds.
+"""Which strategy a run uses: the first row that claims it.
 
 Claims are decided before a strategy is imported. A third party adds a strategy through the entry-point group
-`accel.strategies`; it is chosen by the type of its own plugin, or by its name in ACCELERATE_STRATEGY.
+`accel.strategies`, or in a process by `register_strategy`; it is chosen by the type of its own plugin, or by its name
+in ACCELERATE_STRATEGY.
 """
 
 from __future__ import annotations
@@ -14,8 +15,11 @@ from typing import Any
 from accel_core._records import record
 from accel_core.errors import ConfigurationError, EngineUnavailableError
 from accel_core.host import environ
+from accel_core.modules.unwrap import register_container
+from accel_core.plugins.parallelism import ParallelismConfig, TorchTensorParallelPlugin
+from accel_core.strategies.strategy import Strategy
 
-__all__ = ["ORDER", "Request", "Row", "choose"]
+__all__ = ["ORDER", "Choice", "Request", "Row", "choose", "register_strategy"]
 
 
 @record(frozen=True)
@@ -24,100 +28,196 @@ class Request:
 
     Attributes:
         processes: Number of processes.
-        deepspeed: The DeepSpeed plugin, or `None`.
-        fsdp: The FSDP plugin, or `None`.
-        megatron: The Megatron-LM plugin, or `None`.
-        tensor_parallel: The tensor-parallel plugin, or `None`.
-        mesh: The parallelism configuration, or `None`.
-        others: Plugins of third parties.
+        plugins: Everything that was given and configures a strategy, built in or not.
+        parallelism: The axes of the mesh, or `None`.
     """
 
     processes: int
-    deepspeed: Any = None
-    fsdp: Any = None
-    megatron: Any = None
-    tensor_parallel: Any = None
-    mesh: Any = None
-    others: tuple[Any, ...] = ()
+    plugins: tuple[Any, ...] = ()
+    parallelism: ParallelismConfig | None = None
 
 
 @record(frozen=True)
 class Row:
-    """One way to run.
+    """One built-in way to run.
 
     Attributes:
         name: Its name.
-        claims: Says, from the request alone, whether it is the one.
         home: `module:Class`; empty for an engine that is not part of this version.
+        plugin: `module:Class` of its plugin; giving one claims the run.
+        flag: Variable that claims the run in the plugin's stead; set where a plugin claimed it.
+        shown_as: Attribute of `AcceleratorState` by which users find the plugin.
+        claims: Says, from the request alone, whether it is the one; `None` leaves that to plugin and flag.
+        containers: `module:Class` of the wrappers that the engine puts around models.
     """
 
     name: str
-    claims: Callable[[Request], bool]
-    home: str
+    home: str = ""
+    plugin: str = ""
+    flag: str = ""
+    shown_as: str = ""
+    claims: Callable[[Request], bool] | None = None
+    containers: tuple[str, ...] = ()
+
+    def of(self, plugins: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return those of `plugins` that are this row's."""
+        if not plugins or not self.plugin:
+            return ()
+        kind: type = _load(self.plugin)
+        return tuple(plugin for plugin in plugins if isinstance(plugin, kind))
 
 
-def _asked(plugin: Any, variable: str) -> bool:
-    return plugin is not None or environ.flag(variable)
+@record(frozen=True)
+class Choice:
+    """The strategy of a run.
+
+    Attributes:
+        strategy: Its class.
+        plugins: Its plugins, made from the environment where none was given.
+        flag: Variable that tells other libraries of the engine; empty for a strategy that has none.
+        shown_as: Attribute of `AcceleratorState` by which users find the plugin; empty for a strategy that has none.
+        is_engine: Whether it was asked for by plugin, variable or name, not just by the number of processes.
+    """
+
+    strategy: type[Strategy]
+    plugins: tuple[Any, ...]
+    flag: str = ""
+    shown_as: str = ""
+    is_engine: bool = True
+
+
+def _needs_mesh(request: Request) -> bool:
+    """Return whether more than plain data parallel was asked for."""
+    axes = request.parallelism
+    if any(isinstance(plugin, TorchTensorParallelPlugin) for plugin in request.plugins):
+        return True
+    return axes is not None and (axes.non_data_parallel_size > 1 or axes.dp_shard_enabled)
 
 
 ORDER: tuple[Row, ...] = (
-    Row("megatron", lambda r: _asked(r.megatron, "ACCELERATE_USE_MEGATRON_LM"), ""),
-    Row("deepspeed", lambda r: _asked(r.deepspeed, "ACCELERATE_USE_DEEPSPEED"), ""),
-    Row("fsdp", lambda r: _asked(r.fsdp, "ACCELERATE_USE_FSDP"), ""),
-    Row("mesh", lambda r: r.tensor_parallel is not None or _needs_mesh(r.mesh), ""),
-    Row("ddp", lambda r: r.processes > 1, "accel_core.strategies.ddp:DataParallelStrategy"),
-    Row("single", lambda r: True, "accel_core.strategies.single:SingleStrategy"),
+    Row(
+        "megatron",
+        plugin="accel_core.plugins.megatron:MegatronLMPlugin",
+        flag="ACCELERATE_USE_MEGATRON_LM",
+        shown_as="megatron_lm_plugin",
+    ),
+    Row(
+        "deepspeed",
+        plugin="accel_core.plugins.deepspeed:DeepSpeedPlugin",
+        flag="ACCELERATE_USE_DEEPSPEED",
+        shown_as="deepspeed_plugins",
+        containers=("deepspeed.runtime.engine:DeepSpeedEngine",),
+    ),
+    Row(
+        "fsdp",
+        plugin="accel_core.plugins.fsdp:FullyShardedDataParallelPlugin",
+        flag="ACCELERATE_USE_FSDP",
+        shown_as="fsdp_plugin",
+        containers=("torch.distributed.fsdp.fully_sharded_data_parallel:FullyShardedDataParallel",),
+    ),
+    Row(
+        "mesh",
+        plugin="accel_core.plugins.parallelism:TorchTensorParallelPlugin",
+        shown_as="torch_tp_plugin",
+        claims=_needs_mesh,
+    ),
+    Row(
+        "ddp",
+        "accel_core.strategies.ddp:DataParallelStrategy",
+        plugin="accel_core.plugins.handlers:DistributedDataParallelKwargs",
+        claims=lambda request: request.processes > 1,
+    ),
+    Row("single", "accel_core.strategies.single:SingleStrategy", claims=lambda request: True),
 )
 
+for _row in ORDER:
+    for _container in _row.containers:
+        register_container(_container)
 
-def _needs_mesh(mesh: Any) -> bool:
-    """Say whether a parallelism configuration asks for more than plain data parallel."""
-    return mesh is not None and (mesh.non_data_parallel_size > 1 or mesh.dp_shard_size > 1)
+_registered: dict[str, type[Strategy]] = {}
 
 
-def choose(request: Request) -> type:
-    """Return the strategy class that a request asks for.
+def register_strategy(strategy: type[Strategy]) -> None:
+    """Let a strategy be chosen as if an installed package had announced it: by its `name` or its plugin.
+
+    Args:
+        strategy: The class.
+
+    Raises:
+        ConfigurationError: Another class has the name.
+    """
+    if _registered.setdefault(strategy.name, strategy) is not strategy:
+        raise ConfigurationError(
+            f"Two strategies cannot have one name; got {strategy.name!r} again. Give the class another name."
+        )
+
+
+def choose(request: Request) -> Choice:
+    """Return the strategy that a request asks for.
 
     Raises:
         EngineUnavailableError: The engine asked for is not part of this version; it is never replaced by another.
-        ConfigurationError: Two third-party strategies claim the same request, or a name is unknown.
+        ConfigurationError: Several engines are asked for, two third-party strategies claim the same request, or a
+            name is unknown.
     """
     foreign = _foreign(request)
     if foreign is not None:
-        return foreign
-    row = next(row for row in ORDER if row.claims(request))
+        own = () if foreign.plugin_type is None else (foreign.plugin_type,)
+        return Choice(foreign, tuple(p for p in request.plugins if isinstance(p, own)))
+    row = _claimant(request)
     if not row.home:
         raise EngineUnavailableError(
             f"The engine {row.name!r} was asked for (by plugin or ACCELERATE_USE_*), and accel-core does not contain "
             "it yet. Remove the plugin or variable to train data parallel; accel never does that on its own."
         )
-    module, _, name = row.home.partition(":")
-    found: type = getattr(importlib.import_module(module), name)
-    return found
+    plugins = row.of(request.plugins) or ((_load(row.plugin)(),) if row.plugin else ())
+    return Choice(_load(row.home), plugins, row.flag, row.shown_as, is_engine=row.name not in ("ddp", "single"))
 
 
-def _foreign(request: Request) -> type | None:
+def _claimant(request: Request) -> Row:
+    """Return the first row that claims a request: by a plugin that was given, else by variable or by the processes."""
+    given = [row for row in ORDER if row.claims is None and row.of(request.plugins)]
+    if len(given) > 1:
+        raise ConfigurationError(
+            f"One engine at most trains a model; got plugins of {' and '.join(row.name for row in given)}. Keep one."
+        )
+    if given:
+        return given[0]
+    return next(row for row in ORDER if (environ.flag(row.flag) if row.claims is None else row.claims(request)))
+
+
+def _foreign(request: Request) -> type[Strategy] | None:
     """Return the third-party strategy that is named or whose plugin was given, if any."""
     wanted = environ.text("ACCELERATE_STRATEGY")
-    if wanted is None and not request.others:
+    # Looking for installed packages reads many files: only for plugins that are not our own.
+    if wanted is None and all(type(plugin).__module__.startswith("accel_core.") for plugin in request.plugins):
         return None
-    found = {point.name: point for point in entry_points(group="accel.strategies")}
+    installed = {point.name: point for point in entry_points(group="accel.strategies")}
     if wanted is not None:
-        if wanted not in found:
+        if wanted in _registered:
+            return _registered[wanted]
+        if wanted not in installed:
             raise ConfigurationError(
-                f"No strategy is called {wanted!r} (ACCELERATE_STRATEGY); installed are {sorted(found)}. "
-                "Install the package that provides it, or unset the variable."
+                f"No strategy is called {wanted!r} (ACCELERATE_STRATEGY); installed are "
+                f"{sorted({*installed, *_registered})}. Install the package that provides it, or unset the variable."
             )
-        named: type = found[wanted].load()
+        named: type[Strategy] = installed[wanted].load()
         return named
-    claimants: dict[str, type] = {}
-    for name, point in found.items():
-        strategy = point.load()
-        plugin_type = getattr(strategy, "plugin_type", None)
-        if plugin_type is not None and any(isinstance(plugin, plugin_type) for plugin in request.others):
-            claimants[name] = strategy
+    found = {name: point.load() for name, point in installed.items()} | _registered
+    claimants = {
+        name: strategy
+        for name, strategy in found.items()
+        if strategy.plugin_type is not None
+        and any(isinstance(plugin, strategy.plugin_type) for plugin in request.plugins)
+    }
     if len(claimants) > 1:
         raise ConfigurationError(
             f"Several strategies claim this run: {sorted(claimants)}. Name one in ACCELERATE_STRATEGY."
         )
     return next(iter(claimants.values()), None)
+
+
+def _load(home: str) -> Any:
+    """Import a class by `module:Class`."""
+    module, _, name = home.partition(":")
+    return getattr(importlib.import_module(module), name)

@@ -3,87 +3,112 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, MutableMapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, TypeVar
+from weakref import ReferenceType, ref
 
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from accel_core._records import record
 from accel_core.checkpoint.format import CheckpointFormat
 from accel_core.checkpoint.plain import PLAIN
-from accel_core.errors import PreparationError
-from accel_core.modules.compilation import compile_regions, has_compiled_regions, is_compiled_module
-from accel_core.modules.unwrap import canonical_state_dict, extract_model_from_parallel
-from accel_core.options.enums import DistributedType, DynamoBackend
-from accel_core.plugins.compilation import TorchDynamoPlugin
-from accel_core.plugins.handlers import DistributedDataParallelKwargs
+from accel_core.errors import PreparationError, StateError
+from accel_core.mesh.layout import Layout
+from accel_core.modules.unwrap import canonical_state_dict, extract_model_from_parallel, register_container
+from accel_core.optim.optimizer import Stepper
+from accel_core.optim.rebind import ParameterNames
+from accel_core.options.enums import DistributedType
+from accel_core.plugins.parallelism import ParallelismConfig
+from accel_core.precision import registry as precisions
 from accel_core.precision.precision import Precision
-from accel_core.process.world import World
-from accel_core.strategies.bundle import Bundle
+from accel_core.strategies import placement, recipe
+from accel_core.strategies.bundle import Bundle, Kind
+from accel_core.strategies.parts import Kit, Parts, PrecisionRequest
 
-__all__ = ["Parts", "Replica", "Strategy"]
+__all__ = ["Strategy", "strategy_of"]
 
 _L = TypeVar("_L")
+_owners: MutableMapping[torch.nn.Module, ReferenceType[Strategy]] = WeakIdKeyDictionary()
 
 
-@record(frozen=True)
-class Replica:
-    """Which copy of the data-parallel model this process is part of.
-
-    Attributes:
-        rank: Number of the copy.
-        size: Number of copies; each reads its own part of the data.
-    """
-
-    rank: int
-    size: int
-
-
-@record(frozen=True)
-class Parts:
-    """What a strategy is built from.
-
-    Attributes:
-        world: The processes.
-        precision: The number format of forward passes.
-        device_placement: Whether models are moved to the device.
-        compilation: How models are compiled.
-        ddp: Arguments of `DistributedDataParallel`.
-        plugin: The strategy's own plugin, where it has one.
-    """
-
-    world: World
-    precision: Precision
-    device_placement: bool
-    compilation: TorchDynamoPlugin
-    ddp: DistributedDataParallelKwargs
-    plugin: Any = None
+def strategy_of(model: torch.nn.Module) -> Strategy | None:
+    """Return the strategy that prepared a model, or `None` where none did."""
+    for form in (model, recipe.inside(model)):
+        reference = _owners.get(form)
+        if reference is not None:
+            return reference()
+    return None
 
 
 class Strategy(ABC):
     """How models, optimizers and gradients live across processes.
 
-    Called in this order: `check` and `prepare` for every `Accelerator.prepare`; per step `no_sync`, `backward`,
-    `clip_grad_norm_`; `state_dict` and `format` when saving or loading.
+    Called in this order:
+
+    1. Once for a run: `lay_out`, before any process group exists; the constructor, with the world, the layout, the mesh
+       and the strategy's own plugins; there `precision`; then `label`.
+    2. For every `Accelerator.prepare`: `kind_of` for each object, `check`, which may refuse and changes nothing, and
+       `prepare`, which owns the order. For a model alone, `prepare_model`; for an optimizer, `rebind` and `stepper`.
+    3. For every batch: `no_sync` around a batch that does not end its window (or `sync_next_backward`), `backward`;
+       where the window ends `scale_gradients` if losses had weights, `clip_grad_norm_` or `clip_grad_value_`, and the
+       stepper's `step` and `zero_grad`. `join`, `split_context` and `adapt_loader` where the user asks for them.
+    4. When saving or loading: `format`, `state_dict`, `weights`. `unwrap` at any time.
+
+    A method that is called on a part of the ranks only says so; all others are called on every rank.
 
     Args:
         parts: What the strategy is built from.
+
+    Attributes:
+        parts: The same.
+        world: The processes.
+        layout: Which rank does what.
+        number_format: What `precision` returned.
     """
 
     name: ClassVar[str]
+    plugin_type: ClassVar[type | None] = None
+    """The type of the strategy's own plugin: giving one chooses the strategy."""
+
+    containers: ClassVar[tuple[type[torch.nn.Module], ...]] = ()
+    """Classes that this strategy puts around a model, which they hold as `module`."""
+
     divides_loss: ClassVar[bool] = True
     """Whether the run divides a loss by the length of its accumulation window; an engine may do it itself."""
 
     format: ClassVar[CheckpointFormat] = PLAIN
-    """How the strategy's state lies in a checkpoint."""
+    """How the strategy's state lies in a checkpoint: its parts, and how they are restored."""
 
     def __init__(self, parts: Parts) -> None:
         self.parts = parts
         self.world = parts.world
-        self.precision = parts.precision
-        self._dead: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self.layout = parts.layout
+        for container in self.containers:
+            register_container(container)
+        self.number_format = self.precision(parts.precision)
+        self._names = ParameterNames()
+
+    @classmethod
+    def lay_out(cls, rank: int, world_size: int, parallelism: ParallelismConfig | None, plugin: Any) -> Layout:
+        """Return which rank does what, by arithmetic alone.
+
+        Args:
+            rank: This process.
+            world_size: Number of processes.
+            parallelism: The sizes that the user gave to the axes of the mesh.
+            plugin: The strategy's own plugin, which may have sizes of its own.
+        """
+        sized = parallelism is not None and parallelism.total_size > 1
+        return Layout.of(rank, world_size, parallelism.sizes if sized and parallelism is not None else None)
+
+    def precision(self, asked: PrecisionRequest) -> Precision:
+        """Return the number format of forward passes, with its gradient scaler; an engine may own both itself.
+
+        Raises:
+            DeviceUnavailableError: The hardware does not compute in that format.
+        """
+        return precisions.choose(asked.name, self.world, asked.autocast, asked.scaler, asked.recipes)
 
     @abstractmethod
     def label(self) -> DistributedType:
@@ -93,95 +118,99 @@ class Strategy(ABC):
     def distribute(self, model: torch.nn.Module) -> torch.nn.Module:
         """Make a model on its device train together with those of the other processes."""
 
-    @property
-    def replica(self) -> Replica:
-        """Which copy of the model this process is part of."""
-        return Replica(self.world.rank, self.world.size)
+    def kind_of(self, given: Any) -> Kind | None:
+        """Return the kind of an object that only this strategy recognises (an engine's own schedule, say)."""
+        return None
 
     def check(self, bundle: Bundle) -> None:
         """Refuse objects that cannot train this way, before anything is changed.
 
         Raises:
-            PreparationError: A model is spread over devices by a device map, or an optimizer holds parameters that
-                an earlier preparation replaced.
+            PreparationError: A model has weights on disk, or an optimizer holds parameters that its model lost.
         """
         for slot in bundle.models:
-            _refuse_device_map(slot.given)
+            placement.refuse_offloaded(slot.given)
         for slot in bundle.optimizers:
-            self._refuse_dead_parameters(slot.given)
+            self._names.check(slot.given)
 
-    def prepare(self, bundle: Bundle) -> None:
-        """Prepare the models of a bundle; fills their slots' results."""
-        models, optimizers = self.precision.pair(
+    def prepare(self, bundle: Bundle, kit: Kit) -> None:
+        """Prepare a bundle: fill the `result` of its slots.
+
+        Here models come first, because optimizers follow their parameters, then optimizers and loaders, and schedules
+        last, because they are bound to prepared optimizers. An engine that needs another order overrides this.
+
+        Args:
+            bundle: The objects by kind.
+            kit: Prepares and registers what the strategy does not own.
+        """
+        for slot in bundle.models:
+            self._names.remember(self._bare(slot.given))
+        models, optimizers = self.number_format.pair(
             [slot.given for slot in bundle.models], [slot.given for slot in bundle.optimizers]
         )
-        for slot, optimizer in zip(bundle.optimizers, optimizers, strict=True):
-            slot.given = optimizer
         for slot, model in zip(bundle.models, models, strict=True):
             slot.result = self.prepare_model(model, device_placement=slot.place)
-        for slot in bundle.optimizers:
-            self._refuse_dead_parameters(slot.given)
+        self.rebind([*kit.optimizers, *optimizers])
+        for slot in bundle.models:
+            kit.keep_model(slot.result)
+        for slot, optimizer in zip(bundle.optimizers, optimizers, strict=True):
+            slot.result = kit.prepare_optimizer(optimizer, slot.place)
+        for slot in bundle.loaders:
+            slot.result = kit.prepare_loader(slot.given, slot.place)
+        for slot in bundle.schedulers:
+            slot.result = kit.prepare_scheduler(slot.given)
 
     def prepare_model(
         self, model: torch.nn.Module, *, device_placement: bool | None = None, evaluation: bool = False
     ) -> torch.nn.Module:
-        """Prepare one model: convert layers, move, wrap the forward, distribute, compile.
+        """Prepare one model; see `strategies.recipe` for the steps.
 
         Args:
-            model: The model.
+            model: The model. Of a compiled one the inside is prepared, and compiled again as it was.
             device_placement: Move it to the device; `None` leaves that to the run.
             evaluation: It is not trained, so it need not be distributed.
 
         Returns:
             The model, or what wraps it.
         """
-        if isinstance(model, torch.nn.parallel.DistributedDataParallel) or is_compiled_module(model):
-            return model
-        place = self.parts.device_placement if device_placement is None else device_placement
-        model = self.precision.convert(model)
-        if place:
-            self._move(model)
-        model = self.precision.wrap(model)
-        regional = self._compiles and bool(self.parts.compilation.use_regional_compilation)
-        if regional and not has_compiled_regions(model):
-            model = compile_regions(model, **self._compile_arguments())
+        given, model = model, recipe.inside(model)
+        compiled = model is not given
+        if isinstance(model, self.containers):
+            self._own(given)
+            return given
+        self._names.remember(self._bare(model))
+        forward_before = model.__dict__.get("forward")
+        model = self.number_format.convert(model)
+        if self.parts.device_placement if device_placement is None else device_placement:
+            placement.move(model, self.world.device)
+        model = self.number_format.wrap(model)
+        if not compiled:
+            model = recipe.compile_blocks(model, self.parts.compilation)
         if not evaluation:
             model = self.distribute(model)
-        if self._compiles and not regional:
-            model = torch.compile(model, **self._compile_arguments())  # type: ignore[assignment]
+        if compiled:
+            model = recipe.keep_compiled(given, model, forward_before)
+        else:
+            model = recipe.compile_whole(model, self.parts.compilation)
+        self._own(model)
         return model
 
-    @property
-    def _compiles(self) -> bool:
-        return self.parts.compilation.backend != DynamoBackend.NO
+    def rebind(self, optimizers: Iterable[Any]) -> None:
+        """Point optimizers to the parameters that prepared models have now.
 
-    def _compile_arguments(self) -> dict[str, Any]:
-        arguments = self.parts.compilation.to_kwargs()
-        arguments.pop("use_regional_compilation", None)
-        return arguments
+        Raises:
+            PreparationError: An optimizer holds parameters that its model no longer has.
+        """
+        for optimizer in optimizers:
+            self._names.rebind(optimizer)
 
-    def _move(self, model: torch.nn.Module) -> None:
-        """Move a model to the device, and remember parameters that torch replaced instead of moving."""
-        if getattr(model, "hf_device_map", None):
-            return
-        before = dict(model.named_parameters())
-        model.to(self.world.device)
-        after = dict(model.named_parameters())
-        for name, old in before.items():
-            if after.get(name) is not old:
-                self._dead[old] = name
+    def stepper(self, optimizer: torch.optim.Optimizer) -> Stepper | None:
+        """Return who steps and zeroes in an optimizer's stead; `None` where the optimizer does it itself."""
+        return None
 
-    def _refuse_dead_parameters(self, optimizer: torch.optim.Optimizer) -> None:
-        if not self._dead:
-            return
-        held = [p for group in optimizer.param_groups for p in group["params"]]
-        names = sorted({self._dead[p] for p in held if p in self._dead})
-        if names:
-            raise PreparationError(
-                f"The optimizer {type(optimizer).__name__} holds parameters that moving the model replaced: "
-                f"{', '.join(names[:8])}{' …' if len(names) > 8 else ''}; stepping it would train nothing. "
-                "Make the optimizer from the prepared model's parameters."
-            )
+    def holds_whole(self, model: torch.nn.Module) -> bool:
+        """Return whether each process trains a whole copy of a prepared model, as Local SGD needs it."""
+        return False
 
     def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
         """Compute gradients, scaled where the number format asks for it.
@@ -190,8 +219,35 @@ class Strategy(ABC):
             loss: A scalar, already divided for its accumulation window.
             **kwargs: Passed to `Tensor.backward`.
         """
-        scaler = self.precision.scaler
+        scaler = self.number_format.scaler
         (loss if scaler is None else scaler.scale(loss)).backward(**kwargs)  # type: ignore[no-untyped-call]
+
+    def scale_gradients(self, factor: float, models: Sequence[torch.nn.Module], optimizers: Sequence[Any]) -> None:
+        """Multiply the gradients of a window, complete on every rank, wherever they live.
+
+        Args:
+            factor: By what.
+            models: The models that the window trained.
+            optimizers: The prepared optimizers, for a loop that prepared no model.
+
+        Raises:
+            StateError: No gradient was found where this strategy keeps them.
+        """
+        parameters = [p for model in models for p in model.parameters()] or [
+            p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]
+        ]
+        by_type: dict[type, dict[int, torch.Tensor]] = {}
+        for parameter in parameters:
+            if parameter.grad is not None:
+                by_type.setdefault(type(parameter.grad), {})[id(parameter.grad)] = parameter.grad
+        if not by_type:
+            raise StateError(
+                f"The losses of this window had weights, and no gradient was found to apply them to, in {len(models)} "
+                "models. Prepare the model that the losses come from, or pass it to accumulate()."
+            )
+        # One operation for each type: torch's own cannot mix sharded and plain tensors.
+        for gradients in by_type.values():
+            torch._foreach_mul_(list(gradients.values()), factor)
 
     def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
         """Return a context in which backward passes of `model` leave gradients unsynchronised."""
@@ -202,8 +258,18 @@ class Strategy(ABC):
         return nullcontext()
 
     def join(self, joinables: Sequence[Any]) -> AbstractContextManager[Any]:
-        """Return a context in which ranks with fewer batches shadow the collectives of those with more."""
-        return nullcontext()
+        """Return a context in which ranks with fewer batches shadow the collectives of those with more.
+
+        Raises:
+            PreparationError: The strategy cannot do that, and several processes take part.
+        """
+        if self.world.size == 1:
+            return nullcontext()
+        raise PreparationError(
+            f"The strategy {self.name!r} cannot join processes with different numbers of batches; got "
+            f"{len(joinables)} models or optimizers on {self.world.size} processes. "
+            'Use DataLoaderConfiguration(uneven_end="empty") or even batches instead of join_uneven_inputs.'
+        )
 
     def split_context(
         self,
@@ -219,36 +285,54 @@ class Strategy(ABC):
         return loader
 
     def clip_grad_norm_(
-        self, parameters: Iterable[torch.Tensor] | torch.Tensor, max_norm: float, norm_type: float = 2.0
+        self,
+        parameters: Iterable[torch.Tensor] | torch.Tensor,
+        max_norm: float,
+        norm_type: float = 2.0,
+        *,
+        models: Sequence[torch.nn.Module] = (),
     ) -> torch.Tensor:
-        """Scale gradients down to a common norm of `max_norm` at most; returns the norm before."""
+        """Scale gradients down to a common norm of `max_norm` at most; returns the norm before.
+
+        Args:
+            parameters: The parameters.
+            max_norm: Largest norm.
+            norm_type: Which p-norm.
+            models: The prepared models, for engines that clip through them.
+        """
         return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type=norm_type)
 
-    def clip_grad_value_(self, parameters: Iterable[torch.Tensor] | torch.Tensor, clip_value: float) -> None:
-        """Clip each gradient element to [-clip_value, clip_value]."""
+    def clip_grad_value_(
+        self,
+        parameters: Iterable[torch.Tensor] | torch.Tensor,
+        clip_value: float,
+        *,
+        models: Sequence[torch.nn.Module] = (),
+    ) -> None:
+        """Clip each gradient element to [-clip_value, clip_value]; arguments as for `clip_grad_norm_`."""
         torch.nn.utils.clip_grad_value_(parameters, clip_value)
 
     def unwrap(self, model: torch.nn.Module, *, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True) -> Any:
         """Return the model inside what `prepare_model` returned."""
         return extract_model_from_parallel(model, keep_fp32_wrapper, keep_torch_compile)
 
-    def state_dict(self, model: torch.nn.Module) -> dict[str, Any]:
-        """Return the whole model's state under the bare model's names, on every rank."""
-        return canonical_state_dict(model)
+    def state_dict(self, model: torch.nn.Module, *, unwrap: bool = True) -> dict[str, Any]:
+        """Return the whole model's state on every rank.
 
+        Args:
+            model: A prepared model.
+            unwrap: Under the bare model's names; else under those of what wraps it.
+        """
+        return canonical_state_dict(model) if unwrap else dict(model.state_dict())
 
-def _refuse_device_map(model: torch.nn.Module) -> None:
-    """Refuse to train a model whose weights a device map left on the disk or spread to be read only."""
-    offloaded = sorted(
-        {
-            str(device)
-            for module in model.modules()
-            for device in (getattr(module, "hf_device_map", None) or {}).values()
-            if str(device) == "disk"
-        }
-    )
-    if offloaded:
-        raise PreparationError(
-            f"A model with weights on {', '.join(offloaded)} (its device map says so) cannot be trained: their updates "
-            "would be lost. Load it without a device map, or with one that keeps every weight on a device."
-        )
+    def weights(self, model: torch.nn.Module) -> dict[str, Any] | None:
+        """Return what `save_model` writes; a rank that writes nothing may return `None`."""
+        return self.state_dict(model)
+
+    def _bare(self, model: torch.nn.Module) -> torch.nn.Module:
+        bare: torch.nn.Module = self.unwrap(model, keep_torch_compile=False)
+        return bare
+
+    def _own(self, model: torch.nn.Module) -> None:
+        """Note that this strategy prepared a model, for `strategy_of`."""
+        _owners[model] = ref(self)

@@ -76,18 +76,14 @@ def test_weights_make_the_gradient_that_of_one_big_batch() -> None:
     (x @ weight).mean().backward()
     expected, weight.grad = weight.grad, None
     for part in (x[:3], x[3:3], x[3:]):
-        accumulation.add_weight(len(part), torch.device("cpu"))
-        (part @ weight).sum().backward()
-    accumulation.close_weighted([weight], ensure())
-    torch.testing.assert_close(weight.grad, expected)
-    assert not accumulation.weighted
+        loss = (part @ weight).sum()
+        accumulation.share_of(loss, len(part), divide=True, device=torch.device("cpu")).backward()
+    torch.testing.assert_close(weight.grad * accumulation.close_weighted(ensure()), expected)
+    assert accumulation.close_weighted(ensure()) is None
 
 
 def test_window_without_weight_has_no_gradient() -> None:
     """Nothing to learn from leaves zeroes, not NaN."""
     accumulation = Accumulation(GradientState())
-    weight = torch.nn.Parameter(torch.ones(2))
-    accumulation.add_weight(0, torch.device("cpu"))
-    (weight * 0).sum().backward()
-    accumulation.close_weighted([weight], ensure())
-    assert torch.equal(weight.grad, torch.zeros(2))
+    accumulation.share_of(torch.zeros(()), 0, divide=True, device=torch.device("cpu"))
+    assert accumulation.close_weighted(ensure()) == 0.0

@@ -1,26 +1,73 @@
 """Choosing a strategy."""
 
+from typing import Any
+
 import pytest
+import torch
 
 from accel_core.errors import ConfigurationError, EngineUnavailableError
 from accel_core.host.environ import patch_environment
+from accel_core.options.enums import DistributedType
+from accel_core.plugins.deepspeed import DeepSpeedPlugin
+from accel_core.plugins.fsdp import FullyShardedDataParallelPlugin
+from accel_core.plugins.handlers import DistributedDataParallelKwargs, KwargsHandler
+from accel_core.plugins.megatron import MegatronLMPlugin
+from accel_core.plugins.parallelism import ParallelismConfig, TorchTensorParallelPlugin
+from accel_core.strategies import registry
 from accel_core.strategies.ddp import DataParallelStrategy
-from accel_core.strategies.registry import Request, choose
+from accel_core.strategies.registry import Request, choose, register_strategy
 from accel_core.strategies.single import SingleStrategy
+
+
+class Settings(KwargsHandler):
+    """A third party's plugin."""
+
+
+class Foreign(SingleStrategy):
+    """A third party's strategy, chosen by its plugin."""
+
+    name = "foreign"
+    plugin_type = Settings
+
+    def label(self) -> DistributedType:
+        """Return a label."""
+        return DistributedType.NO
+
+
+@pytest.fixture(autouse=True)
+def nothing_registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget strategies that a test registers."""
+    monkeypatch.setattr(registry, "_registered", {})
 
 
 @pytest.mark.parametrize(("processes", "strategy"), [(1, SingleStrategy), (2, DataParallelStrategy)])
 def test_plain_runs(processes: int, strategy: type) -> None:
-    """One process trains alone, several train data parallel."""
-    assert choose(Request(processes)) is strategy
+    """One process trains alone, several train data parallel; neither is an engine that was asked for."""
+    choice = choose(Request(processes))
+    assert (choice.strategy, choice.is_engine, choice.flag) == (strategy, False, "")
 
 
-@pytest.mark.parametrize("engine", ["deepspeed", "fsdp", "megatron"])
-def test_engine_asked_for_by_plugin_is_never_replaced(engine: str) -> None:
+def test_settings_do_not_choose() -> None:
+    """Arguments of DDP reach it where it runs, and do not make it run."""
+    settings = DistributedDataParallelKwargs(bucket_cap_mb=3)
+    assert choose(Request(2, (settings,))).plugins == (settings,)
+    assert choose(Request(1, (settings,))).strategy is SingleStrategy
+
+
+@pytest.mark.parametrize(
+    ("name", "plugin"),
+    [
+        ("deepspeed", DeepSpeedPlugin),
+        ("fsdp", FullyShardedDataParallelPlugin),
+        ("megatron", MegatronLMPlugin),
+        ("mesh", TorchTensorParallelPlugin),
+    ],
+)
+def test_engine_asked_for_by_plugin_is_never_replaced(name: str, plugin: type) -> None:
     """An engine that is not built is an error, on one process as on many."""
     for processes in (1, 2):
-        with pytest.raises(EngineUnavailableError, match=f"{engine}.*Remove the plugin"):
-            choose(Request(processes, **{engine: object()}))
+        with pytest.raises(EngineUnavailableError, match=f"{name}.*Remove the plugin"):
+            choose(Request(processes, (plugin(),)))
 
 
 @pytest.mark.parametrize("variable", ["USE_DEEPSPEED", "USE_FSDP", "USE_MEGATRON_LM"])
@@ -30,7 +77,73 @@ def test_engine_asked_for_by_environment_is_never_replaced(variable: str) -> Non
         choose(Request(2))
 
 
+def test_mesh_is_asked_for_by_its_axes() -> None:
+    """An axis that shards asks for an engine; copies alone are data parallel."""
+    with pytest.raises(EngineUnavailableError, match="mesh"):
+        choose(Request(2, parallelism=ParallelismConfig(dp_shard_size=2)))
+    assert choose(Request(2, parallelism=ParallelismConfig(dp_replicate_size=2))).strategy is DataParallelStrategy
+
+
+def test_a_plugin_is_stronger_than_a_variable() -> None:
+    """Argument before environment: the plugin's engine is the one that is named."""
+    with (
+        patch_environment(ACCELERATE_USE_MEGATRON_LM="true"),
+        pytest.raises(EngineUnavailableError, match="'fsdp'"),
+    ):
+        choose(Request(2, (FullyShardedDataParallelPlugin(),)))
+
+
+def test_two_engines_are_refused() -> None:
+    """Plugins of two engines contradict each other."""
+    with pytest.raises(ConfigurationError, match=r"got plugins of deepspeed and fsdp\. Keep one"):
+        choose(Request(2, (FullyShardedDataParallelPlugin(), DeepSpeedPlugin())))
+
+
 def test_unknown_name_lists_what_is_installed() -> None:
     """ACCELERATE_STRATEGY names a third party's strategy or fails."""
-    with patch_environment(accelerate_strategy="nobody"), pytest.raises(ConfigurationError, match="'nobody'"):
+    register_strategy(Foreign)
+    with (
+        patch_environment(accelerate_strategy="nobody"),
+        pytest.raises(ConfigurationError, match=r"'nobody'.*\['foreign'\]"),
+    ):
         choose(Request(1))
+
+
+def test_third_party_is_chosen_by_plugin_or_name() -> None:
+    """Its plugin type claims a run and reaches it; its name does so without a plugin."""
+    register_strategy(Foreign)
+    settings = Settings()
+    choice = choose(Request(2, (settings, DistributedDataParallelKwargs())))
+    assert (choice.strategy, choice.plugins, choice.is_engine) == (Foreign, (settings,), True)
+    with patch_environment(ACCELERATE_STRATEGY="foreign"):
+        assert choose(Request(1)).strategy is Foreign
+    assert choose(Request(1)).strategy is SingleStrategy
+
+
+def test_two_claimants_of_one_plugin_are_refused() -> None:
+    """The error names both and says how to choose; a second class of one name is refused as well."""
+
+    class Other(Foreign):
+        name = "other"
+
+    class Again(Foreign):
+        pass
+
+    register_strategy(Foreign)
+    register_strategy(Other)
+    with pytest.raises(ConfigurationError, match=r"\['foreign', 'other'\].*ACCELERATE_STRATEGY"):
+        choose(Request(1, (Settings(),)))
+    with pytest.raises(ConfigurationError, match="got 'foreign' again"):
+        register_strategy(Again)
+
+
+def test_engines_not_built_are_unwrapped_all_the_same() -> None:
+    """A model that a user wrapped by FSDP comes out of its wrapper."""
+    from accel_core.modules import unwrap
+
+    fsdp: Any = pytest.importorskip("torch.distributed.fsdp").FullyShardedDataParallel
+    wrapper = fsdp.__new__(fsdp)
+    torch.nn.Module.__init__(wrapper)
+    inner = torch.nn.Linear(1, 1)
+    wrapper._fsdp_wrapped_module = inner
+    assert unwrap.extract_model_from_parallel(wrapper) is inner

@@ -1,0 +1,87 @@
+"""Optimizers that follow their parameters when preparing a model replaces these."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import MutableMapping
+from typing import Any
+
+import torch
+from torch.utils.weak import WeakIdKeyDictionary
+
+from accel_core.errors import PreparationError
+from accel_core.mesh.tensor import placed_like
+from accel_core.modules.unwrap import canonical_name
+
+__all__ = ["ParameterNames"]
+
+_Seen = tuple[weakref.ref[torch.nn.Module], str]
+_Change = tuple[list[torch.nn.Parameter], int, torch.nn.Parameter]
+_SHOWN = 8
+
+
+class ParameterNames:
+    """Remembers which model a parameter belongs to, and under which name.
+
+    Sharding a model, or moving it where torch cannot move in place, replaces its parameters; an optimizer that was made
+    before holds those that were. By name it is pointed to those that are, whether it is prepared before, together with
+    or after its model. Everything is held weakly.
+    """
+
+    def __init__(self) -> None:
+        self._seen: MutableMapping[torch.Tensor, _Seen] = WeakIdKeyDictionary()
+
+    def remember(self, model: torch.nn.Module) -> None:
+        """Note the names of a bare model's parameters; a name that was noted first stays."""
+        owner = weakref.ref(model)
+        for name, parameter in model.named_parameters():
+            if parameter not in self._seen:
+                self._seen[parameter] = (owner, canonical_name(name))
+
+    def check(self, optimizer: Any) -> None:
+        """Refuse an optimizer whose parameters no longer exist, changing nothing.
+
+        Raises:
+            PreparationError: A parameter was replaced, and its model has none of that name and shape now.
+        """
+        self._changes(optimizer)
+
+    def rebind(self, optimizer: Any) -> None:
+        """Point an optimizer to the parameters that its models have now, its state with them.
+
+        Raises:
+            PreparationError: As for `check`.
+        """
+        for parameters, place, new in self._changes(optimizer):
+            # In place: optimizers such as LBFGS keep the list itself.
+            old, parameters[place] = parameters[place], new
+            if old in optimizer.state:
+                state = optimizer.state.pop(old)
+                optimizer.state[new] = {key: placed_like(value, new) for key, value in state.items()}
+
+    def _changes(self, optimizer: Any) -> list[_Change]:
+        """Return, for each replaced parameter, its list, its place there and its successor."""
+        changes: list[_Change] = []
+        lost: list[str] = []
+        now: dict[int, dict[str, torch.nn.Parameter]] = {}
+        for index, group in enumerate(optimizer.param_groups):
+            for place, parameter in enumerate(group["params"]):
+                seen = self._seen.get(parameter)
+                model = None if seen is None else seen[0]()
+                if seen is None or model is None:
+                    continue
+                name = seen[1]
+                if id(model) not in now:
+                    now[id(model)] = {canonical_name(n): p for n, p in model.named_parameters(remove_duplicate=False)}
+                current = now[id(model)].get(name)
+                if current is None or (current is not parameter and current.shape != parameter.shape):
+                    lost.append(f"group {index}: {name}")
+                elif current is not parameter:
+                    changes.append((group["params"], place, current))
+        if lost:
+            raise PreparationError(
+                f"The optimizer {type(optimizer).__name__} holds parameters that its model no longer has; got "
+                f"{', '.join(lost[:_SHOWN])}{' …' if len(lost) > _SHOWN else ''}; stepping it would train nothing. "
+                "Make the optimizer from the prepared model's parameters."
+            )
+        return changes

@@ -1,0 +1,94 @@
+"""What a strategy is given: the facts of a run, and the verbs that prepare what it does not own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from accel_core._records import record
+from accel_core.mesh.layout import Layout
+from accel_core.optim.accumulation import Accumulation
+from accel_core.optim.optimizer import AcceleratedOptimizer
+from accel_core.optim.scheduler import AcceleratedScheduler
+from accel_core.plugins.compilation import TorchDynamoPlugin
+from accel_core.plugins.handlers import AutocastKwargs, GradScalerKwargs, KwargsHandler
+from accel_core.plugins.loading import DataLoaderConfiguration
+from accel_core.process.world import World
+
+if TYPE_CHECKING:
+    import torch
+    from torch.distributed.device_mesh import DeviceMesh
+
+__all__ = ["Kit", "Parts", "PrecisionRequest"]
+
+
+@record(frozen=True)
+class PrecisionRequest:
+    """The number format that was asked for.
+
+    Attributes:
+        name: `no`, `fp16`, `bf16` or `fp8`.
+        autocast: Arguments of `torch.autocast`.
+        scaler: Arguments of the gradient scaler.
+        recipes: The fp8 handlers given.
+    """
+
+    name: str
+    autocast: AutocastKwargs
+    scaler: GradScalerKwargs
+    recipes: tuple[KwargsHandler, ...] = ()
+
+
+@record(frozen=True)
+class Parts:
+    """What a strategy is built from.
+
+    Attributes:
+        world: The processes.
+        layout: Which rank does what.
+        mesh: The device mesh behind `layout`; `None` where the run has no mesh of torch.
+        precision: The number format asked for.
+        device_placement: Whether models are moved to the device.
+        compilation: How models are compiled.
+        accumulation: The accumulation window.
+        data: How loaders are prepared.
+        plugins: The strategy's own plugins, in the order given.
+    """
+
+    world: World
+    layout: Layout
+    mesh: DeviceMesh | None
+    precision: PrecisionRequest
+    device_placement: bool
+    compilation: TorchDynamoPlugin
+    accumulation: Accumulation
+    data: DataLoaderConfiguration
+    plugins: tuple[Any, ...] = ()
+
+    @property
+    def plugin(self) -> Any:
+        """The strategy's own plugin: of several, the one that is selected; `None` where there is none."""
+        selected = [plugin for plugin in self.plugins if getattr(plugin, "selected", False)]
+        return next(iter([*selected, *self.plugins]), None)
+
+
+class Kit(Protocol):
+    """The runtime's verbs, by which a strategy prepares what it does not own, in the order it needs."""
+
+    @property
+    def optimizers(self) -> Sequence[AcceleratedOptimizer]:
+        """The optimizers prepared so far."""
+
+    def keep_model(self, model: torch.nn.Module) -> None:
+        """Register a prepared model in place of any earlier form of the same model."""
+
+    def prepare_optimizer(self, optimizer: Any, placement: bool | None = None) -> AcceleratedOptimizer:
+        """Wrap and register an optimizer; it steps through `Strategy.stepper`."""
+
+    def prepare_loader(
+        self, loader: Any, placement: bool | None = None, slice_fn: Callable[..., Any] | None = None
+    ) -> Any:
+        """Give each rank its part of a loader, as the layout says, and register it."""
+
+    def prepare_scheduler(self, scheduler: Any) -> AcceleratedScheduler:
+        """Wrap and register a schedule, bound to the optimizers it moves."""

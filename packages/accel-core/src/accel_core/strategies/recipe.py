@@ -1,0 +1,57 @@
+"""The steps of preparing one model, in the order in which a strategy takes them.
+
+    remember names -> convert -> move -> wrap the forward -> compile blocks -> distribute -> compile the whole
+
+`Strategy.prepare_model` calls them. A sharded strategy puts its own between them: activation checkpointing before
+blocks are compiled, materialising after the model is sharded.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+
+from accel_core.modules.compilation import compile_regions, has_compiled_regions, is_compiled_module, like_compiled
+from accel_core.options.enums import DynamoBackend
+from accel_core.plugins.compilation import TorchDynamoPlugin
+
+__all__ = ["compile_blocks", "compile_whole", "inside", "keep_compiled"]
+
+
+def inside(model: torch.nn.Module) -> torch.nn.Module:
+    """Return the module that `torch.compile` was given, or the model itself where it was not compiled."""
+    return cast(torch.nn.Module, model._orig_mod) if is_compiled_module(model) else model
+
+
+def compile_blocks(model: torch.nn.Module, settings: TorchDynamoPlugin) -> torch.nn.Module:
+    """Compile the repeated blocks of a model, where the run compiles by region."""
+    if settings.backend == DynamoBackend.NO or not settings.use_regional_compilation or has_compiled_regions(model):
+        return model
+    return compile_regions(model, **_arguments(settings))
+
+
+def compile_whole(model: torch.nn.Module, settings: TorchDynamoPlugin) -> torch.nn.Module:
+    """Compile a model, where the run compiles whole models."""
+    if settings.backend == DynamoBackend.NO or settings.use_regional_compilation or is_compiled_module(model):
+        return model
+    return cast(torch.nn.Module, torch.compile(model, **_arguments(settings)))
+
+
+def keep_compiled(given: torch.nn.Module, prepared: torch.nn.Module, forward_before: Any) -> torch.nn.Module:
+    """Compile what became of the inside of a compiled model, as the user had compiled it.
+
+    Args:
+        given: The compiled model that the user passed.
+        prepared: What became of its inside.
+        forward_before: `forward` in the inside's `__dict__` before it was prepared.
+    """
+    if prepared is given._orig_mod and prepared.__dict__.get("forward") is forward_before:
+        return given
+    return like_compiled(given, prepared)
+
+
+def _arguments(settings: TorchDynamoPlugin) -> dict[str, Any]:
+    arguments: dict[str, Any] = settings.to_kwargs()
+    arguments.pop("use_regional_compilation", None)
+    return arguments

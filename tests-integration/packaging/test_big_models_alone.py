@@ -13,7 +13,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from accel_bigmodel import init_empty_weights, load_checkpoint_and_dispatch, plan_device_map
-from accel_bigmodel.planner import headroom_of
+from accel_bigmodel.plan_for import headroom_of
 
 for stranger in ("accel", "accelerate", "accel_launch", "accel_quant", "accel_trackers"):
     assert importlib.util.find_spec(stranger) is None, stranger

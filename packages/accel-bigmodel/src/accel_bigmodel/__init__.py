@@ -39,10 +39,10 @@ if TYPE_CHECKING:
     from accel_bigmodel.device_map.infer import (
         infer_auto_device_map as infer_auto_device_map,
     )
-    from accel_bigmodel.device_map.plan import (
+    from accel_bigmodel.device_map.result import (
         Plan as Plan,
     )
-    from accel_bigmodel.device_map.plan import (
+    from accel_bigmodel.device_map.result import (
         plan_device_map as plan_device_map,
     )
     from accel_bigmodel.device_map.ties import (
@@ -206,7 +206,7 @@ _NAMES = {
     "accel_bigmodel.device_map.check": ["check_device_map", "check_tied_parameters_on_same_device", "clean_device_map"],
     "accel_bigmodel.device_map.headroom": ["Workload"],
     "accel_bigmodel.device_map.infer": ["infer_auto_device_map"],
-    "accel_bigmodel.device_map.plan": ["Plan", "plan_device_map"],
+    "accel_bigmodel.device_map.result": ["Plan", "plan_device_map"],
     "accel_bigmodel.device_map.ties": [
         "check_tied_parameters_in_config",
         "fallback_allocate",

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from accel_bigmodel.checkpoint.load import load_checkpoint_in_model, loading_index
+from accel_bigmodel.device_map.balanced import chosen_device_map
 from accel_bigmodel.device_map.check import (
     AnyDevice,
     check_blocks_fit,
@@ -18,7 +19,6 @@ from accel_bigmodel.device_map.check import (
     device_of,
     main_device_of,
 )
-from accel_bigmodel.device_map.strategy import chosen_device_map
 from accel_bigmodel.hooks.align import AlignDevicesHook
 from accel_bigmodel.hooks.attach import (
     attach_align_device_hook,
@@ -28,7 +28,7 @@ from accel_bigmodel.hooks.cpu_offload import CpuOffload, UserCpuOffloadHook
 from accel_bigmodel.hooks.hook import add_hook_to_module
 from accel_bigmodel.hooks.prefetch import Prefetch, attach_prefetch
 from accel_bigmodel.memory import get_max_memory
-from accel_bigmodel.offload.guard import is_stand_in
+from accel_bigmodel.offload.placeholders import is_placeholder
 from accel_bigmodel.offload.store import INDEX_NAME, OffloadedWeightsLoader, offload_state_dict
 from accel_bigmodel.placement import TiedTensors, as_device, retie_parameters
 from accel_core.errors import ConfigurationError, OffloadError
@@ -229,7 +229,7 @@ def _check_values(model: nn.Module, places: Mapping[str, AnyDevice], given: Mapp
         for name, tensor in (*model.named_parameters(), *model.named_buffers())
         if tensor.is_meta
         and name not in given
-        and not is_stand_in(tensor)
+        and not is_placeholder(tensor)
         and not _is(_home(name, places), "disk", "meta")
     ]
     if left:
@@ -498,7 +498,7 @@ def _room_left(
     max_memory: Mapping[int | str, int | str],
     dtype: str | torch.dtype | None,
 ) -> int | None:
-    """Count what the limit of the device that offloaded parts compute on leaves to weights that travel."""
+    """Count what the limit of the device that offloaded parts compute on leaves to weights that binding."""
     main = main_device_of(device_map)
     limit = get_max_memory(max_memory).get(main) if isinstance(main, (int, str)) else None
     if limit is None or main == "cpu":

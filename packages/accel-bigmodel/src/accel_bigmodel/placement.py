@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from accel_bigmodel.offload.guard import is_stand_in
+from accel_bigmodel.offload.placeholders import is_placeholder
 from accel_core.errors import CheckpointMismatchError, ConfigurationError, OffloadError
 from accel_core.modules import packed
 from accel_core.modules.sizes import as_dtype
@@ -139,7 +139,7 @@ def set_module_tensor_to_device(
 
 
 def _address(tensor: torch.Tensor) -> int:
-    return 0 if is_stand_in(tensor) else tensor.data_ptr()
+    return 0 if is_placeholder(tensor) else tensor.data_ptr()
 
 
 def _fill_shard(owner: nn.Module, name: str, old: Any, value: torch.Tensor) -> None:
@@ -165,12 +165,12 @@ def _on_device(
     source: torch.Tensor, old: torch.Tensor, device: torch.device, is_buffer: bool, non_blocking: bool
 ) -> torch.Tensor:
     """Give the tensor that takes the place of `old`: of its class, with its attributes."""
-    if is_stand_in(source) and device.type == "meta":
+    if is_placeholder(source) and device.type == "meta":
         return source
     data = source.detach().to(device, non_blocking=non_blocking)
     if is_buffer:
         return data
-    cls = nn.Parameter if is_stand_in(old) else type(old)
+    cls = nn.Parameter if is_placeholder(old) else type(old)
     requires_grad = old.requires_grad and (data.is_floating_point() or data.is_complex())
     if cls is nn.Parameter:
         made: torch.Tensor = nn.Parameter(data, requires_grad=requires_grad)
@@ -203,7 +203,7 @@ def retie_parameters(model: nn.Module, tied_params: Sequence[Sequence[str]]) -> 
             continue
         for name in group:
             owner, leaf = owner_of(model, name)
-            if owner._parameters.get(leaf) is not found and not is_stand_in(owner._parameters.get(leaf)):
+            if owner._parameters.get(leaf) is not found and not is_placeholder(owner._parameters.get(leaf)):
                 owner._parameters[leaf] = found
 
 

@@ -4,7 +4,7 @@ import argparse
 
 name = "plan"
 help = "Plan which device holds which part of a checkpoint, reading its headers only."
-run = "accel_bigmodel.planner:run"
+run = "accel_bigmodel.plan_for:run"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from torch import nn
 
-from accel_bigmodel.device_map.tree import Tree, build_tree, whole_classes
+from accel_bigmodel.device_map.tree import Tree, build_tree, no_split_classes
 from accel_bigmodel.memory import get_max_memory
 from accel_bigmodel.sizes import Dtype
 
@@ -36,7 +36,7 @@ def get_balanced_memory(
     accelerators = [device for device in limits if device not in ("cpu", "disk") and limits[device] > 0]
     if len(accelerators) < 2:
         return limits
-    tree = build_tree(model, dtype, special_dtypes, whole_classes(no_split_module_classes))
+    tree = build_tree(model, dtype, special_dtypes, no_split_classes(no_split_module_classes))
     root = tree.root
     sharing = len(accelerators) - 1 if low_zero else len(accelerators)
     share = root.size // sharing + _slack(tree)
@@ -52,6 +52,6 @@ def get_balanced_memory(
 def _slack(tree: Tree) -> int:
     """Give room for layers not dividing evenly: a quarter more than the largest that must stay whole, or the mean."""
     counts = tree.counts
-    largest = max((counts.sizes[order] for order in counts.first_whole.values()), default=0)
+    largest = max((counts.sizes[order] for order in counts.first_no_split.values()), default=0)
     mean = counts.leaf_total // counts.leaf_count if counts.leaf_count else 0
     return int(1.25 * max(largest, mean))

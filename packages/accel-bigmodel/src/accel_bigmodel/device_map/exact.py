@@ -23,12 +23,12 @@ class Unit:
     size: int
 
 
-def units_of(tree: Tree, whole: Collection[str]) -> list[Unit]:
+def units_of(tree: Tree, no_split: Collection[str]) -> list[Unit]:
     """Cut a model into the smallest parts that may be placed apart.
 
     Args:
         tree: The model.
-        whole: Class names of modules that must not be split.
+        no_split: Class names of modules that must not be split.
 
     Returns:
         The units in the model's order; layers tied to each other are one, at the place of the first.
@@ -37,7 +37,7 @@ def units_of(tree: Tree, whole: Collection[str]) -> list[Unit]:
     stack = [tree.root]
     while stack:
         node = stack.pop()
-        splits = node.is_module and bool(node.submodules) and type(node.value).__name__ not in whole
+        splits = node.is_module and bool(node.submodules) and type(node.value).__name__ not in no_split
         if splits or (node is tree.root and node.children):
             stack.extend(reversed(node.children))
         else:

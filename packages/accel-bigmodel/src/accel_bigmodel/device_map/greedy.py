@@ -31,18 +31,18 @@ class Greedy:
     Args:
         tree: The model.
         max_memory: Bytes by device, in order; a device that is missing here holds any number of bytes ("disk").
-        whole: Class names of modules that must not be split.
+        no_split: Class names of modules that must not be split.
         fallback: Whether a device that the next module does not fit on, and that is still empty, is given a smaller
             part out of the rest.
     """
 
     def __init__(
-        self, tree: Tree, max_memory: Mapping[Device, int], whole: Collection[str], fallback: bool = False
+        self, tree: Tree, max_memory: Mapping[Device, int], no_split: Collection[str], fallback: bool = False
     ) -> None:
         self.tree = tree
         self.devices = [*max_memory] if "disk" in max_memory else [*max_memory, "disk"]
         self.max_memory = max_memory
-        self.whole = frozenset(whole)
+        self.no_split = frozenset(no_split)
         self.fallback = fallback
         self.placed: list[tuple[Node, Device]] = []
         self.used: dict[Device, int] = dict.fromkeys(self.devices, 0)
@@ -111,7 +111,7 @@ class Greedy:
         return self.placed
 
     def _may_split(self, node: Node) -> bool:
-        return node.is_module and bool(node.submodules) and type(node.value).__name__ not in self.whole
+        return node.is_module and bool(node.submodules) and type(node.value).__name__ not in self.no_split
 
     def _fall_back(self, node: Node, queue: "_Queue", room: int, device: Device) -> bool:
         """Give an empty device the first part of the rest that fits on it; tell whether there is one."""

@@ -9,7 +9,7 @@ from torch import nn
 from accel_bigmodel.device_map.check import clean_device_map
 from accel_bigmodel.device_map.exact import Unit, contiguous, units_of
 from accel_bigmodel.device_map.greedy import Greedy
-from accel_bigmodel.device_map.tree import Node, Tree, build_tree, whole_classes
+from accel_bigmodel.device_map.tree import Node, Tree, build_tree, no_split_classes
 from accel_bigmodel.memory import get_max_memory
 from accel_bigmodel.sizes import Dtype
 from accel_core._lazy import without_collection
@@ -36,7 +36,7 @@ class Solution:
         main: The device that offloaded parts compute on.
         largest_offloaded: Bytes of the largest layer that comes back to it.
         offloaded_buffers: Bytes of buffers of offloaded parts.
-        whole: Class names of modules that must not be split.
+        no_split: Class names of modules that must not be split.
     """
 
     tree: Tree
@@ -46,7 +46,7 @@ class Solution:
     main: Device
     largest_offloaded: int
     offloaded_buffers: int
-    whole: Collection[str]
+    no_split: Collection[str]
 
     @property
     def fits(self) -> bool:
@@ -62,7 +62,7 @@ class Solution:
     @property
     def largest(self) -> Unit:
         """The largest part that must stay on one device."""
-        return max(units_of(self.tree, self.whole), key=lambda unit: unit.size)
+        return max(units_of(self.tree, self.no_split), key=lambda unit: unit.size)
 
     @property
     def keeps_room(self) -> bool:
@@ -77,7 +77,7 @@ class Solution:
 
 
 def _solution(
-    tree: Tree, placed: list[tuple[Node, Device]], limits: dict[Device, int], whole: Collection[str]
+    tree: Tree, placed: list[tuple[Node, Device]], limits: dict[Device, int], no_split: Collection[str]
 ) -> Solution:
     used: dict[Device, int] = dict.fromkeys(limits, 0)
     for node, device in placed:
@@ -86,25 +86,25 @@ def _solution(
     main: Device = next((device for device in fast if any(home == device for _, home in placed)), "cpu")
     away = ("disk",) if main in ("cpu", "mps") else ("cpu", "disk")
     offloaded = [node for node, device in placed if device in away]
-    largest = max((_largest_layer(node, whole) for node in offloaded), default=0)
-    return Solution(tree, placed, limits, used, main, largest, sum(node.buffer_size for node in offloaded), whole)
+    largest = max((_largest_layer(node, no_split) for node in offloaded), default=0)
+    return Solution(tree, placed, limits, used, main, largest, sum(node.buffer_size for node in offloaded), no_split)
 
 
-def _largest_layer(node: Node, whole: Collection[str]) -> int:
+def _largest_layer(node: Node, no_split: Collection[str]) -> int:
     below = node.submodules if node.is_module else []
-    if not below or type(node.value).__name__ in whole:
+    if not below or type(node.value).__name__ in no_split:
         return node.size
     own = max((child.size for child in node.children if not child.is_module), default=0)
-    return max(own, *(_largest_layer(child, whole) for child in below))
+    return max(own, *(_largest_layer(child, no_split) for child in below))
 
 
-def solve(tree: Tree, limits: dict[Device, int], whole: Collection[str], fallback: bool = False) -> Solution:
+def solve(tree: Tree, limits: dict[Device, int], no_split: Collection[str], fallback: bool = False) -> Solution:
     """Place a model: by filling the devices in order, or better where that wastes them.
 
     Args:
-        tree: The model, built with the same `whole`.
+        tree: The model, built with the same `no_split`.
         limits: Bytes by device, in order.
-        whole: Class names of modules that must not be split.
+        no_split: Class names of modules that must not be split.
         fallback: Whether an empty device that the next module does not fit on is given a smaller one.
 
     Returns:
@@ -115,16 +115,16 @@ def solve(tree: Tree, limits: dict[Device, int], whole: Collection[str], fallbac
         DeviceMapError: When even the disk has a limit, and the model does not fit.
     """
     with without_collection():
-        return _solve(tree, limits, whole, fallback)
+        return _solve(tree, limits, no_split, fallback)
 
 
-def _solve(tree: Tree, limits: dict[Device, int], whole: Collection[str], fallback: bool) -> Solution:
-    first = _solution(tree, Greedy(tree, limits, whole, fallback).run(), limits, whole)
+def _solve(tree: Tree, limits: dict[Device, int], no_split: Collection[str], fallback: bool) -> Solution:
+    first = _solution(tree, Greedy(tree, limits, no_split, fallback).run(), limits, no_split)
     if first.keeps_room and first.slowest == 0:
         return first
-    pairs = contiguous(units_of(tree, whole), limits)
+    pairs = contiguous(units_of(tree, no_split), limits)
     if pairs is not None:
-        exact = _solution(tree, _nodes(pairs), limits, whole)
+        exact = _solution(tree, _nodes(pairs), limits, no_split)
         if not first.keeps_room or not first.fits or exact.slowest < first.slowest:
             return exact
     elif not first.keeps_room or not first.fits:
@@ -204,8 +204,8 @@ def infer_auto_device_map(
         Devices by name of submodule or tensor.
     """
     limits = get_max_memory(max_memory)
-    whole = whole_classes(no_split_module_classes)
-    solution = solve(build_tree(model, dtype, special_dtypes, whole), limits, whole, fallback_allocation)
+    no_split = no_split_classes(no_split_module_classes)
+    solution = solve(build_tree(model, dtype, special_dtypes, no_split), limits, no_split, fallback_allocation)
     if verbose:
         for node, device in solution.placed:
             logger.info("Putting %s (size=%s) on %s.", node.name or "the model", node.size, device)

@@ -187,7 +187,7 @@ def fallback_allocate(
         find was taken out of, the rest.
     """
     limit = convert_file_size_to_int(size_limit)
-    whole = (
+    no_split = (
         {no_split_module_classes} if isinstance(no_split_module_classes, str) else set(no_split_module_classes or ())
     )
 
@@ -202,7 +202,7 @@ def fallback_allocate(
         for number, (name, module) in enumerate(entries):
             if module_sizes.get(name, 0) <= limit and not torn(name):
                 return name, module, entries[:number] + entries[number + 1 :]
-            if not isinstance(module, nn.Module) or type(module).__name__ in whole or not list(module.children()):
+            if not isinstance(module, nn.Module) or type(module).__name__ in no_split or not list(module.children()):
                 continue
             parts: list[Any] = [*module.named_parameters(recurse=False), *module.named_children()]
             found, value, rest = take([(f"{name}.{key}", part) for key, part in parts])

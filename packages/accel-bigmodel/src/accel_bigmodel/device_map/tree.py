@@ -15,7 +15,7 @@ from accel_core.modules import packed
 from accel_core.modules.sizes import as_dtype, tensor_bytes
 from accel_core.options.enums import CustomDtype
 
-__all__ = ["Node", "Tree", "build_tree", "whole_classes"]
+__all__ = ["Node", "Tree", "build_tree", "no_split_classes"]
 
 _AnyDtype = torch.dtype | CustomDtype | None
 
@@ -31,7 +31,7 @@ class Counts:
         ends: The number after the last one in each module.
         leaf_total: Bytes of the modules without submodules.
         leaf_count: How many of them have any.
-        first_whole: The first module of each class that stays whole.
+        first_no_split: The first module of each class that stays whole.
     """
 
     sizes: list[int] = field(default_factory=list)
@@ -40,7 +40,7 @@ class Counts:
     ends: dict[int, int] = field(default_factory=dict)
     leaf_total: int = 0
     leaf_count: int = 0
-    first_whole: dict[str, int] = field(default_factory=dict)
+    first_no_split: dict[str, int] = field(default_factory=dict)
 
 
 class Node:
@@ -155,7 +155,7 @@ def build_tree(
     model: nn.Module,
     dtype: Dtype | None = None,
     special_dtypes: Mapping[str, Dtype] | None = None,
-    whole: Collection[str] = (),
+    no_split: Collection[str] = (),
 ) -> Tree:
     """Count a whole model in one pass, and once what it holds or declares to be tied.
 
@@ -163,22 +163,22 @@ def build_tree(
         model: The model, which may be empty.
         dtype: The dtype its floating point tensors will be loaded in.
         special_dtypes: Dtypes of single tensors by name.
-        whole: Class names of modules that must not be split.
+        no_split: Class names of modules that must not be split.
 
     Returns:
         The tree.
     """
     special = {name: as_dtype(value) for name, value in (special_dtypes or {}).items()}
     with without_collection():
-        found = _counted(model, as_dtype(dtype), special, frozenset(whole))
+        found = _counted(model, as_dtype(dtype), special, frozenset(no_split))
         tree = Tree(Node("", None, model, True, 0, found.counts), found.counts)
         tree.ties = [[tree.at(order) for order in orders] for orders in found.repeated.values()]
         if found.declaring:
-            tree.ties = _with_declared(tree.ties, [tree.at(order) for order in found.declaring], frozenset(whole))
+            tree.ties = _with_declared(tree.ties, [tree.at(order) for order in found.declaring], frozenset(no_split))
     return tree
 
 
-def whole_classes(no_split_module_classes: Sequence[str] | None) -> frozenset[str]:
+def no_split_classes(no_split_module_classes: Sequence[str] | None) -> frozenset[str]:
     """Read the classes that must not be split, which may be one name.
 
     Args:
@@ -207,7 +207,7 @@ class _Found:
     declaring: list[int] = field(default_factory=list)
 
 
-def _counted(model: nn.Module, dtype: _AnyDtype, special: Mapping[str, _AnyDtype], whole: frozenset[str]) -> _Found:
+def _counted(model: nn.Module, dtype: _AnyDtype, special: Mapping[str, _AnyDtype], no_split: frozenset[str]) -> _Found:
     """Walk over a model once; hundreds of thousands of modules are common, so no object is made for any of them."""
     found = _Found()
     counts = found.counts
@@ -245,12 +245,12 @@ def _counted(model: nn.Module, dtype: _AnyDtype, special: Mapping[str, _AnyDtype
         kind = type(module)
         about = kinds.get(kind)
         if about is None:
-            about = kinds[kind] = bool(getattr(kind, "_tied_weights_keys", None)), kind.__name__ in whole
+            about = kinds[kind] = bool(getattr(kind, "_tied_weights_keys", None)), kind.__name__ in no_split
         declares, is_whole = about
         if (declares or "_tied_weights_keys" in module.__dict__) and declares_ties(module):
             found.declaring.append(order)
         if is_whole and order:
-            counts.first_whole.setdefault(kind.__name__, order)
+            counts.first_no_split.setdefault(kind.__name__, order)
         size = tensors(module._parameters, prefix)
         buffers = layer = 0
         is_leaf = True
@@ -284,7 +284,7 @@ def _counted(model: nn.Module, dtype: _AnyDtype, special: Mapping[str, _AnyDtype
     return found
 
 
-def _with_declared(ties: list[list[Node]], declaring: list[Node], whole: frozenset[str]) -> list[list[Node]]:
+def _with_declared(ties: list[list[Node]], declaring: list[Node], no_split: frozenset[str]) -> list[list[Node]]:
     """Join the groups of tensors that are one with those that modules declare to be one; each counts once."""
     group_of: dict[int, list[Node]] = {id(leaf): group for group in ties for leaf in group}
     for node in declaring:
@@ -297,11 +297,11 @@ def _with_declared(ties: list[list[Node]], declaring: list[Node], whole: frozens
             for leaf in joined:
                 group_of[id(leaf)] = joined
             for leaf in joined[1:]:
-                _count_no_more(leaf, whole)
+                _count_no_more(leaf, no_split)
     return list({id(group): group for group in group_of.values()}.values())
 
 
-def _count_no_more(leaf: Node, whole: frozenset[str]) -> None:
+def _count_no_more(leaf: Node, no_split: frozenset[str]) -> None:
     """Take a tensor's bytes out of it and of everything that holds it."""
     counts, size, buffer_size = leaf._counts, leaf.size, leaf.buffer_size
     node: Node | None = leaf if size else None
@@ -314,6 +314,6 @@ def _count_no_more(leaf: Node, whole: frozenset[str]) -> None:
             if not below:
                 counts.leaf_total -= size
                 counts.leaf_count -= not node.size
-            is_layer = not below or type(node.value).__name__ in whole
+            is_layer = not below or type(node.value).__name__ in no_split
             counts.layers[node.order] = node.size if is_layer else max(child.layer for child in below)
         node = node.parent

@@ -80,9 +80,9 @@ def attach_align_device_hook(
             submodule's weights without calling it.
         tied_params_map: Copies on devices by the address of the original.
     """
-    whole = offload and _preloads(module, preload_module_classes)
+    no_split = offload and _preloads(module, preload_module_classes)
     holds_tensors = any(value is not None for value in (*module._parameters.values(), *module._buffers.values()))
-    if holds_tensors or whole:
+    if holds_tensors or no_split:
         own_map: Mapping[str, torch.Tensor] | None = None
         if weights_map is not None:
             own_map = PrefixedDataset(weights_map, f"{module_name}." if module_name else "")
@@ -91,12 +91,12 @@ def attach_align_device_hook(
             offload=offload,
             weights_map=own_map,
             offload_buffers=offload_buffers,
-            place_submodules=whole,
+            place_submodules=no_split,
             skip_keys=skip_keys,
             tied_params_map=tied_params_map,
         )
         add_hook_to_module(module, hook, append=True)
-    if whole:
+    if no_split:
         return
     for child_name, child in _children(module, module_name):
         attach_align_device_hook(

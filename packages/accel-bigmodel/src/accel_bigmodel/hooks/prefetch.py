@@ -8,9 +8,9 @@ from torch import nn
 
 from accel_bigmodel.hooks.align import AlignDevicesHook
 from accel_bigmodel.hooks.hook import SequentialHook
-from accel_bigmodel.hooks.residency import Residency, Travel, residency_of
+from accel_bigmodel.hooks.residency import PrefetchBinding, Residency, residency_of
 from accel_bigmodel.memory import accelerator_module
-from accel_bigmodel.offload.prefetch import Cargo, MapTransport, StreamTransport, Weights
+from accel_bigmodel.offload.prefetch import MapTransport, StreamTransport, TransferSpec, Weights
 from accel_bigmodel.offload.schedule import Block, Schedule, Transport
 from accel_bigmodel.offload.store import OffloadedWeightsLoader, PrefixedDataset
 from accel_core.modules import packed
@@ -45,13 +45,13 @@ def attach_prefetch(model: nn.Module, prefetch: Prefetch = None) -> tuple[Schedu
     for device, members in groups.items():
         blocks = []
         for residency, hook, store, prefix in members:
-            cargo = Cargo(
+            spec = TransferSpec(
                 [prefix + slot.name for slot in residency.slots],
-                [slot.stand_in.dtype for slot in residency.slots],
+                [slot.placeholder.dtype for slot in residency.slots],
                 store,
             )
-            count = sum(slot.stand_in.numel() * slot.stand_in.dtype.itemsize for slot in residency.slots)
-            blocks.append((residency, hook, Block[Weights](prefix.rstrip("."), count, cargo), store, prefix))
+            count = sum(slot.placeholder.numel() * slot.placeholder.dtype.itemsize for slot in residency.slots)
+            blocks.append((residency, hook, Block[Weights](prefix.rstrip("."), count, spec), store, prefix))
         largest = max(block.nbytes for _, _, block, _, _ in blocks)
         budget = _budget(device, largest, prefetch)
         if budget is None and device.type != "cpu":
@@ -60,7 +60,7 @@ def attach_prefetch(model: nn.Module, prefetch: Prefetch = None) -> tuple[Schedu
         schedule = Schedule(transport, budget, None if device.type == "cpu" else functools.partial(_has_room, device))
         for residency, hook, block, store, prefix in blocks:
             assert hook.weights_map is not None
-            residency.travel = Travel(schedule, block, store, prefix, hook.weights_map, device)
+            residency.binding = PrefetchBinding(schedule, block, store, prefix, hook.weights_map, device)
         schedules.append(schedule)
     root = getattr(model, "_hf_hook", None)
     for member in root.hooks if isinstance(root, SequentialHook) else (root,):
@@ -79,9 +79,9 @@ def schedules_of(model: nn.Module) -> tuple[Schedule[Weights], ...]:
         The schedules; empty when weights are loaded when they are needed.
     """
     found = {
-        id(residency.travel.schedule): residency.travel.schedule
+        id(residency.binding.schedule): residency.binding.schedule
         for residency, _ in _residencies(model)
-        if residency.travel is not None
+        if residency.binding is not None
     }
     return tuple(found.values())
 
@@ -111,7 +111,7 @@ def _store_of(residency: Residency, hook: AlignDevicesHook) -> tuple[OffloadedWe
     tied = hook.tied_params_map or {}
     for slot in residency.slots:
         name = prefix + slot.name
-        if packed.find(slot.stand_in) is not None or name not in store:
+        if packed.find(slot.placeholder) is not None or name not in store:
             return None
         on_disk = store.file_of(name) is not None
         if hook.device is not None and hook.device.type == "cpu" and not on_disk:

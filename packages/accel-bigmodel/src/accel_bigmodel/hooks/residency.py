@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from accel_bigmodel.offload.guard import forbid_gradient, forget, is_stand_in, stand_in_for
+from accel_bigmodel.offload.placeholders import forbid_gradient, forget, is_placeholder, placeholder_for
 from accel_bigmodel.offload.prefetch import Weights
 from accel_bigmodel.offload.schedule import Block, Schedule
 from accel_bigmodel.offload.store import OffloadedWeightsLoader, PrefixedDataset
@@ -55,10 +55,20 @@ def packed_key(name: str, suffix: str) -> str:
 
 
 class Slot:
-    """One offloaded tensor: where it sits in its module, its stand-in, and the original if it still exists."""
+    """One offloaded tensor: where it sits in its module, its placeholder, and the original if it still exists."""
 
     __slots__ = (
-        "cached", "cls", "device", "key", "name", "original", "requires_grad", "shape", "source", "stand_in", "store"
+        "cached",
+        "cls",
+        "device",
+        "key",
+        "name",
+        "original",
+        "placeholder",
+        "requires_grad",
+        "shape",
+        "source",
+        "store"
     )  # fmt: skip
 
     def __init__(self, name: str, store: dict[str, Any], key: str, block: str) -> None:
@@ -66,13 +76,15 @@ class Slot:
         self.name = name
         self.store = store
         self.key = key
-        self.cls = nn.Parameter if is_stand_in(tensor) else type(tensor)
+        self.cls = nn.Parameter if is_placeholder(tensor) else type(tensor)
         self.device = tensor.device
         self.requires_grad = tensor.requires_grad
         self.shape = tensor.shape
-        self.original: torch.Tensor | None = None if is_stand_in(tensor) else tensor
+        self.original: torch.Tensor | None = None if is_placeholder(tensor) else tensor
         form = packed.find(tensor)
-        self.stand_in = stand_in_for(tensor, name, block) if form is None else form.move(tensor, torch.device("meta"))
+        self.placeholder = (
+            placeholder_for(tensor, name, block) if form is None else form.move(tensor, torch.device("meta"))
+        )
         self.source: torch.Tensor | None = None
         self.cached: torch.Tensor | None = None
 
@@ -90,21 +102,21 @@ class Slot:
             device: Where it has to be; None leaves it where it is.
 
         Returns:
-            The tensor that takes the stand-in's place.
+            The tensor that takes the placeholder's place.
         """
         if value is self.source and self.cached is not None and device in (None, self.cached.device):
             return self.cached
-        stand_in = self.stand_in
-        form = packed.find(stand_in)
+        placeholder = self.placeholder
+        form = packed.find(placeholder)
         if form is not None:
-            stored = {suffix: weights[packed_key(self.name, suffix)] for suffix in form.parts(stand_in)}
-            return form.rebuild(stand_in, {**stored, "": value}, device or value.device)
-        return self.adopted(value.detach().to(device=device, dtype=stand_in.dtype), value)
+            stored = {suffix: weights[packed_key(self.name, suffix)] for suffix in form.parts(placeholder)}
+            return form.rebuild(placeholder, {**stored, "": value}, device or value.device)
+        return self.adopted(value.detach().to(device=device, dtype=placeholder.dtype), value)
 
     def parts(self) -> Sequence[str]:
         """Name the stored parts of the tensor: `""` for a plain one."""
-        form = packed.find(self.stand_in)
-        return ("",) if form is None else form.parts(self.stand_in)
+        form = packed.find(self.placeholder)
+        return ("",) if form is None else form.parts(self.placeholder)
 
     def adopted(self, data: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         """Give the tensor to compute with, of data that is where it has to be.
@@ -114,7 +126,7 @@ class Slot:
             value: The weight it was made of; when it shares its memory with it, the result is used again.
 
         Returns:
-            The tensor that takes the stand-in's place.
+            The tensor that takes the placeholder's place.
 
         Raises:
             OffloadError: When it has another shape than its place.
@@ -142,7 +154,7 @@ class Slot:
             self.store[self.key] = self._wrapped(loaded.detach().clone())
 
     def _wrapped(self, data: torch.Tensor) -> torch.Tensor:
-        if not isinstance(self.stand_in, nn.Parameter):
+        if not isinstance(self.placeholder, nn.Parameter):
             return data
         requires_grad = self.requires_grad and (data.is_floating_point() or data.is_complex())
         if self.cls is nn.Parameter:
@@ -155,7 +167,7 @@ class Slot:
 
 
 @dataclass
-class Travel:
+class PrefetchBinding:
     """How the weights of a residency come ahead of time.
 
     Attributes:
@@ -190,7 +202,7 @@ class Residency:
         self.hook = hook
         self.resident = False
         self.own_map: Mapping[str, torch.Tensor] | None = None
-        self.travel: Travel | None = None
+        self.binding: PrefetchBinding | None = None
         block = getattr(hook.weights_map, "prefix", "").rstrip(".") or type(module).__name__
         self.slots = [
             Slot(name, store, key, block)
@@ -198,13 +210,13 @@ class Residency:
         ]
         prefix = getattr(hook.weights_map, "prefix", "")
         for slot in self.slots:
-            if is_stand_in(slot.stand_in):
-                slot.stand_in.__dict__["weight_name"] = prefix + slot.name
+            if is_placeholder(slot.placeholder):
+                slot.placeholder.__dict__["weight_name"] = prefix + slot.name
         module.__dict__.setdefault(_KEY, []).append(self)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the schedule out of copies and pickles: a copy loads its weights when it needs them."""
-        return {**self.__dict__, "travel": None}
+        return {**self.__dict__, "binding": None}
 
     def send_away(self, hook: Any) -> None:
         """Empty the module: its tensors are in the hook's weights map from now on."""
@@ -214,7 +226,7 @@ class Residency:
             original = slot.original
             if original is not None and not original.is_meta and not self._shares(hook, slot, original):
                 slot.original = None
-            slot.store[slot.key] = slot.stand_in
+            slot.store[slot.key] = slot.placeholder
         self.resident = False
 
     def _kept(self) -> dict[str, torch.Tensor]:
@@ -270,7 +282,7 @@ class Residency:
         """
         weights = self.weights(hook)
         device = hook.device
-        if self.travel is not None and not writable and self._travelled(self.travel, weights, device):
+        if self.binding is not None and not writable and self._prefetched(self.binding, weights, device):
             return
         in_files = _file_names(weights)
         tied = hook.tied_params_map
@@ -282,7 +294,7 @@ class Residency:
                     slot.store[slot.key] = self._tied(slot, weights, value, device, tied)
                 else:
                     slot.store[slot.key] = slot.loaded(weights, value, device)
-                if in_files is not None and (writable or not isinstance(slot.stand_in, nn.Parameter)):
+                if in_files is not None and (writable or not isinstance(slot.placeholder, nn.Parameter)):
                     slot.detach_from(value)
         except KeyError as failure:
             self.release(hook)
@@ -296,33 +308,35 @@ class Residency:
             raise
         self.resident = True
 
-    def _travelled(self, travel: "Travel", weights: Mapping[str, torch.Tensor], device: torch.device | None) -> bool:
+    def _prefetched(
+        self, binding: "PrefetchBinding", weights: Mapping[str, torch.Tensor], device: torch.device | None
+    ) -> bool:
         """Take the weights that the schedule brings; tell whether it could."""
-        if weights is not travel.weights_map or device != travel.device:
+        if weights is not binding.weights_map or device != binding.device:
             # Somebody put other weights or another device there: from now on they are loaded when they are needed.
-            self._leave(travel)
+            self._leave(binding)
             return False
         if self.resident:
             return True
-        content = travel.schedule.acquire(travel.block)
-        travel.acquired = True
-        store = travel.store
+        content = binding.schedule.acquire(binding.block)
+        binding.acquired = True
+        store = binding.store
         for slot, tensor, source in zip(self.slots, content.tensors, content.sources, strict=True):
-            if store.stored(travel.prefix + slot.name) is source:
+            if store.stored(binding.prefix + slot.name) is source:
                 slot.store[slot.key] = slot.adopted(tensor, source)
-                if not isinstance(slot.stand_in, nn.Parameter):
+                if not isinstance(slot.placeholder, nn.Parameter):
                     slot.detach_from(source)
             else:
                 slot.store[slot.key] = slot.loaded(weights, weights[slot.name], device)
         self.resident = True
         return True
 
-    def _leave(self, travel: "Travel") -> None:
-        if travel.acquired:
-            travel.acquired = False
-            travel.schedule.release(travel.block)
-        travel.schedule.forget(travel.block)
-        self.travel = None
+    def _leave(self, binding: "PrefetchBinding") -> None:
+        if binding.acquired:
+            binding.acquired = False
+            binding.schedule.release(binding.block)
+        binding.schedule.forget(binding.block)
+        self.binding = None
 
     def _tied(
         self, slot: Slot, weights: Mapping[str, torch.Tensor], value: torch.Tensor, device: Any, tied: Any
@@ -347,17 +361,17 @@ class Residency:
                 for copies in tied.values():
                     for device in [key for key, copy in copies.items() if copy is loaded]:
                         del copies[device]
-            slot.store[slot.key] = slot.stand_in
+            slot.store[slot.key] = slot.placeholder
         self.resident = False
-        travel = self.travel
-        if travel is not None and travel.acquired:
-            travel.acquired = False
-            travel.schedule.release(travel.block)
+        binding = self.binding
+        if binding is not None and binding.acquired:
+            binding.acquired = False
+            binding.schedule.release(binding.block)
 
     def restore(self, hook: Any) -> None:
         """Give the module its tensors back where they were; tensors that were empty before are empty again."""
-        if self.travel is not None:
-            self._leave(self.travel)
+        if self.binding is not None:
+            self._leave(self.binding)
         weights = self.weights(hook)
         for slot in self.slots:
             original = slot.original
@@ -373,18 +387,18 @@ class Residency:
 
     def _rebuilt(self, slot: Slot, weights: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Make the tensor again on its device, once for all modules that share it."""
-        shared: torch.Tensor | None = slot.stand_in.__dict__.get("_restored")
+        shared: torch.Tensor | None = slot.placeholder.__dict__.get("_restored")
         if shared is not None:
             return shared
-        form = packed.find(slot.stand_in)
+        form = packed.find(slot.placeholder)
         if form is not None:
             made: torch.Tensor = slot.loaded(weights, weights[slot.name], slot.device)
         else:
-            data = weights[slot.name].detach().to(device=slot.device, dtype=slot.stand_in.dtype, copy=True)
+            data = weights[slot.name].detach().to(device=slot.device, dtype=slot.placeholder.dtype, copy=True)
             made = data
-            if isinstance(slot.stand_in, nn.Parameter):
+            if isinstance(slot.placeholder, nn.Parameter):
                 made = torch.Tensor._make_subclass(slot.cls, data, slot.requires_grad)
-        slot.stand_in.__dict__["_restored"] = made
+        slot.placeholder.__dict__["_restored"] = made
         return made
 
 

@@ -13,11 +13,11 @@ from accel_bigmodel.offload.index import MappedFile
 from accel_bigmodel.offload.schedule import Block
 from accel_bigmodel.offload.store import OffloadedWeightsLoader
 
-__all__ = ["Cargo", "MapTransport", "StreamTransport", "Weights"]
+__all__ = ["MapTransport", "StreamTransport", "TransferSpec", "Weights"]
 
 
 @dataclass
-class Cargo:
+class TransferSpec:
     """The weights of a block, as a transport is told of them.
 
     Attributes:
@@ -36,7 +36,7 @@ class Weights:
     """The weights of a block on their device.
 
     Attributes:
-        tensors: The tensors, in the order of the cargo.
+        tensors: The tensors, in the order of the spec.
         sources: The tensors of the store that they were copied from, or are.
     """
 
@@ -53,8 +53,8 @@ class MapTransport:
     def _places(self, block: Block[Weights]) -> list[tuple[MappedFile, str]]:
         places = self._files.get(id(block))
         if places is None:
-            cargo: Cargo = block.source
-            found = (cargo.store.file_of(name) for name in cargo.names)
+            spec: TransferSpec = block.source
+            found = (spec.store.file_of(name) for name in spec.names)
             places = self._files[id(block)] = [place for place in found if place is not None]
         return places
 
@@ -65,9 +65,9 @@ class MapTransport:
 
     def finish(self, block: Block[Weights], ticket: Any) -> Weights:
         """Give views of the map; tensors of another dtype are cast."""
-        cargo: Cargo = block.source
-        sources = [cargo.store.stored(name) for name in cargo.names]
-        return Weights([s.to(dtype) for s, dtype in zip(sources, cargo.dtypes, strict=True)], sources)
+        spec: TransferSpec = block.source
+        sources = [spec.store.stored(name) for name in spec.names]
+        return Weights([s.to(dtype) for s, dtype in zip(sources, spec.dtypes, strict=True)], sources)
 
     def cancel(self, block: Block[Weights], ticket: Any) -> None:
         """Nothing is held by pages that were only read ahead."""
@@ -122,12 +122,12 @@ class StreamTransport:
                 self._worker = ThreadPoolExecutor(1, thread_name_prefix="accel-prefetch")
         return self._worker.submit(self._copy, block.source)
 
-    def _copy(self, cargo: Cargo) -> tuple[Weights, Any]:
+    def _copy(self, spec: TransferSpec) -> tuple[Weights, Any]:
         weights = Weights([])
         used: list[torch.Tensor] = []
         with self._stream:
-            for name, dtype in zip(cargo.names, cargo.dtypes, strict=True):
-                source = cargo.store.stored(name)
+            for name, dtype in zip(spec.names, spec.dtypes, strict=True):
+                source = spec.store.stored(name)
                 host = source.detach()
                 if host.device.type == "cpu" and not host.is_pinned() and host.numel():
                     buffer = self._staging.take(host.nbytes)

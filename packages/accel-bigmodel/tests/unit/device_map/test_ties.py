@@ -13,7 +13,7 @@ from torch import nn
 from accel_bigmodel.device_map.balance import get_balanced_memory
 from accel_bigmodel.device_map.check import device_of
 from accel_bigmodel.device_map.infer import infer_auto_device_map
-from accel_bigmodel.device_map.plan import plan_device_map
+from accel_bigmodel.device_map.result import plan_device_map
 from accel_bigmodel.device_map.tree import build_tree
 from accel_core.errors import DeviceMapError
 

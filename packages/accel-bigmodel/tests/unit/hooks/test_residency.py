@@ -130,7 +130,7 @@ def test_a_weight_used_without_its_module_is_an_error_with_its_name() -> None:
         lambda weight: weight.detach().numpy(),
     ],
 )
-def test_reading_a_stand_in_raises(use: object) -> None:
+def test_reading_a_placeholder_raises(use: object) -> None:
     """Every way to its values ends in our error; shapes and dtypes are answered."""
     model = cpu_offload(nn.Linear(4, 4), CPU)
     assert model.weight.shape == (4, 4)

@@ -9,7 +9,7 @@ import torch
 
 from accel_bigmodel.checkpoint.skeleton import Layer, Part, model_of_config, skeleton_of
 from accel_bigmodel.device_map.headroom import Workload, activation_bytes
-from accel_bigmodel.device_map.plan import Plan, plan_device_map
+from accel_bigmodel.device_map.result import Plan, plan_device_map
 from accel_core.errors import ConfigurationError
 from accel_core.modules.sizes import as_dtype, written_size
 
@@ -85,7 +85,7 @@ def plan_checkpoint(
     headroom: str | None = None,
     dtype: str | None = None,
     balanced: bool = False,
-    whole: list[str] | None = None,
+    no_split: list[str] | None = None,
 ) -> Plan:
     """Plan a checkpoint from its headers.
 
@@ -95,13 +95,13 @@ def plan_checkpoint(
         headroom: Headroom, as on the command line.
         dtype: The dtype that the weights will be loaded in.
         balanced: Whether accelerators share evenly.
-        whole: Class names that are not split; numbered layers of a checkpoint never are.
+        no_split: Class names that are not split; numbered layers of a checkpoint never are.
 
     Returns:
         The plan.
     """
     model = skeleton_of(source)
-    classes = list(whole or getattr(model, "_no_split_modules", None) or ())
+    classes = list(no_split or getattr(model, "_no_split_modules", None) or ())
     if isinstance(model, Part):
         classes.append(Layer.__name__)
     return plan_device_map(

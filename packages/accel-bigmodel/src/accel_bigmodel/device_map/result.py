@@ -13,7 +13,7 @@ from accel_bigmodel.device_map.check import clean_device_map
 from accel_bigmodel.device_map.drawing import Bar, Segment, draw_bars
 from accel_bigmodel.device_map.headroom import Workload, activation_bytes
 from accel_bigmodel.device_map.infer import check_accelerators, solve
-from accel_bigmodel.device_map.tree import build_tree, whole_classes
+from accel_bigmodel.device_map.tree import build_tree, no_split_classes
 from accel_bigmodel.memory import get_max_memory
 from accel_bigmodel.sizes import Dtype
 from accel_core.errors import ConfigurationError, DeviceMapError
@@ -225,7 +225,7 @@ def plan_device_map(
     limits = get_max_memory(max_memory)
     if no_split_module_classes is None:
         no_split_module_classes = getattr(model, "_no_split_modules", None)
-    whole = whole_classes(no_split_module_classes)
+    no_split = no_split_classes(no_split_module_classes)
     fast = [device for device in limits if device not in ("cpu", "disk")]
     kept = _kept(model, headroom, {device: limits[device] for device in fast or limits if device != "disk"}, dtype)
     left = {device: limit - kept.get(device, 0) for device, limit in limits.items()}
@@ -236,8 +236,8 @@ def plan_device_map(
                 f"{device!r}, which has {written_size(limits[device])}. Lower the headroom or raise `max_memory`."
             )
     if balanced:
-        left = get_balanced_memory(model, left, list(whole), dtype, special_dtypes, low_zero)
-    solution = solve(build_tree(model, dtype, special_dtypes, whole), left, whole)
+        left = get_balanced_memory(model, left, list(no_split), dtype, special_dtypes, low_zero)
+    solution = solve(build_tree(model, dtype, special_dtypes, no_split), left, no_split)
     check_accelerators(solution, "Raise `max_memory`, lower the headroom, or let modules be split.")
     parts = tuple(
         Part(node.name, device, node.size, type(node.value).__name__ if node.is_module else _kind(node.value))

@@ -6,7 +6,7 @@ from torch import nn
 
 from accel_bigmodel.device_map.balance import get_balanced_memory
 from accel_bigmodel.device_map.infer import check_accelerators, device_map_of, solve, warn_of
-from accel_bigmodel.device_map.tree import build_tree, whole_classes
+from accel_bigmodel.device_map.tree import build_tree, no_split_classes
 from accel_bigmodel.memory import get_max_memory
 from accel_bigmodel.sizes import Dtype
 from accel_core.errors import DeviceMapError
@@ -50,14 +50,14 @@ def chosen_device_map(
             f"Found {strategy!r}. Pass one of these, or a dictionary."
         )
     limits = get_max_memory(max_memory)
-    whole = whole_classes(no_split_module_classes)
-    tree = build_tree(model, dtype, None, whole)
+    no_split = no_split_classes(no_split_module_classes)
+    tree = build_tree(model, dtype, None, no_split)
     share = limits
     if strategy != "sequential":
-        share = get_balanced_memory(model, limits, list(whole), dtype, low_zero=strategy == "balanced_low_0")
-    solution = solve(tree, share, whole)
+        share = get_balanced_memory(model, limits, list(no_split), dtype, low_zero=strategy == "balanced_low_0")
+    solution = solve(tree, share, no_split)
     if solution.slowest and share != limits:
-        plain = solve(tree, limits, whole)
+        plain = solve(tree, limits, no_split)
         if plain.slowest < solution.slowest or solution.idle:
             solution = plain
     if max_memory is not None and not {"cpu", "disk"} & set(max_memory):

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from accel_bigmodel.device_map.headroom import Workload, activation_bytes
-from accel_bigmodel.device_map.plan import Plan, plan_device_map
+from accel_bigmodel.device_map.result import Plan, plan_device_map
 from accel_core.errors import ConfigurationError, DeviceMapError
 from accel_core.modules.sizes import written_size
 

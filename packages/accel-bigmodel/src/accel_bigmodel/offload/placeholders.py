@@ -1,4 +1,4 @@
-"""The stand-in for an offloaded weight: empty, and it says so when somebody wants its values."""
+"""The placeholder for an offloaded weight: empty, and it says so when somebody wants its values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from accel_core.errors import OffloadError
 
-__all__ = ["OffloadedTensor", "forbid_gradient", "is_stand_in", "stand_in_for"]
+__all__ = ["OffloadedTensor", "forbid_gradient", "is_placeholder", "placeholder_for"]
 
 
 class OffloadedTensor(torch.Tensor):
@@ -36,22 +36,22 @@ class OffloadedTensor(torch.Tensor):
     ) -> Any:
         """Run an operation on the empty tensor, unless it needs values that are not here."""
         kwargs = kwargs or {}
-        stand_in, mixed = _look_through((args, kwargs), None, False)
-        if stand_in is not None and mixed and func is not torch.Tensor.__setattr__:
-            raise _used_while_offloaded(stand_in)
+        placeholder, mixed = _look_through((args, kwargs), None, False)
+        if placeholder is not None and mixed and func is not torch.Tensor.__setattr__:
+            raise _used_while_offloaded(placeholder)
         try:
             with torch._C.DisableTorchFunctionSubclass():
                 result = func(*args, **kwargs)
         except (NotImplementedError, RuntimeError, TypeError) as failure:
-            if stand_in is None or "meta" not in str(failure).lower():
+            if placeholder is None or "meta" not in str(failure).lower():
                 raise
-            raise _used_while_offloaded(stand_in) from failure
-        if stand_in is not None and type(result) is torch.Tensor and result.is_meta:
-            return _mark(result.as_subclass(cls), stand_in)
+            raise _used_while_offloaded(placeholder) from failure
+        if placeholder is not None and type(result) is torch.Tensor and result.is_meta:
+            return _mark(result.as_subclass(cls), placeholder)
         return result
 
     def __deepcopy__(self, memo: dict[int, Any]) -> OffloadedTensor:
-        """Copy the stand-in with its names; ties between copies are kept by `memo`."""
+        """Copy the placeholder with its names; ties between copies are kept by `memo`."""
         known = memo.get(id(self))
         if isinstance(known, OffloadedTensor):
             return known
@@ -67,25 +67,25 @@ class OffloadedTensor(torch.Tensor):
         )  # fmt: skip
 
 
-def _look_through(value: Any, stand_in: OffloadedTensor | None, mixed: bool) -> tuple[OffloadedTensor | None, bool]:
-    """Find a stand-in among the arguments, and whether real tensors are among them too."""
+def _look_through(value: Any, placeholder: OffloadedTensor | None, mixed: bool) -> tuple[OffloadedTensor | None, bool]:
+    """Find a placeholder among the arguments, and whether real tensors are among them too."""
     if isinstance(value, torch.Tensor):
         if isinstance(value, OffloadedTensor):
-            return (value if stand_in is None else stand_in), mixed
+            return (value if placeholder is None else placeholder), mixed
         with torch._C.DisableTorchFunctionSubclass():
-            return stand_in, mixed or (not value.is_meta and value.dim() > 0)
+            return placeholder, mixed or (not value.is_meta and value.dim() > 0)
     if isinstance(value, (list, tuple)):
         for item in value:
-            stand_in, mixed = _look_through(item, stand_in, mixed)
+            placeholder, mixed = _look_through(item, placeholder, mixed)
     elif isinstance(value, dict):
         for item in value.values():
-            stand_in, mixed = _look_through(item, stand_in, mixed)
-    return stand_in, mixed
+            placeholder, mixed = _look_through(item, placeholder, mixed)
+    return placeholder, mixed
 
 
-def _used_while_offloaded(stand_in: OffloadedTensor) -> OffloadError:
-    name = stand_in.__dict__.get("weight_name", "?")
-    block = stand_in.__dict__.get("block_name", "?")
+def _used_while_offloaded(placeholder: OffloadedTensor) -> OffloadError:
+    name = placeholder.__dict__.get("weight_name", "?")
+    block = placeholder.__dict__.get("block_name", "?")
     return OffloadError(
         f"An offloaded weight was used outside the forward pass of its block. Found weight {name!r} of block "
         f"{block!r}, "
@@ -123,7 +123,7 @@ def _rebuild(
     return made
 
 
-def is_stand_in(tensor: object) -> bool:
+def is_placeholder(tensor: object) -> bool:
     """Tell whether a tensor only stands for an offloaded weight.
 
     Args:
@@ -136,15 +136,15 @@ def is_stand_in(tensor: object) -> bool:
 
 
 # Torch's dictionary by identity has no types of its own.
-_stand_ins: MutableMapping[torch.Tensor, OffloadedTensor] = cast(Any, WeakIdKeyDictionary)()
+_placeholders: MutableMapping[torch.Tensor, OffloadedTensor] = cast(Any, WeakIdKeyDictionary)()
 _watched: MutableMapping[torch.Tensor, str] = cast(Any, WeakIdKeyDictionary)()
 _optimizers_are_watched = False
 
 
-def stand_in_for(tensor: torch.Tensor, weight_name: str, block_name: str) -> torch.Tensor:
+def placeholder_for(tensor: torch.Tensor, weight_name: str, block_name: str) -> torch.Tensor:
     """Make the empty tensor that a module shows while a weight is offloaded.
 
-    Asked again for the same tensor, it gives the same stand-in, so that ties survive.
+    Asked again for the same tensor, it gives the same placeholder, so that ties survive.
 
     Args:
         tensor: The parameter or buffer that goes away.
@@ -152,15 +152,15 @@ def stand_in_for(tensor: torch.Tensor, weight_name: str, block_name: str) -> tor
         block_name: The module that brings it back, for messages.
 
     Returns:
-        The stand-in; a parameter when `tensor` is one.
+        The placeholder; a parameter when `tensor` is one.
     """
     if isinstance(tensor, OffloadedTensor):
         return tensor
-    known = _stand_ins.get(tensor)
+    known = _placeholders.get(tensor)
     if known is not None and known.size() == tensor.size() and known.dtype == tensor.dtype:
         return known
     made = _make(tensor, weight_name, block_name)
-    _stand_ins[tensor] = made
+    _placeholders[tensor] = made
     if isinstance(tensor, nn.Parameter):
         _watch_optimizers()
         _watched[tensor] = weight_name
@@ -171,12 +171,12 @@ def forget(tensor: torch.Tensor) -> None:
     """Let a tensor be trained again: it is back in its module.
 
     Args:
-        tensor: The parameter that `stand_in_for` was asked for.
+        tensor: The parameter that `placeholder_for` was asked for.
     """
     if tensor in _watched:
         del _watched[tensor]
-    if tensor in _stand_ins:
-        del _stand_ins[tensor]
+    if tensor in _placeholders:
+        del _placeholders[tensor]
 
 
 def _watch_optimizers() -> None:
@@ -188,11 +188,11 @@ def _watch_optimizers() -> None:
 
 
 def _refuse_offloaded(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    if not _watched and not _stand_ins:
+    if not _watched and not _placeholders:
         return
     for group in optimizer.param_groups:
         for parameter in group["params"]:
-            name = parameter.__dict__.get("weight_name") if is_stand_in(parameter) else _watched.get(parameter)
+            name = parameter.__dict__.get("weight_name") if is_placeholder(parameter) else _watched.get(parameter)
             if name is not None:
                 raise OffloadError(
                     f"An optimizer cannot train an offloaded weight. Found {name!r} in a {type(optimizer).__name__}. "

@@ -8,9 +8,9 @@ import torch
 from safetensors.torch import save_file
 
 from accel_bigmodel.__main__ import main
-from accel_bigmodel.device_map.plan import Plan
+from accel_bigmodel.device_map.result import Plan
 from accel_bigmodel.estimate import create_ascii_table, estimate_training_usage
-from accel_bigmodel.planner import headroom_of, max_memory_of
+from accel_bigmodel.plan_for import headroom_of, max_memory_of
 
 
 @pytest.fixture

@@ -1,21 +1,42 @@
-"""Colours on a terminal, and none elsewhere."""
+"""What a person sees: lines on standard error, and colours on a terminal and none elsewhere."""
 
-from typing import Any
+import contextlib
+import sys
+from typing import TextIO
 
 from accel_launch.settings import environ
 
-__all__ = ["colours_wanted", "paint"]
+__all__ = ["colours_wanted", "flush_output", "paint", "say"]
 
 _CODES = {"heading": "1", "flag": "36", "error": "1;31", "faint": "2", "good": "32", "warning": "33"}
 
 
-def colours_wanted(stream: Any) -> bool:
-    """Tell whether text written to `stream` may carry colours.
+def say(text: str) -> None:
+    """Print a line on standard error.
 
     Args:
-        stream: A text stream.
+        text: The line. Where standard error is closed, or goes to a disk that is full, nobody can be told, and the run
+            that is watched is worth more than the line.
     """
-    return environ.wants_colours(bool(getattr(stream, "isatty", lambda: False)()))
+    if sys.stderr is not None:
+        with contextlib.suppress(OSError, ValueError):
+            print(text, file=sys.stderr, flush=True)
+
+
+def flush_output() -> None:
+    """Write out what was printed, so that it stands before what comes from elsewhere; as far as that is possible."""
+    if sys.stdout is not None:
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()
+
+
+def colours_wanted(stream: TextIO | None) -> bool:
+    """Return whether text written to `stream` may carry colours.
+
+    Args:
+        stream: A text stream; None for one that was closed before Python began.
+    """
+    return environ.wants_colours(stream is not None and stream.isatty())
 
 
 def paint(text: str, kind: str, wanted: bool) -> str:

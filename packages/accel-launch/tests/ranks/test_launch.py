@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from accel_launch.supervision.guard import stragglers
+from accel_launch.supervision.orphans import find_orphans
 
 SHOW = """
 import json, os, sys
@@ -82,7 +82,7 @@ def test_failing_rank_ends_the_run(accel, script, tmp_path: Path, kind: str) -> 
     first = record["ranks"][1]
     assert (record["first"], first["how"], record["ranks"][0]["stopped_by_launcher"]) == (1, how, True)
     run = (tmp_path / "logs" / "rank0.stdout.log").read_text().split()[0]
-    assert stragglers(run) == []
+    assert find_orphans(run) == []
 
 
 def test_single_process_failure_keeps_its_status(accel, script) -> None:

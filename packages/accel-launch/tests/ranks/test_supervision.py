@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from accel_launch.supervision.guard import stragglers
+from accel_launch.supervision.orphans import find_orphans
 
 SLEEPER = """
 import os, signal, sys, time
@@ -51,9 +51,9 @@ def started(tmp_path: Path, variables: dict[str, str]) -> Callable[..., "subproc
 def wait_until_gone(run_id: str, seconds: float = 8.0) -> list[int]:
     """Return the processes of a run that are left after a while."""
     deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline and stragglers(run_id):
+    while time.monotonic() < deadline and find_orphans(run_id):
         time.sleep(0.1)
-    return stragglers(run_id)
+    return find_orphans(run_id)
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_children_that_outlive_their_rank_are_ended(accel, script, ranks: str) -
     done = accel("launch", "--cpu", "--num-processes", ranks, name)
     assert done.returncode == 0, done.stderr
     assert "outlived their ranks" in done.stderr
-    assert stragglers(done.stdout.split()[0]) == []
+    assert find_orphans(done.stdout.split()[0]) == []
 
 
 def test_restart_goes_on_after_a_failure(accel, script, tmp_path: Path) -> None:

@@ -1,22 +1,17 @@
 """The torch part of launching: one elastic agent in this process, watched like a single command.
 
 Imported only when processes are about to start. On one machine the agent's own store is the meeting point of the
-ranks: it binds a free port itself and hands it on, so no port is ever chosen first and taken by somebody else in
-    between.
+ranks: it binds a free port itself and hands it on, so no port is ever chosen first and then taken by somebody else.
 """
 
 import contextlib
 import logging
 import os
 import signal
-import socket
-import sys
-import threading
 import time
 import uuid
 from collections.abc import Mapping
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch.distributed.elastic.rendezvous.registry as rendezvous_registry
@@ -36,20 +31,16 @@ from torch.distributed.elastic.rendezvous.api import (
 from accel_core.errors import LaunchError
 from accel_core.host.environ import write
 from accel_launch.launchers.launcher import script_command
-from accel_launch.launchers.preflight import check_agreement, check_main_machine, facts_of_machine, own_address
+from accel_launch.launchers.machines import GRACE_S, OtherMachines
+from accel_launch.launchers.preflight import check_main_machine, own_address
 from accel_launch.settings.layout import Layout, layout_of
 from accel_launch.settings.resolve import Settings
-from accel_launch.supervision.guard import RUN_VARIABLE, Guard, end_group, sweep
-from accel_launch.supervision.outcome import MemoryKills, endings, first_failure, shell_status, want_restart
-from accel_launch.supervision.report import failure_record, report_failure, report_left_behind
-from accel_launch.supervision.run import HANDED_ON, PATIENCE, SIGNALS, marks
-from accel_launch.supervision.streams import RankLog, Streams
-from accel_launch.supervision.watchdog import Watchdog
+from accel_launch.supervision.signals import SIGNALS, TERMINATION_GRACE_S
+from accel_launch.supervision.streams import RankLog
+from accel_launch.supervision.supervisor import Supervisor, cannot_start
+from accel_launch.terminal import flush_output
 
 __all__ = ["run_elastic"]
-
-_GRACE = 5.0
-"""Seconds that the other ranks have to end by themselves once one has failed."""
 
 _LOOKS = 100
 """How often, at an interval of 10 ms, it is asked for an exit status that the agent is about to note."""
@@ -100,50 +91,54 @@ class _LocalRendezvous(RendezvousHandler):
 
 
 class _FollowedStreams(LogsSpecs):
-    """Gives every rank the streams that the launcher reads."""
+    """Gives every rank the streams and variables of the supervisor."""
 
-    def __init__(self, run: "_Run", variables: Mapping[str, str]) -> None:
+    def __init__(self, supervisor: Supervisor, variables: Mapping[str, str]) -> None:
         super().__init__()
-        self._run = run
+        self._supervisor = supervisor
         self._variables = variables
 
     @property
     def root_log_dir(self) -> str:
-        return str(self._run.log_dir or "")
+        return ""
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
-        paths: dict[str, dict[int, str]] = {"stdout": {}, "stderr": {}}
+        paths: dict[str, dict[int, str]] = {name: dict.fromkeys(envs, "") for name in ("stdout", "stderr")}
         for local_rank, variables in envs.items():
-            rank = int(variables["RANK"])
-            variables.update(self._variables)
-            if self._run.dog is not None:
-                variables.update(self._run.dog.variables(local_rank))
-            streams = self._run.streams
-            log = streams.add_rank(rank, local_rank)
-            wanted = marks(self._run.settings, local_rank)
-            for stream, chosen in paths.items():
-                follow = stream in wanted
-                chosen[local_rank] = streams.follow(log, stream, mark=wanted[stream]).child_path if follow else ""
-        self._run.failed.clear()
+            variables.update({**self._variables, **self._supervisor.variables(local_rank)})
+            for name, followed in self._supervisor.follow(int(variables["RANK"]), local_rank).items():
+                paths[name][local_rank] = followed.child_path
         return LogsDest(paths["stdout"], paths["stderr"], {}, {}, dict.fromkeys(envs, ""))
 
 
 class _Agent(LocalElasticAgent):
-    """torch's agent, telling the launcher about every process that it starts."""
+    """torch's agent, telling the supervisor about every process that it starts, and ending all when one failed."""
 
-    def __init__(self, run: "_Run", spec: WorkerSpec, logs_specs: LogsSpecs) -> None:
-        super().__init__(spec, logs_specs, shutdown_timeout=int(PATIENCE))
-        self._run = run
+    def __init__(
+        self, supervisor: Supervisor, machines: OtherMachines, spec: WorkerSpec, logs_specs: LogsSpecs
+    ) -> None:
+        super().__init__(spec, logs_specs, shutdown_timeout=int(TERMINATION_GRACE_S))
+        self._supervisor = supervisor
+        self._machines = machines
+        self._failing = False
+        supervisor.streams.on_end = self._rank_ended
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         super()._rendezvous(worker_group)
-        self._run.met(worker_group)
+        machines = int(worker_group.group_world_size or 1)
+        if machines > 1:
+            self._machines.met(worker_group.store, int(worker_group.group_rank or 0), machines)
 
-    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        self._run.attempt = worker_group.spec.max_restarts - self._remaining_restarts
-        pids: dict[int, Any] = super()._start_workers(worker_group)
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, int]:
+        self._supervisor.attempt = worker_group.spec.max_restarts - self._remaining_restarts
+        self._failing = False
+        try:
+            pids: dict[int, int] = super()._start_workers(worker_group)
+        except OSError as error:
+            raise cannot_start(str(worker_group.spec.entrypoint), error) from None
         for worker in worker_group.workers:
-            self._run.started(worker.global_rank, pids[worker.local_rank])
+            self._supervisor.started(worker.global_rank, pids[worker.local_rank])
+        self._supervisor.signals.install()  # only now: torch takes the signals over whenever it starts processes
         return pids
 
     def statuses(self) -> dict[int, int]:
@@ -155,173 +150,32 @@ class _Agent(LocalElasticAgent):
             if worker.local_rank in handlers and handlers[worker.local_rank].proc.returncode is not None
         }
 
-
-class _Run:
-    """One launch: what is known about it while it runs and what is said when it ends."""
-
-    def __init__(self, settings: Settings, run_id: str) -> None:
-        self.settings = settings
-        self.run_id = run_id
-        self.attempt = 0
-        self.agent: _Agent | None = None
-        self.failed: set[int] = set()
-        self.reasons: list[str] = []
-        self.log_dir = Path(settings["log_dir"]) if settings["log_dir"] else None
-        self.streams = Streams(self.log_dir, on_end=self._ended)
-        self.memory = MemoryKills()
-        self.guard = Guard(run_id)
-        self.dog: Watchdog | None = None
-        if settings["watchdog"]:
-            self.dog = Watchdog(
-                float(settings["watchdog"]),
-                self.streams.ranks.values,
-                lambda: self.reasons.append("watchdog"),
-                quiet=bool(settings["quiet"]),
-            )
-        self._began = time.monotonic()
-        self._killer: threading.Timer | None = None
-        self._layout = layout_of(settings)
-        self._over = threading.Event()
-        self._store: Any = None
-        self._listener: threading.Thread | None = None
-        self._told = False
-        self.elsewhere = ""
-
-    def met(self, group: WorkerGroup) -> None:
-        """Compare the machines that met, and listen for the failure of another one."""
-        machines, own = int(group.group_world_size or 1), int(group.group_rank or 0)
-        if machines < 2:
+    def _rank_ended(self, log: RankLog) -> None:
+        """Tell the other machines about the first failure, and end the ranks here that do not end by themselves."""
+        stale = self._supervisor.streams.ranks.get(log.rank) is not log
+        if self._failing or stale or not self._went_wrong(log):
             return
-        facts = facts_of_machine(self.settings.script, layout_of(self.settings).processes)
-        elastic = self._layout.fewest_machines != self._layout.machines
-        check_agreement(group.store, own, machines, facts, elastic=elastic)
-        if not self.settings["max_restarts"]:
-            self._store = group.store
-            self._listener = threading.Thread(
-                target=self._listen, args=(group.store,), name="accel-machines", daemon=True
-            )
-            self._listener.start()
-
-    def _listen(self, store: Any) -> None:
-        while not self._over.wait(1.0):
-            try:
-                if not store.check([_FAILED]):
-                    continue
-                said = store.get(_FAILED).decode()
-            except RuntimeError:
-                said = "machine 0 is gone"
-            if self._told:
-                return
-            self.elsewhere = said
-            if not self._over.wait(2.0):
-                logs = list(self.streams.ranks.values())
-                for log in logs:
-                    if log.pid and log.ended_at is None:
-                        end_group(log.pid, signal.SIGTERM)
-                self._over.wait(_GRACE)
-                self._kill_rest(logs)
-            return
-
-    def tell_machines(self, rank: int) -> None:
-        """Tell the launchers of the other machines that a rank of this one failed, unless one of theirs did before."""
-        if self._store is not None and not self.elsewhere:
-            self._told = True
-            with contextlib.suppress(RuntimeError):
-                self._store.set(_FAILED, f"rank {rank} failed on {socket.gethostname()}")
-
-    def started(self, rank: int, pid: int) -> None:
-        """Note that a rank's process runs."""
-        self.guard.watch(pid)
-        self.streams.started(self.streams.ranks[rank], pid)
-
-    def _ended(self, log: RankLog) -> None:
-        if self.failed or self.streams.ranks.get(log.rank) is not log or not self._went_wrong(log):
-            return
-        self.failed.add(log.rank)
-        self.tell_machines(log.rank)
-        self._killer = threading.Timer(_GRACE, self._kill_rest, [list(self.streams.ranks.values())])
-        self._killer.daemon = True
-        self._killer.start()
+        self._failing = True
+        self._machines.tell(log.rank)
+        self._supervisor.kill_after(GRACE_S)
 
     def _went_wrong(self, log: RankLog) -> bool:
-        """Tell whether a process that ended failed, also where the agent saw the end first and is about to note it."""
+        """Return whether a process failed, also where the agent saw its end first and is about to note it."""
         with contextlib.suppress(ChildProcessError):
+            # WNOWAIT leaves the exit code for the agent, who is the one that waits for the process
             seen = os.waitid(os.P_PID, log.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             return seen is not None and seen.si_status != 0
         for _ in range(_LOOKS):
-            status = self.agent.statuses().get(log.rank) if self.agent is not None else None
+            status = self.statuses().get(log.rank)
             if status is not None:
                 return status != 0
             time.sleep(0.01)
         return False
 
-    def hand_on(self, number: signal.Signals) -> None:
-        """Send a signal to each rank, and not to what it started."""
-        for log in list(self.streams.ranks.values()):
-            if log.pid and log.ended_at is None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(log.pid, number)
 
-    @staticmethod
-    def _kill_rest(logs: list[RankLog]) -> None:
-        for log in logs:
-            if log.pid and log.ended_at is None:
-                end_group(log.pid, signal.SIGKILL)
-
-    def close(self) -> None:
-        """Leave no process behind, and read what was printed last."""
-        self._over.set()
-        if self._listener is not None:
-            self._listener.join(_GRACE)  # a thread inside of torch's store when Python ends takes the process down
-        if self.dog is not None:
-            self.dog.stop()
-        if self._killer is not None:
-            self._killer.cancel()
-        for log in self.streams.ranks.values():
-            if log.pid:
-                end_group(log.pid, signal.SIGTERM)
-        left = sweep(self.run_id)
-        if left and not self.settings["quiet"]:
-            report_left_behind(left)
-        self.streams.stop(patience=_GRACE)
-        self.guard.release()
-
-    def report(self, statuses: Mapping[int, int], command: list[str], said: signal.Signals | None) -> int:
-        """Write the record of a failure, tell a person, and return the exit status."""
-        if said is not None:
-            self.reasons.append(said.name)
-        logs = {rank: log for rank, log in self.streams.ranks.items() if rank in statuses}
-        raw = endings(logs, statuses, [], self.memory)
-        first = first_failure(raw)
-        stopped = [
-            ending.rank
-            for ending in raw
-            if self.reasons
-            or self.elsewhere
-            or (first is not None and ending.rank != first.rank and ending.status in _OURS)
-        ]
-        ended = endings(logs, statuses, stopped, self.memory)
-        reason = self.reasons[0] if self.reasons else "failure"
-        if self.elsewhere:
-            reason = f"another machine: {self.elsewhere}"
-        record = failure_record(
-            ended,
-            run_id=self.run_id,
-            command=command,
-            seconds=time.monotonic() - self._began,
-            reason=reason,
-            attempt=self.attempt,
-        )
-        report_failure(ended, logs, record, log_dir=self.log_dir, quiet=bool(self.settings["quiet"]))
-        if said is not None and not want_restart(ended):
-            return shell_status(-said)
-        if reason == "watchdog":
-            return shell_status(-signal.SIGABRT)
-        return shell_status(first.status) if first is not None else 1
-
-
-_FAILED = "accel/failed"
-_OURS = (-signal.SIGTERM, -signal.SIGKILL)
+def _raise_signal(number: signal.Signals) -> None:
+    """End the agent's wait in its own way: it sends the signal to every group, and waits for the ranks."""
+    raise SignalException(f"The launcher got {number.name}", number)
 
 
 def run_elastic(settings: Settings, environment: Mapping[str, str]) -> int:
@@ -335,57 +189,58 @@ def run_elastic(settings: Settings, environment: Mapping[str, str]) -> int:
         The exit status for the shell: that of the rank that failed first, 128 + N after signal N, 0 if all went well.
 
     Raises:
+        ConfigurationError: The folder for logs cannot be used.
         LaunchError: The processes could not be started, or the machines did not find one another.
     """
-    run_id = uuid.uuid4().hex
-    layout = layout_of(settings)
-    run = _Run(settings, run_id)
-    _hush(bool(settings["debug"]))
-    variables = {**environment, RUN_VARIABLE: run_id}
     command = script_command(settings)
     if not settings["no_python"]:
         command.insert(1, "-u")
-    result: RunResult | None = None
-    said: signal.Signals | None = None
+    supervisor = Supervisor(settings, command, _raise_signal)
+    machines = OtherMachines(settings, supervisor)
     agent: _Agent | None = None
+    failed = True
     try:
-        spec = WorkerSpec(
-            role=str(settings["role"]),
-            local_world_size=layout.per_machine,
-            entrypoint=command[0],
-            args=tuple(command[1:]),
-            rdzv_handler=_rendezvous(settings, layout, run_id),
-            max_restarts=int(settings["max_restarts"]),
-            monitor_interval=float(settings["monitor_interval"]),
-            local_addr=_local_address(settings, layout),
-        )
+        silence_torch_loggers(talk=bool(settings["debug"]))
         write("TORCHELASTIC_SIGNALS_TO_HANDLE", ",".join(number.name for number in SIGNALS))
-        agent = run.agent = _Agent(run, spec, _FollowedStreams(run, variables))
-        for number in HANDED_ON:
-            signal.signal(number, lambda number, _: run.hand_on(signal.Signals(number)))
-        result = agent.run(spec.role)
-        if result.is_failed():
-            run.tell_machines(min(result.failures))
+        spec = _specification(settings, command)
+        agent = _Agent(supervisor, machines, spec, _FollowedStreams(supervisor, environment))
+        result: RunResult | None = agent.run(spec.role)  # None where the machines agreed to end without a result
+        failed = result is None or result.is_failed()
+        if result is not None and failed:
+            machines.tell(min(result.failures))
     except SignalException as signalled:
-        said = signal.Signals(signalled.sigval)
+        supervisor.signals.first = supervisor.signals.first or signal.Signals(signalled.sigval)
     except (RendezvousTimeoutError, RendezvousConnectionError, RendezvousClosedError) as error:
         raise LaunchError(
             f"The machines did not find one another; the rendezvous says: {error}. Check --main-process-ip, "
             "--main-process-port and that every machine was started."
         ) from None
     finally:
-        for number in (*SIGNALS, *HANDED_ON):
-            signal.signal(number, signal.SIG_IGN)
-        run.close()
-    sys.stdout.flush()
-    if said is None and result is not None and not result.is_failed():
-        return 0
-    return run.report(agent.statuses() if agent is not None else {}, command, said)
+        supervisor.signals.ignore()
+        machines.close()
+        supervisor.close()
+    flush_output()
+    supervisor.elsewhere = machines.failure
+    return supervisor.report(agent.statuses() if agent is not None else {}) if failed else 0
 
 
-def _rendezvous(settings: Settings, layout: Layout, run_id: str) -> RendezvousHandler:
+def _specification(settings: Settings, command: list[str]) -> WorkerSpec:
+    layout = layout_of(settings)
+    return WorkerSpec(
+        role=str(settings["role"]),
+        local_world_size=layout.per_machine,
+        entrypoint=command[0],
+        args=tuple(command[1:]),
+        rdzv_handler=_rendezvous(settings, layout),
+        max_restarts=int(settings["max_restarts"]),
+        monitor_interval=float(settings["monitor_interval"]),
+        local_addr=_local_address(settings, layout),
+    )
+
+
+def _rendezvous(settings: Settings, layout: Layout) -> RendezvousHandler:
     if layout.machines == 1:
-        return _LocalRendezvous(run_id, int(settings["main_process_port"] or 0))
+        return _LocalRendezvous(uuid.uuid4().hex, int(settings["main_process_port"] or 0))
     configuration: dict[str, Any] = dict(
         part.partition("=")[::2] for part in str(settings["rdzv_conf"]).split(",") if part.strip()
     )
@@ -418,7 +273,12 @@ def _local_address(settings: Settings, layout: Layout) -> str | None:
     return own_address(str(settings["main_process_ip"]), int(settings["main_process_port"]))
 
 
-def _hush(talk: bool) -> None:
+def silence_torch_loggers(*, talk: bool) -> None:
+    """Let torch's launcher say everything or nothing: what it says of failures is said better in the report.
+
+    Args:
+        talk: Whether it says everything.
+    """
     level = logging.INFO if talk else logging.CRITICAL
     for name in ("torch.distributed.elastic", "torch.distributed.launcher"):
         logging.getLogger(name).setLevel(level)

@@ -1,4 +1,4 @@
-"""What cannot be meant, found before anything starts."""
+"""Reject contradictory settings before any process starts."""
 
 import json
 from pathlib import Path
@@ -7,9 +7,8 @@ from typing import Any
 from accel_core.errors import ConfigurationError
 from accel_launch.settings.layout import layout_of
 from accel_launch.settings.resolve import Settings
-from accel_launch.settings.tee import tee_of
 
-__all__ = ["check_deepspeed_file", "check_script", "check_settings"]
+__all__ = ["check_deepspeed_file", "check_script", "check_settings", "tee_of"]
 
 
 def check_script(settings: Settings) -> None:
@@ -191,3 +190,29 @@ def _conflict(settings: Settings, key: str, here: Any, there: str) -> Configurat
         f"Two places say {key}; {_who(settings, key)} says {here}, {there}. Say it in one place, or `auto` in the "
         "DeepSpeed file."
     )
+
+
+_TEE = ("0", "1", "2", "3")
+
+
+def tee_of(said: str, local_rank: int) -> int:
+    """Read `--tee`: 0 nothing, 1 output, 2 errors, 3 both; or RANK:N between commas.
+
+    Args:
+        said: What was written.
+        local_rank: The rank asked about.
+
+    Returns:
+        The number for the rank.
+
+    Raises:
+        ConfigurationError: It is neither of the two forms.
+    """
+    if said in _TEE:
+        return int(said)
+    parts = [part.partition(":") for part in said.split(",")]
+    if not all(rank.isdigit() and number in _TEE for rank, _, number in parts):
+        raise ConfigurationError(
+            f"--tee cannot be read; got {said!r}. Give 0, 1, 2 or 3, or a number for each local rank as in 0:3,1:2."
+        )
+    return {int(rank): int(number) for rank, _, number in parts}.get(local_rank, 0)

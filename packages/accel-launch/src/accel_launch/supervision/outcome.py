@@ -12,12 +12,12 @@ from accel_launch.supervision.streams import TRACEBACK, RankLog
 
 __all__ = [
     "TRY_AGAIN",
-    "Ending",
+    "ExitOutcome",
     "MemoryKills",
-    "endings",
     "failed_at",
     "first_failure",
     "last_traceback",
+    "outcomes",
     "shell_status",
     "want_restart",
 ]
@@ -31,7 +31,7 @@ _CRASH_AT_EXIT = re.compile(r"^(?:\[rank\d+\]: ?)?terminate called ", re.MULTILI
 
 
 @dataclass(frozen=True)
-class Ending:
+class ExitOutcome:
     """How the process of one rank ended.
 
     Attributes:
@@ -75,7 +75,7 @@ class MemoryKills:
         self._before = self._counts()
 
     def any(self) -> bool:
-        """Tell whether the system killed a process for memory since the run began."""
+        """Return whether the system killed a process for memory since the run began."""
         now = self._counts()
         return any(now[name] > count for name, count in self._before.items() if name in now)
 
@@ -148,19 +148,19 @@ def _may_have_raised(status: int) -> bool:
     return status > 0 or status in (-signal.SIGABRT, -signal.SIGSEGV)
 
 
-def first_failure(endings: Iterable[Ending]) -> Ending | None:
+def first_failure(outcomes: Iterable[ExitOutcome]) -> ExitOutcome | None:
     """Return the failure that came first, or None where every process ended well or was stopped.
 
     Args:
-        endings: How the processes ended.
+        outcomes: How the processes ended.
     """
-    failures = [ending for ending in endings if ending.status != 0 and not ending.stopped]
-    return min(failures, key=lambda ending: ending.failed_at, default=None)
+    failures = [outcome for outcome in outcomes if outcome.status != 0 and not outcome.stopped]
+    return min(failures, key=lambda outcome: outcome.failed_at, default=None)
 
 
-def endings(
+def outcomes(
     logs: Mapping[int, RankLog], statuses: Mapping[int, int], stopped: Iterable[int], memory: MemoryKills
-) -> list[Ending]:
+) -> list[ExitOutcome]:
     """Put together how the processes of this machine ended.
 
     Args:
@@ -175,7 +175,7 @@ def endings(
         log = logs[rank]
         by_us = rank in ended_by_us
         found.append(
-            Ending(
+            ExitOutcome(
                 rank=rank,
                 local_rank=log.local_rank,
                 pid=log.pid,
@@ -189,13 +189,13 @@ def endings(
     return found
 
 
-def want_restart(endings: Iterable[Ending]) -> bool:
-    """Tell whether every process left with the exit code that asks for the run to be started again.
+def want_restart(outcomes: Iterable[ExitOutcome]) -> bool:
+    """Return whether every process left with the exit code that asks for the run to be started again.
 
     Args:
-        endings: How the processes ended.
+        outcomes: How the processes ended.
     """
-    return {ending.status for ending in endings} == {TRY_AGAIN}
+    return {outcome.status for outcome in outcomes} == {TRY_AGAIN}
 
 
 def shell_status(status: int) -> int:

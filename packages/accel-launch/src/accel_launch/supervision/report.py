@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from accel_launch.supervision.outcome import Ending, first_failure, want_restart
+from accel_launch.supervision.logs import RECORD
+from accel_launch.supervision.outcome import ExitOutcome, first_failure, want_restart
 from accel_launch.supervision.streams import RankLog
-from accel_launch.terminal import colours_wanted, paint
+from accel_launch.terminal import colours_wanted, paint, say
 
 __all__ = ["failure_record", "report_failure", "report_left_behind"]
 
@@ -23,16 +24,22 @@ def report_left_behind(pids: Sequence[int]) -> None:
         pids: Process ids.
     """
     told = ", ".join(map(str, pids))
-    print(f"accel launch: ended processes that outlived their ranks: {told}", file=sys.stderr, flush=True)
+    say(f"accel launch: ended processes that outlived their ranks: {told}")
 
 
 def failure_record(
-    endings: Sequence[Ending], *, run_id: str, command: Sequence[str], seconds: float, reason: str, attempt: int = 0
+    outcomes: Sequence[ExitOutcome],
+    *,
+    run_id: str,
+    command: Sequence[str],
+    seconds: float,
+    reason: str,
+    attempt: int = 0,
 ) -> dict[str, Any]:
     """Return the record of a failure.
 
     Args:
-        endings: How the processes of this machine ended.
+        outcomes: How the processes of this machine ended.
         run_id: Name of the run.
         command: Command line of the processes.
         seconds: Seconds between start and end.
@@ -42,7 +49,7 @@ def failure_record(
     Returns:
         A JSON object; `first` is the rank that failed first, `ranks` how each ended.
     """
-    first = first_failure(endings)
+    first = first_failure(outcomes)
     return {
         "schema": 1,
         "run_id": run_id,
@@ -55,23 +62,23 @@ def failure_record(
         "first": None if first is None else first.rank,
         "ranks": [
             {
-                "rank": ending.rank,
-                "local_rank": ending.local_rank,
-                "pid": ending.pid,
-                "exit_code": ending.status if ending.status >= 0 else None,
-                "signal": -ending.status if ending.status < 0 else None,
-                "how": ending.how,
-                "stopped_by_launcher": ending.stopped,
-                "out_of_memory": ending.out_of_memory,
-                "traceback": ending.traceback,
+                "rank": outcome.rank,
+                "local_rank": outcome.local_rank,
+                "pid": outcome.pid,
+                "exit_code": outcome.status if outcome.status >= 0 else None,
+                "signal": -outcome.status if outcome.status < 0 else None,
+                "how": outcome.how,
+                "stopped_by_launcher": outcome.stopped,
+                "out_of_memory": outcome.out_of_memory,
+                "traceback": outcome.traceback,
             }
-            for ending in endings
+            for outcome in outcomes
         ],
     }
 
 
 def report_failure(
-    endings: Sequence[Ending],
+    outcomes: Sequence[ExitOutcome],
     logs: Mapping[int, RankLog],
     record: Mapping[str, Any],
     *,
@@ -81,54 +88,58 @@ def report_failure(
     """Write the record and the logs of a failure, and tell a person about it; the traceback comes last.
 
     Args:
-        endings: How the processes of this machine ended.
+        outcomes: How the processes of this machine ended.
         logs: Record of each rank.
         record: What `failure_record` returned.
-        log_dir: Folder with full logs, or None: then what is remembered of each rank goes to a temporary folder.
+        log_dir: Folder with full logs, or None: then what is remembered of each rank goes to a temporary folder, and so
+            it does where the folder cannot be written.
         quiet: Write the files, print nothing.
 
     Returns:
         The record's path, or None where no folder could be written.
     """
-    folder = log_dir
-    try:
-        if folder is None:
-            folder = Path(tempfile.mkdtemp(prefix="accel-failure-"))
-            for log in logs.values():
-                (folder / f"rank{log.rank}.stderr.log").write_bytes(bytes(log.tail))
-        path = folder / "failure.json"
-        path.write_text(json.dumps(record, indent=2) + "\n")
-    except OSError as error:
-        print(f"accel launch: the record of the failure could not be written: {error}", file=sys.stderr)
-        folder = path = None
+    path = _write_record(record, {}, log_dir) if log_dir is not None else None
+    path = path or _write_record(record, logs, None)
     if not quiet:
-        sys.stdout.flush()
-        print(
-            _summary(endings, folder, path, float(record["seconds"]), str(record["reason"])),
-            file=sys.stderr,
-            flush=True,
-        )
+        folder = path.parent if path is not None else log_dir
+        say(_summary(outcomes, folder, path, float(record["seconds"]), str(record["reason"])))
     return path
 
 
-def _summary(endings: Sequence[Ending], folder: Path | None, path: Path | None, seconds: float, reason: str) -> str:
+def _write_record(record: Mapping[str, Any], logs: Mapping[int, RankLog], folder: Path | None) -> Path | None:
+    try:
+        if folder is None:
+            folder = Path(tempfile.mkdtemp(prefix="accel-failure-"))
+        path = folder / RECORD
+        path.write_text(json.dumps(record, indent=2) + "\n")
+        for log in logs.values():
+            (folder / f"rank{log.rank}.stderr.log").write_bytes(bytes(log.tail))
+    except OSError as error:
+        say(f"accel launch: the record of the failure cannot be written; {folder} gives: {error.strerror}.")
+        return None
+    return path
+
+
+def _summary(
+    outcomes: Sequence[ExitOutcome], folder: Path | None, path: Path | None, seconds: float, reason: str
+) -> str:
     colours = colours_wanted(sys.stderr)
-    first = first_failure(endings)
+    first = first_failure(outcomes)
     title = {
-        "failure": "the run ended early" if want_restart(endings) else "the run failed",
+        "failure": "the run ended early" if want_restart(outcomes) else "the run failed",
         "watchdog": "no rank made progress, the run was ended",
     }.get(reason, f"stopped by {reason}")
     lines = ["", f"{paint('accel launch:', 'error', colours)} {title} after {seconds:.1f} s"]
-    for ending in endings:
-        word = "stopped by the launcher" if ending.stopped else "ended well" if ending.status == 0 else ending.how
-        note = "  <- first" if first is not None and ending.rank == first.rank and len(endings) > 1 else ""
-        lines.append(f"  rank {ending.rank}  pid {ending.pid}  {word}{paint(note, 'error', colours)}")
+    for outcome in outcomes:
+        word = "stopped by the launcher" if outcome.stopped else "ended well" if outcome.status == 0 else outcome.how
+        note = "  <- first" if first is not None and outcome.rank == first.rank and len(outcomes) > 1 else ""
+        lines.append(f"  rank {outcome.rank}  pid {outcome.pid}  {word}{paint(note, 'error', colours)}")
     if folder is not None and first is not None:
         lines.append(f"  log of rank {first.rank}: {folder / f'rank{first.rank}.stderr.log'}")
     if path is not None:
         lines.append(f"  record: {path}")
-    if want_restart(endings):
-        lines.append(f"Every rank left with exit code {endings[0].status}, to be tried again: start the run again.")
+    if want_restart(outcomes):
+        lines.append(f"Every rank left with exit code {outcomes[0].status}, to be tried again: start the run again.")
     elif first is not None:
         lines.append(paint(f"Rank {first.rank} failed first: {first.how}.", "error", colours))
         if first.traceback:

@@ -15,8 +15,8 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import BinaryIO
+
+from accel_launch.supervision.logs import LogFile, LogFolder
 
 __all__ = ["TRACEBACK", "Followed", "RankLog", "Streams"]
 
@@ -77,7 +77,7 @@ class Followed:
     sink: int
     child_end: int
     child_path: str
-    file: BinaryIO | None = None
+    file: LogFile | None = None
     mark: bytes = b""
     rest: bytes = b""
 
@@ -86,13 +86,15 @@ class Streams:
     """The streams of all processes that one launcher started.
 
     Args:
-        log_dir: Folder that keeps each rank's output, or None.
+        logs: Folder that keeps each rank's output, or None.
+
+    Attributes:
         on_end: Called from the reading thread with each process that ended.
     """
 
-    def __init__(self, log_dir: Path | None = None, on_end: Callable[[RankLog], None] | None = None) -> None:
-        self.log_dir = log_dir
-        self._on_end = on_end
+    def __init__(self, logs: LogFolder | None = None) -> None:
+        self.on_end: Callable[[RankLog], None] | None = None
+        self._logs = logs
         self._selector = selectors.DefaultSelector()
         self._wake_read, self._wake_write = os.pipe()
         self._selector.register(self._wake_read, selectors.EVENT_READ)
@@ -131,10 +133,7 @@ class Streams:
         else:
             source, child_end = os.pipe()
             path = f"/dev/fd/{child_end}"
-        file = None
-        if self.log_dir is not None:
-            self.log_dir.mkdir(parents=True, exist_ok=True)
-            file = (self.log_dir / f"rank{log.rank}.{stream}.log").open("ab", buffering=0)
+        file = None if self._logs is None else self._logs.open(f"rank{log.rank}.{stream}.log")
         followed = Followed(log, source, sink, child_end, path, file, mark.encode())
         with self._lock:
             self._followed.append(followed)
@@ -162,16 +161,16 @@ class Streams:
             self._thread.start()
         self._wake()
 
-    def stop(self, *, patience: float = 1.0) -> None:
+    def stop(self, *, seconds: float = 1.0) -> None:
         """Read what is left and end the thread.
 
         Args:
-            patience: Seconds to wait for the thread.
+            seconds: How long to wait for the thread.
         """
         self._stopping = True
         self._wake()
         if self._thread.is_alive():
-            self._thread.join(patience)
+            self._thread.join(seconds)
         for followed in self._followed:
             self._drain(followed)
             if followed.rest:
@@ -191,8 +190,8 @@ class Streams:
                     self._forget(key.fd)
                     key.data.ended_at = time.monotonic()
                     self._drain_rank(key.data)
-                    if self._on_end is not None:
-                        self._on_end(key.data)
+                    if self.on_end is not None:
+                        self.on_end(key.data)
                 elif not self._pass_on(key.data):
                     self._forget(key.fd)
                     key.data.source = -1

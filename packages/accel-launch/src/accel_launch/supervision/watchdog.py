@@ -8,14 +8,14 @@ when it gets SIGABRT while `faulthandler` is on, so the processes need nothing b
 """
 
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Collection
 
 from accel_core.host import heartbeat
-from accel_launch.supervision.guard import end_group
+from accel_launch.supervision.orphans import signal_group
 from accel_launch.supervision.streams import RankLog
+from accel_launch.terminal import say
 
 __all__ = ["Watchdog", "progressed_at"]
 
@@ -44,7 +44,7 @@ class Watchdog:
     Args:
         seconds: How long no rank may make progress.
         ranks: Returns the records of the ranks that run.
-        on_bite: Called once, from the watching thread, before the processes are ended.
+        on_timeout: Called once, from the watching thread, before the processes are ended.
         quiet: Say nothing before the stacks.
     """
 
@@ -52,13 +52,13 @@ class Watchdog:
         self,
         seconds: float,
         ranks: Callable[[], Collection[RankLog]],
-        on_bite: Callable[[], None],
+        on_timeout: Callable[[], None],
         *,
         quiet: bool = False,
     ) -> None:
         self._seconds = seconds
         self._ranks = ranks
-        self._on_bite = on_bite
+        self._on_timeout = on_timeout
         self._quiet = quiet
         self._sensors: dict[int, heartbeat.Sensor] = {}
         self._done = threading.Event()
@@ -99,13 +99,13 @@ class Watchdog:
             silent = time.monotonic() - max(progressed_at(log.heard_at, self._pulse(log)) for log in running)
             if silent < self._seconds:
                 continue
-            self._on_bite()
+            self._on_timeout()
             self._tell(running)
-            for number, patience in ((signal.SIGABRT, _PRINTING), (signal.SIGKILL, 0.0)):
+            for number, grace in ((signal.SIGABRT, _PRINTING), (signal.SIGKILL, 0.0)):
                 for log in running:
                     if log.ended_at is None:
-                        end_group(log.pid, number)
-                self._done.wait(patience)
+                        signal_group(log.pid, number)
+                self._done.wait(grace)
             return
 
     def _tell(self, running: Collection[RankLog]) -> None:
@@ -119,4 +119,4 @@ class Watchdog:
             if pulse is not None and pulse.beats:
                 line += f", batch or optimizer step {pulse.beats} was {now - pulse.at:.1f} s ago"
             lines.append(line)
-        print("\n".join(lines), file=sys.stderr, flush=True)
+        say("\n".join(lines))

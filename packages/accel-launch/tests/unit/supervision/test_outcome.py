@@ -7,11 +7,11 @@ import pytest
 
 from accel_core.checkpoint.preemption import EXIT_CODE
 from accel_launch.supervision.outcome import (
-    Ending,
+    ExitOutcome,
     MemoryKills,
-    endings,
     first_failure,
     last_traceback,
+    outcomes,
     shell_status,
     want_restart,
 )
@@ -49,7 +49,7 @@ def test_rank_whose_traceback_began_first_failed_first() -> None:
     logs = {0: RankLog(0, 0, 10), 1: RankLog(1, 1, 11)}
     logs[0].ended_at, logs[0].traceback_at = 100.4, 100.3
     logs[1].ended_at, logs[1].traceback_at = 100.5, 100.1
-    first = first_failure(endings(logs, {0: 1, 1: 1}, [], memory))
+    first = first_failure(outcomes(logs, {0: 1, 1: 1}, [], memory))
     assert first is not None
     assert first.rank == 1
 
@@ -59,7 +59,7 @@ def test_killed_rank_goes_before_the_exceptions_it_causes() -> None:
     logs = {0: RankLog(0, 0, 10), 1: RankLog(1, 1, 11)}
     logs[0].ended_at, logs[0].traceback_at = 100.4, 100.2
     logs[1].ended_at, logs[1].traceback_at = 100.1, 3.0
-    first = first_failure(endings(logs, {0: 1, 1: -signal.SIGKILL}, [], MemoryKills()))
+    first = first_failure(outcomes(logs, {0: 1, 1: -signal.SIGKILL}, [], MemoryKills()))
     assert first is not None
     assert (first.rank, first.how) == (1, "killed by SIGKILL")
 
@@ -69,13 +69,13 @@ def test_killed_for_memory_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     counts = iter([{"vmstat": 3}, {"vmstat": 4}])
     monkeypatch.setattr(MemoryKills, "_counts", staticmethod(lambda: next(counts)))
     log = RankLog(0, 0, 10, ended_at=1.0)
-    (ending,) = endings({0: log}, {0: -signal.SIGKILL}, [], MemoryKills())
+    (ending,) = outcomes({0: log}, {0: -signal.SIGKILL}, [], MemoryKills())
     assert ending.how == "killed by the system because memory ran out (SIGKILL)"
 
 
 def test_stopped_ranks_are_no_failures() -> None:
     """Ranks that the launcher ended do not count; a shell's status is 128 plus the signal."""
-    stopped = Ending(0, 0, 1, -15, stopped=True, failed_at=1.0)
+    stopped = ExitOutcome(0, 0, 1, -15, stopped=True, failed_at=1.0)
     assert first_failure([stopped]) is None
     assert (shell_status(-9), shell_status(3)) == (137, 3)
 
@@ -96,7 +96,7 @@ def test_a_run_is_to_be_started_again_when_every_rank_says_so(
     """The code that preempted ranks leave with counts only if all have it, and a person is told what to do."""
     assert EXIT_CODE == 75
     logs = {rank: RankLog(rank, rank, 10 + rank, ended_at=1.0) for rank in range(len(statuses))}
-    ended = endings(logs, dict(enumerate(statuses)), [], MemoryKills())
+    ended = outcomes(logs, dict(enumerate(statuses)), [], MemoryKills())
     assert want_restart(ended) is again
     record = failure_record(ended, run_id="x", command=["a.py"], seconds=1.0, reason="failure")
     report_failure(ended, logs, record, log_dir=tmp_path)

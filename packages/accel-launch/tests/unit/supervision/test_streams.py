@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from accel_launch.supervision.logs import LogFolder
 from accel_launch.supervision.streams import Streams
 
 
@@ -25,7 +26,7 @@ def run(streams: Streams, rank: int, code: str) -> None:
 
 def test_streams_are_passed_on_and_kept(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Both streams reach the launcher's own, the folder, and the rank's memory."""
-    streams = Streams(tmp_path / "logs")
+    streams = Streams(LogFolder(tmp_path / "logs"))
     run(streams, 0, "import sys; print('out'); sys.stderr.write('err without end')")
     streams.stop()
     shown = capfd.readouterr()

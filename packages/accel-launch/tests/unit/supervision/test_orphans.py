@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from accel_launch.supervision.guard import end_group
+from accel_launch.supervision.orphans import signal_group
 
 # A real-time signal is queued: one that is sent twice is counted twice.
 COUNT = """
@@ -28,7 +28,7 @@ def test_a_signal_comes_once(leads: bool) -> None:
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, start_new_session=leads) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
-        end_group(process.pid, signal.SIGRTMIN)
+        signal_group(process.pid, signal.SIGRTMIN)
         assert process.stdout.read() == "1\n"
 
 
@@ -36,4 +36,4 @@ def test_a_process_that_is_gone_is_no_error() -> None:
     """A group and a process that have ended are passed over."""
     with subprocess.Popen([sys.executable, "-c", ""], start_new_session=True) as process:
         process.wait()
-    end_group(process.pid, signal.SIGTERM)
+    signal_group(process.pid, signal.SIGTERM)

@@ -1,8 +1,9 @@
-"""A guard that outlives the launcher: whatever ends the launcher, its processes end too.
+"""No process outlives its run: whatever ends the launcher, even SIGKILL, its processes end too.
 
-The guard is a forked process that holds the reading end of a pipe and the list of processes. When the launcher ends,
-even by SIGKILL, the kernel closes the pipe and the guard ends every process that is still there. Processes are known
-by the group that they lead and by a variable in their environment, which children of children inherit.
+The reaper is a forked process that holds the reading end of a pipe and the list of processes. When the launcher ends,
+the kernel closes the pipe and the reaper ends every process that is still there. Processes are known by the group that
+they lead and by a variable in their environment, which children of children inherit. A process that empties its
+environment and opens a session of its own carries neither sign: it is not found, and is left behind.
 """
 
 import contextlib
@@ -10,16 +11,25 @@ import os
 import select
 import signal
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
-__all__ = ["RUN_VARIABLE", "Guard", "alive", "end_group", "stragglers", "sweep"]
+__all__ = [
+    "RUN_VARIABLE",
+    "OrphanReaper",
+    "alive",
+    "find_orphans",
+    "kill_orphans",
+    "open_standard_descriptors",
+    "signal_group",
+]
 
 RUN_VARIABLE = "ACCEL_RUN_ID"
 """Variable that marks every process of one run."""
 
 
 def alive(pid: int) -> bool:
-    """Tell whether a process exists and is not a zombie.
+    """Return whether a process exists and is not a zombie.
 
     Args:
         pid: Process id.
@@ -31,7 +41,7 @@ def alive(pid: int) -> bool:
     return state not in ("Z", "X")
 
 
-def stragglers(run_id: str) -> list[int]:
+def find_orphans(run_id: str) -> list[int]:
     """Return the processes of a run that are still there, by the variable in their environment.
 
     Args:
@@ -54,7 +64,7 @@ def stragglers(run_id: str) -> list[int]:
     return found
 
 
-def end_group(pid: int, number: signal.Signals) -> None:
+def signal_group(pid: int, number: signal.Signals) -> None:
     """Send a signal to the group that a process leads, or to the process if it leads none yet.
 
     A process gets it once: a second SIGABRT would end it in the middle of printing its stacks.
@@ -69,33 +79,49 @@ def end_group(pid: int, number: signal.Signals) -> None:
             return
 
 
-def sweep(run_id: str, *, patience: float = 2.0) -> list[int]:
+def kill_orphans(run_id: str, *, grace: float = 2.0) -> list[int]:
     """End what is left of a run: SIGTERM first, SIGKILL after a while.
 
     Args:
         run_id: Value of `RUN_VARIABLE`.
-        patience: Seconds between the two signals.
+        grace: Seconds between the two signals.
 
     Returns:
         The processes that were found.
     """
-    left = stragglers(run_id)
-    if not left:
-        return []
+    left = find_orphans(run_id)
     for number in (signal.SIGTERM, signal.SIGKILL):
         for pid in left:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, number)
-        deadline = time.monotonic() + patience
-        while time.monotonic() < deadline and any(alive(pid) for pid in left):
-            time.sleep(0.02)
-        if not any(alive(pid) for pid in left):
+        if _all_end(left, grace):
             break
     return left
 
 
-class Guard:
-    """The forked guard of one run, seen from the launcher.
+def _all_end(pids: Iterable[int], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while any(alive(pid) for pid in pids):
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def open_standard_descriptors() -> None:
+    """Open the null device in place of descriptors 0, 1 and 2 that are closed.
+
+    A daemon may start the launcher without them. The next pipe or file would get such a number, and be read, written or
+    replaced as if it were the standard stream.
+    """
+    for number in range(3):
+        if not os.path.lexists(f"/proc/self/fd/{number}"):
+            opened = os.open(os.devnull, os.O_RDWR)  # the lowest number that is free, which is `number`
+            os.set_inheritable(opened, True)
+
+
+class OrphanReaper:
+    """The forked process that ends the processes of one run when the launcher is gone, seen from the launcher.
 
     Start it before threads and before heavy imports: it is a fork of the launcher.
     """
@@ -108,7 +134,7 @@ class Guard:
         if self._pid == 0:
             try:
                 os.close(self._pipe)
-                _keep_watch(read_end, run_id)
+                _wait_for_launcher(read_end, run_id)
             finally:
                 os._exit(0)
         os.close(read_end)
@@ -118,7 +144,7 @@ class Guard:
         os.write(self._pipe, f"{pid}\n".encode())
 
     def release(self) -> None:
-        """End the guard: the launcher has seen to its processes itself."""
+        """End the reaper: the launcher has seen to its processes itself."""
         with contextlib.suppress(OSError):
             os.write(self._pipe, b"done\n")
         os.close(self._pipe)
@@ -126,11 +152,11 @@ class Guard:
             os.waitpid(self._pid, os.WNOHANG)
 
 
-def _keep_watch(pipe: int, run_id: str) -> None:
+def _wait_for_launcher(pipe: int, run_id: str) -> None:
     os.setsid()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
-    _let_go_of_files(keep=pipe)
+    _close_files(keep=pipe)
     said = b""
     while True:
         select.select([pipe], [], [])
@@ -142,16 +168,14 @@ def _keep_watch(pipe: int, run_id: str) -> None:
     if "done" in words:
         return
     pids = [int(word) for word in words]
-    for number, patience in ((signal.SIGTERM, 2.0), (signal.SIGKILL, 1.0)):
+    for number, grace in ((signal.SIGTERM, 2.0), (signal.SIGKILL, 1.0)):
         for pid in pids:
-            end_group(pid, number)
-        deadline = time.monotonic() + patience
-        while time.monotonic() < deadline and any(alive(pid) for pid in pids):
-            time.sleep(0.02)
-    sweep(run_id)
+            signal_group(pid, number)
+        _all_end(pids, grace)
+    kill_orphans(run_id)
 
 
-def _let_go_of_files(keep: int) -> None:
+def _close_files(keep: int) -> None:
     null = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1, 2):
         os.dup2(null, standard)

@@ -1,0 +1,96 @@
+"""The other machines of a run: they are compared when they meet, and a failure is told from one to all."""
+
+import contextlib
+import socket
+import threading
+from typing import Any
+
+from accel_launch.launchers.preflight import check_agreement, facts_of_machine
+from accel_launch.settings.layout import layout_of
+from accel_launch.settings.resolve import Settings
+from accel_launch.supervision.supervisor import Supervisor
+
+__all__ = ["GRACE_S", "OtherMachines"]
+
+GRACE_S = 5.0
+"""Seconds that the other ranks have to end by themselves once one has failed."""
+
+_FAILED = "accel/failed"
+
+
+class OtherMachines:
+    """The launchers of the other machines, reached through the store in which the machines met.
+
+    Args:
+        settings: Settings of the run.
+        supervisor: Watches the ranks of this machine.
+
+    Attributes:
+        failure: What another machine said about a failure there, or an empty text.
+    """
+
+    def __init__(self, settings: Settings, supervisor: Supervisor) -> None:
+        self.failure = ""
+        self._settings = settings
+        self._supervisor = supervisor
+        self._store: Any = None
+        self._told = False
+        self._over = threading.Event()
+        self._listener: threading.Thread | None = None
+
+    def met(self, store: Any, machine: int, machines: int) -> None:
+        """Compare the machines that met, and listen for the failure of another one.
+
+        Args:
+            store: torch's key-value store of this round.
+            machine: Number of this machine in this round.
+            machines: Machines in this round.
+
+        Raises:
+            LaunchError: A machine has another version, script or number of processes.
+        """
+        layout = layout_of(self._settings)
+        facts = facts_of_machine(self._settings.script, layout.processes)
+        elastic = layout.fewest_machines != layout.machines
+        check_agreement(store, machine, machines, facts, elastic=elastic)
+        if not self._settings["max_restarts"]:  # with restarts, torch's agents agree on what follows a failure
+            self._store = store
+            self._listener = threading.Thread(target=self._listen, name="accel-machines", daemon=True)
+            self._listener.start()
+
+    def tell(self, rank: int) -> None:
+        """Tell the others that a rank of this machine failed, unless one of theirs did before.
+
+        Args:
+            rank: The rank.
+        """
+        if self._store is not None and not self.failure:
+            self._told = True
+            with contextlib.suppress(RuntimeError):
+                self._store.set(_FAILED, f"rank {rank} failed on {socket.gethostname()}")
+
+    def close(self) -> None:
+        """End listening."""
+        self._over.set()
+        if self._listener is not None:
+            self._listener.join(GRACE_S)  # a thread inside of torch's store when Python ends takes the process down
+
+    def _listen(self) -> None:
+        while not self._over.wait(1.0):
+            failure = self._heard()
+            if not failure:
+                continue
+            if self._told:
+                return
+            self.failure = failure
+            if not self._over.wait(2.0):  # the ranks here notice it themselves, most often, and say more about it
+                self._supervisor.terminate()
+                self._over.wait(GRACE_S)
+                self._supervisor.kill()
+            return
+
+    def _heard(self) -> str:
+        try:
+            return self._store.get(_FAILED).decode() if self._store.check([_FAILED]) else ""
+        except RuntimeError:
+            return "machine 0 is gone"

@@ -1,0 +1,65 @@
+"""Signals to the launcher: the first ends the run in good order, the second at once; some are only forwarded."""
+
+import signal
+from collections.abc import Callable
+from types import FrameType
+
+__all__ = ["FORWARDED_SIGNALS", "SIGNALS", "TERMINATION_GRACE_S", "SignalHandlers"]
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+"""Signals that reach every process of the run, and end it."""
+
+FORWARDED_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
+"""Signals that the ranks get as well, and make of what they like."""
+
+TERMINATION_GRACE_S = 30.0
+"""Seconds that processes have to end after a signal that a person or a scheduler sent: time to save a state."""
+
+
+class SignalHandlers:
+    """What the launcher does about signals.
+
+    Args:
+        on_first: Called with the first signal that ends the run.
+        on_again: Called for every further one.
+        forward: Called with each signal that is only forwarded.
+
+    Attributes:
+        first: The first signal that came, or None.
+    """
+
+    def __init__(
+        self,
+        on_first: Callable[[signal.Signals], None],
+        on_again: Callable[[], None],
+        forward: Callable[[signal.Signals], None],
+    ) -> None:
+        self.first: signal.Signals | None = None
+        self._on_first, self._on_again, self._forward = on_first, on_again, forward
+        self._before = {number: signal.getsignal(number) for number in (*SIGNALS, *FORWARDED_SIGNALS)}
+
+    def install(self) -> None:
+        """Take over the signals, also those that a library has taken over since the last call."""
+        for numbers, handler in ((SIGNALS, self._end), (FORWARDED_SIGNALS, self._pass)):
+            for number in numbers:
+                signal.signal(number, handler)
+
+    def ignore(self) -> None:
+        """Let no signal disturb what is left to do."""
+        for number in (*SIGNALS, *FORWARDED_SIGNALS):
+            signal.signal(number, signal.SIG_IGN)
+
+    def restore(self) -> None:
+        """Give the signals back to whoever had them when this was made."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _end(self, number: int, frame: FrameType | None) -> None:
+        if self.first is None:
+            self.first = signal.Signals(number)
+            self._on_first(self.first)
+        else:
+            self._on_again()
+
+    def _pass(self, number: int, frame: FrameType | None) -> None:
+        self._forward(signal.Signals(number))

@@ -1,0 +1,262 @@
+"""The one place that sees a launch through: streams, signals, watchdog, failure, and nothing left behind.
+
+A launcher makes a `Supervisor`, starts its processes, tells it about each, and reports their exit codes:
+
+    supervisor = Supervisor(settings, command)
+    streams = supervisor.follow(rank, local_rank)       # what the process writes to
+    supervisor.started(rank, pid)
+    supervisor.close()                                  # whatever happened
+    status = supervisor.report({rank: exit_code})
+"""
+
+import contextlib
+import os
+import signal
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from accel_core.errors import LaunchError
+from accel_launch.settings.checks import tee_of
+from accel_launch.supervision.logs import LogFolder
+from accel_launch.supervision.orphans import (
+    RUN_VARIABLE,
+    OrphanReaper,
+    kill_orphans,
+    open_standard_descriptors,
+    signal_group,
+)
+from accel_launch.supervision.outcome import (
+    ExitOutcome,
+    MemoryKills,
+    first_failure,
+    outcomes,
+    shell_status,
+    want_restart,
+)
+from accel_launch.supervision.signals import SignalHandlers
+from accel_launch.supervision.streams import Followed, RankLog, Streams
+from accel_launch.supervision.watchdog import Watchdog
+
+__all__ = ["Supervisor", "cannot_start", "marks"]
+
+_REPORT = "accel_launch.supervision.report"
+_BY_LAUNCHER = (-signal.SIGTERM, -signal.SIGKILL)
+
+
+class Supervisor:
+    """The processes of one launch on this machine, from before they start to the report of how they ended.
+
+    Make it before heavy imports: it forks, and no other thread may run then.
+
+    Args:
+        settings: Settings of the run: log_dir, tee, role, watchdog, quiet.
+        command: Command line of the processes, for the record.
+        on_signal: Called with the first signal that ends the run; it goes to every process group when None.
+
+    Attributes:
+        signals: What is done about signals; the launcher installs them when its processes run.
+        attempt: How often the processes were started again.
+        elsewhere: What another machine said about the failure there, or an empty text.
+
+    Raises:
+        ConfigurationError: The folder for logs cannot be used.
+    """
+
+    def __init__(
+        self,
+        settings: Mapping[str, Any],
+        command: Sequence[str],
+        on_signal: Callable[[signal.Signals], None] | None = None,
+    ) -> None:
+        self.attempt = 0
+        self.elsewhere = ""
+        self.signals = SignalHandlers(on_signal or self._signal_groups, self.kill, self.forward_signal)
+        self._settings, self._command = settings, command
+        self._began = time.monotonic()
+        self._run_id = uuid.uuid4().hex
+        open_standard_descriptors()
+        self._logs = LogFolder(Path(settings["log_dir"])) if settings["log_dir"] else None
+        self._reaper = OrphanReaper(self._run_id)  # a fork: before the threads of streams and watchdog
+        self.streams = Streams(self._logs)
+        self._memory = MemoryKills()
+        self._reasons: list[str] = []
+        self._killer: threading.Timer | None = None
+        self._watchdog: Watchdog | None = None
+        if settings["watchdog"]:
+            self._watchdog = Watchdog(
+                float(settings["watchdog"]),
+                self.streams.ranks.values,
+                lambda: self._reasons.append("watchdog"),
+                quiet=bool(settings["quiet"]),
+            )
+
+    def variables(self, local_rank: int) -> dict[str, str]:
+        """Return what a process needs in its environment to be watched.
+
+        Args:
+            local_rank: Its rank among those of this machine.
+        """
+        watched = {} if self._watchdog is None else self._watchdog.variables(local_rank)
+        return {RUN_VARIABLE: self._run_id, **watched}
+
+    def follow(self, rank: int, local_rank: int) -> dict[str, Followed]:
+        """Begin the record of a rank that is about to start, and make the streams that it writes to.
+
+        Args:
+            rank: Rank among all processes.
+            local_rank: Rank among those of this machine.
+
+        Returns:
+            The streams that are read, by "stdout" and "stderr".
+        """
+        log = self.streams.add_rank(rank, local_rank)
+        wanted = marks(self._settings, local_rank)
+        return {name: self.streams.follow(log, name, mark=mark) for name, mark in wanted.items()}
+
+    def started(self, rank: int, pid: int) -> None:
+        """Note that the process of a rank runs."""
+        self._reaper.watch(pid)
+        self.streams.started(self.streams.ranks[rank], pid)
+
+    def running(self) -> list[RankLog]:
+        """Return the records of the ranks that run."""
+        return [log for log in list(self.streams.ranks.values()) if log.pid and log.ended_at is None]
+
+    def forward_signal(self, number: signal.Signals) -> None:
+        """Send a signal to each rank, and not to what it started."""
+        for log in self.running():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(log.pid, number)
+
+    def terminate(self) -> None:
+        """Ask every rank, and what it started, to end."""
+        self._signal_groups(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End every rank, and what it started, at once."""
+        self._signal_groups(signal.SIGKILL)
+
+    def _signal_groups(self, number: signal.Signals) -> None:
+        for log in self.running():
+            signal_group(log.pid, number)
+
+    def kill_after(self, seconds: float) -> None:
+        """End the ranks that run now if they still do after a while.
+
+        Args:
+            seconds: How long they have to end by themselves.
+        """
+        logs = self.running()  # those of now: after a restart the numbers belong to other processes
+
+        def kill() -> None:
+            for log in logs:
+                if log.ended_at is None:
+                    signal_group(log.pid, signal.SIGKILL)
+
+        self._killer = threading.Timer(seconds, kill)
+        self._killer.daemon = True
+        self._killer.start()
+
+    def close(self) -> None:
+        """Leave no process behind, and read what was printed last."""
+        self.signals.ignore()
+        if self._watchdog is not None:
+            self._watchdog.stop()
+        if self._killer is not None:
+            self._killer.cancel()
+        for log in self.streams.ranks.values():
+            if log.pid:
+                signal_group(log.pid, signal.SIGTERM)  # the group outlives the rank that led it
+        left = kill_orphans(self._run_id)
+        if left and not self._settings["quiet"]:
+            import_module(_REPORT).report_left_behind(left)
+        self.streams.stop()
+        self._reaper.release()
+        self.signals.restore()
+
+    def report(self, statuses: Mapping[int, int]) -> int:
+        """Write the record of a failure and tell a person, where there was one.
+
+        Args:
+            statuses: Exit code, or minus a signal, by rank.
+
+        Returns:
+            The exit status for the shell: that of the rank that failed first, 128 + N after signal N, 0 if all went
+            well.
+        """
+        sent = self.signals.first
+        if sent is not None:
+            self._reasons.append(sent.name)
+        if statuses and not (self._reasons or self.elsewhere or any(statuses.values())):
+            return 0
+        ended = self._outcomes(statuses)
+        reason = f"another machine: {self.elsewhere}" if self.elsewhere else next(iter(self._reasons), "failure")
+        self._tell(ended, reason)
+        if sent is not None and not want_restart(ended):
+            return shell_status(-sent)
+        if reason == "watchdog":
+            return shell_status(-signal.SIGABRT)
+        first = first_failure(ended)
+        return 1 if first is None else shell_status(first.status)
+
+    def _outcomes(self, statuses: Mapping[int, int]) -> list[ExitOutcome]:
+        """Put together how the ranks ended; those that ended because another one failed were stopped."""
+        raw = outcomes(self.streams.ranks, statuses, [], self._memory)
+        first = first_failure(raw)
+        all_stopped = bool(self._reasons or self.elsewhere)
+        stopped = [
+            ended.rank
+            for ended in raw
+            if all_stopped or (first is not None and ended.rank != first.rank and ended.status in _BY_LAUNCHER)
+        ]
+        return outcomes(self.streams.ranks, statuses, stopped, self._memory)
+
+    def _tell(self, ended: Sequence[ExitOutcome], reason: str) -> None:
+        report = import_module(_REPORT)
+        record = report.failure_record(
+            ended,
+            run_id=self._run_id,
+            command=self._command,
+            seconds=time.monotonic() - self._began,
+            reason=reason,
+            attempt=self.attempt,
+        )
+        logs = {outcome.rank: self.streams.ranks[outcome.rank] for outcome in ended}
+        folder = None if self._logs is None else self._logs.path
+        report.report_failure(ended, logs, record, log_dir=folder, quiet=bool(self._settings["quiet"]))
+
+
+def cannot_start(program: str, error: OSError) -> LaunchError:
+    """Return the error for a program that the system does not start.
+
+    Args:
+        program: The program.
+        error: What the system said.
+    """
+    return LaunchError(
+        f"The program could not be started; {program!r} gives: {error.strerror}. Check the name and that it may be "
+        "executed."
+    )
+
+
+def marks(settings: Mapping[str, Any], local_rank: int) -> dict[str, str]:
+    """Decide which streams of a rank the launcher reads, and the mark before their lines.
+
+    Args:
+        settings: Settings of the run: tee, log_dir, watchdog, role.
+        local_rank: Rank among those of this machine.
+
+    Returns:
+        The mark by stream; an empty mark passes everything on untouched. The error stream is always read.
+    """
+    tee = tee_of(str(settings["tee"]), local_rank)
+    mark = f"[{settings['role']}{local_rank}]: "
+    found = {"stderr": mark if tee & 2 else ""}
+    if tee & 1 or settings["log_dir"] or settings["watchdog"]:
+        found["stdout"] = mark if tee & 1 else ""
+    return found

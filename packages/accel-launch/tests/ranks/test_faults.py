@@ -1,0 +1,165 @@
+"""What goes wrong around a run: full disks, closed descriptors, impatient people, missing programs and folders."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from accel_launch.supervision.orphans import alive
+
+FULL = Path("/dev/full")
+LAUNCH = [sys.executable, "-m", "accel_launch", "launch", "--cpu"]
+CHATTY = """
+import os, sys
+for _ in range(64):
+    sys.stdout.write("o" * 4096 + "\\n")
+    sys.stderr.write("e" * 4096 + "\\n")
+sys.stdout.flush()
+open("done" + os.environ.get("RANK", "0"), "w").close()
+"""
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="there is no /dev/full")
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_full_disk_of_the_logs_does_not_stop_the_run(accel, script, tmp_path: Path, ranks: int) -> None:
+    """Logs that cannot be written are told once each; every rank goes on, and all it prints is still shown."""
+    (tmp_path / "logs").mkdir()
+    for rank in range(ranks):
+        for stream in ("stdout", "stderr"):
+            (tmp_path / "logs" / f"rank{rank}.{stream}.log").symlink_to(FULL)
+    done = accel("launch", "--cpu", "--num-processes", str(ranks), "--log-dir", "logs", script(CHATTY), seconds=40)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert all((tmp_path / f"done{rank}").exists() for rank in range(ranks))
+    assert done.stdout.count("o") == ranks * 64 * 4096
+    assert done.stderr.count("No space left on device") == 2 * ranks
+    assert "The run goes on" in done.stderr
+
+
+CLOSED = """
+import os, sys, time
+time.sleep(1)
+open("finished", "w").write(os.environ["ACCEL_RUN_ID"])
+sys.exit(7)
+"""
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("ranks", ["1", "2"])
+def test_closed_standard_descriptors(tmp_path: Path, variables: dict[str, str], closed: str, ranks: str) -> None:
+    """A launcher whose standard descriptors are closed waits for its ranks and returns their status."""
+    (tmp_path / "seven.py").write_text(CLOSED)
+    line = ["sh", "-c", f'exec "$@" {closed}', "sh", *LAUNCH, "--num-processes", ranks, "seven.py"]
+    done = subprocess.run(line, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 7, done.stderr
+    assert (tmp_path / "finished").exists()
+
+
+DEAF = """
+import os, signal, time
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, signal.SIG_IGN)
+open("pid" + os.environ.get("RANK", "0"), "w").write(str(os.getpid()))
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def deaf(tmp_path: Path, variables: dict[str, str]) -> Callable[[int], "subprocess.Popen[str]"]:
+    """Start ranks that ignore signals, and wait until each is deaf."""
+
+    def start(ranks: int) -> "subprocess.Popen[str]":
+        (tmp_path / "deaf.py").write_text(DEAF)
+        process = subprocess.Popen(
+            [*LAUNCH, "--num-processes", str(ranks), "deaf.py"],
+            cwd=tmp_path,
+            env=variables,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        files = [tmp_path / f"pid{rank}" for rank in range(ranks)]
+        deadline = time.monotonic() + 40
+        while not all(file.exists() and file.read_text() for file in files):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        return process
+
+    return start
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_second_signal_ends_the_run_at_once(deaf, tmp_path: Path, ranks: int, number: signal.Signals) -> None:
+    """The second Ctrl-C kills ranks that ignore the first; the status still names the first signal."""
+    process = deaf(ranks)
+    process.send_signal(number)
+    time.sleep(0.5)
+    assert all(alive(int((tmp_path / f"pid{rank}").read_text())) for rank in range(ranks))
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=15)
+    assert process.returncode == 128 + number
+    assert f"stopped by {number.name}" in errors
+    assert not any(alive(int((tmp_path / f"pid{rank}").read_text())) for rank in range(ranks))
+
+
+@pytest.mark.parametrize("ranks", ["1", "2"])
+@pytest.mark.parametrize(("folder", "why"), [("taken", "File exists"), ("n" * 300, "File name too long")])
+def test_log_folder_that_cannot_be_made(accel, script, tmp_path: Path, folder: str, why: str, ranks: str) -> None:
+    """A log folder that is a file, or whose name is too long, is refused in one line before anything starts."""
+    (tmp_path / "taken").write_text("mine")
+    done = accel("launch", "--cpu", "--num-processes", ranks, "--log-dir", folder, script("open('ran', 'w').close()"))
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert why in line
+    assert "--log-dir" in line
+    assert not (tmp_path / "ran").exists()
+    assert (tmp_path / "taken").read_text() == "mine"
+
+
+@pytest.mark.parametrize("ranks", ["1", "2"])
+@pytest.mark.parametrize(
+    ("program", "why"),
+    [("./missing", "No such file or directory"), ("./plain", "Permission denied"), ("./text", "Exec format error")],
+)
+def test_program_that_cannot_be_started(accel, tmp_path: Path, program: str, why: str, ranks: str) -> None:
+    """A program that is missing, not executable or of no known format is named in one line."""
+    (tmp_path / "plain").write_text("#!/bin/sh\n")
+    (tmp_path / "text").write_bytes(b"\x7fnothing that runs")
+    (tmp_path / "text").chmod(0o755)
+    done = accel("launch", "--cpu", "--num-processes", ranks, "--no-python", program)
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert f"{program!r} gives: {why}" in line
+
+
+def test_earlier_files_of_the_log_folder_are_kept_apart(accel, script, tmp_path: Path) -> None:
+    """A run writes logs of its own; logs and record of the runs before stay under numbered names."""
+    logs = tmp_path / "logs"
+    name = script("import os, sys\nsys.exit(print('attempt ' + os.environ['ATTEMPT']) or int(os.environ['STATUS']))")
+    for attempt, status in enumerate(("3", "4", "0")):
+        more = {"ATTEMPT": str(attempt), "STATUS": status}
+        assert accel("launch", "--cpu", "--log-dir", "logs", name, more=more).returncode == int(status)
+    assert not (logs / "failure.json").exists()
+    records = [json.loads((logs / f"failure.{number}.json").read_text()) for number in (1, 2)]
+    assert [record["ranks"][0]["exit_code"] for record in records] == [3, 4]
+    shown = [(logs / f"rank0.stdout{number}.log").read_text() for number in (".1", ".2", "")]
+    assert shown == ["attempt 0\n", "attempt 1\n", "attempt 2\n"]
+
+
+def test_logs_go_on_after_a_restart(accel, script, tmp_path: Path) -> None:
+    """Attempts of one run share a log."""
+    name = script(
+        "import os, sys\nattempt = os.environ['TORCHELASTIC_RESTART_COUNT']\nprint('attempt ' + attempt)\n"
+        "sys.exit(attempt == '0')\n"
+    )
+    done = accel("launch", "--cpu", "--num-processes", "2", "--max-restarts", "1", "--log-dir", "logs", name)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "logs" / "rank1.stdout.log").read_text() == "attempt 0\nattempt 1\n"
+    assert sorted(os.listdir(tmp_path / "logs")) == [
+        f"rank{rank}.{stream}.log" for rank in range(2) for stream in ("stderr", "stdout")
+    ]

@@ -58,3 +58,33 @@ def test_every_source_file_is_read() -> None:
     tops = {name.split("/")[0] for name, _ in laws.files()}
     assert tops == laws.OWN
     assert len(tops) >= 7
+
+
+named_modules = load("named_modules")
+_HEIGHT = {"accel_core": 0, "accel_bigmodel": 1, "accel_launch": 1, "accel_trackers": 1, "accel_quant": 2, "accel": 3}
+
+
+def test_modules_named_in_strings_make_no_circle() -> None:
+    """What is imported by its name when it is first used counts too: no two files or folders need each other."""
+    circles = named_modules.circles(named_modules.edges(named_modules.modules()))
+    assert not [" <-> ".join(circle) for circle in circles]
+
+
+def test_no_module_names_one_of_a_package_above_it() -> None:
+    """A lower distribution finds what is above it by entry points, and never by name."""
+    found = named_modules.edges(named_modules.modules())
+    upwards = [
+        f"{source} names {target}"
+        for source, targets in found.items()
+        for target in targets
+        if _HEIGHT[source.split(".")[0]] < _HEIGHT[target.split(".")[0]]
+    ]
+    assert not upwards
+
+
+def test_a_circle_through_a_string_is_found(tmp_path: Path) -> None:
+    """Two files, one of which names the other in a string, are a circle."""
+    (tmp_path / "one.py").write_text("from accel_core.place.two import x\n")
+    (tmp_path / "two.py").write_text("home = 'accel_core.place.one:f'\n")
+    known = {f"accel_core.place.{name}": tmp_path / f"{name}.py" for name in ("one", "two")}
+    assert named_modules.circles(named_modules.edges(known)) == [["accel_core.place.one", "accel_core.place.two"]]

@@ -10,7 +10,7 @@ _NAMES = {
     "accel_bigmodel.device_map.check": ["check_device_map"],
     "accel_bigmodel.device_map.headroom": ["Workload"],
     "accel_bigmodel.device_map.infer": ["infer_auto_device_map"],
-    "accel_bigmodel.device_map.plan": ["plan_device_map"],
+    "accel_bigmodel.device_map.result": ["plan_device_map"],
     "accel_bigmodel.dispatch": [
         "cpu_offload",
         "cpu_offload_with_hook",

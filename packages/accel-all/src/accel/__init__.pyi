@@ -8,7 +8,7 @@ from accel_bigmodel.device_map.balance import get_balanced_memory as get_balance
 from accel_bigmodel.device_map.check import check_device_map as check_device_map
 from accel_bigmodel.device_map.headroom import Workload as Workload
 from accel_bigmodel.device_map.infer import infer_auto_device_map as infer_auto_device_map
-from accel_bigmodel.device_map.plan import plan_device_map as plan_device_map
+from accel_bigmodel.device_map.result import plan_device_map as plan_device_map
 from accel_bigmodel.dispatch import cpu_offload as cpu_offload
 from accel_bigmodel.dispatch import cpu_offload_with_hook as cpu_offload_with_hook
 from accel_bigmodel.dispatch import disk_offload as disk_offload

@@ -1,0 +1,395 @@
+"""What every strategy has to do, as a class of tests to subclass.
+
+    from accel_core.testing.conformance.strategy import StrategyConformance
+
+    class TestMyStrategy(StrategyConformance):
+        strategy = MyStrategy
+
+Each test runs on real gloo ranks, trains a small model through `Accelerator`, and compares with plain PyTorch in one
+process on all the data. Numbers are doubles, so a gradient that is wrong by a factor cannot hide in rounding.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from accel_core._records import record
+from accel_core.accelerator import Accelerator
+from accel_core.checkpoint.weights import load_model
+from accel_core.comm.objects import gather_object
+from accel_core.errors import ConfigurationError, PreparationError, StateError
+from accel_core.host.environ import patch_environment
+from accel_core.process.world import ensure
+from accel_core.random import set_seed
+from accel_core.strategies.registry import register_strategy
+from accel_core.strategies.strategy import Strategy
+from accel_core.testing.world import _body, run
+
+__all__ = ["Case", "Refusal", "StrategyConformance"]
+
+_FEATURES, _BATCH, _GLOBAL_BATCHES = 4, 2, 5
+
+
+@record(frozen=True)
+class Case:
+    """One way to train.
+
+    Attributes:
+        accumulation: Batches of one step. The data has five global batches, so 2 and 3 end in a short window.
+        weighted: Losses are sums over units, whose numbers differ between samples and may be 0.
+        clip: Largest norm of the gradient, or `None`.
+    """
+
+    accumulation: int = 1
+    weighted: bool = False
+    clip: float | None = None
+
+
+@record(frozen=True)
+class Refusal:
+    """Something that a strategy refuses.
+
+    Attributes:
+        act: Does it, with a fresh Accelerator.
+        error: What is raised.
+        message: What the message says, as a regular expression.
+    """
+
+    act: Callable[[Accelerator], Any]
+    error: type[Exception]
+    message: str
+
+
+CASES: tuple[Case, ...] = (
+    Case(),
+    Case(accumulation=2),
+    Case(accumulation=3, clip=0.05),
+    Case(weighted=True),
+    Case(accumulation=2, weighted=True, clip=0.05),
+)
+
+
+def model(seed: int = 3) -> nn.Module:
+    """Return a small model with the same weights wherever this is called."""
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(_FEATURES, 6), nn.Tanh(), nn.Linear(6, 1)).double()
+
+
+def optimizer_of(net: nn.Module) -> torch.optim.Optimizer:
+    """Return an optimizer whose result shows a wrong size of any gradient."""
+    return torch.optim.SGD(net.parameters(), lr=0.2, momentum=0.9)
+
+
+def samples(count: int) -> TensorDataset:
+    """Return features, targets and numbers of units of `count` samples."""
+    generator = torch.Generator().manual_seed(7)
+    x = torch.randn(count, _FEATURES, generator=generator, dtype=torch.double)
+    return TensorDataset(x, x.sin().sum(1, keepdim=True), (torch.arange(count) % 4).double()[:, None])
+
+
+def _loss(net: nn.Module, x: torch.Tensor, y: torch.Tensor, units: torch.Tensor, *, weighted: bool) -> torch.Tensor:
+    errors: torch.Tensor = (net(x) - y).square()
+    return (errors * units).sum() if weighted else errors.mean()
+
+
+def _windows(data: TensorDataset, size: int, accumulation: int) -> Iterator[list[tuple[torch.Tensor, ...]]]:
+    """Yield the global batches of each step of an epoch."""
+    batches = [data[start : start + size] for start in range(0, len(data), size)]
+    for start in range(0, len(batches), accumulation):
+        yield batches[start : start + accumulation]
+
+
+def plain(
+    net: nn.Module, optimizer: torch.optim.Optimizer, data: TensorDataset, size: int, case: Case, epochs: int
+) -> list[float]:
+    """Train in one process on batches of `size` samples; return the norms of all gradients before they were clipped."""
+    norms: list[float] = []
+    for _ in range(epochs):
+        for window in _windows(data, size, case.accumulation):
+            optimizer.zero_grad()
+            total = sum(float(units.sum()) for *_, units in window) if case.weighted else len(window)
+            for x, y, units in window:
+                (_loss(net, x, y, units, weighted=case.weighted) / total).backward()  # type: ignore[no-untyped-call]
+            if case.clip is not None:
+                norms.append(float(nn.utils.clip_grad_norm_(net.parameters(), case.clip)))
+            optimizer.step()
+    return norms
+
+
+def train(accelerator: Accelerator, net: Any, optimizer: Any, loader: Any, case: Case, epochs: int) -> list[float]:
+    """Train through an Accelerator; return the norms of all gradients before they were clipped."""
+    norms: list[float] = []
+    for _ in range(epochs):
+        for x, y, units in loader:
+            with accelerator.accumulate(net):
+                loss = _loss(net, x, y, units, weighted=case.weighted)
+                accelerator.backward(loss, weight=units.sum() if case.weighted else None)
+                if accelerator.sync_gradients and case.clip is not None:
+                    norms.append(float(accelerator.clip_grad_norm_(net.parameters(), case.clip)))
+                optimizer.step()
+                optimizer.zero_grad()
+    return norms
+
+
+class StrategyConformance:
+    """Tests of a strategy; subclass it, and set `strategy`.
+
+    Attributes:
+        strategy: The class under test.
+        sizes: Numbers of ranks to run on.
+        clips_elements: Whether gradients can be clipped by value; a strategy that cannot refuses.
+    """
+
+    strategy: ClassVar[type[Strategy]]
+    sizes: ClassVar[tuple[int, ...]] = (2, 4)
+    clips_elements: ClassVar[bool] = True
+
+    def arguments(self) -> dict[str, Any]:
+        """Return arguments of `Accelerator` that the strategy needs, such as its plugin."""
+        return {}
+
+    def refusals(self) -> Sequence[Refusal]:
+        """Return what the strategy refuses beyond what all refuse."""
+        return ()
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        """Run each test on each number of ranks."""
+        if "size" in metafunc.fixturenames:
+            metafunc.parametrize("size", self.sizes, ids=[f"{size} ranks" for size in self.sizes])
+
+    @pytest.mark.parametrize("case", CASES, ids=str)
+    def test_equals_one_process(self, size: int, case: Case) -> None:
+        """Weights, and norms of gradients, are those of one process on all the data, on every rank."""
+        self._on_ranks("_equals_one_process", size, case)
+
+    def test_backward_can_synchronise_late(self, size: int) -> None:
+        """A backward inside trigger_sync_in_backward completes gradients of forwards that ran under no_sync."""
+        self._on_ranks("_synchronises_late", size)
+
+    def test_elements_are_clipped(self, size: int) -> None:
+        """Clipping by value gives the weights of one process, or is refused by name."""
+        self._on_ranks("_clips_elements", size)
+
+    def test_state_is_restored(self, size: int, tmp_path: Path) -> None:
+        """A run goes back to what it saved, and trains on as it did before."""
+        self._on_ranks("_restores", size, tmp_path, fresh=False)
+
+    def test_another_run_resumes(self, size: int, tmp_path: Path) -> None:
+        """A second Accelerator has the same strategy and goes on, after loading, as if nothing had happened."""
+        self._on_ranks("_restores", size, tmp_path, fresh=True)
+
+    def test_saved_model_is_the_plain_one(self, size: int, tmp_path: Path) -> None:
+        """`save_model` writes the whole model under the names that the bare model has."""
+        self._on_ranks("_saves_model", size, tmp_path)
+
+    def test_unwrapping_gives_the_model_back(self, size: int) -> None:
+        """The model inside has its own class and names, whatever was put around it."""
+        self._on_ranks("_unwraps", size)
+
+    def test_preparing_twice_changes_nothing(self, size: int) -> None:
+        """What was prepared comes back as it is."""
+        self._on_ranks("_prepares_twice", size)
+
+    def test_seeds_are_equal_inside_a_replica(self, size: int) -> None:
+        """With device-specific seeds, ranks that read the same data draw the same numbers, and all others differ."""
+        self._on_ranks("_seeds", size)
+
+    def test_what_cannot_train_is_refused(self, size: int) -> None:
+        """Errors are named, come on every rank, and nothing was prepared."""
+        self._on_ranks("_refuses", size)
+
+    def _on_ranks(self, method: str, size: int, *args: Any, **kwargs: Any) -> None:
+        source = inspect.getsourcefile(type(self))
+        failure = run(_call, size, (source, type(self).__qualname__, method, *args), kwargs)
+        if failure is not None:
+            pytest.fail(failure, pytrace=False)
+
+    def _accelerator(self, case: Case | None = None, **kwargs: Any) -> Accelerator:
+        if case is not None:
+            kwargs["gradient_accumulation_steps"] = case.accumulation
+        accelerator = Accelerator(cpu=True, **kwargs, **self.arguments())
+        assert type(accelerator._runtime.strategy) is self.strategy, "the strategy under test was not chosen"
+        return accelerator
+
+    def _equals_one_process(self, case: Case) -> None:
+        accelerator = self._accelerator(case)
+        size = _BATCH * accelerator._runtime.layout.replicas
+        data, expected = samples(_GLOBAL_BATCHES * size), model()
+        norms = plain(expected, optimizer_of(expected), data, size, case, epochs=2)
+        net, optimizer, loader = self._prepared(accelerator, data)
+        own = train(accelerator, net, optimizer, loader, case, epochs=2)
+        torch.testing.assert_close(own, norms)
+        torch.testing.assert_close(_state(accelerator, net), dict(expected.state_dict()))
+
+    def _synchronises_late(self) -> None:
+        accelerator = self._accelerator()
+        layout = accelerator._runtime.layout
+        expected = model()
+        data = samples(2 * _BATCH * layout.replicas)
+        plain(expected, optimizer_of(expected), data, _BATCH * layout.replicas, Case(accumulation=2), epochs=1)
+        net, optimizer, loader = self._prepared(accelerator, data)
+        with accelerator.no_sync(net):
+            first, second = (_loss(net, *batch, weighted=False) / 2 for batch in loader)
+            accelerator.backward(first)
+            with accelerator.trigger_sync_in_backward(net):
+                accelerator.backward(second)
+        optimizer.step()
+        torch.testing.assert_close(_state(accelerator, net), dict(expected.state_dict()))
+
+    def _clips_elements(self) -> None:
+        accelerator = self._accelerator()
+        size = _BATCH * accelerator._runtime.layout.replicas
+        data, expected = samples(size), model()
+        optimizer = optimizer_of(expected)
+        _loss(expected, *data.tensors, weighted=False).backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_value_(expected.parameters(), 0.01)
+        optimizer.step()
+        net, optimizer, loader = self._prepared(accelerator, data)
+        for batch in loader:
+            accelerator.backward(_loss(net, *batch, weighted=False))
+        if not self.clips_elements:
+            with pytest.raises(PreparationError, match="clip"):
+                accelerator.clip_grad_value_(net.parameters(), 0.01)
+            return
+        accelerator.clip_grad_value_(net.parameters(), 0.01)
+        optimizer.step()
+        torch.testing.assert_close(_state(accelerator, net), dict(expected.state_dict()))
+
+    def _restores(self, folder: Path, *, fresh: bool) -> None:
+        case = Case(accumulation=2, clip=0.05)
+        accelerator = self._accelerator(case)
+        data = samples(_GLOBAL_BATCHES * _BATCH * accelerator._runtime.layout.replicas)
+        net, optimizer, loader = self._prepared(accelerator, data)
+        train(accelerator, net, optimizer, loader, case, epochs=1)
+        accelerator.save_state(str(folder / "state"))
+        saved = _state(accelerator, net)
+        train(accelerator, net, optimizer, loader, case, epochs=1)
+        after = _state(accelerator, net)
+        assert any(not torch.equal(saved[name], after[name]) for name in saved)
+        if fresh:
+            accelerator = self._accelerator(case)
+            net, optimizer, loader = self._prepared(accelerator, data, seed=11)
+        accelerator.load_state(str(folder / "state"))
+        torch.testing.assert_close(_state(accelerator, net), saved, rtol=0, atol=0)
+        train(accelerator, net, optimizer, loader, case, epochs=1)
+        torch.testing.assert_close(_state(accelerator, net), after)
+
+    def _saves_model(self, folder: Path) -> None:
+        accelerator = self._accelerator()
+        net = accelerator.prepare(model())
+        accelerator.save_model(net, folder / "model")
+        accelerator.wait_for_everyone()
+        bare = model(seed=11)
+        load_model(bare, folder / "model")
+        torch.testing.assert_close(dict(bare.state_dict()), dict(model().state_dict()), rtol=0, atol=0)
+
+    def _unwraps(self) -> None:
+        accelerator = self._accelerator()
+        net = accelerator.prepare(model())
+        bare = accelerator.unwrap_model(net)
+        assert isinstance(bare, nn.Sequential)
+        assert list(accelerator.get_state_dict(net)) == list(model().state_dict())
+        assert list(dict(bare.named_modules())) == list(dict(model().named_modules()))
+
+    def _prepares_twice(self) -> None:
+        accelerator = self._accelerator()
+        prepared = self._prepared(accelerator, samples(8))
+        assert all(a is b for a, b in zip(accelerator.prepare(*prepared), prepared, strict=True))
+        assert (len(accelerator._models), len(accelerator._optimizers), len(accelerator._dataloaders)) == (1, 1, 1)
+
+    def _seeds(self) -> None:
+        accelerator = self._accelerator()
+        layout = accelerator._runtime.layout
+        set_seed(5, device_specific=True)
+        drawn = gather_object([(layout.part, torch.initial_seed())])
+        assert sorted(set(drawn)) == [(part, 5 + part) for part in range(layout.replicas)]
+
+    def _refuses(self) -> None:
+        for refusal in (*_refused_by_all(self.strategy), *self.refusals()):
+            accelerator = self._accelerator()
+            with pytest.raises(refusal.error, match=refusal.message):
+                refusal.act(accelerator)
+
+    def _prepared(self, accelerator: Accelerator, data: TensorDataset, seed: int = 3) -> tuple[Any, Any, Any]:
+        net = model(seed)
+        prepared: tuple[Any, Any, Any] = accelerator.prepare(
+            net, optimizer_of(net), DataLoader(data, batch_size=_BATCH)
+        )
+        return prepared
+
+
+def _call(source: str, qualname: str, method: str, *args: Any, **kwargs: Any) -> None:
+    """Run one test on a rank, with a strategy that is no part of accel-core known by its name."""
+    tests: Any = _body(source, qualname)
+    conformance: StrategyConformance = tests()
+    name = None
+    if not conformance.strategy.__module__.startswith("accel_core."):
+        register_strategy(conformance.strategy)
+        name = conformance.strategy.name
+    with patch_environment(**({} if name is None else {"ACCELERATE_STRATEGY": name})):
+        getattr(conformance, method)(*args, **kwargs)
+
+
+def _state(accelerator: Accelerator, net: Any) -> dict[str, Any]:
+    """Return a copy of the whole model's state, after comparing it with that of every rank."""
+    state = {name: value.detach().clone() for name, value in accelerator.get_state_dict(net).items()}
+    everywhere = gather_object([{name: value.tolist() for name, value in state.items()}])
+    assert all(other == everywhere[0] for other in everywhere), "ranks hold different weights"
+    return state
+
+
+def _refused_by_all(strategy: type[Strategy]) -> list[Refusal]:
+    """Return what every strategy refuses."""
+
+    def disk(accelerator: Accelerator) -> None:
+        net: Any = model()
+        net.hf_device_map = {"0": "cpu", "2": "disk"}
+        try:
+            accelerator.prepare(net)
+        finally:
+            assert accelerator._models == []
+
+    def lost(accelerator: Accelerator) -> None:
+        net: Any = model()
+        optimizer = optimizer_of(net)
+        accelerator.prepare(net)
+        accelerator.unwrap_model(net)[2] = nn.Identity()
+        try:
+            accelerator.prepare(optimizer)
+        finally:
+            assert accelerator._optimizers == []
+
+    def mixed(accelerator: Accelerator) -> None:
+        accelerator.gradient_accumulation_steps = 2
+        net = accelerator.prepare(model())
+        x = torch.ones(1, _FEATURES, dtype=torch.double)
+        with accelerator.accumulate(net):
+            accelerator.backward(net(x).sum(), weight=1)
+        with accelerator.accumulate(net):
+            accelerator.backward(net(x).sum())
+
+    def stray(accelerator: Accelerator) -> None:
+        accelerator.prepare(model())
+        accelerator.backward(model()(torch.ones(1, _FEATURES, dtype=torch.double)).sum(), weight=1)
+
+    def join(accelerator: Accelerator) -> None:
+        with accelerator.join_uneven_inputs([accelerator.prepare(model())]):
+            pass
+
+    found = [
+        Refusal(disk, PreparationError, "weights on disk"),
+        Refusal(lost, PreparationError, r"group 0: 2\.weight, group 0: 2\.bias"),
+        Refusal(mixed, ConfigurationError, r"weight=\.\.\."),
+        Refusal(stray, StateError, "no gradient was found"),
+    ]
+    if strategy.join is Strategy.join and ensure().size > 1:
+        found.append(Refusal(join, PreparationError, "cannot join processes"))
+    return found

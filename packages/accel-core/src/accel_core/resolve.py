@@ -167,7 +167,7 @@ def _publish(
         _engine=choice if choice.is_engine else None,
     )
     if choice.flag:
-        environ.write(choice.flag, True)
+        environ.write(choice.flag, "true")
     return state
 
 

@@ -1,0 +1,195 @@
+"""Deciding a run: plugins by one door, a second Accelerator, and what users see of it."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import torch
+
+from accel_core.accelerator import Accelerator
+from accel_core.errors import ConfigurationError, DeviceUnavailableError
+from accel_core.host.environ import patch_environment
+from accel_core.mesh.layout import Layout
+from accel_core.options.enums import DistributedType
+from accel_core.plugins.deepspeed import DeepSpeedPlugin
+from accel_core.plugins.fsdp import FullyShardedDataParallelPlugin
+from accel_core.plugins.handlers import KwargsHandler
+from accel_core.random import set_seed
+from accel_core.state import AcceleratorState, PartialState
+from accel_core.strategies import registry
+from accel_core.strategies.registry import ORDER, Row, register_strategy
+from accel_core.strategies.single import SingleStrategy
+
+pytestmark = pytest.mark.usefixtures("fresh_state")
+
+FLAGS = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED")
+
+
+class Sharded(SingleStrategy):
+    """Stands where an engine will, with the engine's own plugin."""
+
+    name = "sharded"
+
+    def label(self) -> DistributedType:
+        """Return an engine's label."""
+        return DistributedType.FSDP
+
+
+class Sped(Sharded):
+    """Another."""
+
+    name = "sped"
+
+
+class Settings(KwargsHandler):
+    """A third party's plugin."""
+
+
+class Foreign(SingleStrategy):
+    """A third party's strategy."""
+
+    name = "foreign"
+    plugin_type = Settings
+
+
+@pytest.fixture
+def engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give the rows of two engines a strategy, and forget what a test registers and sets."""
+    homes = {"fsdp": f"{__name__}:Sharded", "deepspeed": f"{__name__}:Sped"}
+    rows = tuple(
+        Row(row.name, homes.get(row.name, row.home), row.plugin, row.flag, row.shown_as, row.claims) for row in ORDER
+    )
+    monkeypatch.setattr(registry, "ORDER", rows)
+    monkeypatch.setattr(registry, "_registered", {})
+    monkeypatch.setattr(registry, "_load", _load_here(registry._load))
+    for flag in FLAGS:
+        monkeypatch.setenv(flag, "")
+
+
+def _load_here(load: Any) -> Any:
+    """Find the classes of this file, which pytest imports under no name that others could use."""
+    return lambda home: globals()[home.partition(":")[2]] if home.startswith(f"{__name__}:") else load(home)
+
+
+@pytest.mark.usefixtures("engines")
+def test_a_plugin_reaches_its_strategy_and_the_users() -> None:
+    """The strategy has the plugin, the state shows it, and the variable that libraries read is set."""
+    plugin = FullyShardedDataParallelPlugin()
+    accelerator = Accelerator(fsdp_plugin=plugin)
+    strategy = accelerator._runtime.strategy
+    assert type(strategy) is Sharded
+    assert strategy.parts.plugin is plugin
+    assert accelerator.state.fsdp_plugin is plugin
+    assert PartialState().distributed_type is accelerator.distributed_type is DistributedType.FSDP
+    assert os.environ["ACCELERATE_USE_FSDP"] == "true"
+
+
+@pytest.mark.usefixtures("engines")
+def test_a_variable_builds_the_plugin() -> None:
+    """What a launcher sets makes the same plugin that a user would pass."""
+    with patch_environment(ACCELERATE_USE_FSDP="true", FSDP_VERSION="2"):
+        accelerator = Accelerator()
+    assert accelerator._runtime.strategy.parts.plugin is accelerator.state.fsdp_plugin
+    assert accelerator.is_fsdp2
+
+
+@pytest.mark.usefixtures("engines")
+@pytest.mark.parametrize("through", ["accelerator", "state"])
+def test_a_second_accelerator_gets_the_engine_of_the_first(through: str) -> None:
+    """Without a plugin of its own it trains as the state says, whoever made the state."""
+    plugin = FullyShardedDataParallelPlugin()
+    if through == "accelerator":
+        Accelerator(fsdp_plugin=plugin)
+        os.environ["ACCELERATE_USE_FSDP"] = ""
+    else:
+        AcceleratorState(fsdp_plugin=plugin)
+    second = Accelerator()
+    assert type(second._runtime.strategy) is Sharded
+    assert second._runtime.strategy.parts.plugin is plugin
+    AcceleratorState._reset_state(reset_partial_state=True)
+    os.environ["ACCELERATE_USE_FSDP"] = ""
+    assert type(Accelerator()._runtime.strategy) is SingleStrategy
+
+
+@pytest.mark.usefixtures("engines")
+def test_another_engine_is_refused() -> None:
+    """One process trains with one engine; a new plugin of the same engine is used, and shown."""
+    Accelerator(fsdp_plugin=FullyShardedDataParallelPlugin())
+    with pytest.raises(ConfigurationError, match=r"trains with the engine 'sharded'; 'sped' was"):
+        Accelerator(deepspeed_plugin=DeepSpeedPlugin())
+    other = FullyShardedDataParallelPlugin()
+    third = Accelerator(fsdp_plugin=other)
+    assert third._runtime.strategy.parts.plugin is third.state.fsdp_plugin is other
+
+
+@pytest.mark.usefixtures("engines")
+def test_third_parties_are_remembered_too() -> None:
+    """A strategy that its own plugin chose is that of the second Accelerator as well."""
+    register_strategy(Foreign)
+    settings = Settings()
+    first, second = Accelerator(kwargs_handlers=[settings]), Accelerator()
+    assert type(first._runtime.strategy) is type(second._runtime.strategy) is Foreign
+    assert second._runtime.strategy.parts.plugin is settings
+
+
+@pytest.mark.usefixtures("engines")
+def test_the_first_of_several_deepspeed_plugins_is_selected() -> None:
+    """Plugins keep the names that the user gave; the strategy's own is the one selected."""
+    student, teacher = DeepSpeedPlugin(zero_stage=2), DeepSpeedPlugin(zero_stage=3)
+    accelerator = Accelerator(deepspeed_plugins={"student": student, "teacher": teacher})
+    parts = accelerator._runtime.strategy.parts
+    assert parts.plugins == (student, teacher)
+    assert accelerator.deepspeed_plugin is parts.plugin is student
+    assert (student.selected, teacher.selected) == (True, False)
+    accelerator.state.select_deepspeed_plugin("teacher")
+    assert accelerator.deepspeed_plugin is parts.plugin is teacher
+    second = Accelerator()
+    assert second.state.deepspeed_plugins == {"student": student, "teacher": teacher}
+    assert second.deepspeed_plugin is teacher
+
+
+def test_a_run_that_fails_late_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hardware that does not compute in a format is found after the processes met; no view was written."""
+    from accel_core.devices.cpu import CpuDevice
+
+    monkeypatch.setattr(CpuDevice, "supports_bf16", lambda self: False)
+    with pytest.raises(DeviceUnavailableError, match="bf16"):
+        Accelerator(mixed_precision="bf16", cpu=True)
+    assert AcceleratorState._shared_state == {}
+    assert Accelerator(cpu=True).mixed_precision == "no"
+
+
+@pytest.mark.parametrize("rank", [0, 517, 1023])
+def test_a_replica_of_many_ranks_among_1024(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seeds, loaders and schedules go by the part of the data, on torch's process group that moves no data."""
+    import torch.distributed as dist
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+    from torch.utils.data import DataLoader, TensorDataset
+
+    class Wide(SingleStrategy):
+        name = "wide"
+
+        @classmethod
+        def lay_out(cls, rank: int, world_size: int, parallelism: Any, plugin: Any) -> Layout:
+            return Layout.of(rank, world_size, {"dp_replicate": 4, "dp_shard": 32, "tp": 8})
+
+    monkeypatch.setattr(registry, "_registered", {"wide": Wide})
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=1024)
+    try:
+        with patch_environment(ACCELERATE_STRATEGY="wide"):
+            accelerator = Accelerator(cpu=True)
+        part = rank // 8
+        set_seed(5, device_specific=True)
+        assert torch.initial_seed() == 5 + part
+        loader = accelerator.prepare(DataLoader(TensorDataset(torch.arange(512)), batch_size=2))
+        assert next(iter(loader))[0].tolist() == [2 * part, 2 * part + 1]
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: step + 1.0)
+        optimizer, schedule = accelerator.prepare(optimizer, schedule)
+        optimizer.step()
+        schedule.step()
+        assert schedule.get_last_lr() == [129.0], "once for each of the 128 replicas"
+    finally:
+        dist.destroy_process_group()

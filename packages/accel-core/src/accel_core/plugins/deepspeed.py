@@ -15,6 +15,8 @@ from accel_core.options.deepspeed import DeepSpeedOptions
 from accel_core.options.fp8 import Fp8Options
 from accel_core.options.option import option_named
 from accel_core.plugins.deepspeed_config import HfDeepSpeedConfig
+from accel_core.plugins.deepspeed_filling import fill, fill_all, from_fields, refuse_mismatches, set_number_format
+from accel_core.plugins.deepspeed_stand_ins import DummyOptim, DummyScheduler
 from accel_core.plugins.fsdp import get_module_class_from_name
 
 if TYPE_CHECKING:
@@ -94,7 +96,15 @@ class DeepSpeedPlugin:
         self._selected = False
         self._fill_fields()
         if self.hf_ds_config is None:
-            self.hf_ds_config = HfDeepSpeedConfig(self._made_config())
+            made = from_fields(
+                stage=self.zero_stage,
+                accumulation=self.gradient_accumulation_steps,
+                clipping=self.gradient_clipping,
+                optimizer=(self.offload_optimizer_device, self.offload_optimizer_nvme_path),
+                parameters=(self.offload_param_device, self.offload_param_nvme_path),
+                gather_16bit=self.zero3_save_16bit_model,
+            )
+            self.hf_ds_config = HfDeepSpeedConfig(made)
         else:
             self._read_config()
         self.deepspeed_config: dict[str, Any] = self.hf_ds_config.config
@@ -130,25 +140,6 @@ class DeepSpeedPlugin:
         if self.msamp_opt_level is None:
             level = option_named(Fp8Options, "opt_level")
             self.msamp_opt_level = level.read() if self.enable_msamp and _is_set(level.environment) else "O1"
-
-    def _made_config(self) -> dict[str, Any]:
-        def place(device: str | None, path: str | None) -> dict[str, Any]:
-            return {"device": device, "nvme_path": path if device == "nvme" else None}
-
-        config: dict[str, Any] = {
-            "train_batch_size": "auto",
-            "train_micro_batch_size_per_gpu": "auto",
-            "gradient_accumulation_steps": self.gradient_accumulation_steps,
-            "zero_optimization": {
-                "stage": self.zero_stage,
-                "offload_optimizer": place(self.offload_optimizer_device, self.offload_optimizer_nvme_path),
-                "offload_param": place(self.offload_param_device, self.offload_param_nvme_path),
-                "stage3_gather_16bit_weights_on_model_save": self.zero3_save_16bit_model,
-            },
-        }
-        if self.gradient_clipping:
-            config["gradient_clipping"] = self.gradient_clipping
-        return config
 
     def _read_config(self) -> None:
         self._refuse_fields_beside_a_file()
@@ -198,7 +189,7 @@ class DeepSpeedPlugin:
         return self.hf_ds_config.get_value(ds_key_long, default)
 
     def is_auto(self, ds_key_long: str) -> bool:
-        """Tell whether a dotted key is there and waits to be filled."""
+        """Return whether a dotted key is there and waits to be filled."""
         return bool(self.get_value(ds_key_long) == "auto")
 
     def fill_match(
@@ -208,7 +199,7 @@ class DeepSpeedPlugin:
         must_match: bool = True,
         **kwargs: Any,
     ) -> None:
-        """Fill a key that waits, or compare one that is set.
+        """Fill a key that waits, or compare one that is set; see `deepspeed_filling.fill`.
 
         Args:
             ds_key_long: A dotted key. A key that the configuration does not have is passed over.
@@ -219,19 +210,9 @@ class DeepSpeedPlugin:
         Raises:
             ConfigurationError: The key waits and no value is given.
         """
-        mismatches = [] if mismatches is None else mismatches
-        node, last = self.hf_ds_config.find_config_node(ds_key_long)
-        if node is None:
-            return
-        if node.get(last) == "auto":
-            if ds_key_long not in kwargs:
-                raise ConfigurationError(
-                    f"The DeepSpeed configuration leaves {ds_key_long!r} to be filled and nobody gives it; "
-                    f"got {sorted(kwargs)}. Write a value into the configuration, or pass one."
-                )
-            node[last] = kwargs[ds_key_long]
-        elif must_match and ds_key_long in kwargs and node.get(last) not in (None, kwargs[ds_key_long]):
-            mismatches.append(f"- ds {ds_key_long}={node[last]} vs arg {ds_key_long}={kwargs[ds_key_long]}")
+        noted = fill(self.hf_ds_config, ds_key_long, kwargs)
+        if must_match and mismatches is not None:
+            mismatches += noted
 
     def deepspeed_config_process(
         self,
@@ -254,19 +235,10 @@ class DeepSpeedPlugin:
             ConfigurationError: A key waits and no value is given, or values differ.
         """
         notes: list[str] = [] if mismatches is None else mismatches
-        for key, value in (self.deepspeed_config if config is None else config).items():
-            if isinstance(value, dict):
-                self.deepspeed_config_process(
-                    prefix=f"{prefix}{key}.", mismatches=notes, config=value, must_match=must_match, **kwargs
-                )
-            else:
-                self.fill_match(f"{prefix}{key}", notes, must_match=must_match, **kwargs)
+        noted = fill_all(self.hf_ds_config, self.deepspeed_config if config is None else config, kwargs, prefix)
+        notes += noted if must_match else []
         if notes and not prefix:
-            lines = "\n".join(notes)
-            raise ConfigurationError(
-                f"The DeepSpeed configuration and the run say different things; got\n{lines}\n"
-                "Set these keys of the configuration to 'auto'."
-            )
+            refuse_mismatches(notes)
 
     def set_mixed_precision(self, mixed_precision: str) -> None:
         """Write the run's number format into the configuration, and compare it with what is there.
@@ -277,24 +249,7 @@ class DeepSpeedPlugin:
         Raises:
             ConfigurationError: The configuration switches another format on.
         """
-        config = self.deepspeed_config
-        other = {"fp16": "bf16", "bf16": "fp16"}
-        if mixed_precision in other:
-            if mixed_precision not in config:
-                config[mixed_precision] = {"enabled": True}
-                if mixed_precision == "fp16":
-                    config["fp16"]["auto_cast"] = True
-            if self.hf_ds_config.is_true(f"{other[mixed_precision]}.enabled") and not self.is_auto(
-                f"{other[mixed_precision]}.enabled"
-            ):
-                raise ConfigurationError(
-                    f"The run computes in {mixed_precision} and the DeepSpeed configuration in "
-                    f"{other[mixed_precision]}; got {config[other[mixed_precision]]}. Make them say the same."
-                )
-        for name in ("fp16", "bf16"):
-            part = config.setdefault(name, {"enabled": False})
-            if part.get("enabled") == "auto":
-                part["enabled"] = name == mixed_precision
+        set_number_format(self.hf_ds_config, mixed_precision)
 
     @property
     def selected(self) -> bool:
@@ -326,7 +281,7 @@ class DeepSpeedPlugin:
         self._selected = False
 
     def is_zero3_init_enabled(self) -> bool:
-        """Tell whether models are sharded while they are built."""
+        """Return whether models are sharded while they are built."""
         return bool(self.zero3_init_flag)
 
     def zero3_init_context_manager(self, enable: bool = False) -> AbstractContextManager[None]:
@@ -401,49 +356,6 @@ class _ZeroInit(AbstractContextManager[None]):
         if self._plugin.zero3_init_flag != flag:
             self._plugin.zero3_init_flag = flag
             self._plugin.set_deepspeed_weakref()
-
-
-class DummyOptim:
-    """Stands for the optimizer that the DeepSpeed configuration defines.
-
-    Args:
-        params: Parameters, or groups of them.
-        lr: Learning rate, for a configuration that waits for one.
-        weight_decay: Weight decay, likewise.
-        **kwargs: Other values the configuration may wait for.
-    """
-
-    def __init__(self, params: Any, lr: float = 0.001, weight_decay: float = 0, **kwargs: Any) -> None:
-        self.params = params
-        self.lr = lr
-        self.weight_decay = weight_decay
-        self.kwargs = kwargs
-
-
-class DummyScheduler:
-    """Stands for the schedule that the DeepSpeed configuration defines.
-
-    Args:
-        optimizer: The optimizer that it moves.
-        total_num_steps: Number of optimizer steps in the whole run.
-        warmup_num_steps: Number of optimizer steps until the learning rate is reached.
-        lr_scheduler_callable: Called with the real optimizer; makes a schedule where the configuration has none.
-        **kwargs: Other values the configuration may wait for.
-    """
-
-    def __init__(
-        self,
-        optimizer: Any,
-        total_num_steps: int | None = None,
-        warmup_num_steps: int = 0,
-        lr_scheduler_callable: Any = None,
-        **kwargs: Any,
-    ) -> None:
-        self.optimizer = optimizer
-        self.total_num_steps = total_num_steps
-        self.warmup_num_steps = warmup_num_steps
-        self.lr_scheduler_callable = lr_scheduler_callable
-        self.kwargs = kwargs
 
 
 def get_active_deepspeed_plugin(state: Any) -> DeepSpeedPlugin:

@@ -109,6 +109,12 @@ def test_environment_fills_the_fields(
     assert getattr(DeepSpeedPlugin(), field) == value
 
 
+@pytest.mark.parametrize(("given", "written"), [(0, 0.0), (0.0, 0.0), (0.5, 0.5), ("auto", "auto"), (None, "auto")])
+def test_no_clipping_is_written_out(given: float | str | None, written: float | str) -> None:
+    """DeepSpeed clips to a norm of 1 where the key is missing, so not to clip has to be said."""
+    assert DeepSpeedPlugin(gradient_clipping=given).deepspeed_config["gradient_clipping"] == written
+
+
 def test_a_configuration_counts_and_its_gaps_are_filled() -> None:
     """What a configuration says goes into the fields; where it says "auto" the fields go into it."""
     plugin = DeepSpeedPlugin(

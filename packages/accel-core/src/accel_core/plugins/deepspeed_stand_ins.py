@@ -1,0 +1,50 @@
+"""What a script passes where the DeepSpeed configuration defines the optimizer or the schedule."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["DummyOptim", "DummyScheduler"]
+
+
+class DummyOptim:
+    """Stands for the optimizer that the DeepSpeed configuration defines.
+
+    Args:
+        params: Parameters, or groups of them.
+        lr: Learning rate, for a configuration that waits for one.
+        weight_decay: Weight decay, likewise.
+        **kwargs: Other values the configuration may wait for.
+    """
+
+    def __init__(self, params: Any, lr: float = 0.001, weight_decay: float = 0, **kwargs: Any) -> None:
+        self.params = params
+        self.lr = lr
+        self.weight_decay = weight_decay
+        self.kwargs = kwargs
+
+
+class DummyScheduler:
+    """Stands for the schedule that the DeepSpeed configuration defines.
+
+    Args:
+        optimizer: The optimizer that it moves.
+        total_num_steps: Number of optimizer steps in the whole run.
+        warmup_num_steps: Number of optimizer steps until the learning rate is reached.
+        lr_scheduler_callable: Called with the real optimizer; makes a schedule where the configuration has none.
+        **kwargs: Other values the configuration may wait for.
+    """
+
+    def __init__(
+        self,
+        optimizer: Any,
+        total_num_steps: int | None = None,
+        warmup_num_steps: int = 0,
+        lr_scheduler_callable: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        self.optimizer = optimizer
+        self.total_num_steps = total_num_steps
+        self.warmup_num_steps = warmup_num_steps
+        self.lr_scheduler_callable = lr_scheduler_callable
+        self.kwargs = kwargs

@@ -13,7 +13,7 @@ from torch.utils.hooks import RemovableHandle
 
 from accel_core.checkpoint import background, folder, plain, weights
 from accel_core.checkpoint.report import RestoreReport
-from accel_core.comm import collectives
+from accel_core.comm import collectives, control
 from accel_core.comm.padding import pad_across_processes
 from accel_core.comm.split import split_for_rank
 from accel_core.comm.trigger import Trigger
@@ -30,7 +30,7 @@ from accel_core.plugins.compilation import TorchDynamoPlugin
 from accel_core.plugins.handlers import AutocastKwargs, KwargsHandler, ProfileKwargs
 from accel_core.plugins.loading import DataLoaderConfiguration
 from accel_core.plugins.project import ProjectConfiguration
-from accel_core.process import control, world
+from accel_core.process import world
 from accel_core.profiling import profile
 from accel_core.resolve import UNSET, Arguments, resolve
 from accel_core.state.gradient import GradientState

@@ -31,7 +31,7 @@ expect, so that `except ValueError` keeps working.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import NamedTuple
 
 __all__ = [
     "AccelError",
@@ -50,9 +50,11 @@ __all__ = [
     "MissingDependencyError",
     "OffloadError",
     "OutOfMemoryError",
+    "PartView",
     "PreparationError",
     "QuantizationError",
     "RankDisagreementError",
+    "RankView",
     "RemoteRankError",
     "StateError",
     "TrackerError",
@@ -146,16 +148,44 @@ class CollectiveError(AccelError, RuntimeError):
     """An operation across processes failed."""
 
 
+class PartView(NamedTuple):
+    """One part of what a rank brought to an operation.
+
+    Attributes:
+        kind: Dtype of a tensor, such as `float32`; for anything else, what it is.
+        shape: Shape of a tensor; `None` for anything else.
+    """
+
+    kind: str
+    shape: tuple[int, ...] | None = None
+
+    def __str__(self) -> str:
+        return self.kind if self.shape is None else f"{self.kind}{list(self.shape)}"
+
+
+class RankView(NamedTuple):
+    """What a rank saw of an operation in which ranks did not agree.
+
+    Attributes:
+        operation: The operation that the rank was in.
+        site: The line of the program that called it, as `file:line in function`.
+        parts: What it brought, by the path of each part, such as `['image'][0]`.
+    """
+
+    operation: str
+    site: str
+    parts: Mapping[str, PartView]
+
+
 class RankDisagreementError(CollectiveError):
     """Ranks brought different structures, shapes, dtypes or operations to one collective.
 
     Args:
         message: What is wrong, what was found, what to do.
-        views: By rank, where known: the `operation` that the rank was in, and the `parts` that it brought, each with
-            its dtype and shape.
+        views: What each rank saw, by rank, where that is known.
     """
 
-    def __init__(self, message: str, views: Sequence[Mapping[str, Any]] = ()) -> None:
+    def __init__(self, message: str, views: Sequence[RankView] = ()) -> None:
         super().__init__(message)
         self.views = tuple(views)
 

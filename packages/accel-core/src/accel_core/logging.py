@@ -6,9 +6,10 @@ import logging
 from collections.abc import MutableMapping
 from typing import Any
 
+from accel_core.comm import control
 from accel_core.errors import StateError
 from accel_core.host import environ
-from accel_core.process import control, rendezvous, world
+from accel_core.process import rendezvous, world
 
 __all__ = ["MultiProcessAdapter", "get_logger"]
 
@@ -58,7 +59,7 @@ class MultiProcessAdapter(logging.LoggerAdapter):  # type: ignore[type-arg]  # g
         for rank in range(here.size):
             if rank == here.rank:
                 self.logger.log(level, text, *args, **options)
-            control.wait_for_all(here)
+            control.wait_for_all(here, "writing a message in order")
 
     def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
         """Put the rank in front of the message, and the place of the call into the record."""

@@ -11,11 +11,17 @@ from accel_core.testing import world
 
 
 def through_device_memory(here):
-    """Make the channel treat its buffers as memory that the host cannot read in place, as on an accelerator."""
-    channel = transport.open_channel(here)
-    channel.on_host = False
-    channel._allocate(channel.size)
-    return channel
+    """Make the transport treat its buffers as memory that the host cannot read in place, as on an accelerator."""
+    opened = transport.open_transport(here)
+    opened.on_host = False
+    opened._allocate(opened.size)
+    return opened
+
+
+def opened_again(here):
+    """Return the transport as the next operation finds it."""
+    with transport.participate(here, "look") as opened:
+        return opened
 
 
 @world(2)
@@ -39,10 +45,10 @@ def test_buffers_that_the_host_cannot_read():
 def test_reduce_is_checked_once_where_checking_stalls_the_device():
     """Away from the CPU a reduction exchanges its digest the first time and is one all_reduce afterwards."""
     here = ensure()
-    channel = through_device_memory(here)
+    opened = through_device_memory(here)
     exchanged = []
-    real = channel.exchange
-    channel.exchange = lambda parcel: (exchanged.append(parcel.operation), real(parcel))[1]
+    real = opened.exchange
+    opened.exchange = lambda message: (exchanged.append(opened._current.operation), real(message))[1]
     for _ in range(3):
         assert collectives.reduce(torch.tensor([1.0 + here.rank])).tolist() == [1.5]
     assert exchanged == ["reduce(mean)"]
@@ -57,15 +63,15 @@ def test_frames_follow_what_operations_need():
     """A nest that is gathered again travels in the frame; after small operations the frame is small again."""
     here = ensure()
     size = 100_000
-    channel = transport.open_channel(here)
-    assert channel.capacity < size
+    opened = transport.open_transport(here)
+    assert opened.capacity < size
     collectives.gather(torch.zeros(size, dtype=torch.uint8))
-    assert transport.open_channel(here).capacity >= size
+    assert opened_again(here).capacity >= size
     for _ in range(8):
         collectives.gather(torch.zeros(1))
-    assert transport.open_channel(here).capacity < 5_000
+    assert opened_again(here).capacity < 5_000
     collectives.gather(torch.zeros(transport.largest_frame(2), dtype=torch.uint8))
-    assert transport.open_channel(here).capacity < 5_000, "what fits no frame does not make it grow"
+    assert opened_again(here).capacity < 5_000, "what fits no frame does not make it grow"
 
 
 @world(2)

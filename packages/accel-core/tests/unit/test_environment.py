@@ -19,7 +19,7 @@ from accel_core.logging import get_logger
 from accel_core.options.option import Option, options_of
 from accel_core.precision.fp8 import backend
 from accel_core.process import world
-from accel_core.process.rendezvous import Placement, locate
+from accel_core.process.rendezvous import ProcessEnv, locate
 from accel_core.state import PartialState
 
 pytestmark = pytest.mark.usefixtures("fresh_state")
@@ -54,7 +54,7 @@ def _rank(**others: str) -> Callable[[], bool]:
 
     def probe() -> bool:
         with patch_environment(**others):
-            return locate() == Placement(1, 2, 1, 2, locate().source) and locate().source != "alone"
+            return locate() == ProcessEnv(1, 2, 1, 2, locate().source) and locate().source != "alone"
 
     return probe
 

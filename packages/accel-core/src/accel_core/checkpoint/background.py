@@ -6,8 +6,6 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-import torch.distributed as dist
-
 from accel_core.checkpoint.ranks import Ranks
 from accel_core.process.world import World
 
@@ -58,8 +56,6 @@ class Handle:
 
 
 _in_flight: Handle | None = None
-_group: dist.ProcessGroup | None = None
-_group_of: object = None
 
 
 def start(work: Callable[[], object], target: Path) -> Handle:
@@ -80,12 +76,6 @@ def finish() -> None:
 def own_ranks(world: World) -> Ranks:
     """Return the ranks on a gloo group of their own, so that training's collectives are not disturbed.
 
-    Every rank calls it. The group is made once for each default group.
+    Every rank calls it, from the thread that trains.
     """
-    global _group, _group_of
-    if not dist.is_available() or not dist.is_initialized():
-        return Ranks(world)
-    if _group is None or _group_of is not dist.group.WORLD:
-        _group = dist.new_group(backend="gloo")
-        _group_of = dist.group.WORLD
-    return Ranks(world, _group)
+    return Ranks(world, "save_state in the background", lane="checkpoint")

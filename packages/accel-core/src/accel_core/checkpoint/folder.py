@@ -56,7 +56,7 @@ def save_state(
         ConfigurationError: No folder was given, or the automatic name is taken.
     """
     background.finish()
-    ranks = Ranks(run.world)
+    ranks = Ranks(run.world, "save_state")
     given: list[Path] = []
 
     def choose() -> Path:
@@ -122,7 +122,7 @@ def load_state(
         UnsafeCheckpointError: The checkpoint would run code, or leads outside its folder.
     """
     background.finish()
-    ranks = Ranks(run.world)
+    ranks = Ranks(run.world, "load_state")
     place = load_model_func_kwargs.pop("map_location", None)
     options = {} if place is None else {"map_location": run.world.device if place == "on_device" else place}
     source = _agree_on_source(run, input_dir, options | (load_kwargs or {}), load_model_func_kwargs, ranks)

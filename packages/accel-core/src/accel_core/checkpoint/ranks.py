@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import pickle
-from typing import Any, TypeVar
+from dataclasses import replace
+from typing import TypeVar
 
-import torch
 import torch.distributed as dist
 
-from accel_core.checkpoint.payload import buffer_of
-from accel_core.errors import AccelError, CheckpointError, RemoteRankError
+from accel_core.comm.control import Channel
+from accel_core.errors import AccelError, CheckpointError, RankDisagreementError, RemoteRankError
 from accel_core.process.world import World
 
 __all__ = ["Ranks"]
@@ -23,44 +22,33 @@ class Ranks:
 
     Args:
         world: This process among its fellows.
-        group: A gloo group to talk over; the default group where `None`.
+        operation: What they do, as the user calls it.
+        lane: A name for ranks that talk in a thread beside training, on a process group of their own; every rank has to
+            make the first one of a name at the same point.
     """
 
-    def __init__(self, world: World, group: dist.ProcessGroup | None = None) -> None:
+    def __init__(self, world: World, operation: str = "save_state or load_state", *, lane: str = "") -> None:
+        together = dist.is_available() and dist.is_initialized()
         self.rank = world.rank
-        self.size = world.size if dist.is_available() and dist.is_initialized() else 1
-        self._group = group
-        self._device = world.device if group is None else torch.device("cpu")
+        self.size = world.size if together else 1
+        self._channel = Channel(world if together else replace(world, size=1), operation, lane=lane)
 
     def exchange(self, value: _T) -> list[_T]:
         """Return the value that each rank brought; every rank calls it.
 
         Raises:
+            RankDisagreementError: A rank is in another operation; every rank names every rank's line.
             RemoteRankError: A rank is gone, or the group's timeout passed.
         """
-        if self.size == 1:
-            return [value]
         try:
-            return self._gather(pickle.dumps(value))
-        except (RuntimeError, ValueError) as error:
+            return self._channel.exchange(value)
+        except RankDisagreementError:
+            raise
+        except RemoteRankError as error:
             raise RemoteRankError(
-                f"Rank {self.rank} lost another rank during a checkpoint operation; found {error}. "
+                f"Rank {self.rank} lost another rank during a checkpoint operation; got {error} "
                 "The checkpoint that was there before is intact; start the run again from it."
             ) from error
-
-    def _gather(self, content: bytes) -> list[Any]:
-        """Gather pickled values of any length; torch's own way of doing so needs NumPy."""
-        device = self._device
-        lengths = torch.zeros(self.size, dtype=torch.int64, device=device)
-        dist.all_gather_single(lengths, torch.tensor([len(content)], device=device), group=self._group)
-        longest = int(lengths.max())
-        mine = torch.zeros(longest, dtype=torch.uint8)
-        mine[: len(content)] = torch.frombuffer(bytearray(content), dtype=torch.uint8)
-        everything = torch.zeros(self.size * longest, dtype=torch.uint8, device=device)
-        dist.all_gather_single(everything, mine.to(device), group=self._group)
-        memory = buffer_of(everything.cpu())
-        starts = range(0, self.size * longest, longest)
-        return [pickle.loads(memory[at : at + length]) for at, length in zip(starts, lengths.tolist(), strict=True)]
 
     def agree(self, failure: Exception | None, doing: str, advice: str = _ADVICE) -> None:
         """Raise on every rank if any rank failed; every rank calls it.

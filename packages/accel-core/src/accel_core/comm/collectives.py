@@ -31,11 +31,10 @@ from accel_core.comm.batch import (
     send_to_device,
     slice_tensors,
 )
-from accel_core.comm.packing import Layout, layout_of, unstack, window_of
+from accel_core.comm.packing import Layout, lay_out, unstack, window_of
 from accel_core.comm.padding import CannotPadNestedTensorWarning, gather_tensor_shape, pad_across_processes
-from accel_core.comm.transport import Channel, Parcel, check_rank, digest_of, open_channel
+from accel_core.comm.transport import Message, Transport, check_rank, participate
 from accel_core.comm.tree import (
-    flatten,
     honor_type,
     is_namedtuple,
     is_torch_tensor,
@@ -82,7 +81,6 @@ __all__ = [
 
 _REDUCTIONS = ("mean", "sum", "none")
 _INTEGERS_OF_GLOO = frozenset({torch.uint8, torch.int8, torch.int32, torch.int64})
-_proven: set[tuple[str, bytes]] = set()
 
 
 def gather(tensor: Any) -> Any:
@@ -109,29 +107,28 @@ def gather(tensor: Any) -> Any:
 
 @torch.no_grad()
 def _gather(nest: Any, here: World) -> Any:
-    channel = open_channel(here)
-    with channel.taking_part("gather"):
-        leaves, skeleton = flatten(nest, "gather")
-        layout = layout_of(leaves, skeleton, channel.device, here.size)
-        fits = layout.nbytes <= channel.capacity
-        window = window_of(channel, layout, layout.stack) if fits and layout.stack is not None else None
+    with participate(here, "gather") as transport:
+        leaves, layout = lay_out(nest, "gather", transport.device, here.size)
+        # Packed straight into the frame where it fits: then the frame is the only collective of the operation.
+        fits = layout.nbytes <= transport.capacity
+        window = window_of(transport, layout, layout.stack) if fits and layout.stack is not None else None
         if window is not None:
             torch.stack(leaves, out=window.room)
         elif fits:
-            layout.pack(leaves, channel.payload)
-    channel.exchange(Parcel("gather", layout.digest, layout.nbytes, lambda: view_of(nest)))
-    if window is not None:
-        return unflatten(nest, iter(unstack(layout, window.stacked, layout.gathered[0])))
-    results: list[Any] = [None] * len(leaves)
-    if fits:
-        layout.unpack_rows(channel.rows(0, layout.nbytes), results)
-    else:
-        packed = _packed(layout, leaves, channel)
-        layout.unpack_rows(channel.all_gather(packed).view(here.size, -1), results)
-    for place in layout.alone:
-        single = leaves[place].to(channel.device).contiguous().reshape(-1).view(torch.uint8)
-        results[place] = channel.all_gather(single).view(leaves[place].dtype).view(layout.gathered[place])
-    return unflatten(nest, iter(layout.home(results)))
+            layout.pack(leaves, transport.payload)
+        transport.exchange(Message(layout.digest, layout.nbytes, lambda: view_of(nest)))
+        if window is not None:
+            return unflatten(nest, iter(unstack(layout, window.stacked, layout.gathered[0])))
+        results: list[Any] = [None] * len(leaves)
+        if fits:
+            layout.unpack_rows(transport.rows(0, layout.nbytes), results)
+        else:
+            packed = _packed(layout, leaves, transport)
+            layout.unpack_rows(transport.all_gather(packed).view(here.size, -1), results)
+        for place in layout.alone:
+            single = _dense(leaves[place], transport).reshape(-1).view(torch.uint8)
+            results[place] = transport.all_gather(single).view(leaves[place].dtype).view(layout.gathered[place])
+        return unflatten(nest, iter(layout.home(results)))
 
 
 def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0) -> Any:
@@ -172,39 +169,39 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
 
 @torch.no_grad()
 def _reduce(nest: Any, reduction: str, scale: float, here: World) -> Any:
-    channel = open_channel(here)
     operation = f"reduce({reduction})"
-    with channel.taking_part(operation):
-        leaves, skeleton = flatten(nest, "reduce")
+    with participate(here, operation) as transport:
+        leaves, layout = lay_out(nest, "reduce", transport.device, here.size)
         if reduction == "mean":
             _refuse_whole_numbers(nest)
-        layout = layout_of(leaves, skeleton, channel.device, here.size)
-        in_frame = channel.on_host and layout.nbytes <= channel.capacity
-        window = window_of(channel, layout, layout.stack) if in_frame and layout.stack is not None else None
+        in_frame = transport.on_host and layout.nbytes <= transport.capacity
+        window = window_of(transport, layout, layout.stack) if in_frame and layout.stack is not None else None
         if window is not None:
             torch.stack(leaves, out=window.room)
         elif in_frame:
-            layout.pack(leaves, channel.payload)
-    proof = (operation, layout.digest)
-    if channel.on_host or here.debug or proof not in _proven:
-        channel.exchange(Parcel(operation, layout.digest, layout.nbytes, lambda: view_of(nest)))
-        _proven.add(proof)
-    divisor = here.size if reduction == "mean" else 1
-    if window is not None:
-        return unflatten(nest, iter(unstack(layout, _add_rows(window.rows, divisor), layout.shapes[0])))
-    factor = scale if here.device.type == "xla" else 1.0
-    results: list[Any] = [None] * len(leaves)
-    packed = None if in_frame else _packed(layout, leaves, channel)
-    for segment in layout.segments:
-        if packed is None:
-            total = _add_rows(channel.rows(segment.start, segment.stop).view(segment.dtype), divisor)
-        else:
-            total = _all_reduce(packed[segment.start : segment.stop].view(segment.dtype), divisor)
-        layout.unpack(segment, total if factor == 1.0 else total * factor, results)
-    for place in layout.alone:
-        total = _all_reduce(leaves[place].to(channel.device).contiguous().clone(), divisor)
-        results[place] = total if factor == 1.0 else total * factor
-    return unflatten(nest, iter(layout.home(results)))
+            layout.pack(leaves, transport.payload)
+        # Reading headers off a device waits for all that was queued on it. A reduction that all ranks were seen to
+        # agree on is therefore sent without a frame there; ranks that part ways later are found in debug mode alone.
+        proof = (operation, layout.digest)
+        if transport.on_host or here.debug or proof not in transport.proven:
+            transport.exchange(Message(layout.digest, layout.nbytes, lambda: view_of(nest)))
+            transport.proven.add(proof)
+        divisor = here.size if reduction == "mean" else 1
+        if window is not None:
+            return unflatten(nest, iter(unstack(layout, _add_rows(window.rows, divisor), layout.shapes[0])))
+        factor = scale if here.device.type == "xla" else 1.0
+        results: list[Any] = [None] * len(leaves)
+        packed = None if in_frame else _packed(layout, leaves, transport)
+        for segment in layout.segments:
+            if packed is None:
+                total = _add_rows(transport.rows(segment.start, segment.stop).view(segment.dtype), divisor)
+            else:
+                total = _all_reduce(packed[segment.start : segment.stop].view(segment.dtype), divisor, transport)
+            layout.unpack(segment, total if factor == 1.0 else total * factor, results)
+        for place in layout.alone:
+            total = _all_reduce(_dense(leaves[place], transport).clone(), divisor, transport)
+            results[place] = total if factor == 1.0 else total * factor
+        return unflatten(nest, iter(layout.home(results)))
 
 
 def _refuse_whole_numbers(nest: Any) -> None:
@@ -221,6 +218,9 @@ def _add_rows(rows: torch.Tensor, divisor: int) -> torch.Tensor:
     dtype = rows.dtype
     if dtype is torch.bool:
         return rows.any(0)
+    if dtype is torch.complex32:
+        # torch adds no halves of complex numbers; their parts are added as the floating-point numbers that they are.
+        return torch.view_as_complex(_add_rows(torch.view_as_real(rows), divisor))
     if dtype.is_complex or dtype in (torch.float32, torch.float64):
         total = rows.sum(0)
         return total.div_(divisor) if divisor > 1 else total
@@ -230,11 +230,11 @@ def _add_rows(rows: torch.Tensor, divisor: int) -> torch.Tensor:
     return rows.to(torch.int64).sum(0).to(dtype)
 
 
-def _all_reduce(data: torch.Tensor, divisor: int) -> torch.Tensor:
+def _all_reduce(data: torch.Tensor, divisor: int, transport: Transport) -> torch.Tensor:
     """Add up a contiguous tensor, which may be overwritten, over the ranks."""
     dtype = data.dtype
     if dtype is torch.bool:
-        dist.all_reduce(data.view(torch.uint8), op=dist.ReduceOp.MAX)
+        transport.all_reduce(data.view(torch.uint8), dist.ReduceOp.MAX)
         return data
     wire = data
     if dtype.is_complex:
@@ -243,10 +243,18 @@ def _all_reduce(data: torch.Tensor, divisor: int) -> torch.Tensor:
         wire = data.to(torch.float32)
     elif not dtype.is_floating_point and dtype not in _INTEGERS_OF_GLOO:
         wire = data.to(torch.int64)
-    dist.all_reduce(wire)
+    transport.all_reduce(wire)
     if divisor > 1:
         wire.div_(divisor)
     return data if dtype.is_complex else wire.to(dtype)
+
+
+def _dense(leaf: torch.Tensor, transport: Transport) -> torch.Tensor:
+    """Return a tensor whose memory holds its values one after the other, where operations take it from.
+
+    A conjugated or negated tensor shares the memory of another and carries a flag; its bytes are not its values.
+    """
+    return leaf.to(transport.device).resolve_conj().resolve_neg().contiguous()
 
 
 def broadcast(tensor: Any, from_process: int = 0) -> Any:
@@ -273,33 +281,30 @@ def broadcast(tensor: Any, from_process: int = 0) -> Any:
 
 @torch.no_grad()
 def _broadcast(nest: Any, source: int, here: World) -> None:
-    channel = open_channel(here)
-    operation = f"broadcast(from_process={source})"
-    with channel.taking_part(operation):
+    with participate(here, f"broadcast(from_process={source})") as transport:
         check_rank(source, here.size)
-        leaves, skeleton = flatten(nest, "broadcast")
-        layout = layout_of(leaves, skeleton, channel.device, here.size)
-        fits = layout.nbytes <= channel.capacity
+        leaves, layout = lay_out(nest, "broadcast", transport.device, here.size)
+        fits = layout.nbytes <= transport.capacity
         if fits and here.rank == source:
-            layout.pack(leaves, channel.payload)
-    channel.exchange(Parcel(operation, layout.digest, layout.nbytes, lambda: view_of(nest)))
-    if fits:
-        packed = channel.rows(0, layout.nbytes)[source]
-    else:
-        packed = _packed(layout, leaves, channel)
-        dist.broadcast(packed, source)
-    if here.rank != source:
-        received: list[Any] = [None] * len(leaves)
-        for segment in layout.segments:
-            layout.unpack(segment, packed[segment.start : segment.stop].view(segment.dtype), received)
-        for leaf, value in zip(leaves, received, strict=True):
-            if value is not None:
-                leaf.copy_(value)
-    for place in layout.alone:
-        single = leaves[place].to(channel.device).contiguous()
-        dist.broadcast(single.reshape(-1).view(torch.uint8), source)
+            layout.pack(leaves, transport.payload)
+        transport.exchange(Message(layout.digest, layout.nbytes, lambda: view_of(nest)))
+        if fits:
+            packed = transport.rows(0, layout.nbytes)[source]
+        else:
+            packed = _packed(layout, leaves, transport)
+            transport.broadcast(packed, source)
         if here.rank != source:
-            leaves[place].copy_(single)
+            received: list[Any] = [None] * len(leaves)
+            for segment in layout.segments:
+                layout.unpack(segment, packed[segment.start : segment.stop].view(segment.dtype), received)
+            for leaf, value in zip(leaves, received, strict=True):
+                if value is not None:
+                    leaf.copy_(value)
+        for place in layout.alone:
+            single = _dense(leaves[place], transport)
+            transport.broadcast(single.reshape(-1).view(torch.uint8), source)
+            if here.rank != source:
+                leaves[place].copy_(single)
 
 
 def copy_tensor_to_devices(tensor: torch.Tensor | None = None) -> torch.Tensor:
@@ -325,11 +330,10 @@ def copy_tensor_to_devices(tensor: torch.Tensor | None = None) -> torch.Tensor:
 
 
 def _copy_to_devices(tensor: torch.Tensor | None, here: World) -> torch.Tensor:
-    channel = open_channel(here)
     name = "" if tensor is None else f"{str(tensor.dtype).removeprefix('torch.')} {' '.join(map(str, tensor.shape))}"
     content = name.encode()
-    parcel = Parcel("copy_tensor_to_devices", digest_of("copy"), len(content), dict)
-    held = [text.decode() for text in channel.exchange_bytes(parcel, content)]
+    with participate(here, "copy_tensor_to_devices") as transport:
+        held = [bytes(text).decode() for text in transport.exchange_bytes(content, Message(nbytes=len(content)))]
     if not any(held):
         raise CollectiveError("No rank holds a tensor to copy; got None on all. Pass the tensor on one rank at least.")
     if tensor is None:
@@ -339,7 +343,7 @@ def _copy_to_devices(tensor: torch.Tensor | None, here: World) -> torch.Tensor:
     return copied
 
 
-def _packed(layout: Layout, leaves: list[torch.Tensor], channel: Channel) -> torch.Tensor:
-    buffer = torch.empty(layout.nbytes, dtype=torch.uint8, device=channel.device)
+def _packed(layout: Layout, leaves: list[torch.Tensor], transport: Transport) -> torch.Tensor:
+    buffer = torch.empty(layout.nbytes, dtype=torch.uint8, device=transport.device)
     layout.pack(leaves, buffer)
     return buffer

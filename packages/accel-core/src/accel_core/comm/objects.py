@@ -1,17 +1,18 @@
-"""Python objects across ranks, as pickles inside a frame."""
+"""Python objects across ranks, as pickles inside a frame or behind it."""
 
 from __future__ import annotations
 
+import io
 import pickle
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from accel_core.comm.transport import Parcel, check_rank, digest_of, open_channel
-from accel_core.errors import CollectiveError, UnsupportedTypeError
+from accel_core.comm.transport import Message, check_rank, digest_of, participate
+from accel_core.errors import CollectiveError, PartView, UnsupportedTypeError
 from accel_core.process import world
 from accel_core.process.world import World
 
-__all__ = ["broadcast_object_list", "gather_object", "swap"]
+__all__ = ["broadcast_object_list", "gather_object", "pickled", "swap"]
 
 
 def gather_object(object: Any) -> Any:
@@ -47,6 +48,8 @@ def _check_iterable(value: Any) -> None:
 def broadcast_object_list(object_list: list[Any], from_process: int = 0) -> list[Any]:
     """Give every rank the objects of one rank.
 
+    Beside the objects themselves, a rank needs memory for one pickle of them.
+
     Args:
         object_list: A list of objects that can be pickled; on the other ranks its items are replaced.
         from_process: The rank whose objects win.
@@ -62,20 +65,20 @@ def broadcast_object_list(object_list: list[Any], from_process: int = 0) -> list
     here = world.ensure()
     if here.size == 1:
         return object_list
-    channel = open_channel(here)
-    operation = f"broadcast_object_list(from_process={from_process})"
-    with channel.taking_part(operation):
+    with participate(here, f"broadcast_object_list(from_process={from_process})") as transport:
         check_rank(from_process, here.size)
-        content = _pickled(list(object_list)) if here.rank == from_process else b""
-    count = f"{len(object_list)} objects"
-    parcel = Parcel(operation, digest_of(count), len(content), lambda: {"the list": count})
-    received = channel.exchange_bytes(parcel, content)
-    if here.rank != from_process:
-        object_list[:] = pickle.loads(received[from_process])
+        content = pickled(list(object_list)) if here.rank == from_process else memoryview(b"")
+        count = f"{len(object_list)} objects"
+        message = Message(digest_of(count), len(content), lambda: {"the list": PartView(count)})
+        received = transport.broadcast_bytes(content, message, from_process)
+        if here.rank != from_process:
+            object_list[:] = pickle.loads(received)
     return object_list
 
 
-def swap(value: Any, operation: str, here: World, check: Any = None) -> list[Any]:
+def swap(
+    value: Any, operation: str, here: World, check: Callable[[Any], None] | None = None, *, lane: str = ""
+) -> list[Any]:
     """Give every rank every rank's object, by rank.
 
     Args:
@@ -83,26 +86,58 @@ def swap(value: Any, operation: str, here: World, check: Any = None) -> list[Any
         operation: Name of the operation, for errors.
         here: The processes.
         check: Called with `value` first; what it raises reaches this rank, and the others get RemoteRankError.
+        lane: See `transport.open_transport`.
 
     Raises:
         CollectiveError: The object cannot be pickled; the other ranks get RemoteRankError.
     """
     if here.size == 1:
         return [value]
-    channel = open_channel(here)
-    with channel.taking_part(operation):
+    with participate(here, operation, lane) as transport:
         if check is not None:
             check(value)
-        content = _pickled(value)
-    parcel = Parcel(operation, bytes(16), len(content), dict)
-    return [pickle.loads(text) for text in channel.exchange_bytes(parcel, content)]
+        content = pickled(value)
+        read = [_Read(received) for received in transport.exchange_bytes(content, Message(nbytes=len(content)))]
+    return [each.value() for each in read]
 
 
-def _pickled(value: Any) -> bytes:
+class _Read:
+    """What came of reading the pickle of one rank.
+
+    Long pickles are collectives of their own, so a rank takes part in all of them even if it cannot read one.
+    """
+
+    def __init__(self, content: bytes | memoryview) -> None:
+        self._value: Any = None
+        self._failure: Exception | None = None
+        try:
+            self._value = pickle.loads(content)
+        except Exception as failure:
+            self._failure = failure
+
+    def value(self) -> Any:
+        """Return the object.
+
+        Raises:
+            Exception: What reading it raised.
+        """
+        if self._failure is not None:
+            raise self._failure
+        return self._value
+
+
+def pickled(value: Any) -> memoryview:
+    """Pickle an object into memory that can be sent as it is.
+
+    Raises:
+        CollectiveError: It cannot be pickled.
+    """
+    target = io.BytesIO()
     try:
-        return pickle.dumps(value)
+        pickle.dump(value, target)
     except Exception as failure:
         raise CollectiveError(
             f"An object that goes to other ranks has to be picklable; got {type(value)} and "
             f"{type(failure).__name__}: {failure}. Send its data instead: numbers, strings, lists, dicts or tensors."
         ) from failure
+    return target.getbuffer()

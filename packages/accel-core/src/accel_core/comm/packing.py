@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 import torch
 
 from accel_core._records import record
-from accel_core.comm.transport import Channel, digest_of
-from accel_core.comm.tree import Skeleton, skeleton_text
+from accel_core.comm.transport import Transport, digest_of
+from accel_core.comm.tree import TreeSpec, flatten, leaf_paths, spec_text
+from accel_core.errors import UnsupportedTypeError
 
-__all__ = ["Block", "Layout", "Segment", "Window", "layout_of", "unstack", "window_of"]
+__all__ = ["Block", "Layout", "Segment", "Window", "check_kinds", "lay_out", "unstack", "window_of"]
 
 _ALIGNMENT = 16
 _REMEMBERED = 512
@@ -171,18 +172,18 @@ class Window(NamedTuple):
     stacked: torch.Tensor
 
 
-def window_of(channel: Channel, layout: Layout, block: Block) -> Window:
-    """Return the views into a channel's frames for a layout that is one stack."""
-    window: Window | None = channel.windows.get(layout.digest)
+def window_of(transport: Transport, layout: Layout, block: Block) -> Window:
+    """Return the views into the frames of a transport for a layout that is one stack."""
+    window: Window | None = transport.windows.get(layout.digest)
     if window is None:
-        if len(channel.windows) >= _REMEMBERED:
-            channel.windows.clear()
+        if len(transport.windows) >= _REMEMBERED:
+            transport.windows.clear()
         assert block.shape is not None
         segment, count = layout.segments[0], len(block.members)
-        room = channel.payload[: segment.stop].view(segment.dtype).view(count, *block.shape)
-        rows = channel.rows(0, segment.stop).view(segment.dtype)
+        room = transport.payload[: segment.stop].view(segment.dtype).view(count, *block.shape)
+        rows = transport.rows(0, segment.stop).view(segment.dtype)
         window = Window(room, rows, rows.view(len(rows), count, *block.shape).transpose(0, 1))
-        channel.windows[layout.digest] = window
+        transport.windows[layout.digest] = window
     return window
 
 
@@ -193,31 +194,72 @@ def unstack(layout: Layout, stacked: torch.Tensor, shape: Sequence[int]) -> list
 
 
 _layouts: dict[tuple[Any, ...], Layout] = {}
-_on_host = attrgetter("shape", "dtype", "is_cpu")
+_on_host = attrgetter("shape", "dtype", "is_cpu", "layout")
 _on_device = attrgetter("shape", "dtype", "device")
+_is_nested = attrgetter("is_nested")
 
 
-def layout_of(leaves: Sequence[torch.Tensor], skeleton: Skeleton, device: torch.device, world_size: int) -> Layout:
-    """Return the layout of a nest that `flatten` took apart.
+def lay_out(nest: Any, operation: str, device: torch.device, world_size: int) -> tuple[list[torch.Tensor], Layout]:
+    """Take a nest of tensors apart, and find where each of them lies in a buffer.
 
     Args:
-        leaves: Its tensors.
-        skeleton: Its containers.
+        nest: The tensors in their containers.
+        operation: Name of the operation that needs it, for errors.
         device: Where the buffer is.
         world_size: Number of ranks, for the shapes after a gather.
+
+    Raises:
+        UnsupportedTypeError: A leaf is no tensor, or one that is sparse, quantized, nested or without memory.
     """
-    key: tuple[Any, ...] = (skeleton, world_size, device, tuple(map(_on_host, leaves)))
+    leaves, spec = flatten(nest, operation)
+    # A nested tensor has no shape to look a layout up by, so it has to be found first.
+    if any(map(_is_nested, leaves)):
+        check_kinds(nest, operation)
+    key: tuple[Any, ...] = (spec, world_size, device, tuple(map(_on_host, leaves)))
     if device.type != "cpu":
         key = (*key, tuple(map(_on_device, leaves)))
     layout = _layouts.get(key)
     if layout is None:
+        check_kinds(nest, operation)
         if len(_layouts) >= _REMEMBERED:
             _layouts.pop(next(iter(_layouts)))
-        layout = _layouts[key] = _lay_out(leaves, skeleton, device, world_size)
-    return layout
+        layout = _layouts[key] = _lay_out(leaves, spec, device, world_size)
+    return leaves, layout
 
 
-def _lay_out(leaves: Sequence[torch.Tensor], skeleton: Skeleton, device: torch.device, world_size: int) -> Layout:
+def check_kinds(nest: Any, operation: str, *, allow_nested: bool = False) -> None:
+    """Refuse tensors that have no memory with one value after the other, before anything is sent.
+
+    Args:
+        nest: Tensors in their containers.
+        operation: Name of the operation, for the error.
+        allow_nested: Let nested tensors pass.
+
+    Raises:
+        UnsupportedTypeError: A tensor is of such a kind.
+    """
+    for path, leaf in leaf_paths(nest):
+        kind, remedy = _kind_of(leaf)
+        if kind and not (allow_nested and kind == "nested"):
+            raise UnsupportedTypeError(
+                f"`{operation}` sends dense tensors; got a {kind} one{f' at {path}' if path else ''}. {remedy}"
+            )
+
+
+def _kind_of(leaf: torch.Tensor) -> tuple[str, str]:
+    """Return what keeps a tensor from being sent and what to do about it; two empty texts where nothing does."""
+    if leaf.is_nested:
+        return "nested", "Call .to_padded_tensor(value) on it first."
+    if leaf.layout is not torch.strided:
+        return str(leaf.layout).removeprefix("torch."), "Call .to_dense() on it first, or use gather_object."
+    if leaf.is_quantized:
+        return "quantized", "Call .dequantize() on it first, or use gather_object."
+    if leaf.is_meta:
+        return "meta", "It has a shape and no values: load them first."
+    return "", ""
+
+
+def _lay_out(leaves: Sequence[torch.Tensor], spec: TreeSpec, device: torch.device, world_size: int) -> Layout:
     alone = tuple(place for place, leaf in enumerate(leaves) if leaf.nbytes >= _ALONE)
     by_dtype: dict[torch.dtype, list[int]] = {}
     for place, leaf in enumerate(leaves):
@@ -233,7 +275,7 @@ def _lay_out(leaves: Sequence[torch.Tensor], skeleton: Skeleton, device: torch.d
     at_home = all(leaf.device == device for leaf in leaves)
     blocks = [block for segment in segments for block in segment.blocks]
     whole = next((block for block in blocks if block.is_all and block.shape is not None), None)
-    text = skeleton_text(skeleton) + "|" + ";".join(f"{leaf.dtype}{tuple(leaf.shape)}" for leaf in leaves)
+    text = spec_text(spec) + "|" + ";".join(f"{leaf.dtype}{tuple(leaf.shape)}" for leaf in leaves)
     return Layout(
         segments=tuple(segments),
         alone=alone,

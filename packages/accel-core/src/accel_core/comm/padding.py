@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from accel_core.comm.transport import Parcel, digest_of, open_channel
+from accel_core.comm.packing import check_kinds
+from accel_core.comm.transport import Message, digest_of, participate
 from accel_core.comm.tree import flatten, recursively_apply, unflatten, view_of
 from accel_core.process import world
 from accel_core.process.world import World
@@ -53,22 +54,20 @@ def _warn_of_nested(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _pad_across(nest: Any, dim: int, pad_index: float, pad_first: bool, here: World) -> Any:
-    channel = open_channel(here)
-    operation = f"pad_across_processes(dim={dim})"
-    with channel.taking_part(operation):
-        leaves, skeleton = flatten(nest, "pad_across_processes")
+    with participate(here, f"pad_across_processes(dim={dim})") as transport:
+        leaves, spec = flatten(nest, "pad_across_processes")
+        check_kinds(nest, "pad_across_processes", allow_nested=True)
         for leaf in leaves:
             _warn_of_nested(leaf)
         dims = [0 if leaf.is_nested else leaf.dim() for leaf in leaves]
         sizes = [leaf.shape[dim] if -rank <= dim < rank else 0 for leaf, rank in zip(leaves, dims, strict=True)]
         content = b"".join(size.to_bytes(8, "little") for size in sizes)
-        digest = digest_of(f"{skeleton!r}{dims}")
-    parcel = Parcel(operation, digest, len(content), lambda: view_of(nest))
-    everywhere = channel.exchange_bytes(parcel, content)
+        message = Message(digest_of(f"{spec!r}{dims}"), len(content), lambda: view_of(nest))
+        everywhere = list(transport.exchange_bytes(content, message))
     padded = []
     for place, leaf in enumerate(leaves):
-        told = [int.from_bytes(text[place * 8 : place * 8 + 8], "little") for text in everywhere]
-        padded.append(_pad(leaf, dim, max(told), min(told), pad_index, pad_first) if max(told) else leaf)
+        lengths = [int.from_bytes(text[place * 8 : place * 8 + 8], "little") for text in everywhere]
+        padded.append(_pad(leaf, dim, max(lengths), min(lengths), pad_index, pad_first) if max(lengths) else leaf)
     return unflatten(nest, iter(padded))
 
 
@@ -104,10 +103,9 @@ def gather_tensor_shape(tensor: torch.Tensor) -> list[torch.Size]:
     here = world.ensure()
     if here.size == 1:
         return [tensor.shape]
-    channel = open_channel(here)
-    content = b"".join(size.to_bytes(8, "little") for size in tensor.shape)
-    parcel = Parcel("gather_tensor_shape", digest_of("shape"), len(content), dict)
-    return [
-        torch.Size(int.from_bytes(text[at : at + 8], "little") for at in range(0, len(text), 8))
-        for text in channel.exchange_bytes(parcel, content)
-    ]
+    with participate(here, "gather_tensor_shape") as transport:
+        content = b"".join(size.to_bytes(8, "little") for size in tensor.shape)
+        return [
+            torch.Size(int.from_bytes(text[at : at + 8], "little") for at in range(0, len(text), 8))
+            for text in transport.exchange_bytes(content, Message(nbytes=len(content)))
+        ]

@@ -5,35 +5,60 @@ each operation begins with an all-gather whose size is the same on all ranks wha
 frame, holds a header (operation, a 128-bit digest of structure, shapes and dtypes, whether the rank failed) and, where
 it fits, the whole payload: most operations on small tensors are this one collective. What does not fit follows in a
 second collective, sent only after every rank has seen that all agree; the next frames are then larger.
+
+Everything that ranks do together on a process group goes through its one transport, barriers and the collectives that
+others make (`Transport.participate`) included. Only then is a frame sure to meet a frame, and two ranks that are in
+different operations learn it from the first bytes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import functools
 import hashlib
-import json
+import re
 import struct
+import threading
 import zlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from types import TracebackType
 from typing import Any, NamedTuple, NoReturn
 
 import torch
 import torch.distributed as dist
 
-from accel_core.errors import CollectiveError, ConfigurationError, RankDisagreementError, RemoteRankError
-from accel_core.process import callsite, rollcall
+from accel_core.comm.disagreement import (
+    decode_view,
+    disagreement_message,
+    encode_view,
+    lost_message,
+    remote_message,
+)
+from accel_core.errors import (
+    CollectiveError,
+    ConfigurationError,
+    PartView,
+    RankDisagreementError,
+    RankView,
+    RemoteRankError,
+)
+from accel_core.process import callsite
+from accel_core.process.desync_check import DesyncCheck
 from accel_core.process.world import World
 
 __all__ = [
-    "Channel",
-    "Parcel",
+    "Message",
+    "Participation",
+    "Transport",
     "check_rank",
     "digest_of",
-    "disagreement_message",
     "largest_frame",
-    "open_channel",
-    "remote_message",
+    "memory_of",
+    "open_transport",
+    "participate",
+    "ranks_know",
 ]
 
 _HEADER = struct.Struct("<II16sQ")
@@ -41,10 +66,13 @@ _AGREED = 24
 """Bytes of the header, from its beginning, that have to be equal on all ranks: operation, state, digest."""
 _FINE, _FAILED = 0, 1
 _DESCRIBE = "describe"
+_NO_DIGEST = bytes(16)
 _SMALLEST_FRAME, _FIRST_FRAME, _ALL_FRAMES = 4 * 1024, 32 * 1024, 512 * 1024
 _MEMORY = 8
 """Number of past operations that a frame is made large enough for."""
-_DIFFERENCES_SHOWN = 8
+_GATHERED_AT_ONCE = 32 * 2**20
+"""Bytes up to which the contents of all ranks, each padded to the longest, travel together; above, one by one."""
+_DIGITS = re.compile(r"\d+")
 
 
 def digest_of(text: str) -> bytes:
@@ -57,42 +85,51 @@ def largest_frame(world_size: int) -> int:
     return max(_SMALLEST_FRAME, _ALL_FRAMES // world_size // 1024 * 1024)
 
 
-class Parcel(NamedTuple):
+class Message(NamedTuple):
     """What a rank brings to an operation.
 
     Attributes:
-        operation: Name of the operation, as the user called it.
         digest: 16 bytes that have to be equal on all ranks.
         nbytes: Length of the payload in bytes; it may differ between ranks.
-        describe: Makes, when ranks disagree, this rank's view: a name for each part and what it is.
+        describe: Makes, when ranks disagree, this rank's view: what each part is, by its path.
     """
 
-    operation: str
-    digest: bytes
-    nbytes: int
-    describe: Callable[[], dict[str, str]]
+    digest: bytes = _NO_DIGEST
+    nbytes: int = 0
+    describe: Callable[[], dict[str, PartView]] = dict
 
 
-class Channel:
-    """The frames of one world, with the memory that they use again and again.
+class Transport:
+    """The frames of one process group, with the memory that they use again and again.
 
     A frame grows and shrinks with what the last operations needed. Every rank sees every rank's needs in the headers,
     so all come to the same size.
 
     Args:
         world: The processes; more than one.
+        lane: See `open_transport`.
+        group: The gloo group of the lane; `None` for the default group.
 
     Attributes:
+        lane: Empty for the default group.
         capacity: Bytes of payload that fit into a frame.
-        device: Where payloads are packed: the device of the world.
+        device: Where payloads are packed: the device of the world, or the CPU for a group on the host.
         windows: Views into the frames that operations keep, by digest, as long as the frames have this size.
+        proven: Operations that all ranks were seen to agree on, where seeing it again would stall a device.
     """
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, lane: str = "", group: dist.ProcessGroup | None = None) -> None:
         self.world = world
-        self.device = world.device
-        self.group = dist.group.WORLD
+        self.lane = lane
+        self.device = world.device if group is None else torch.device("cpu")
+        self.default_group = dist.group.WORLD
+        self._group: Any = self.default_group if group is None else group
         self.on_host = self.device.type == "cpu"
+        self.proven: set[tuple[str, bytes]] = set()
+        self._desync_check = DesyncCheck(world.rank, world.size) if world.debug else None
+        self._turn = threading.Lock()
+        self._holder = 0
+        self._current: Participation | None = None
         self._largest = largest_frame(world.size)
         self._needs: deque[int] = deque(maxlen=_MEMORY)
         self._wanted = min(_FIRST_FRAME, self._largest)
@@ -105,17 +142,21 @@ class Channel:
         self._received = torch.zeros(self.world.size * size, dtype=torch.uint8, device=self.device)
         self._rows = self._received.view(self.world.size, size)
         self._header = self._send if self.on_host else torch.zeros(size, dtype=torch.uint8)
-        self._outgoing = _memory(self._header)
-        self._incoming = _memory(self._received) if self.on_host else memoryview(b"")
+        self._outgoing = memory_of(self._header)
+        self._incoming = memory_of(self._received) if self.on_host else memoryview(b"")
         self._starts = range(0, self.world.size * size, size)
         self.windows: dict[bytes, Any] = {}
 
     def serves(self, world: World) -> bool:
-        """Say whether this is the channel of `world` and of the process group as it is now."""
-        return (self.world is world or self.world == world) and self.group is dist.group.WORLD
+        """Return whether this is the transport of `world`, seen once more or found again after a reset."""
+        return self.world is world or self.world == world
 
-    def settle(self) -> None:
-        """Take the size that the last operations ask for; called where an operation begins, on every rank."""
+    def resize(self) -> None:
+        """Take the size that the last operations ask for.
+
+        Called where an operation begins and nowhere else: results of the operation before may be views into the old
+        memory until then, and every rank comes by here at the same point, so that all frames keep one size.
+        """
         if self._wanted != self.size:
             self._allocate(self._wanted)
 
@@ -124,6 +165,7 @@ class Channel:
         fits = need + _HEADER.size <= self._largest
         self._needs.append(need + _HEADER.size if fits else 0)
         most = max(self._needs)
+        # Steps of an eighth to a quarter of the size: sizes that vary a little from call to call keep their frame.
         step = max(_SMALLEST_FRAME, 1 << max(0, most.bit_length() - 3))
         self._wanted = min(self._largest, max(_SMALLEST_FRAME, -(-most // step) * step))
 
@@ -144,7 +186,11 @@ class Channel:
         """
         return self._rows[:, _HEADER.size + start : _HEADER.size + stop]
 
-    def exchange(self, parcel: Parcel) -> list[int]:
+    def participate(self, operation: str) -> Participation:
+        """Return a context for one operation of all ranks; see `Participation`."""
+        return Participation(self, operation)
+
+    def exchange(self, message: Message) -> list[int]:
         """Send the frame, whose payload is in place, and check that all ranks brought the same.
 
         Returns:
@@ -152,55 +198,94 @@ class Channel:
 
         Raises:
             RankDisagreementError: Ranks differ; every rank raises it and names every rank's view.
-            RemoteRankError: Another rank failed before it could take part.
+            RemoteRankError: Another rank failed before it could take part, or is gone.
         """
-        _HEADER.pack_into(self._outgoing, 0, _code(parcel.operation), _FINE, parcel.digest, parcel.nbytes)
-        headers = self._meet(parcel.operation)
+        operation = self._operation()
+        headers = self._meet(operation, _FINE, message.digest, message.nbytes)
         mine = self._outgoing[:_AGREED]
         lengths = [_HEADER.unpack(header)[3] for header in headers]
         self._remember(max(lengths))
         for header in headers:
             if header[:_AGREED] != mine:
-                self._refuse(parcel, [_HEADER.unpack(header) for header in headers])
+                self._refuse(operation, message, [_HEADER.unpack(header) for header in headers])
         return lengths
 
-    def exchange_bytes(self, parcel: Parcel, content: bytes) -> list[bytes]:
-        """Send bytes of any length and return every rank's.
+    def exchange_bytes(self, content: bytes | memoryview, message: Message) -> Iterator[bytes | memoryview]:
+        """Send bytes of any length and yield every rank's, one after the other.
+
+        Every rank has to take all of them: where they are long, each is a collective of its own.
+
+        Args:
+            content: This rank's bytes.
+            message: What has to be equal on all ranks; its `nbytes` is the length of `content`.
 
         Raises:
             RankDisagreementError: Ranks differ in the operation or its digest.
-            RemoteRankError: Another rank failed before it could take part.
+            RemoteRankError: Another rank failed before it could take part, or is gone.
         """
         if len(content) <= self.capacity:
             self._write(content)
-        lengths = self.exchange(parcel)
+        lengths = self.exchange(message)
         longest = max(lengths)
         if longest <= self.capacity:
-            return [self._read(rank, length) for rank, length in enumerate(lengths)]
-        send = torch.zeros(longest, dtype=torch.uint8)
-        _memory(send)[: len(content)] = content
-        received = _memory(self.all_gather(send.to(self.device)).cpu())
-        return [bytes(received[rank * longest : rank * longest + length]) for rank, length in enumerate(lengths)]
+            # All are read before the first is given out: whoever gets it may begin the next operation.
+            yield from [self._read(rank, length) for rank, length in enumerate(lengths)]
+        elif longest * self.world.size <= _GATHERED_AT_ONCE:
+            send = torch.zeros(longest, dtype=torch.uint8)
+            memory_of(send)[: len(content)] = content
+            received = memory_of(self.all_gather(send.to(self.device)).cpu())
+            for rank, length in enumerate(lengths):
+                yield received[rank * longest : rank * longest + length]
+        else:
+            # One rank after the other, each with its own length: no rank ever holds the bytes of two others.
+            for rank, length in enumerate(lengths):
+                yield self._broadcast_bytes(content, length, rank)
 
-    def taking_part(self, operation: str) -> TakingPart:
-        """Return a context that tells the other ranks when this one fails while it prepares its part."""
-        return TakingPart(self, operation)
+    def broadcast_bytes(self, content: bytes | memoryview, message: Message, source: int) -> bytes | memoryview:
+        """Give every rank the bytes of one rank.
 
-    def report(self, operation: str, failure: Exception | None) -> dict[int, str]:
+        Args:
+            content: The bytes, on the rank `source`; ignored elsewhere.
+            message: What has to be equal on all ranks; its `nbytes` is the length of `content`.
+            source: The rank whose bytes they are.
+
+        Raises:
+            RankDisagreementError: Ranks differ in the operation or its digest.
+            RemoteRankError: Another rank failed before it could take part, or is gone.
+        """
+        if self.world.rank == source and len(content) <= self.capacity:
+            self._write(content)
+        length = self.exchange(message)[source]
+        return self._read(source, length) if length <= self.capacity else self._broadcast_bytes(content, length, source)
+
+    def _broadcast_bytes(self, content: bytes | memoryview, length: int, source: int) -> bytes | memoryview:
+        if not length:
+            return b""
+        if self.world.rank == source:
+            # torch takes no memory that it might write to and must not, as that of bytes.
+            held = bytearray(content) if isinstance(content, bytes) else content
+            self.broadcast(torch.frombuffer(held, dtype=torch.uint8).to(self.device), source)
+            return content
+        received = torch.empty(length, dtype=torch.uint8, device=self.device)
+        self.broadcast(received, source)
+        return memory_of(received.cpu())
+
+    def report(self, failure: BaseException | None) -> dict[int, str]:
         """Meet all ranks and return the failures they report, by rank.
 
         Raises:
             RankDisagreementError: No rank failed, and ranks are in different operations.
+            RemoteRankError: A rank is gone.
         """
+        operation = self._operation()
         content = b"" if failure is None else f"{type(failure).__name__}: {failure}".encode()[: self.capacity]
         self._write(content)
         state = _FINE if failure is None else _FAILED
-        _HEADER.pack_into(self._outgoing, 0, _code(operation), state, bytes(16), len(content))
-        headers = [_HEADER.unpack(header) for header in self._meet(operation)]
+        headers = [_HEADER.unpack(header) for header in self._meet(operation, state, _NO_DIGEST, len(content))]
         self._remember(max(header[3] for header in headers))
         failures = self._failures(headers)
         if not failures and any(header[0] != _code(operation) for header in headers):
-            self._disagree(Parcel(operation, bytes(16), 0, dict))
+            self._disagree(operation, Message())
         return failures
 
     def all_gather(self, data: torch.Tensor) -> torch.Tensor:
@@ -213,25 +298,56 @@ class Channel:
             Shape `(ranks * n, ...)`.
         """
         received = data.new_empty((self.world.size * data.shape[0], *data.shape[1:]))
-        dist.all_gather_single(received, data)
+        self._carry(dist.all_gather_single, received, data)
         return received
 
-    def _meet(self, operation: str) -> list[memoryview]:
+    def all_reduce(self, data: torch.Tensor, op: Any = dist.ReduceOp.SUM) -> None:
+        """Combine a contiguous tensor that is known to be alike on all ranks, in place."""
+        self._carry(dist.all_reduce, data, op)
+
+    def broadcast(self, data: torch.Tensor, source: int) -> None:
+        """Overwrite a contiguous tensor that is known to be alike on all ranks with that of `source`."""
+        self._carry(dist.broadcast, data, source)
+
+    def _carry(self, collective: Callable[..., object], *args: Any) -> None:
+        try:
+            collective(*args, group=self._group)
+        except RuntimeError as failure:
+            raise self._lost(self._operation(), failure) from failure
+
+    def _lost(self, operation: str, failure: RuntimeError) -> RemoteRankError:
+        return RemoteRankError(lost_message(operation, callsite.find(), self.world.rank, failure))
+
+    def _operation(self) -> str:
+        """Return the operation under way, and note that the others have been met in it."""
+        current = self._current
+        if current is None:
+            raise CollectiveError(
+                "A frame was sent outside of an operation; got none under way. Do it inside `participate(...)`."
+            )
+        current.is_met = True
+        return current.operation
+
+    def _meet(self, operation: str, state: int, digest: bytes, nbytes: int) -> list[memoryview]:
         """Send the frame and return every rank's header."""
-        if self.world.debug:
-            rollcall.arrive(self.world, operation)
+        if self._desync_check is not None:
+            self._desync_check.check_in(operation)
+        _HEADER.pack_into(self._outgoing, 0, _code(operation), state, digest, nbytes)
         if not self.on_host:
             self._send[: _HEADER.size].copy_(self._header[: _HEADER.size])
-        # The group's own method: what torch.distributed wraps around it, to log and to time it, costs 0.1 ms.
-        work = self.group.all_gather_single(self._received, self._send)  # type: ignore[union-attr]
-        if work is not None:
-            work.wait()
+        try:
+            # The group's own method: what torch.distributed wraps around it, to log and to time it, costs 0.1 ms.
+            work = self._group.all_gather_single(self._received, self._send)
+            if work is not None:
+                work.wait()
+        except RuntimeError as failure:
+            raise self._lost(operation, failure) from failure
         if self.on_host:
             return [self._incoming[at : at + _HEADER.size] for at in self._starts]
-        table = _memory(self._rows[:, : _HEADER.size].cpu().contiguous())
+        table = memory_of(self._rows[:, : _HEADER.size].cpu().contiguous())
         return [table[at : at + _HEADER.size] for at in range(0, len(table), _HEADER.size)]
 
-    def _write(self, content: bytes) -> None:
+    def _write(self, content: bytes | memoryview) -> None:
         if self.on_host:
             self._outgoing[_HEADER.size : _HEADER.size + len(content)] = content
         elif content:
@@ -241,7 +357,7 @@ class Channel:
         if self.on_host:
             start = rank * self.size + _HEADER.size
             return bytes(self._incoming[start : start + length])
-        return bytes(_memory(self.rows(0, length)[rank].cpu()))
+        return bytes(memory_of(self.rows(0, length)[rank].cpu()))
 
     def _failures(self, headers: list[tuple[Any, ...]]) -> dict[int, str]:
         return {
@@ -250,84 +366,111 @@ class Channel:
             if state == _FAILED
         }
 
-    def _refuse(self, parcel: Parcel, headers: list[tuple[Any, ...]]) -> NoReturn:
+    def _refuse(self, operation: str, message: Message, headers: list[tuple[Any, ...]]) -> NoReturn:
         failures = self._failures(headers)
         if failures:
-            raise RemoteRankError(remote_message(parcel.operation, self.world.rank, failures))
-        self._disagree(parcel)
+            raise RemoteRankError(remote_message(operation, self.world.rank, failures))
+        self._disagree(operation, message)
 
-    def _disagree(self, parcel: Parcel) -> NoReturn:
+    def _disagree(self, operation: str, message: Message) -> NoReturn:
         """Exchange every rank's view; all ranks come here when one does."""
-        view = {"operation": parcel.operation, "site": callsite.find(), "parts": parcel.describe()}
-        content = json.dumps(view).encode()
-        described = Parcel(_DESCRIBE, bytes(16), len(content), dict)
-        views = [json.loads(text) for text in self.exchange_bytes(described, content)]
+        assert self._current is not None
+        # Under one name on all ranks: this frame has to agree although the operations do not.
+        self._current.operation = _DESCRIBE
+        content = encode_view(RankView(operation, callsite.find(), message.describe()))
+        views = [decode_view(bytes(text)) for text in self.exchange_bytes(content, Message(nbytes=len(content)))]
         raise RankDisagreementError(disagreement_message(views), views)
 
 
-class TakingPart:
-    """A block in which a rank prepares its part of an operation; where it fails, the waiting ranks are told.
+class Participation:
+    """This rank's part in one operation of all ranks, from its preparation to its end.
+
+    Where the preparation fails, before the others were met, the ranks that wait are told. Only one thread at a time
+    takes part: the frames of two would mix, and which of them comes first differs from rank to rank, so that one's
+    data would silently meet the other's. Both are refused instead.
 
     Args:
-        channel: Where they wait.
-        operation: What they wait in.
+        transport: Where the ranks meet.
+        operation: Name of the operation, as the user called it.
+
+    Attributes:
+        operation: The name; outside of the main thread with the name of the thread, which has to be the same on all
+            ranks but for the number in it.
+        is_met: Whether the other ranks were met, or are about to be.
     """
 
-    __slots__ = ("channel", "operation")
+    __slots__ = ("contender", "is_met", "operation", "transport")
 
-    def __init__(self, channel: Channel, operation: str) -> None:
-        self.channel = channel
+    def __init__(self, transport: Transport, operation: str) -> None:
+        self.transport = transport
         self.operation = operation
+        if threading.get_ident() != threading.main_thread().ident and not transport.lane:
+            self.operation = f"{operation} in thread {_thread_name()!r}"
+        self.is_met = False
+        self.contender = ""
 
-    def __enter__(self) -> None:
-        """Begin."""
+    def __enter__(self) -> Transport:
+        """Begin.
 
-    def __exit__(self, kind: object, failure: BaseException | None, trace: object) -> None:
-        """Tell of a failure."""
-        if isinstance(failure, Exception):
-            self.channel.report(self.operation, failure)
+        Raises:
+            CollectiveError: Another thread, or this one further up, is in an operation.
+        """
+        transport = self.transport
+        if not transport._turn.acquire(blocking=False):
+            raise self._contended()
+        transport._current, transport._holder = self, threading.get_ident()
+        try:
+            transport.resize()
+        except BaseException:
+            self._leave()
+            raise
+        return transport
+
+    def __exit__(
+        self, kind: type[BaseException] | None, failure: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End, and tell the others of a failure."""
+        try:
+            if isinstance(failure, Exception) and not self.is_met:
+                failure.__dict__["_ranks_know"] = True
+                # Where the others are gone or elsewhere, it is this rank's own failure that explains it.
+                with contextlib.suppress(CollectiveError):
+                    self.transport.report(failure)
+        finally:
+            self._leave()
+        if failure is None and self.contender:
+            raise CollectiveError(self.contender)
+
+    def _leave(self) -> None:
+        self.transport._current = None
+        self.transport._turn.release()
+
+    def _contended(self) -> CollectiveError:
+        """Return the error of this operation, and leave one for that which is under way."""
+        other, holder = self.transport._current, self.transport._holder
+        where = callsite.of_thread(holder)
+        text = (
+            f"Two operations between ranks run at once in one process, so their data would mix; got {self.operation} "
+            f"at {callsite.find()} while {other.operation if other else 'another one'} at {where} is under way. "
+            "Let one thread make all calls that other ranks take part in, or let threads take turns with a lock, in "
+            "the same order on all ranks."
+        )
+        if other is not None and holder != threading.get_ident():
+            other.contender = text
+        return CollectiveError(text)
 
 
-def remote_message(doing: str, rank: int, failures: dict[int, str]) -> str:
-    """Write what a healthy rank says when others failed."""
-    told = "; ".join(f"rank {other}: {text.rstrip('.')}" for other, text in sorted(failures.items()))
-    return (
-        f"{doing} was given up on rank {rank}, because {_ranks(failures)} failed: {told}. "
-        "Mend what that rank reports; its own traceback is in its output."
-    )
+def _thread_name() -> str:
+    """Return this thread's name without numbers: Python numbers threads by itself, and differently on each rank."""
+    return _DIGITS.sub("", threading.current_thread().name)
 
 
-def disagreement_message(views: list[dict[str, Any]]) -> str:
-    """Write every rank's view of an operation in which they do not agree."""
-    operations = {view["operation"] for view in views}
-    lines = []
-    if len(operations) > 1:
-        what = "Ranks are in different operations"
-        todo = "Make every rank call the same operations in the same order: look for a branch on the rank."
-    else:
-        what = f"Ranks brought different data to {operations.pop()}"
-        todo = "Give every rank the same structure, shapes and dtypes; pad_across_processes makes sizes equal."
-    everywhere = list(dict.fromkeys(part for view in views for part in view["parts"]))
-    unequal = [part for part in everywhere if len({view["parts"].get(part) for view in views}) > 1]
-    shown = unequal[:_DIFFERENCES_SHOWN]
-    for rank, view in enumerate(views):
-        parts = ", ".join(f"{part or 'the tensor'}: {view['parts'].get(part, 'absent')}" for part in shown)
-        lines.append(f"  rank {rank}: {view['operation']} at {view['site']}" + (f"; {parts}" if parts else ""))
-    if len(unequal) > len(shown):
-        lines.append(f"  and {len(unequal) - len(shown)} more parts that differ")
-    return "\n".join([f"{what}:", *lines, todo])
-
-
-def _ranks(numbers: dict[int, str]) -> str:
-    listed = ", ".join(str(number) for number in sorted(numbers))
-    return f"rank {listed}" if len(numbers) == 1 else f"ranks {listed}"
-
-
+@functools.lru_cache(maxsize=1024)
 def _code(operation: str) -> int:
     return zlib.crc32(operation.encode())
 
 
-def _memory(tensor: torch.Tensor) -> memoryview:
+def memory_of(tensor: torch.Tensor) -> memoryview:
     """Return the bytes of a contiguous uint8 tensor on the CPU, without numpy and without a copy."""
     if tensor.numel() == 0:
         return memoryview(bytearray())
@@ -336,29 +479,63 @@ def _memory(tensor: torch.Tensor) -> memoryview:
     return memoryview(raw).cast("B")
 
 
-_current: Channel | None = None
+_open: dict[str, Transport] = {}
+"""The transports of the default process group as it is now, by lane.
+
+They belong to the process group and not to the World: a state that is reset on one rank alone must not give that rank
+frames of another size. Groups are compared as objects that are held here, so a new group is never taken for an old one.
+"""
 
 
-def open_channel(world: World) -> Channel:
-    """Return the channel of a world of several processes, ready for the next operation.
+def open_transport(world: World, lane: str = "") -> Transport:
+    """Return the transport of a world of several processes.
+
+    Args:
+        world: The processes.
+        lane: Empty for the default process group. Any other name stands for a gloo group on the host, made when it is
+            first asked for, which every rank has to do at the same point. A lane serves one thread that works beside
+            the main one, as operations of one group have to come in the same order on all ranks and threads do not.
 
     Raises:
         CollectiveError: The processes left their group.
     """
-    global _current
     if not dist.is_initialized():
         raise CollectiveError(
             f"An operation between {world.size} ranks needs their process group, and it was destroyed or never made. "
             "Do it before destroy_process_group()."
         )
-    if (
-        _current is None
-        or (_current.world is not world and _current.world != world)
-        or _current.group is not dist.group.WORLD
-    ):
-        _current = Channel(world)
-    _current.settle()
-    return _current
+    found = _open.get(lane)
+    if found is not None and found.default_group is dist.group.WORLD and (lane or found.serves(world)):
+        return found
+    if lane:
+        with participate(world, f"opening the lane {lane!r}") as transport:
+            transport.exchange(Message())
+            made = Transport(world, lane, dist.new_group(backend="gloo"))
+    else:
+        for name in [name for name, held in _open.items() if held.default_group is not dist.group.WORLD]:
+            del _open[name]
+        made = Transport(world)
+    _open[lane] = made
+    return made
+
+
+def participate(world: World, operation: str, lane: str = "") -> Participation:
+    """Return a context for this rank's part in one operation of all ranks.
+
+    Inside, `transport.exchange` and its relatives meet the other ranks. An error before that reaches them as
+    RemoteRankError.
+
+    Args:
+        world: The processes; more than one.
+        operation: Name of the operation, as the user called it.
+        lane: See `open_transport`.
+    """
+    return Participation(open_transport(world, lane), operation)
+
+
+def ranks_know(failure: BaseException) -> bool:
+    """Return whether all ranks learned of a failure in the operation that raised it, so that none waits for more."""
+    return isinstance(failure, RankDisagreementError | RemoteRankError) or "_ranks_know" in failure.__dict__
 
 
 def check_rank(rank: int, size: int) -> None:

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from accel_core.errors import UnsupportedTypeError
+from accel_core.errors import PartView, UnsupportedTypeError
 
 __all__ = [
-    "Skeleton",
+    "TreeSpec",
     "flatten",
     "honor_mapping",
     "honor_type",
@@ -27,12 +27,12 @@ __all__ = [
     "key_text",
     "leaf_paths",
     "recursively_apply",
-    "skeleton_text",
+    "spec_text",
     "unflatten",
     "view_of",
 ]
 
-Skeleton = tuple[Any, ...]
+TreeSpec = tuple[Any, ...]
 """Containers of a nest in reading order: a leaf is 0, a sequence its length, a mapping the tuple of its keys."""
 
 
@@ -137,7 +137,7 @@ def recursively_apply(
     return data
 
 
-def flatten(data: Any, operation: str) -> tuple[list[torch.Tensor], Skeleton]:
+def flatten(data: Any, operation: str) -> tuple[list[torch.Tensor], TreeSpec]:
     """Take a nest of tensors apart.
 
     Args:
@@ -222,18 +222,23 @@ def key_text(key: Any) -> str:
     return f"<{type(key).__qualname__}>"
 
 
-def skeleton_text(skeleton: Skeleton) -> str:
+def spec_text(spec: TreeSpec) -> str:
     """Write the containers of a nest the same way in every process."""
     return " ".join(
-        "." if token == 0 else key_text(token[1:]) if token[:1] == ("keys",) else f"[{token[0]}]" for token in skeleton
+        "." if token == 0 else key_text(token[1:]) if token[:1] == ("keys",) else f"[{token[0]}]" for token in spec
     )
 
 
-def view_of(nest: Any) -> dict[str, str]:
+def view_of(nest: Any) -> dict[str, PartView]:
     """Describe each part of a nest for an error: its path, dtype and shape."""
     return {
-        path: f"{str(leaf.dtype).removeprefix('torch.')}{list(leaf.shape)}"
+        path: PartView(str(leaf.dtype).removeprefix("torch."), _shape_of(leaf))
         if isinstance(leaf, torch.Tensor)
-        else type(leaf).__name__
+        else PartView(type(leaf).__name__)
         for path, leaf in leaf_paths(nest)
     }
+
+
+def _shape_of(leaf: torch.Tensor) -> tuple[int, ...] | None:
+    """Return a shape; a nested tensor has none."""
+    return None if leaf.is_nested else tuple(leaf.shape)

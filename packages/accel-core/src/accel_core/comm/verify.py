@@ -6,10 +6,11 @@ import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from accel_core.comm.control import Channel
+from accel_core.comm.disagreement import disagreement_message
 from accel_core.comm.objects import swap
-from accel_core.comm.transport import disagreement_message, open_channel, remote_message
 from accel_core.comm.tree import view_of
-from accel_core.errors import RankDisagreementError, RemoteRankError
+from accel_core.errors import RankDisagreementError, RankView
 from accel_core.process import callsite, world
 
 __all__ = ["DistributedOperationException", "agree", "chained_operation", "verify_operation"]
@@ -30,12 +31,7 @@ def agree(failure: Exception | None, doing: str) -> None:
         Exception: `failure`, on the ranks that failed.
         RemoteRankError: On the others, with the failed ranks and their messages.
     """
-    here = world.ensure()
-    failures = open_channel(here).report(doing, failure) if here.size > 1 else {}
-    if failure is not None:
-        raise failure
-    if failures:
-        raise RemoteRankError(remote_message(doing, here.rank, failures))
+    Channel(world.ensure(), doing).agree(failure)
 
 
 def verify_operation(function: _F) -> _F:
@@ -54,9 +50,9 @@ def verify_operation(function: _F) -> _F:
         if here.debug and here.size > 1:
             nest = kwargs["tensor"] if "tensor" in kwargs else args[0]
             name = f"{function.__module__}.{function.__qualname__}"
-            view = {"operation": name, "site": callsite.find(), "parts": view_of(nest)}
+            view = RankView(name, callsite.find(), view_of(nest))
             views = swap(view, name, here)
-            if any(other["parts"] != view["parts"] for other in views):
+            if any(other.parts != view.parts for other in views):
                 raise RankDisagreementError(disagreement_message(views))
         return function(*args, **kwargs)
 

@@ -83,7 +83,7 @@ def _cut_to_last_batch(value: Any, gradient_state: Any) -> Any:
 def _only_sizes_differ(failure: RankDisagreementError) -> bool:
     """Tell whether all ranks gathered the same parts, of the same dtypes and numbers of dims."""
     seen = [
-        (view["operation"], [(part, text.split("[")[0], text.count(",")) for part, text in view["parts"].items()])
+        (view.operation, [(path, part.kind, len(part.shape or ())) for path, part in view.parts.items()])
         for view in failure.views
     ]
     return bool(seen) and all(other == seen[0] for other in seen)

@@ -12,11 +12,11 @@ from accel_core._records import record
 from accel_core.errors import ConfigurationError, StateError
 from accel_core.host import environ
 
-__all__ = ["Placement", "first_slurm_host", "locate", "publish"]
+__all__ = ["ProcessEnv", "first_slurm_host", "locate", "publish"]
 
 
 @record(frozen=True)
-class Placement:
+class ProcessEnv:
     """Where a process stands among its fellows.
 
     Attributes:
@@ -55,7 +55,7 @@ _SOURCES: tuple[tuple[str, str, str, str, str], ...] = (
 """(source, rank, world size, local rank, local world size), in the order in which they are believed."""
 
 
-def locate() -> Placement:
+def locate() -> ProcessEnv:
     """Read this process's place from the environment.
 
     Raises:
@@ -77,19 +77,19 @@ def locate() -> Placement:
             _slurm_local_size(),
             "SLURM_STEP_NUM_TASKS",
         )
-    return Placement(0, 1, 0, 1, "alone")
+    return ProcessEnv(0, 1, 0, 1, "alone")
 
 
 def _checked(
     source: str, rank: int, size: int, local_rank: int | None, local_size: int | None, size_name: str
-) -> Placement:
+) -> ProcessEnv:
     if size < 1 or not 0 <= rank < size:
         raise ConfigurationError(
             f"The environment gives this process rank {rank} of {size} ({size_name}, from {source}). "
             "Start the processes with one launcher only, or unset its variables."
         )
     local = rank if local_rank is None or local_rank < 0 else local_rank
-    return Placement(rank, size, local, local_size if local_size and local_size > 0 else size, source)
+    return ProcessEnv(rank, size, local, local_size if local_size and local_size > 0 else size, source)
 
 
 def _slurm_local_size() -> int | None:
@@ -122,7 +122,7 @@ def first_slurm_host(nodes: str) -> str:
     return match[1] + (match[2] or "") + (match[3] or "")
 
 
-def publish(place: Placement) -> None:
+def publish(place: ProcessEnv) -> None:
     """Write the variables that torch's `env://` rendezvous reads, where a launcher other than torchrun left them out.
 
     Raises:
@@ -144,7 +144,7 @@ def publish(place: Placement) -> None:
         environ.write("MASTER_PORT", _meeting_port(place))
 
 
-def _meeting_host(place: Placement) -> str:
+def _meeting_host(place: ProcessEnv) -> str:
     nodes = environ.text("SLURM_STEP_NODELIST")
     if place.source == "slurm" and nodes:
         return first_slurm_host(nodes)
@@ -156,7 +156,7 @@ def _meeting_host(place: Placement) -> str:
     )
 
 
-def _meeting_port(place: Placement) -> int:
+def _meeting_port(place: ProcessEnv) -> int:
     """Return a port that all ranks derive alike: from the job's number under SLURM, torch's usual one elsewhere."""
     job = environ.integer("SLURM_JOB_ID")
     return 20000 + job % 20000 if place.source == "slurm" and job is not None else 29500

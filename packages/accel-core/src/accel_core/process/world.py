@@ -179,7 +179,7 @@ def _let_go() -> None:
         time.sleep(_LETTING_GO)
 
 
-def _join(place: rendezvous.Placement, hardware: Device, device: torch.device, init: dict[str, Any]) -> str:
+def _join(place: rendezvous.ProcessEnv, hardware: Device, device: torch.device, init: dict[str, Any]) -> str:
     arguments = {name: value for name, value in init.items() if value is not None}
     backend = str(arguments.pop("backend", None) or hardware.backend)
     timeout = arguments.get("timeout")

@@ -10,12 +10,13 @@ from typing import Any, ClassVar
 
 import torch
 
+from accel_core.comm import control
 from accel_core.comm.split import split_for_rank
 from accel_core.devices import registry
 from accel_core.errors import ConfigurationError, StateError
 from accel_core.host import environ
 from accel_core.options.enums import DistributedType
-from accel_core.process import control, world
+from accel_core.process import world
 from accel_core.process.world import World
 
 __all__ = ["PartialState", "ThreadLocalSharedDict", "do_nothing", "wait_for_everyone"]
@@ -173,7 +174,15 @@ class PartialState:
         return registry.choose().default_device()
 
     def wait_for_everyone(self) -> None:
-        """Stop until every process has come here; with one process, return at once."""
+        """Stop until every process has come here; with one process, return at once.
+
+        Raises:
+            RankDisagreementError: Another process is in another operation, such as `gather` or `save_state`; the
+                error names the line of each. (Operations that accel did not start, such as calls of
+                `torch.distributed` or the backward pass of a distributed model, cannot be told apart from it: there
+                the backend's own error or timeout ends the wait.)
+            RemoteRankError: Another process is gone.
+        """
         control.wait_for_all(self._world)
 
     @contextmanager

@@ -10,9 +10,11 @@ from weakref import ReferenceType, ref
 import torch
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import is_lazy
 from torch.utils.weak import WeakIdKeyDictionary
 
-from accel_core.errors import PreparationError
+from accel_core.comm.control import in_step
+from accel_core.errors import PartView, PreparationError
 from accel_core.host import environ
 from accel_core.options.enums import DistributedType
 from accel_core.plugins.handlers import DistributedDataParallelKwargs
@@ -65,7 +67,9 @@ class DataParallelStrategy(Strategy):
             arguments = self._settings.to_kwargs()
             if self.world.device.index is not None and not getattr(model, "hf_device_map", None):
                 arguments |= {"device_ids": [self.world.device.index], "output_device": self.world.device.index}
-            wrapper = DistributedDataParallel(model, **arguments)
+            # The constructor compares and broadcasts parameters in collectives of its own.
+            with in_step(self.world, "prepare: DistributedDataParallel", _views(model)):
+                wrapper = DistributedDataParallel(model, **arguments)
             self._settings.register_comm_hook(wrapper)
             self._wrappers[model] = ref(wrapper)
         return wrapper
@@ -86,6 +90,22 @@ class DataParallelStrategy(Strategy):
     def join(self, joinables: Sequence[Any]) -> AbstractContextManager[Any]:
         """Return torch's `Join` over the given models and optimizers."""
         return Join([_ddp_of(item) or item for item in joinables], enable=True, throw_on_early_termination=False)
+
+
+def _views(model: torch.nn.Module) -> dict[str, PartView]:
+    """Describe what DDP synchronises: parameters that train, and buffers."""
+    left_out = getattr(model, "_ddp_params_and_buffers_to_ignore", ())
+    trained = [(name, each) for name, each in model.named_parameters() if each.requires_grad]
+    return {
+        name: PartView("lazy" if is_lazy(each) else str(each.dtype).removeprefix("torch."), _shape_of(each))
+        for name, each in (*trained, *model.named_buffers())
+        if name not in left_out
+    }
+
+
+def _shape_of(tensor: torch.Tensor) -> tuple[int, ...] | None:
+    """Return a shape; a parameter that a lazy module has not made yet has none."""
+    return None if is_lazy(tensor) else tuple(tensor.shape)
 
 
 def _ddp_of(model: Any) -> DistributedDataParallel | None:

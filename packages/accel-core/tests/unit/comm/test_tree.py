@@ -12,11 +12,11 @@ from accel_core.comm.tree import (
     is_namedtuple,
     leaf_paths,
     recursively_apply,
-    skeleton_text,
+    spec_text,
     unflatten,
     view_of,
 )
-from accel_core.errors import UnsupportedTypeError
+from accel_core.errors import PartView, UnsupportedTypeError
 
 Pair = namedtuple("Pair", "left right")
 
@@ -120,7 +120,7 @@ def test_skeletons_tell_structures_apart(one, other, same):
 
     def skeleton(nest):
         filled = recursively_apply(lambda _: torch.ones(1), nest, test_type=lambda leaf: isinstance(leaf, int))
-        return skeleton_text(flatten(filled, "test")[1])
+        return spec_text(flatten(filled, "test")[1])
 
     assert (skeleton(one) == skeleton(other)) is same
 
@@ -137,4 +137,5 @@ def test_named_tuples():
 def test_views_name_every_part():
     """An error's view of a nest has a path, a dtype and a shape for each tensor."""
     nest = {"a": [torch.ones(2, 3, dtype=torch.bfloat16)], "b": "text"}
-    assert view_of(nest) == {"['a'][0]": "bfloat16[2, 3]", "['b']": "str"}
+    assert view_of(nest) == {"['a'][0]": PartView("bfloat16", (2, 3)), "['b']": PartView("str")}
+    assert [str(part) for part in view_of(nest).values()] == ["bfloat16[2, 3]", "str"]

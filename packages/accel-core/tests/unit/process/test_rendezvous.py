@@ -6,7 +6,7 @@ import pytest
 
 from accel_core.errors import ConfigurationError, StateError
 from accel_core.host.environ import patch_environment
-from accel_core.process.rendezvous import Placement, first_slurm_host, locate, publish
+from accel_core.process.rendezvous import ProcessEnv, first_slurm_host, locate, publish
 
 CASES = {
     "torchrun": {"RANK": 3, "WORLD_SIZE": 4, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 2},
@@ -38,13 +38,13 @@ CASES = {
 def test_every_launcher_is_understood(source: str) -> None:
     """The same place is read from the variables of each launcher."""
     with patch_environment(**CASES[source]):
-        assert locate() == Placement(3, 4, 1, 2, source)
+        assert locate() == ProcessEnv(3, 4, 1, 2, source)
 
 
 def test_slurm_counts_only_inside_a_step() -> None:
     """Plain python under sbatch is one process, whatever the allocation holds."""
     with patch_environment(SLURM_PROCID=0, SLURM_NTASKS=8, SLURM_JOB_ID=5):
-        assert locate() == Placement(0, 1, 0, 1, "alone")
+        assert locate() == ProcessEnv(0, 1, 0, 1, "alone")
 
 
 @pytest.mark.parametrize(("rank", "size"), [(4, 4), (-1, 2), (0, 0)])
@@ -79,4 +79,4 @@ def test_several_machines_without_a_meeting_point_are_refused() -> None:
     """Ranks that could only hang are told to set MASTER_ADDR."""
     torchrun = {"RANK": 3, "WORLD_SIZE": 4, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 2}
     with patch_environment(**CASES["openmpi"], **torchrun), pytest.raises(StateError, match="MASTER_ADDR"):
-        publish(Placement(3, 4, 1, 2, "openmpi"))
+        publish(ProcessEnv(3, 4, 1, 2, "openmpi"))

@@ -1,0 +1,37 @@
+"""The private names of torch that accel_core uses, each imported here and nowhere else.
+
+A private name may change with any release of torch, so each comes with the reason why no public one serves and the
+first version of torch that is known to have it. A test looks each of them up in the oldest torch that is supported.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch.distributed.distributed_c10d import _get_default_store as default_store
+
+__all__ = ["PRIVATE_NAMES", "PrivateName", "default_store"]
+
+
+class PrivateName(NamedTuple):
+    """A private name of torch.
+
+    Attributes:
+        path: Where torch has it, as `module:name`.
+        reason: Why it is needed.
+        since: The first version that is known to have it.
+    """
+
+    path: str
+    reason: str
+    since: str
+
+
+PRIVATE_NAMES = (
+    PrivateName(
+        "torch.distributed.distributed_c10d:_get_default_store",
+        "Ranks that check where the others are need a store that works while collectives hang; no public name returns "
+        "the store of the default process group.",
+        "2.13",
+    ),
+)

@@ -1,0 +1,282 @@
+"""The control channel: small values that ranks tell one another, and failures that all of them learn of.
+
+Whatever ranks agree on goes through here: that all have come to a point, who failed, which checkpoint, how many rows.
+It travels in the frames of `transport`, in one sequence with `gather` and its relatives, so a rank at a barrier and
+one in a gather are told where the other is. What a thread does beside training gets a lane, a process group of its own.
+"""
+
+from __future__ import annotations
+
+import functools
+import pickle
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import ParamSpec, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from accel_core.comm.disagreement import remote_message
+from accel_core.comm.objects import pickled, swap
+from accel_core.comm.transport import Message, check_rank, digest_of, memory_of, open_transport, participate, ranks_know
+from accel_core.errors import PartView, RemoteRankError
+from accel_core.process.world import World
+
+__all__ = ["Channel", "in_step", "main_first", "only_when", "wait_for_all"]
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+_T = TypeVar("_T")
+
+
+class Channel:
+    """What the ranks of a world tell one another in the course of one thing that they do together.
+
+    Every method but `exchange_among` is called by every rank, in the same order. With one process each returns at once.
+
+    Args:
+        world: The processes.
+        operation: What they do, as the user calls it, such as `save_state`: the name that errors give it.
+        lane: Empty to talk in one sequence with all other operations; anything else for a thread that works beside
+            the main one. The first channel of a lane has to be made by all ranks at the same point.
+    """
+
+    def __init__(self, world: World, operation: str, *, lane: str = "") -> None:
+        self.world = world
+        self.operation = operation
+        self.lane = lane
+        if lane and world.size > 1:
+            open_transport(world, lane)
+
+    def exchange(self, value: _T) -> list[_T]:
+        """Return the value that each rank brought, by rank.
+
+        Args:
+            value: An object that can be pickled.
+
+        Raises:
+            CollectiveError: It cannot be pickled; the other ranks get RemoteRankError.
+            RankDisagreementError: Another rank is in another operation.
+            RemoteRankError: Another rank failed, or is gone.
+        """
+        return swap(value, self.operation, self.world, lane=self.lane)
+
+    def exchange_bytes(self, content: bytes) -> list[bytes]:
+        """Return the bytes that each rank brought, by rank: `exchange` without pickles, for every step of a loop.
+
+        Raises:
+            RankDisagreementError: Another rank is in another operation.
+            RemoteRankError: Another rank failed, or is gone.
+        """
+        if self.world.size == 1:
+            return [content]
+        with participate(self.world, self.operation, self.lane) as transport:
+            return [bytes(text) for text in transport.exchange_bytes(content, Message(nbytes=len(content)))]
+
+    def exchange_among(self, value: _T, members: Sequence[int]) -> list[_T]:
+        """Return the value that each of some ranks brought, in the order of `members`.
+
+        The other ranks need not come here, so this is no operation of all ranks: a member that is missing is waited
+        for until the timeout of the process group.
+
+        Args:
+            value: An object that can be pickled. Tensors in it should lie on the host.
+            members: Ranks, each once, the same on all of them. A rank that is none of them gets its own value.
+
+        Raises:
+            CollectiveError: The value cannot be pickled.
+        """
+        rank = self.world.rank
+        if rank not in members or len(members) == 1:
+            return [value]
+        device = torch.device("cpu") if "gloo" in str(self.world.backend) else self.world.device
+        others = [other for other in members if other != rank]
+        content = torch.frombuffer(pickled(value), dtype=torch.uint8).to(device)
+        lengths = {other: torch.zeros(1, dtype=torch.int64, device=device) for other in others}
+        _trade(torch.tensor([content.numel()], device=device), lengths)
+        contents = {other: torch.empty(int(size), dtype=torch.uint8, device=device) for other, size in lengths.items()}
+        _trade(content, contents)
+        return [value if each == rank else pickle.loads(memory_of(contents[each].cpu())) for each in members]
+
+    def broadcast(self, value: _T, source: int = 0) -> _T:
+        """Return the value that one rank brought.
+
+        Args:
+            value: An object that can be pickled; ignored on the other ranks.
+            source: The rank whose value it is.
+
+        Raises:
+            CollectiveError: It cannot be pickled; the other ranks get RemoteRankError.
+            ConfigurationError: There is no such rank.
+            RankDisagreementError: Another rank is in another operation, or has another `source`.
+            RemoteRankError: Another rank failed, or is gone.
+        """
+        if self.world.size == 1:
+            return value
+        mine = self.world.rank == source
+        with participate(self.world, self.operation, self.lane) as transport:
+            check_rank(source, self.world.size)
+            content = pickled(value) if mine else memoryview(b"")
+            message = Message(digest_of(str(source)), len(content), lambda: {"source": PartView(f"rank {source}")})
+            received = transport.broadcast_bytes(content, message, source)
+            result: _T = value if mine else pickle.loads(received)
+        return result
+
+    def any(self, flag: bool) -> bool:
+        """Return whether any rank brought a true flag.
+
+        Raises:
+            RankDisagreementError: Another rank is in another operation.
+            RemoteRankError: Another rank failed, or is gone.
+        """
+        return b"\1" in self.exchange_bytes(b"\1" if flag else b"\0")
+
+    def wait(self) -> None:
+        """Wait until every rank has come here.
+
+        Raises:
+            RankDisagreementError: Another rank is in another operation.
+            RemoteRankError: Another rank failed, or is gone.
+        """
+        if self.world.size > 1:
+            with participate(self.world, self.operation, self.lane) as transport:
+                transport.exchange(Message())
+
+    def agree(self, failure: Exception | None, doing: str | None = None) -> None:
+        """Meet all ranks and go on only if none of them failed.
+
+        Args:
+            failure: What went wrong on this rank, or `None`.
+            doing: What the ranks were doing, for the error; the operation where `None`.
+
+        Raises:
+            Exception: `failure`, on the ranks that failed.
+            RemoteRankError: On the others, with the failed ranks and their messages.
+        """
+        failures: dict[int, str] = {}
+        if self.world.size > 1:
+            with participate(self.world, self.operation, self.lane) as transport:
+                failures = transport.report(failure)
+        if failure is not None:
+            raise failure
+        if failures:
+            raise RemoteRankError(remote_message(doing or self.operation, self.world.rank, failures))
+
+    @contextmanager
+    def together(self, doing: str) -> Iterator[None]:
+        """Run a block on every rank, and go on only if it succeeded on all of them.
+
+        A rank whose block failed keeps its own error; the others get one that names it, before any goes on. The block
+        may hold other operations of all ranks: a failure in one of those reaches all of them there.
+
+        Args:
+            doing: What the block does, such as `"reading the checkpoint"`.
+
+        Raises:
+            Exception: What the block raised, on the ranks where it did.
+            RemoteRankError: On the others.
+        """
+        try:
+            yield
+        except Exception as failure:
+            if ranks_know(failure):
+                raise
+            self.agree(failure, doing)
+        else:
+            self.agree(None, doing)
+
+
+def _trade(mine: torch.Tensor, theirs: Mapping[int, torch.Tensor]) -> None:
+    """Send one tensor to some ranks, and receive one of each."""
+    moves = [dist.P2POp(dist.isend, mine, rank) for rank in theirs]
+    moves += [dist.P2POp(dist.irecv, received, rank) for rank, received in theirs.items()]
+    for move in dist.batch_isend_irecv(moves):
+        move.wait()
+
+
+@contextmanager
+def in_step(world: World, operation: str, parts: Mapping[str, PartView]) -> Iterator[None]:
+    """Let all ranks into a block in which someone else's code makes collectives on the default process group.
+
+    Such collectives carry no frame: against the frame of a rank that is elsewhere, gloo would end a process. So the
+    ranks meet first, and show that they bring what makes the collectives alike.
+
+    Args:
+        world: The processes.
+        operation: What they do, as the user calls it.
+        parts: What decides how many collectives are made, and of what sizes. Kinds and shapes have to be equal on all
+            ranks, in their order; paths are for the error alone.
+
+    Raises:
+        CollectiveError: Another thread of this process is in an operation.
+        RankDisagreementError: A rank is in another operation, or brings something else.
+        RemoteRankError: A rank is gone.
+    """
+    if world.size == 1:
+        yield
+        return
+    with participate(world, operation) as transport:
+        transport.exchange(Message(digest_of(" ".join(map(str, parts.values()))), describe=lambda: dict(parts)))
+        yield
+
+
+def wait_for_all(world: World, operation: str = "wait_for_everyone") -> None:
+    """Stop until every rank has come here; with one process, return at once.
+
+    Args:
+        world: The processes.
+        operation: What they wait for, as the user calls it.
+
+    Raises:
+        RankDisagreementError: A rank is in another operation; every rank names every rank's line.
+        RemoteRankError: A rank failed, or is gone.
+    """
+    Channel(world, operation).wait()
+
+
+@contextmanager
+def main_first(world: World, is_first: bool) -> Iterator[None]:
+    """Let one rank of each group through the block before the others.
+
+    Args:
+        world: The processes.
+        is_first: Whether this rank goes first.
+
+    Raises:
+        RankDisagreementError: A rank is in another operation.
+        RemoteRankError: A rank that went first raised; its own error leaves the block on that rank, and no rank waits
+            for one that is gone.
+    """
+    if world.size == 1:
+        yield
+        return
+    operation = "main_process_first"
+    if is_first:
+        try:
+            yield
+        except BaseException as failure:
+            # An operation inside the block met the ranks that wait: they have left their waiting already.
+            if not ranks_know(failure):
+                with participate(world, operation) as transport:
+                    transport.report(failure)
+            raise
+        Channel(world, operation).agree(None)
+        return
+    with participate(world, operation) as transport:
+        failures = transport.report(None)
+    if failures:
+        raise RemoteRankError(
+            f"The main process raised inside a main-process-first block; rank {world.rank} found out while it "
+            "waited and did not enter. The error is in the main process's output."
+        )
+    yield
+
+
+def only_when(chosen: bool, function: Callable[_P, _R]) -> Callable[_P, _R | None]:
+    """Make `function` run where `chosen` holds, and do nothing and return `None` elsewhere."""
+
+    @functools.wraps(function)
+    def run(*args: _P.args, **kwargs: _P.kwargs) -> _R | None:
+        return function(*args, **kwargs) if chosen else None
+
+    return run

@@ -1,0 +1,72 @@
+"""What ranks are told where they do not agree, or where another one failed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+
+from accel_core.errors import PartView, RankView
+
+__all__ = ["decode_view", "disagreement_message", "encode_view", "lost_message", "ranks_text", "remote_message"]
+
+_DIFFERENCES_SHOWN = 8
+
+
+def encode_view(view: RankView) -> bytes:
+    """Write a view as bytes for other ranks."""
+    return json.dumps([view.operation, view.site, {path: list(part) for path, part in view.parts.items()}]).encode()
+
+
+def decode_view(content: bytes) -> RankView:
+    """Read a view that `encode_view` wrote."""
+    operation, site, parts = json.loads(content)
+    return RankView(
+        operation,
+        site,
+        {path: PartView(kind, None if shape is None else tuple(shape)) for path, (kind, shape) in parts.items()},
+    )
+
+
+def remote_message(doing: str, rank: int, failures: Mapping[int, str]) -> str:
+    """Write what a healthy rank says when others failed."""
+    reported = "; ".join(f"rank {other}: {text.rstrip('.')}" for other, text in sorted(failures.items()))
+    return (
+        f"{doing} was given up on rank {rank}, because {ranks_text(failures)} failed: {reported}. "
+        "Mend what that rank reports; its own traceback is in its output."
+    )
+
+
+def lost_message(operation: str, site: str, rank: int, failure: BaseException) -> str:
+    """Write what a rank says when the process group itself failed under an operation."""
+    return (
+        f"{operation} at {site} lost the other ranks on rank {rank}: one of them ended, did not come within the "
+        f"timeout of the process group, or is in an operation that accel did not start; got {failure}. "
+        "Look for the first error in the output of the other ranks; ACCELERATE_DEBUG_MODE=1 names where each rank is."
+    )
+
+
+def disagreement_message(views: Sequence[RankView]) -> str:
+    """Write every rank's view of an operation in which they do not agree."""
+    operations = {view.operation for view in views}
+    lines = []
+    if len(operations) > 1:
+        what = "Ranks are in different operations"
+        todo = "Make every rank call the same operations in the same order: look for a branch on the rank."
+    else:
+        what = f"Ranks brought different data to {operations.pop()}"
+        todo = "Give every rank the same structure, shapes and dtypes; pad_across_processes makes sizes equal."
+    everywhere = list(dict.fromkeys(path for view in views for path in view.parts))
+    unequal = [path for path in everywhere if len({view.parts.get(path) for view in views}) > 1]
+    shown = unequal[:_DIFFERENCES_SHOWN]
+    for rank, view in enumerate(views):
+        parts = ", ".join(f"{path or 'the tensor'}: {view.parts.get(path, 'absent')}" for path in shown)
+        lines.append(f"  rank {rank}: {view.operation} at {view.site}" + (f"; {parts}" if parts else ""))
+    if len(unequal) > len(shown):
+        lines.append(f"  and {len(unequal) - len(shown)} more parts that differ")
+    return "\n".join([f"{what}:", *lines, todo])
+
+
+def ranks_text(numbers: Iterable[int]) -> str:
+    """Write some ranks as `rank 1` or `ranks 1, 3`."""
+    listed = sorted(numbers)
+    return f"{'rank' if len(listed) == 1 else 'ranks'} {', '.join(map(str, listed))}"

@@ -1,0 +1,227 @@
+"""Ranks that are in different operations, and threads that are in two at once, are told so in normal mode too."""
+
+import threading
+import time
+
+import pytest
+import torch
+
+from accel_core.accelerator import Accelerator
+from accel_core.comm import collectives, objects
+from accel_core.errors import CollectiveError, RankDisagreementError, RemoteRankError, UnsupportedTypeError
+from accel_core.process.world import ensure
+from accel_core.state.process import PartialState, wait_for_everyone
+from accel_core.testing import world
+
+HERE = r"test_mismatched_operations\.py:\d+ in "
+
+
+def prepare_a_model(accelerator):
+    """Let DDP make its collectives."""
+    return accelerator.prepare(torch.nn.Linear(2, 2))
+
+
+ODD_ONES = {
+    "save_state": (lambda accelerator, folder: accelerator.save_state(folder), "save_state"),
+    "barrier": (lambda accelerator, folder: accelerator.wait_for_everyone(), "wait_for_everyone"),
+    "prepare": (lambda accelerator, folder: prepare_a_model(accelerator), "prepare: DistributedDataParallel"),
+    "objects": (lambda accelerator, folder: objects.gather_object([1]), "gather_object"),
+}
+
+
+@pytest.mark.parametrize("odd", ODD_ONES)
+@world(2)
+def test_one_rank_elsewhere_while_the_other_gathers(odd, tmp_path):
+    """Both ranks raise at once, and both errors name the operation and the line of each."""
+    accelerator = Accelerator(cpu=True)
+    call, name = ODD_ONES[odd]
+    begun = time.monotonic()
+    with pytest.raises(RankDisagreementError, match=rf"rank 0: gather at .*{HERE}.*\n.*rank 1: {name} at .*{HERE}"):
+        call(accelerator, tmp_path / "ckpt") if accelerator.process_index else accelerator.gather(torch.ones(1000))
+    assert time.monotonic() - begun < 20
+    assert not (tmp_path / "ckpt").exists()
+
+
+@world(2)
+def test_save_on_one_rank_and_load_on_the_other(tmp_path):
+    """One rank that loads while the other saves: nothing is read or written, and both are named."""
+    accelerator = Accelerator(cpu=True)
+    rank = accelerator.process_index
+    accelerator.save_state(tmp_path / "first")
+    with pytest.raises(RankDisagreementError, match=r"rank 0: save_state at .*\n.*rank 1: load_state at"):
+        accelerator.load_state(tmp_path / "first") if rank else accelerator.save_state(tmp_path / "second")
+    assert not (tmp_path / "second").exists()
+
+
+@world(2)
+def test_a_gather_inside_a_block_of_the_main_process():
+    """A collective in a main-process-first block, which the others wait for, is named instead of hanging."""
+    state = PartialState(cpu=True)
+    with (
+        pytest.raises((RankDisagreementError, RemoteRankError), match=r"main_process_first|main-process-first"),
+        state.main_process_first(),
+    ):
+        collectives.gather(torch.ones(1))
+
+
+@world(3)
+def test_an_operation_that_fails_inside_a_block_of_the_main_process():
+    """What a collective in such a block raises on the main process reaches the others once, and nobody waits on."""
+    state = PartialState(cpu=True)
+    kind = UnsupportedTypeError if state.is_main_process else RemoteRankError
+    with pytest.raises(kind), state.main_process_first():
+        collectives.gather("text")
+    assert collectives.gather(torch.tensor([state.process_index])).tolist() == [0, 1, 2]
+
+
+@world(2)
+def test_models_that_differ_between_ranks():
+    """Ranks that prepare models of different sizes are shown which parameter differs."""
+    accelerator = Accelerator(cpu=True)
+    model = torch.nn.Linear(2, 2 + accelerator.process_index)
+    with pytest.raises(RankDisagreementError, match=r"rank 0: prepare.*weight: float32\[2, 2\].*\n.*float32\[3, 2\]"):
+        accelerator.prepare(model)
+
+
+@world(2)
+def test_a_rank_that_has_ended():
+    """A rank whose fellow has left gets an error that names its own operation and line, not the backend's alone."""
+    if ensure().rank:
+        torch.distributed.destroy_process_group()
+        return
+    with pytest.raises(RemoteRankError, match=rf"gather at .*{HERE}.*lost the other ranks on rank 0: .*; got "):
+        collectives.gather(torch.ones(1))
+
+
+def gather_in_thread(results, name=None):
+    """Start a thread that gathers its own result or error."""
+
+    def work():
+        try:
+            results.append(collectives.gather(torch.tensor([ensure().rank])).tolist())
+        except Exception as failure:
+            results.append(failure)
+
+    thread = threading.Thread(target=work, name=name)
+    thread.start()
+    return thread
+
+
+@world(2)
+def test_two_threads_in_a_gather_at_once():
+    """While one thread waits in an operation, a second one is refused, and the first one too: both lines are named."""
+    rank = ensure().rank
+    collectives.gather(torch.ones(1))
+    results = []
+    if rank:
+        time.sleep(1.0)
+        with pytest.raises(RankDisagreementError, match=r"rank 0: gather in thread 'early' at .*\n.*rank 1: gather at"):
+            collectives.gather(torch.tensor([rank]))
+        return
+    thread = gather_in_thread(results, "early")
+    time.sleep(0.3)
+    with pytest.raises(
+        CollectiveError, match=rf"got gather at .*{HERE}.* while gather in thread 'early' at .*{HERE}work is under way"
+    ):
+        collectives.gather(torch.tensor([rank]))
+    thread.join()
+    assert isinstance(results[0], CollectiveError)
+
+
+@world(2)
+def test_a_thread_that_gathers_alone():
+    """One thread after the other may take part, whatever number Python gave it on each rank."""
+    rank = ensure().rank
+    for _ in range(rank):
+        threading.Thread(target=int).start()
+    results = []
+    for _ in range(3):
+        gather_in_thread(results).join()
+        assert collectives.gather(torch.tensor([rank])).tolist() == [0, 1]
+    assert results == [[0, 1]] * 3
+
+
+@world(2)
+def test_threads_that_meet_crosswise():
+    """The main thread of one rank does not exchange data with another thread of the other rank."""
+    results = []
+    if ensure().rank:
+        gather_in_thread(results).join()
+    else:
+        with pytest.raises(RankDisagreementError, match=r"rank 0: gather at .*\n.*rank 1: gather in thread 'Thread-"):
+            collectives.gather(torch.tensor([0]))
+    assert all(isinstance(failure, RankDisagreementError) for failure in results)
+
+
+@world(2)
+def test_wait_for_everyone_waits():
+    """No rank passes before all have come."""
+    begun = time.monotonic()
+    if ensure().rank:
+        time.sleep(0.5)
+    wait_for_everyone()
+    assert time.monotonic() - begun > 0.4
+
+
+def odd_tensors():
+    """Return tensors that have no memory with one value after the other, and how the error calls them."""
+    dense = torch.eye(2)
+    return {
+        "sparse_coo": dense.to_sparse(),
+        "sparse_csr": dense.to_sparse_csr(),
+        "quantized": torch.quantize_per_tensor(dense, 0.1, 0, torch.qint8),
+        "nested": torch.nested.nested_tensor([dense[0], dense[0, :1]]),
+        "meta": torch.empty(2, device="meta"),
+    }
+
+
+@pytest.mark.parametrize("kind", ["sparse_coo", "sparse_csr", "quantized", "nested", "meta"])
+@pytest.mark.parametrize("operation", ["gather", "reduce", "broadcast"])
+@pytest.mark.filterwarnings("ignore")
+@world(2)
+def test_tensors_that_cannot_be_sent(operation, kind):
+    """A kind of tensor that no operation carries is refused by name before anything is sent, wherever it is."""
+    rank = ensure().rank
+    tensor = odd_tensors()[kind]
+    call = getattr(collectives, operation)
+    with pytest.raises(
+        UnsupportedTypeError, match=rf"`{operation}` sends dense tensors; got a {kind} one at \['x'\]\. "
+    ):
+        call({"x": tensor})
+    with pytest.raises(RemoteRankError if rank else UnsupportedTypeError, match=rf"a {kind} one"):
+        call(torch.eye(2) if rank else tensor)
+    assert collectives.gather(torch.tensor([rank])).tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64, torch.complex32])
+@pytest.mark.parametrize("nbytes", [24, 2**20, 2**24])
+@pytest.mark.filterwarnings("ignore")
+@world(2)
+def test_sums_of_rare_dtypes(dtype, nbytes):
+    """Sums of dtypes that torch hardly computes with equal those of wider ones: in a frame, behind one, and alone."""
+    rank = ensure().rank
+    wide = torch.complex64 if dtype.is_complex else torch.int64
+    mine = torch.arange(nbytes // dtype.itemsize).remainder(50).to(wide) * (1 + rank)
+    if dtype.is_complex:
+        mine = mine * (1 + 1j)
+    total = collectives.reduce(mine.to(dtype), "sum")
+    assert total.dtype is dtype
+    assert torch.equal(total.to(wide), mine // (1 + rank) * 3 if not dtype.is_complex else mine / (1 + rank) * 3)
+
+
+@pytest.mark.parametrize("count", [4, 3_000_000])
+@world(2)
+def test_tensors_that_share_memory_with_their_conjugate(count):
+    """Conjugated and negated tensors arrive as what they stand for, small ones and those that travel alone."""
+    rank = ensure().rank
+    base = torch.arange(count).to(torch.complex64) * (1 + 2j) * (rank + 1)
+    conjugated, negated = base.conj(), base.conj().imag
+    assert conjugated.is_conj()
+    assert negated.is_neg()
+    expected = torch.cat([base.conj().resolve_conj() / (rank + 1) * other for other in (1, 2)])
+    assert torch.equal(collectives.gather(conjugated), expected)
+    assert torch.equal(collectives.gather(negated), expected.imag)
+    assert torch.equal(collectives.reduce(conjugated, "sum"), expected[:count] * 3)
+    assert torch.equal(collectives.reduce(negated, "sum"), expected[:count].imag * 3)
+    collectives.broadcast(conjugated, 1)
+    assert torch.equal(conjugated, expected[count:])

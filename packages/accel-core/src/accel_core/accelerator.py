@@ -380,27 +380,26 @@ class Accelerator:
         return self.is_local_main_process if self.project_configuration.save_on_each_node else self.is_main_process
 
     def _mesh_rank(self, axis: str, kind: str) -> int:
-        mesh = self.torch_device_mesh
-        if mesh is None:
+        if self.parallelism_config is None:
             raise StateError(
                 f"{kind} has no rank here: no parallelism_config was given. "
                 "Pass Accelerator(parallelism_config=ParallelismConfig(...)) first."
             )
-        return int(mesh.get_local_rank(axis))
+        return self._runtime.layout.place((axis,))
 
     @property
     def tensor_parallel_rank(self) -> int:
-        """This process's place on the tensor-parallel axis."""
+        """This process's place on the tensor-parallel axis; 0 where the mesh does not have it."""
         return self._mesh_rank("tp", "Tensor parallel")
 
     @property
     def data_parallel_rank(self) -> int:
-        """This process's place on the replicated data-parallel axis."""
+        """This process's place on the replicated data-parallel axis; 0 where the mesh does not have it."""
         return self._mesh_rank("dp_replicate", "Data parallel")
 
     @property
     def data_parallel_shard_rank(self) -> int:
-        """This process's place on the sharded data-parallel axis."""
+        """This process's place on the sharded data-parallel axis; 0 where the mesh does not have it."""
         return self._mesh_rank("dp_shard", "Sharded data parallel")
 
     @property
@@ -412,7 +411,7 @@ class Accelerator:
 
     @property
     def context_parallel_rank(self) -> int:
-        """This process's place on the context-parallel axis."""
+        """This process's place on the context-parallel axis; 0 where the mesh does not have it."""
         return self._mesh_rank("cp", "Context parallel")
 
     @property
@@ -551,7 +550,7 @@ class Accelerator:
         )
 
     def verify_device_map(self, model: torch.nn.Module) -> bool:
-        """Say whether a device map spreads any part of `model` over several devices."""
+        """Return whether a device map spreads any part of `model` over several devices."""
         return any(len(getattr(module, "hf_device_map", None) or ()) > 1 for module in model.modules())
 
     def free_memory(self, *objects: Any) -> list[Any]:

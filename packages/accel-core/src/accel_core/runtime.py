@@ -53,7 +53,7 @@ class Handlers:
 
 @record
 class Runtime:
-    """Everything that one Accelerator works with; made by `resolve`, told to everybody else.
+    """Everything that one Accelerator works with; made by `resolve`, passed to everybody else.
 
     Attributes:
         world: The processes.

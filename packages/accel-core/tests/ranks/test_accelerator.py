@@ -195,6 +195,12 @@ def test_replicas_of_a_mesh_train_data_parallel() -> None:
     assert accelerator.distributed_type is DistributedType.MULTI_CPU
     assert accelerator.data_parallel_rank == accelerator.process_index
     assert accelerator.torch_device_mesh.size() == 2
+    assert (accelerator.tensor_parallel_rank, accelerator.context_parallel_rank) == (0, 0), "axes that it has not"
+    config = accelerator.parallelism_config
+    assert accelerator.torch_device_mesh is config.get_device_mesh(), "laid out once"
+    second = Accelerator()
+    assert second.parallelism_config is config
+    assert second.torch_device_mesh is second._runtime.mesh is accelerator.torch_device_mesh
 
 
 @world(2)

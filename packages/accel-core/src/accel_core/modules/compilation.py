@@ -15,7 +15,7 @@ __all__ = ["compile_regions", "has_compiled_regions", "is_compiled_module", "is_
 
 
 def is_compiled_module(module: Any) -> bool:
-    """Say whether `module` is what `torch.compile` returned."""
+    """Return whether `module` is what `torch.compile` returned."""
     dynamo = sys.modules.get("torch._dynamo")
     return dynamo is not None and isinstance(module, dynamo.eval_frame.OptimizedModule)
 
@@ -32,12 +32,12 @@ def like_compiled(compiled: torch.nn.Module, module: torch.nn.Module) -> torch.n
 
 
 def has_compiled_regions(module: Any) -> bool:
-    """Say whether `module` came from `compile_regions` and has blocks compiled."""
+    """Return whether `module` came from `compile_regions` and has blocks compiled."""
     return isinstance(module, torch.nn.Module) and "_orig_mod" in module.__dict__
 
 
 def is_repeated_blocks(module: torch.nn.Module) -> bool:
-    """Say whether `module` itself is a list of blocks of one class."""
+    """Return whether `module` itself is a list of blocks of one class."""
     return isinstance(module, torch.nn.ModuleList) and len({type(block) for block in module}) == 1
 
 

@@ -124,6 +124,6 @@ def canonical_state_dict(model: torch.nn.Module) -> dict[str, Any]:
 
 
 def is_peft_model(model: Any) -> bool:
-    """Say whether a model, prepared or not, is one of peft's."""
+    """Return whether a model, prepared or not, is one of peft's."""
     peft = sys.modules.get("peft")
     return peft is not None and isinstance(extract_model_from_parallel(model, keep_torch_compile=False), peft.PeftModel)

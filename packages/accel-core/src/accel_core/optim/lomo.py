@@ -13,7 +13,7 @@ __all__ = ["backward", "is_lomo"]
 
 
 def is_lomo(optimizer: Any) -> bool:
-    """Say whether an optimizer, or the one it wraps, is one of lomo-optim's."""
+    """Return whether an optimizer, or the one it wraps, is one of lomo-optim's."""
     library = sys.modules.get("lomo_optim")
     inner = getattr(optimizer, "optimizer", optimizer)
     return library is not None and isinstance(inner, library.Lomo | library.AdaLomo)

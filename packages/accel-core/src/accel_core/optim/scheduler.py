@@ -45,7 +45,7 @@ class AcceleratedScheduler:
         self.step_with_optimizer = step_with_optimizer
         self.gradient_state = GradientState()
         self._replicas = replicas
-        self._told_end = False
+        self._announced_end = False
 
     def step(self, *args: Any, **kwargs: Any) -> None:
         """Move the schedule as far as the optimizers moved.
@@ -64,8 +64,8 @@ class AcceleratedScheduler:
         for optimizer in self.optimizers:
             if optimizer.step_was_skipped:
                 return
-        if not self._told_end:
-            self._tell_end()
+        if not self._announced_end:
+            self._announce_end()
         times = self._times
         if times == 1:
             self.scheduler.step(*args, **kwargs)
@@ -82,9 +82,9 @@ class AcceleratedScheduler:
             return 1
         return world.ensure().size if self._replicas is None else self._replicas
 
-    def _tell_end(self) -> None:
+    def _announce_end(self) -> None:
         """Log, once, the optimizer step at which a schedule of known length ends."""
-        self._told_end = True
+        self._announced_end = True
         total = getattr(self.scheduler, "total_steps", None) or getattr(self.scheduler, "T_max", None)
         if isinstance(total, int) and total > 0 and world.ensure().is_main:
             _logger.info(

@@ -82,24 +82,24 @@ class HfDeepSpeedConfig:
             )
 
     def is_true(self, ds_key_long: str) -> bool:
-        """Tell whether a key is there and counts as true."""
+        """Return whether a key is there and counts as true."""
         return bool(self.get_value(ds_key_long))
 
     def is_false(self, ds_key_long: str) -> bool:
-        """Tell whether a key is there and counts as false; a key that is missing or null does not."""
+        """Return whether a key is there and counts as false; a key that is missing or null does not."""
         value = self.get_value(ds_key_long)
         return value is not None and not value
 
     def is_zero2(self) -> bool:
-        """Tell whether gradients are sharded and parameters are not."""
+        """Return whether gradients are sharded and parameters are not."""
         return bool(self._stage == 2)
 
     def is_zero3(self) -> bool:
-        """Tell whether parameters are sharded."""
+        """Return whether parameters are sharded."""
         return bool(self._stage == 3)
 
     def is_offload(self) -> bool:
-        """Tell whether parameters or optimizer states live outside the device."""
+        """Return whether parameters or optimizer states live outside the device."""
         return self._offload
 
 

@@ -20,9 +20,9 @@ _M = TypeVar("_M", bound=torch.nn.Module)
 class Precision:
     """How a run computes its forward pass. This one computes as the model was written.
 
-    Called in this order: `pair` once for the models and optimizers of a `prepare`, `convert` once for each model before
-    it is moved, `wrap` once after it is on its device, `autocast` around each piece of code that asks for it, `unscale`
-    before gradients of a finished window are looked at.
+    Called in this order: `convert_together` once for the models and optimizers of a `prepare`, `convert` once for each
+    model before it is moved, `wrap` once after it is on its device, `autocast` around each piece of code that asks for
+    it, `unscale` before gradients of a finished window are looked at.
 
     Attributes:
         name: The word that users chose: `no`, `fp16`, `bf16` or `fp8`.
@@ -45,7 +45,7 @@ class Precision:
         """
         return nullcontext()
 
-    def pair(self, models: list[Any], optimizers: list[Any]) -> tuple[list[Any], list[Any]]:
+    def convert_together(self, models: list[Any], optimizers: list[Any]) -> tuple[list[Any], list[Any]]:
         """Convert models and optimizers that have to be converted together; most formats have none."""
         return models, optimizers
 

@@ -18,7 +18,7 @@ __all__ = ["AcceleratorState", "data_part", "is_initialized", "settle_precision"
 
 
 def is_initialized() -> bool:
-    """Say whether an AcceleratorState, and so an Accelerator, was made in this process."""
+    """Return whether an AcceleratorState, and so an Accelerator, was made in this process."""
     return AcceleratorState._shared_state != {}
 
 

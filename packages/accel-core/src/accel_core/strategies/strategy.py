@@ -145,7 +145,7 @@ class Strategy(ABC):
         """
         for slot in bundle.models:
             self._names.remember(self._bare(slot.given))
-        models, optimizers = self.number_format.pair(
+        models, optimizers = self.number_format.convert_together(
             [slot.given for slot in bundle.models], [slot.given for slot in bundle.optimizers]
         )
         for slot, model in zip(bundle.models, models, strict=True):

@@ -39,7 +39,7 @@ class MsampPrecision(AutocastPrecision):
         self.fp8_backend = FP8BackendType.MSAMP
         self.recipe = recipe
 
-    def pair(self, models: list[Any], optimizers: list[Any]) -> tuple[list[Any], list[Any]]:
+    def convert_together(self, models: list[Any], optimizers: list[Any]) -> tuple[list[Any], list[Any]]:
         """Convert a model and its optimizer together (`msamp.initialize`).
 
         Raises:

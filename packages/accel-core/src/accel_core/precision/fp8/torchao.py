@@ -39,7 +39,7 @@ def find_first_last_linear_layers(model: torch.nn.Module) -> tuple[str | None, s
 
 
 def filter_linear_layers(module: torch.nn.Module, fqn: str, layers_to_filter: list[str]) -> bool:
-    """Say whether a layer is to be converted: a linear one whose sizes allow it and that is not excluded.
+    """Return whether a layer is to be converted: a linear one whose sizes allow it and that is not excluded.
 
     Args:
         module: The layer.
@@ -53,14 +53,14 @@ def filter_linear_layers(module: torch.nn.Module, fqn: str, layers_to_filter: li
 
 
 def filter_first_and_last_linear_layers(module: torch.nn.Module, fqn: str) -> bool:
-    """Say whether a layer is to be converted when the first and last linear layers below `module` are not."""
+    """Return whether a layer is to be converted when the first and last linear layers below `module` are not."""
     return filter_linear_layers(
         module, fqn, layers_to_filter=[name for name in find_first_last_linear_layers(module) if name is not None]
     )
 
 
 def has_ao_layers(model: torch.nn.Module) -> bool:
-    """Say whether any layer of `model` is torchao's `Float8Linear`."""
+    """Return whether any layer of `model` is torchao's `Float8Linear`."""
     _require()
     from torchao.float8.float8_linear import Float8Linear
 

@@ -42,7 +42,7 @@ def _engine() -> ModuleType:
 
 
 def has_transformer_engine_layers(model: torch.nn.Module) -> bool:
-    """Say whether any layer of `model` is Transformer Engine's."""
+    """Return whether any layer of `model` is Transformer Engine's."""
     te = _engine()
     kinds = (te.LayerNorm, te.Linear, te.TransformerLayer)
     return any(isinstance(module, kinds) for module in model.modules())

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from accel_core.comm import collectives, verify
+from accel_core.comm.control import Channel
 from accel_core.errors import RankDisagreementError
 from accel_core.process.world import ensure
 from accel_core.state.process import wait_for_everyone
@@ -72,6 +73,16 @@ def test_a_rank_that_comes_too_late():
         time.sleep(2.5)
     with pytest.raises(RankDisagreementError, match=r"did not come"):
         collectives.gather(torch.ones(1))
+
+
+@world(2, environment=IMPATIENT)
+def test_a_rank_that_works_longer():
+    """Ranks that come from work of different lengths, as those that save do, get more time than other operations."""
+    rank = ensure().rank
+    channel = Channel(ensure(), "save_state", patient=True)
+    if rank:
+        time.sleep(2.5)
+    assert channel.exchange(rank) == [0, 1]
 
 
 @world(2, environment=DEBUG)

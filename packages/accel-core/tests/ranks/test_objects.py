@@ -1,5 +1,8 @@
 """Objects, triggers and agreement on real gloo ranks."""
 
+import os
+import resource
+
 import pytest
 import torch
 
@@ -62,6 +65,37 @@ def test_broadcast_object_list_in_place():
     mine = [rank, {"k": rank}, "x" * (100_000 if rank == 2 else 1)]
     assert objects.broadcast_object_list(mine, from_process=2) is mine
     assert mine == [2, {"k": 2}, "x" * 100_000]
+
+
+@world(3)
+def test_memory_of_a_broadcast_object():
+    """A long object costs each rank itself and one pickle of it, and not a pickle for each rank."""
+    size = 64 * 2**20
+    mine = [os.urandom(size) if ensure().rank == 1 else None]
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    objects.broadcast_object_list(mine, from_process=1)
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+    assert len(mine[0]) == size
+    assert grown < 3 * size
+
+
+@world(3)
+def test_gather_object_with_one_long_list():
+    """Lists too long to be padded to the longest arrive one by one; one that cannot be read there fails at the end."""
+    rank = ensure().rank
+    size = 12 * 2**20
+    gathered = objects.gather_object([bytes([rank]) * (size if rank == 1 else rank)])
+    assert gathered == [b"", b"\1" * size, b"\2\2"]
+    with pytest.raises(ZeroDivisionError):
+        objects.gather_object([b"x" * size, Unreadable() if rank == 0 else None])
+    assert objects.gather_object([rank]) == [0, 1, 2]
+
+
+class Unreadable:
+    """Fails where its pickle is read."""
+
+    def __reduce__(self):
+        return divmod, (1, 0)
 
 
 @world(2)

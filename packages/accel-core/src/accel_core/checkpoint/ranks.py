@@ -31,7 +31,8 @@ class Ranks:
         together = dist.is_available() and dist.is_initialized()
         self.rank = world.rank
         self.size = world.size if together else 1
-        self._channel = Channel(world if together else replace(world, size=1), operation, lane=lane)
+        found = world if together else replace(world, size=1)
+        self._channel = Channel(found, operation, lane=lane, patient=True)
 
     def exchange(self, value: _T) -> list[_T]:
         """Return the value that each rank brought; every rank calls it.

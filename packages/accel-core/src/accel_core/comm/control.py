@@ -18,7 +18,16 @@ import torch.distributed as dist
 
 from accel_core.comm.disagreement import remote_message
 from accel_core.comm.objects import pickled, swap
-from accel_core.comm.transport import Message, check_rank, digest_of, memory_of, open_transport, participate, ranks_know
+from accel_core.comm.transport import (
+    Message,
+    Participation,
+    check_rank,
+    digest_of,
+    memory_of,
+    open_transport,
+    participate,
+    ranks_know,
+)
 from accel_core.errors import PartView, RemoteRankError
 from accel_core.process.world import World
 
@@ -39,14 +48,20 @@ class Channel:
         operation: What they do, as the user calls it, such as `save_state`: the name that errors give it.
         lane: Empty to talk in one sequence with all other operations; anything else for a thread that works beside
             the main one. The first channel of a lane has to be made by all ranks at the same point.
+        patient: Ranks come here from work of different lengths: debug mode waits for them as long as torch does, and
+            not for ACCELERATE_DEBUG_TIMEOUT seconds.
     """
 
-    def __init__(self, world: World, operation: str, *, lane: str = "") -> None:
+    def __init__(self, world: World, operation: str, *, lane: str = "", patient: bool = False) -> None:
         self.world = world
+        self._patient = patient
         self.operation = operation
         self.lane = lane
         if lane and world.size > 1:
             open_transport(world, lane)
+
+    def _participate(self) -> Participation:
+        return participate(self.world, self.operation, self.lane, patient=self._patient)
 
     def exchange(self, value: _T) -> list[_T]:
         """Return the value that each rank brought, by rank.
@@ -59,7 +74,7 @@ class Channel:
             RankDisagreementError: Another rank is in another operation.
             RemoteRankError: Another rank failed, or is gone.
         """
-        return swap(value, self.operation, self.world, lane=self.lane)
+        return swap(value, self.operation, self.world, lane=self.lane, patient=self._patient)
 
     def exchange_bytes(self, content: bytes) -> list[bytes]:
         """Return the bytes that each rank brought, by rank: `exchange` without pickles, for every step of a loop.
@@ -70,7 +85,7 @@ class Channel:
         """
         if self.world.size == 1:
             return [content]
-        with participate(self.world, self.operation, self.lane) as transport:
+        with self._participate() as transport:
             return [bytes(text) for text in transport.exchange_bytes(content, Message(nbytes=len(content)))]
 
     def exchange_among(self, value: _T, members: Sequence[int]) -> list[_T]:
@@ -114,7 +129,7 @@ class Channel:
         if self.world.size == 1:
             return value
         mine = self.world.rank == source
-        with participate(self.world, self.operation, self.lane) as transport:
+        with self._participate() as transport:
             check_rank(source, self.world.size)
             content = pickled(value) if mine else memoryview(b"")
             message = Message(digest_of(str(source)), len(content), lambda: {"source": PartView(f"rank {source}")})
@@ -139,7 +154,7 @@ class Channel:
             RemoteRankError: Another rank failed, or is gone.
         """
         if self.world.size > 1:
-            with participate(self.world, self.operation, self.lane) as transport:
+            with self._participate() as transport:
                 transport.exchange(Message())
 
     def agree(self, failure: Exception | None, doing: str | None = None) -> None:
@@ -155,7 +170,7 @@ class Channel:
         """
         failures: dict[int, str] = {}
         if self.world.size > 1:
-            with participate(self.world, self.operation, self.lane) as transport:
+            with self._participate() as transport:
                 failures = transport.report(failure)
         if failure is not None:
             raise failure

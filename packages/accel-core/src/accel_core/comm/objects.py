@@ -77,7 +77,13 @@ def broadcast_object_list(object_list: list[Any], from_process: int = 0) -> list
 
 
 def swap(
-    value: Any, operation: str, here: World, check: Callable[[Any], None] | None = None, *, lane: str = ""
+    value: Any,
+    operation: str,
+    here: World,
+    check: Callable[[Any], None] | None = None,
+    *,
+    lane: str = "",
+    patient: bool = False,
 ) -> list[Any]:
     """Give every rank every rank's object, by rank.
 
@@ -87,13 +93,14 @@ def swap(
         here: The processes.
         check: Called with `value` first; what it raises reaches this rank, and the others get RemoteRankError.
         lane: See `transport.open_transport`.
+        patient: See `transport.Participation`.
 
     Raises:
         CollectiveError: The object cannot be pickled; the other ranks get RemoteRankError.
     """
     if here.size == 1:
         return [value]
-    with participate(here, operation, lane) as transport:
+    with participate(here, operation, lane, patient=patient) as transport:
         if check is not None:
             check(value)
         content = pickled(value)

@@ -7,7 +7,7 @@ it fits, the whole payload: most operations on small tensors are this one collec
 second collective, sent only after every rank has seen that all agree; the next frames are then larger.
 
 Everything that ranks do together on a process group goes through its one transport, barriers and the collectives that
-others make (`Transport.participate`) included. Only then is a frame sure to meet a frame, and two ranks that are in
+others make (`control.in_step`) included. Only then is a frame sure to meet a frame, and two ranks that are in
 different operations learn it from the first bytes.
 """
 
@@ -186,10 +186,6 @@ class Transport:
         """
         return self._rows[:, _HEADER.size + start : _HEADER.size + stop]
 
-    def participate(self, operation: str) -> Participation:
-        """Return a context for one operation of all ranks; see `Participation`."""
-        return Participation(self, operation)
-
     def exchange(self, message: Message) -> list[int]:
         """Send the frame, whose payload is in place, and check that all ranks brought the same.
 
@@ -331,7 +327,7 @@ class Transport:
     def _meet(self, operation: str, state: int, digest: bytes, nbytes: int) -> list[memoryview]:
         """Send the frame and return every rank's header."""
         if self._desync_check is not None:
-            self._desync_check.check_in(operation)
+            self._desync_check.check_in(operation, patient=self._current is not None and self._current.patient)
         _HEADER.pack_into(self._outgoing, 0, _code(operation), state, digest, nbytes)
         if not self.on_host:
             self._send[: _HEADER.size].copy_(self._header[: _HEADER.size])
@@ -392,6 +388,7 @@ class Participation:
     Args:
         transport: Where the ranks meet.
         operation: Name of the operation, as the user called it.
+        patient: Whether ranks come from work of different lengths, so that debug mode gives them time.
 
     Attributes:
         operation: The name; outside of the main thread with the name of the thread, which has to be the same on all
@@ -399,10 +396,11 @@ class Participation:
         is_met: Whether the other ranks were met, or are about to be.
     """
 
-    __slots__ = ("contender", "is_met", "operation", "transport")
+    __slots__ = ("contender", "is_met", "operation", "patient", "transport")
 
-    def __init__(self, transport: Transport, operation: str) -> None:
+    def __init__(self, transport: Transport, operation: str, *, patient: bool = False) -> None:
         self.transport = transport
+        self.patient = patient
         self.operation = operation
         if threading.get_ident() != threading.main_thread().ident and not transport.lane:
             self.operation = f"{operation} in thread {_thread_name()!r}"
@@ -519,7 +517,7 @@ def open_transport(world: World, lane: str = "") -> Transport:
     return made
 
 
-def participate(world: World, operation: str, lane: str = "") -> Participation:
+def participate(world: World, operation: str, lane: str = "", *, patient: bool = False) -> Participation:
     """Return a context for this rank's part in one operation of all ranks.
 
     Inside, `transport.exchange` and its relatives meet the other ranks. An error before that reaches them as
@@ -529,8 +527,9 @@ def participate(world: World, operation: str, lane: str = "") -> Participation:
         world: The processes; more than one.
         operation: Name of the operation, as the user called it.
         lane: See `open_transport`.
+        patient: See `Participation`.
     """
-    return Participation(open_transport(world, lane), operation)
+    return Participation(open_transport(world, lane), operation, patient=patient)
 
 
 def ranks_know(failure: BaseException) -> bool:

@@ -23,6 +23,8 @@ __all__ = ["DesyncCheck"]
 
 _PATIENCE = 8
 """Seconds to wait for the other ranks, unless ACCELERATE_DEBUG_TIMEOUT says otherwise."""
+_LONG_PATIENCE = 1800
+"""Seconds to wait where ranks do different amounts of work: as long as torch waits by default."""
 _generations = itertools.count()
 
 
@@ -43,11 +45,12 @@ class DesyncCheck:
         self._count = 0
         self._store: Any = PrefixStore(f"accel/desync/{next(_generations)}", default_store())
 
-    def check_in(self, operation: str) -> None:
+    def check_in(self, operation: str, *, patient: bool = False) -> None:
         """Report this rank at an operation and wait until all ranks are at the same one.
 
         Args:
             operation: Name of the operation, as the user called it.
+            patient: Wait for as long as torch does, as ranks come here from work of different lengths.
 
         Raises:
             RankDisagreementError: A rank is at another operation, or does not come within ACCELERATE_DEBUG_TIMEOUT
@@ -59,6 +62,8 @@ class DesyncCheck:
         store.set(f"{number}/{self.rank}", record)
         store.set(f"last/{self.rank}", record)
         patience = environ.integer("ACCELERATE_DEBUG_TIMEOUT", _PATIENCE) or _PATIENCE
+        if patient:
+            patience = max(patience, _LONG_PATIENCE)
         absent = self._wait(number, patience)
         # A rank that comes after the others gave up finds all records complete. It has to give up as well, or it would
         # go into the collective alone.

@@ -1,0 +1,179 @@
+"""The control channel on real gloo ranks."""
+
+import threading
+
+import pytest
+import torch
+
+from accel_core.comm import collectives, transport
+from accel_core.comm.control import Channel, in_step, wait_for_all
+from accel_core.errors import (
+    CheckpointError,
+    CollectiveError,
+    ConfigurationError,
+    PartView,
+    RankDisagreementError,
+    RemoteRankError,
+)
+from accel_core.process import world as process_world
+from accel_core.process.world import ensure
+from accel_core.testing import world
+
+
+@world(3)
+def test_values_of_all_ranks():
+    """Every rank gets every rank's object, bytes and flag, and the object of one rank."""
+    here = ensure()
+    channel = Channel(here, "a test")
+    assert channel.exchange({"rank": here.rank}) == [{"rank": 0}, {"rank": 1}, {"rank": 2}]
+    assert channel.exchange_bytes(b"x" * here.rank * 50_000) == [b"x" * length * 50_000 for length in range(3)]
+    assert channel.broadcast(here.rank * "x", 2) == "xx"
+    assert channel.any(here.rank == 1)
+    assert not channel.any(False)
+    channel.wait()
+
+
+@world(3)
+def test_values_of_some_ranks():
+    """Members trade objects of any length among themselves, and the rank that is none of them need not come."""
+    here = ensure()
+    channel = Channel(here, "a test")
+    if here.rank != 1:
+        told = channel.exchange_among(torch.full((here.rank * 40_000 + 1,), here.rank), (0, 2))
+        assert [(len(part), int(part[0])) for part in told] == [(1, 0), (80_001, 2)]
+    assert channel.exchange_among(here.rank, (1 if here.rank == 0 else 0,)) == [here.rank]
+    assert channel.exchange(here.rank) == [0, 1, 2]
+
+
+@world(2)
+def test_a_source_that_is_no_rank_or_differs():
+    """A broadcast from nobody is refused, and so is one whose source differs; every rank is told."""
+    here = ensure()
+    channel = Channel(here, "a test")
+    with pytest.raises(ConfigurationError, match=r"must be a rank; got 5 with 2 ranks"):
+        channel.broadcast(1, 5)
+    with pytest.raises(RankDisagreementError, match=r"source: rank 0\n.*source: rank 1"):
+        channel.broadcast(1, here.rank)
+    with pytest.raises(RemoteRankError if here.rank else CollectiveError, match=r"picklable"):
+        channel.broadcast(lambda: None, 0)
+    assert channel.broadcast(here.rank, 1) == 1
+
+
+@world(3)
+def test_a_block_that_fails_on_one_rank():
+    """The rank keeps its own error, the others get one that names it, and then all go on."""
+    here = ensure()
+    channel = Channel(here, "save_state")
+    entered = []
+
+    def work():
+        with channel.together("writing the weights"):
+            entered.append(here.rank)
+            if here.rank == 1:
+                raise CheckpointError("the disk is full")
+
+    kind = CheckpointError if here.rank == 1 else RemoteRankError
+    with pytest.raises(kind, match=r"the disk is full") as caught:
+        work()
+    assert entered == [here.rank]
+    if here.rank != 1:
+        assert str(caught.value).startswith("writing the weights was given up on rank")
+    with channel.together("reading"):
+        pass
+    assert channel.exchange(here.rank) == [0, 1, 2]
+
+
+@world(2)
+def test_an_operation_that_fails_inside_a_block():
+    """A failure that the other ranks learned of inside the block is not told again at its end."""
+    here = ensure()
+    channel = Channel(here, "a test")
+    for nest in ("text", torch.ones(1 + here.rank)):
+        wrong = torch.ones(1) if nest == "text" and here.rank else nest
+        with pytest.raises((RemoteRankError, RankDisagreementError, TypeError)), channel.together("gathering"):
+            collectives.gather(wrong)
+        assert channel.exchange(here.rank) == [0, 1]
+
+
+@world(2)
+def test_ranks_in_different_operations():
+    """Channels that are used for different things do not mix."""
+    here = ensure()
+    with pytest.raises(RankDisagreementError, match=r"rank 0: load at .*\n.*rank 1: save at"):
+        Channel(here, "save" if here.rank else "load").exchange(1)
+
+
+@world(2)
+def test_others_collectives_begin_together():
+    """A block of foreign collectives is entered by all ranks with the same parts, or by none."""
+    here = ensure()
+    with in_step(here, "foreign", {"weight": PartView("float32", (2,))}):
+        total = torch.ones(1)
+        torch.distributed.all_reduce(total)
+    assert total.item() == 2
+    entered = []
+    with (
+        pytest.raises(RankDisagreementError, match=r"weight: float32\[1\]\n.*weight: float32\[2\]"),
+        in_step(here, "foreign", {"weight": PartView("float32", (1 + here.rank,))}),
+    ):
+        entered.append(1)
+    assert not entered
+
+
+@world(2)
+def test_a_lane_beside_training():
+    """A thread talks on its lane while the main thread gathers, and the lane is made once for a process group."""
+    here = ensure()
+    lane = Channel(here, "beside", lane="a lane")
+    made = transport.open_transport(here, "a lane")
+    told = []
+
+    def talk():
+        told.extend(lane.exchange((here.rank, number)) for number in range(50))
+
+    thread = threading.Thread(target=talk)
+    thread.start()
+    for number in range(50):
+        assert collectives.gather(torch.tensor([here.rank + number])).tolist() == [number, number + 1]
+    thread.join()
+    assert told == [[(0, number), (1, number)] for number in range(50)]
+    process_world.forget()
+    Channel(ensure(), "beside", lane="a lane").wait()
+    assert transport.open_transport(ensure(), "a lane") is made
+
+
+@world(2)
+def test_a_lane_that_one_rank_alone_opens():
+    """A rank that opens a lane while another gathers is named, where making a group would wait for ever."""
+    here = ensure()
+    with pytest.raises(RankDisagreementError, match=r"rank 0: gather at .*\n.*rank 1: opening the lane 'a lane' at"):
+        Channel(here, "beside", lane="a lane") if here.rank else collectives.gather(torch.ones(1))
+
+
+@world(2)
+def test_lanes_after_another_group():
+    """The lanes of a process group that was left are not used again."""
+    here = ensure()
+    Channel(here, "beside", lane="a lane").wait()
+    left = transport.open_transport(here, "a lane")
+    folder = process_world.environ.text("ACCELERATE_DEBUG_RDV_FILE")
+    process_world.destroy()
+    process_world.environ.write("ACCELERATE_DEBUG_RDV_FILE", f"{folder}-again")
+    again = ensure()
+    Channel(again, "beside", lane="a lane").wait()
+    assert transport.open_transport(again, "a lane") is not left
+
+
+def test_one_process(fresh_state):
+    """With one process every method gives back what it got."""
+    here = ensure(cpu=True)
+    channel = Channel(here, "a test", lane="a lane")
+    assert channel.exchange(1) == [1]
+    assert channel.exchange_bytes(b"x") == [b"x"]
+    assert channel.exchange_among(1, (0,)) == [1]
+    assert channel.broadcast("x") == "x"
+    assert channel.any(True)
+    channel.wait()
+    wait_for_all(here)
+    with pytest.raises(OSError, match="full"), channel.together("writing"):
+        raise OSError("full")

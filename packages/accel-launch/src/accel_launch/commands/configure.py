@@ -1,6 +1,7 @@
 """What `accel config` does: ask or take what was said, show the file, write it."""
 
 import argparse
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -62,13 +63,17 @@ def _said(pairs: list[str]) -> dict[str, Any]:
         *groups, last = key.strip().replace("-", "_").split(".")
         for group in groups:
             section = section.setdefault(group, {})
+            if not isinstance(section, dict):
+                raise ConfigurationError(
+                    f"--set: {group} is no group of settings; got {pair!r}. Name one, or leave it out."
+                )
         section[last] = _typed(value)
     return config
 
 
 def _typed(text: str) -> Any:
     words = {"true": True, "false": False}
-    return int(text) if text.lstrip("-").isdigit() else words.get(text.lower(), text)
+    return int(text) if re.fullmatch(r"-?[0-9]{1,18}", text) else words.get(text.lower(), text)
 
 
 def default_config(args: argparse.Namespace) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 from accel_core.errors import ConfigurationError, MissingDependencyError
 from accel_launch.command import Command
 from accel_launch.settings.location import default_file
+from accel_launch.settings.reading import read_text
 
 __all__ = ["COMMAND", "pod_command"]
 
@@ -48,10 +49,9 @@ def pod_command(args: argparse.Namespace, config: dict[str, Any]) -> list[str]:
     commands = [" ".join(words) for words in args.command or []]
     file = args.command_file or config.get("command_file")
     if file and not commands:
-        if not Path(file).is_file():
-            raise ConfigurationError(f"There is no file of commands {file}. Check --command-file.")
-        commands = [line for line in Path(file).read_text(encoding="utf-8").splitlines() if line.strip()]
-    commands = commands or list(config.get("commands") or [])
+        found = read_text(Path(str(file)), "The file of commands")
+        commands = [line for line in found.splitlines() if line.strip()]
+    commands = commands or [str(line) for line in config.get("commands") or []]
     if not commands:
         raise ConfigurationError("There is nothing to run on the pod. Say --command or --command-file.")
     if args.install_accelerate:

@@ -9,6 +9,7 @@ from typing import Any
 
 from accel_core.errors import ConfigurationError, MissingDependencyError
 from accel_launch.launchers.launcher import Launcher
+from accel_launch.settings.reading import read_text
 from accel_launch.settings.resolve import Settings
 
 __all__ = [
@@ -125,8 +126,12 @@ def inputs_of(config: Mapping[str, Any]) -> dict[str, str] | None:
 def _table(file: str | None, columns: tuple[str, str]) -> list[dict[str, str]] | None:
     if not file:
         return None
-    lines = Path(file).read_text(encoding="utf-8").splitlines()[1:]
-    return [dict(zip(columns, line.split("\t"), strict=False)) for line in lines if line.strip()]
+    rows = [line.split("\t") for line in read_text(Path(str(file)), "The table").splitlines()[1:] if line.strip()]
+    if any(len(row) != len(columns) for row in rows):
+        raise ConfigurationError(
+            f"The table has the columns {' and '.join(columns)}, with tabs between them; {file} has others. Correct it."
+        )
+    return [dict(zip(columns, row, strict=True)) for row in rows]
 
 
 class SageMakerLauncher(Launcher):

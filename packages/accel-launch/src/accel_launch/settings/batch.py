@@ -1,12 +1,12 @@
 """How many samples one optimizer step sees, as far as it can be known before the script runs."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from accel_launch.settings.mesh import mesh_of
+from accel_launch.settings.reading import read_json
 from accel_launch.settings.resolve import Settings
 
 __all__ = ["StepBatch", "batch_of"]
@@ -70,8 +70,5 @@ def _deepspeed_file(settings: Settings) -> Mapping[str, Any]:
     file = settings["deepspeed_config_file"]
     if not settings["use_deepspeed"] or not file or not Path(file).is_file():
         return {}
-    try:
-        found: Any = json.loads(Path(file).read_text(encoding="utf-8"))
-    except ValueError:
-        return {}
+    found = read_json(Path(str(file)), "The DeepSpeed file")
     return found if isinstance(found, dict) else {}

@@ -6,6 +6,7 @@ from typing import Any
 
 from accel_core.errors import ConfigurationError
 from accel_launch.settings.layout import layout_of
+from accel_launch.settings.reading import read_json, shortened
 from accel_launch.settings.resolve import Settings
 
 __all__ = ["check_deepspeed_file", "check_script", "check_settings", "tee_of"]
@@ -75,8 +76,7 @@ def check_settings(settings: Settings) -> None:
         _check_machines(settings)
     if settings["use_parallelism_config"]:
         _check_mesh(settings, layout.processes)
-    for local_rank in range(layout.per_machine):
-        tee_of(str(settings["tee"]), local_rank)
+    tee_of(str(settings["tee"]), 0)
     for key in ("monitor_interval", "watchdog"):
         if settings[key] is not None and settings[key] <= 0:
             raise ConfigurationError(f"--{key.replace('_', '-')} is a time; got {settings[key]}. Give seconds above 0.")
@@ -151,19 +151,12 @@ def check_deepspeed_file(settings: Settings) -> None:
     name = settings["deepspeed_config_file"]
     if not settings["use_deepspeed"] or not name:
         return
-    try:
-        config = json.loads(Path(name).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigurationError(
-            f"The DeepSpeed file cannot be read; {name} gives: {error.strerror}. Check --deepspeed-config-file."
-        ) from None
-    except ValueError as error:
-        raise ConfigurationError(f"The DeepSpeed file is no JSON; {name}: {error}. Correct it.") from None
+    config = read_json(Path(str(name)), "The DeepSpeed file")
     for key, path in _SAME_AS_FILE.items():
         there = _lookup(config, path)
         here = settings[key]
         if there not in (None, "auto") and settings.explicit(key) and not _same(there, here):
-            raise _conflict(settings, key, here, f"{name} says {'.'.join(path)} = {json.dumps(there)}")
+            raise _conflict(settings, key, here, f"{name} says {'.'.join(path)} = {shortened(json.dumps(there))}")
     if settings.explicit("mixed_precision"):
         for kind in ("fp16", "bf16"):
             enabled = _lookup(config, (kind, "enabled"))
@@ -180,9 +173,9 @@ def _lookup(config: Any, path: tuple[str, ...]) -> Any:
 
 
 def _same(there: Any, here: Any) -> bool:
-    if isinstance(there, (int, float)) and not isinstance(there, bool):
-        return float(there) == float(here)
-    return str(there).lower() == str(here).lower()
+    if isinstance(there, (int, float)) and isinstance(here, (int, float)):
+        return there == here
+    return not isinstance(there, (dict, list)) and str(there).lower() == str(here).lower()
 
 
 def _conflict(settings: Settings, key: str, here: Any, there: str) -> ConfigurationError:

@@ -109,6 +109,13 @@ class BaseConfig:
         said = cls.process_config(config)
         said.pop("schema", None)
         names = {field.name for field in dataclasses.fields(cls)}
+        required = [field.name for field in dataclasses.fields(cls) if field.default is dataclasses.MISSING]
+        missing = [name for name in required if said.get(name) is None]
+        if missing:
+            raise ConfigurationError(
+                f"A configuration of this kind says {', '.join(required)}; got none for {', '.join(missing)}. Write "
+                "one with `accel config`."
+            )
         return cls(**{key: value for key, value in said.items() if key in names})
 
     def to_json_file(self, json_file: str | Path) -> None:

@@ -11,9 +11,12 @@ from typing import Any
 import yaml
 
 from accel_core.errors import ConfigurationError
+from accel_core.options.enums import ComputeEnvironment, SageMakerDistributedType
+from accel_launch.settings import document
 from accel_launch.settings.location import default_file
 from accel_launch.settings.migrate import SCHEMA, migrate
 from accel_launch.settings.model import Setting
+from accel_launch.settings.reading import read_text, shortened
 from accel_launch.settings.resolve import Said, read
 from accel_launch.settings.table import BY_KEY, BY_PATH
 
@@ -62,6 +65,7 @@ _ENGINE_OF_TYPE = {
     "MULTI_CPU": "cpu",
     "NO": "",
 }
+_ENVIRONMENTS = tuple(known.value for known in ComputeEnvironment)
 _HEADER = re.compile(r"\A# accel configuration, schema (\d+)")
 
 
@@ -136,8 +140,8 @@ def load(path: str | Path | None = None) -> ConfigFile | None:
         The file, or None where none was named and there is no default one.
 
     Raises:
-        ConfigurationError: It does not exist, is no YAML or JSON, comes from a newer version, or has keys that nobody
-            knows.
+        ConfigurationError: It does not exist, is too large, is no YAML or JSON, comes from a newer version, or has keys
+            that nobody knows.
     """
     found = Path(path).expanduser() if path is not None else default_file()
     if found is None:
@@ -147,7 +151,7 @@ def load(path: str | Path | None = None) -> ConfigFile | None:
             f"There is no configuration file {found}. Name one that exists, or write the default one with `accel "
             "config`."
         )
-    return read_document(found.read_text(encoding="utf-8"), found)
+    return read_document(read_text(found, "The configuration file"), found)
 
 
 def read_document(text: str, path: Path) -> ConfigFile:
@@ -163,52 +167,34 @@ def read_document(text: str, path: Path) -> ConfigFile:
     Raises:
         ConfigurationError: As for `load`.
     """
-    try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-        config = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f":{mark.line + 1}" if mark is not None else ""
-        problem = getattr(error, "problem", None) or "it cannot be read"
-        raise ConfigurationError(
-            f"The configuration file is neither YAML nor JSON; {path}{line}: {problem}. Correct it, or write a new one "
-            "with `accel config`."
-        ) from None
-    if config is None:
-        config, node = {}, None
-    if not isinstance(config, dict):
-        raise ConfigurationError(
-            f"A configuration file holds keys and values; {path} holds a {type(config).__name__}. Write KEY: VALUE "
-            "lines."
-        )
-    lines: dict[tuple[str, ...], int] = {}
-    if node is not None:
-        _note_lines(node, (), lines)
+    found, lines = document.parse(text, path)
+    config = {_key(key, path): _section(value, path) for key, value in found.items()}
     _check_schema(text, config, path)
-    original = {key: dict(value) if isinstance(value, dict) else value for key, value in config.items()}
-    file = ConfigFile(path, original, lines)
+    file = ConfigFile(path, config, lines)
     file.changes = migrate(file.config)
     _check_keys(file)
+    _check_kinds(file)
     return file
 
 
-def _note_lines(node: Any, above: tuple[str, ...], lines: dict[tuple[str, ...], int]) -> None:
-    for key, value in node.value:
-        if not isinstance(key, yaml.ScalarNode):
-            continue
-        keys = (*above, str(key.value))
-        lines[keys] = key.start_mark.line + 1
-        if isinstance(value, yaml.MappingNode):
-            _note_lines(value, keys, lines)
+def _section(value: Any, path: Path) -> Any:
+    """Return a value that may be changed without changing another one that an alias made the same."""
+    return {_key(key, path): inner for key, inner in value.items()} if isinstance(value, dict) else value
+
+
+def _key(key: object, path: Path) -> str:
+    if not isinstance(key, str):
+        raise ConfigurationError(f"{path}: keys are words; got {shortened(key)}. Correct or remove it.")
+    return key
 
 
 def _check_schema(text: str, config: Mapping[str, Any], path: Path) -> None:
     header = _HEADER.match(text)
     said = config.get("schema", header[1] if header else SCHEMA)
-    if not str(said).isdigit() or int(said) > SCHEMA:
+    if str(said) not in map(str, range(SCHEMA + 1)):
         raise ConfigurationError(
-            f"The configuration file comes from a newer accel; {path} has schema {said}, this accel reads up to "
-            f"{SCHEMA}. Update accel-launch, or write a new file with `accel config`."
+            f"The configuration file comes from a newer accel; {path} has schema {shortened(str(said))}, this "
+            f"accel reads up to {SCHEMA}. Update accel-launch, or write a new file with `accel config`."
         )
 
 
@@ -223,12 +209,13 @@ def _check_keys(file: ConfigFile) -> None:
             continue
         if not isinstance(value, dict):
             raise ConfigurationError(
-                f"{file.where(key)}: {key} groups settings; it holds {value!r}. Write its settings below it, indented."
+                f"{file.where(key)}: {key} groups settings; got {shortened(value)}. Write its settings below "
+                "it, indented."
             )
         known = {path[1] for path in BY_PATH if path[0] == key and len(path) > 1} | _PLUGIN_KEYS.get(key, set())
         for inner in value:
             if inner not in known:
-                raise _unknown(file, (key, str(inner)), known)
+                raise _unknown(file, (key, inner), known)
 
 
 _PLUGIN_KEYS = {
@@ -240,20 +227,52 @@ _PLUGIN_KEYS = {
 def _unknown(file: ConfigFile, keys: tuple[str, ...], known: set[str]) -> ConfigurationError:
     near = get_close_matches(keys[-1], known, n=1, cutoff=0.5)
     hint = f"Did you mean `{near[0]}`?" if near else "Remove it."
-    return ConfigurationError(f"{file.where(*keys)}: unknown key `{'.'.join(keys)}`. {hint}")
+    return ConfigurationError(f"{file.where(*keys)}: unknown key `{shortened('.'.join(keys))}`. {hint}")
+
+
+_KINDS: dict[str, tuple[type, str]] = {
+    "commands": (list, "a list of commands"),
+    "additional_args": (dict, "keys and values"),
+}
+
+
+def _check_kinds(file: ConfigFile) -> None:
+    """Refuse values of the wrong shape under keys that are no launch settings, and words that no enumeration has."""
+    for key in (CLUSTER_ONLY | SAGEMAKER_ONLY) & file.config.keys():
+        value = file.config[key]
+        kind, wanted = _KINDS.get(key, (str, "one value"))
+        plain = kind is str and not isinstance(value, (list, dict))
+        if value is not None and not plain and not isinstance(value, kind):
+            raise ConfigurationError(f"{file.where(key)}: {key} cannot be {shortened(value)}. Give it {wanted}.")
+    place = file.config.get("compute_environment", "LOCAL_MACHINE")
+    if place not in _ENVIRONMENTS:
+        raise ConfigurationError(
+            f"{file.where('compute_environment')}: compute_environment cannot be {shortened(place)}. Use one of "
+            f"{', '.join(_ENVIRONMENTS)}."
+        )
+    kind = _type(file)
+    allowed = (
+        [known.value for known in SageMakerDistributedType] if place == _ENVIRONMENTS[1] else list(_ENGINE_OF_TYPE)
+    )
+    if kind not in allowed:
+        near = get_close_matches(kind, allowed, n=1)
+        hint = f"Did you mean {near[0]}?" if near else f"Use one of {', '.join(allowed)}."
+        raise ConfigurationError(
+            f"{file.where('distributed_type')}: distributed_type cannot be {shortened(kind)}. {hint}"
+        )
 
 
 _HARDWARE = {"cpu", "multi_gpu", "tpu", "use_deepspeed", "use_fsdp", "use_megatron_lm"}
 
 
-def _hardware(file: ConfigFile, written: set[str]) -> dict[str, Said]:
+def _type(file: ConfigFile) -> str:
+    """Return how the run is spread, as the file says it: YAML reads the word NO as false."""
     kind = file.config.get("distributed_type", "NO")
-    kind = "NO" if kind is False else str(kind)
-    place = file.where("distributed_type")
-    if kind not in _ENGINE_OF_TYPE and file.config.get("compute_environment") != "AMAZON_SAGEMAKER":
-        near = get_close_matches(kind, _ENGINE_OF_TYPE, n=1)
-        hint = f"Did you mean {near[0]}?" if near else f"Use one of {', '.join(_ENGINE_OF_TYPE)}."
-        raise ConfigurationError(f"{place}: distributed_type cannot be {kind!r}. {hint}")
+    return "NO" if kind is False else str(kind)
+
+
+def _hardware(file: ConfigFile, written: set[str]) -> dict[str, Said]:
+    kind, place = _type(file), file.where("distributed_type")
     found: dict[str, Said] = {}
     if not written & (_HARDWARE - {"use_megatron_lm"}) and _ENGINE_OF_TYPE.get(kind):
         found[_ENGINE_OF_TYPE[kind]] = Said(True, "file", place)
@@ -263,6 +282,11 @@ def _hardware(file: ConfigFile, written: set[str]) -> dict[str, Said]:
 
 
 def _value(setting: Setting, value: Any, where: str) -> Any:
+    parts = value if isinstance(value, list) else [value]
+    if any(isinstance(part, (dict, list)) for part in parts):
+        raise ConfigurationError(
+            f"{where}: {setting.key} takes one value or a list of values; got {shortened(value)}. Correct it."
+        )
     if setting.kind == "append":
         return [str(part) for part in value] if isinstance(value, list) else [str(value)]
     if setting.key == "fp8_override_linear_precision" and isinstance(value, list):

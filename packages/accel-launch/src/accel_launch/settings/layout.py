@@ -9,6 +9,8 @@ from accel_launch.settings.devices import count_gpus
 
 __all__ = ["Layout", "layout_of"]
 
+_MOST_PROCESSES, _MOST_MACHINES = 1 << 12, 1 << 17
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -71,6 +73,11 @@ def layout_of(settings: Mapping[str, Any]) -> Layout:
         raise ConfigurationError(
             f"--machine-rank counts from 0 and is less than the number of machines; got {rank} of {machines}. Give "
             f"{'0' if machines == 1 else f'0 to {machines - 1}'}."
+        )
+    if each > _MOST_PROCESSES or machines > _MOST_MACHINES:
+        raise ConfigurationError(
+            f"A run has at most {_MOST_PROCESSES} processes on each of {_MOST_MACHINES} machines; got {each} on "
+            f"{machines}. Say --num-processes and --num-machines."
         )
     return Layout(each * machines, each, machines, fewest, rank)
 

@@ -54,7 +54,10 @@ def _dynamo(config: dict[str, Any]) -> list[Change]:
     old = [key for key in config if key.startswith("dynamo_") and key != "dynamo_config"]
     if not old:
         return []
-    section = dict(config.get("dynamo_config") or {})
+    section = config.get("dynamo_config") or {}
+    if not isinstance(section, dict):
+        return []  # refused with its line when the keys are checked
+    section = dict(section)
     for key in old:
         section.setdefault(key, config.pop(key))
     config["dynamo_config"] = section
@@ -74,7 +77,7 @@ def _fsdp(config: dict[str, Any]) -> list[Change]:
             section.setdefault(new, section.pop(old))
             changes.append(f"fsdp_config.{old} is now fsdp_config.{new}")
     strategy = section.get("fsdp_sharding_strategy")
-    if str(strategy) in map(str, range(1, len(_STRATEGIES) + 1)):
+    if not isinstance(strategy, (dict, list)) and str(strategy) in map(str, range(1, len(_STRATEGIES) + 1)):
         section["fsdp_sharding_strategy"] = _STRATEGIES[int(str(strategy)) - 1]
         changes.append(f"fsdp_sharding_strategy {strategy} is now {section['fsdp_sharding_strategy']}")
     return changes

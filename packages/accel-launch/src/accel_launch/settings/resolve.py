@@ -8,6 +8,7 @@ from typing import Any
 from accel_core.errors import ConfigurationError
 from accel_launch.settings.given import given
 from accel_launch.settings.model import Setting
+from accel_launch.settings.reading import shortened
 
 __all__ = ["ORIGINS", "Said", "Settings", "read", "resolve", "written_in"]
 
@@ -157,11 +158,12 @@ def read(setting: Setting, text: str, where: str) -> Any:
         value = setting.parse(text)
     except ValueError:
         raise ConfigurationError(
-            f"--{setting.key.replace('_', '-')} cannot be read; {where} says {text!r}. Give it {_wanted(setting)}."
+            f"--{setting.key.replace('_', '-')} cannot be read; {where} says {shortened(text)!r}. Give it "
+            f"{_wanted(setting)}."
         ) from None
     if setting.choices and value not in setting.choices:
         raise ConfigurationError(
-            f"--{setting.key.replace('_', '-')} cannot be {text!r}, as {where} says. Use one of "
+            f"--{setting.key.replace('_', '-')} cannot be {shortened(text)!r}, as {where} says. Use one of "
             f"{', '.join(map(str, setting.choices))}."
         )
     return value

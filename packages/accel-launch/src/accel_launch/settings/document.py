@@ -1,0 +1,151 @@
+"""The text of a configuration file as plain values: bounded in time and memory, whatever the file holds.
+
+YAML lets ten lines stand for billions of values (an alias may repeat what holds aliases) and lets a value hold itself.
+What the text stands for is therefore counted from the parser's events, in one pass, before any value is built.
+"""
+
+from collections.abc import Hashable
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import yaml
+
+from accel_core.errors import ConfigurationError
+from accel_launch.settings.reading import shortened
+
+__all__ = ["Lines", "parse"]
+
+Lines: TypeAlias = dict[tuple[str, ...], int]
+"""Line of every key, by the keys that lead to it."""
+
+_LARGEST_VALUE = 4 << 20
+_WEIGHT = 64
+_DEEPEST = 32
+_LONGEST_NUMBER = 64
+
+
+class _Loader(yaml.SafeLoader):
+    """Plain values only: no dates, bytes or sets, no endless numbers, no text that no process can be given."""
+
+    yaml_implicit_resolvers = {
+        letter: [(tag, pattern) for tag, pattern in rows if tag != "tag:yaml.org,2002:timestamp"]
+        for letter, rows in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+    yaml_constructors = {
+        tag: constructor
+        for tag, constructor in yaml.SafeLoader.yaml_constructors.items()
+        if tag is None or tag.rpartition(":")[2] in ("null", "bool", "int", "float", "str", "seq", "map")
+    }
+
+    def number(self, node: yaml.ScalarNode) -> object:
+        """Return a number or truth value; digits too many for a number stay the text that they are."""
+        if len(node.value) > _LONGEST_NUMBER:
+            return str(node.value)
+        try:
+            return yaml.SafeLoader.yaml_constructors[node.tag](self, node)
+        except (ValueError, KeyError, IndexError):  # a tag such as !!int on a text that is none
+            kind = node.tag.rpartition(":")[2]
+            raise yaml.constructor.ConstructorError(
+                problem=f"found {shortened(node.value)!r} where the tag says {kind}", problem_mark=node.start_mark
+            ) from None
+
+    def text(self, node: yaml.ScalarNode) -> str:
+        """Return a text that an environment variable can hold."""
+        found = str(self.construct_yaml_str(node))
+        if "\0" in found or any("\ud800" <= letter <= "\udfff" for letter in found):
+            raise yaml.constructor.ConstructorError(
+                problem="found text that no process can be given", problem_mark=node.start_mark
+            )
+        return found
+
+
+for _kind in ("bool", "int", "float"):
+    _Loader.yaml_constructors[f"tag:yaml.org,2002:{_kind}"] = _Loader.number
+_Loader.yaml_constructors["tag:yaml.org,2002:str"] = _Loader.text
+
+
+class _Size:
+    """Counts what a document stands for, from the events of its parser."""
+
+    def __init__(self) -> None:
+        self._open: list[tuple[str | None, int]] = [(None, 0)]
+        self._anchors: dict[str, int] = {}
+
+    def add(self, event: yaml.Event) -> str | None:
+        """Count one event, and return what is wrong with the document, or None."""
+        if isinstance(event, yaml.CollectionStartEvent):
+            self._open.append((event.anchor, _WEIGHT))
+        elif isinstance(event, yaml.CollectionEndEvent):
+            self._close(*self._open.pop())
+        elif isinstance(event, yaml.ScalarEvent):
+            self._close(event.anchor, _WEIGHT + len(event.value))
+        elif isinstance(event, yaml.AliasEvent):
+            if any(anchor == event.anchor for anchor, _ in self._open):
+                return f"found a value that holds itself (*{event.anchor})"
+            self._close(None, self._anchors.get(str(event.anchor), 0))
+        if len(self._open) > _DEEPEST:
+            return f"found more than {_DEEPEST} levels"
+        return "found aliases that stand for too much" if self._open[-1][1] > _LARGEST_VALUE else None
+
+    def _close(self, anchor: str | None, size: int) -> None:
+        if anchor is not None:
+            self._anchors[anchor] = size
+        above, before = self._open[-1]
+        self._open[-1] = (above, before + size)
+
+
+def parse(text: str, path: Path) -> tuple[dict[Hashable, Any], Lines]:
+    """Read YAML or JSON that holds keys and values.
+
+    Args:
+        text: The text.
+        path: Where it comes from, for messages.
+
+    Returns:
+        The values by key, and the line of every key.
+
+    Raises:
+        ConfigurationError: The text is neither, holds something else than keys and values, or stands for too much.
+    """
+    size = _Size()
+    try:
+        for event in yaml.parse(text, Loader=_Loader):
+            problem = size.add(event)
+            if problem is not None:
+                mark: Any = event.start_mark
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
+        loader = _Loader(text)
+        node = loader.get_single_node()
+        config = {} if node is None else loader.construct_document(node)
+    except yaml.YAMLError as error:
+        raise _unreadable(error, path) from None
+    if config is None:
+        return {}, {}
+    if not isinstance(config, dict):
+        raise ConfigurationError(
+            f"A configuration file holds keys and values; {path} holds a {type(config).__name__}. Write KEY: VALUE "
+            "lines."
+        )
+    lines: Lines = {}
+    if node is not None:
+        _note_lines(node, (), lines)
+    return config, lines
+
+
+def _unreadable(error: yaml.YAMLError, path: Path) -> ConfigurationError:
+    mark = getattr(error, "problem_mark", None)
+    line = f":{mark.line + 1}" if mark is not None else ""
+    problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "it cannot be read"
+    return ConfigurationError(
+        f"The configuration file is neither YAML nor JSON; {path}{line}: {shortened(problem)}. Correct it, or write a "
+        "new one with `accel config`."
+    )
+
+
+def _note_lines(node: yaml.Node, above: tuple[str, ...], lines: Lines) -> None:
+    for key, value in node.value:
+        if isinstance(key, yaml.ScalarNode):
+            keys = (*above, str(key.value))
+            lines[keys] = key.start_mark.line + 1
+            if isinstance(value, yaml.MappingNode):
+                _note_lines(value, keys, lines)

@@ -1,0 +1,179 @@
+"""Configuration files that are broken, hostile or random: one line that names the file, in bounded time and memory."""
+
+import json
+import random
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from accel_core.errors import ConfigurationError
+from accel_launch.commands.configure import configure
+from accel_launch.commands.launch import launch_command_parser
+from accel_launch.commands.start import settings_from
+from accel_launch.settings.checks import check_settings
+from accel_launch.settings.config import load_config_from_file
+from accel_launch.settings.file import load
+
+MAP_BOMB = "a0: &a0 {x: 1}\n" + "".join(
+    f"a{level}: &a{level} {{{', '.join(f'k{key}: *a{level - 1}' for key in range(9))}}}\n" for level in range(1, 10)
+)
+MERGE_BOMB = "a0: &a0 {x: 1}\n" + "".join(
+    f"a{level}: &a{level} {{<<: [{', '.join([f'*a{level - 1}'] * 9)}]}}\n" for level in range(1, 20)
+)
+HOSTILE: dict[str, tuple[str | bytes, str]] = {
+    "bomb of maps": (MAP_BOMB, "aliases that stand for too much"),
+    "bomb of merges": (MERGE_BOMB, "aliases that stand for too much"),
+    "bomb of text": (f"a: &a {'x' * 9000}\ncommands: [{', '.join(['*a'] * 9000)}]\n", "stand for too much"),
+    "list that holds itself": ("commands: &a [*a]\n", r"holds itself \(\*a\)"),
+    "map that holds itself": ("fsdp_config: &b {fsdp_version: *b}\n", "holds itself"),
+    "deep lists": ("[" * 100_000, "more than 32 levels"),
+    "deep maps": ("{a: " * 9000, "more than 32 levels"),
+    "too large": ("#" * (1 << 19), "too large"),
+    "not UTF-8": (b"use_cpu: \xff\n", "not UTF-8 at byte 9"),
+    "NUL": ("a: \0", "special characters"),
+    "NUL in an escape": ('gpu_ids: "\\0"\n', "no process can be given"),
+    "half a surrogate": ('gpu_ids: "\\ud800"\n', "no process can be given"),
+    "number for a key": ("1: 2\n", "keys are words; got 1"),
+    "nothing for a key": ("null: 1\n", "keys are words; got None"),
+    "truth for a key": ("true: 1\n", "keys are words; got True"),
+    "number for an inner key": ("fsdp_config:\n  1: 2\n", "keys are words"),
+    "list for a key": ("? [1]\n: 2\n", "unhashable"),
+    "5,000 digits": (f"num_processes: {'9' * 5000}\n", "a whole number"),
+    "many processes": ("num_processes: 999999999999\n", "at most 4096 processes"),
+    "digits of a schema": (f"schema: {'9' * 5000}\n", "newer accel"),
+    "raised digits": ("schema: ²\n", "newer accel"),
+    "no such day": ("num_processes: 2020-99-99\n", "2020-99-99"),
+    "tag of a number": ("num_processes: !!int many\n", "'many' where the tag says int"),
+    "tag of a truth value": ("use_cpu: !!bool perhaps\n", "where the tag says bool"),
+    "tag of a class": ("a: !!python/object/apply:os.system [exit]\n", "could not determine a constructor"),
+    "several documents": ("use_cpu: true\n---\nuse_cpu: false\n", "another document"),
+    "group for a value": ("gpu_ids: {a: 1}\n", "takes one value"),
+    "lists in a list": ("tpu_vm: [[1]]\n", "takes one value"),
+    "value for a group": ("dynamo_config: [1]\ndynamo_backend: EAGER\n", "groups settings"),
+    "group for a name": ("tpu_name: {a: 1}\n", "tpu_name cannot be"),
+    "text for commands": ("commands: 5\n", "commands cannot be 5"),
+    "no such place": ("compute_environment: MARS\n", "compute_environment cannot be MARS"),
+    "group for a place": ("compute_environment: {a: 1}\n", "compute_environment cannot be"),
+    "long key": ("k" * 900 + ": 1\n", "unknown key `kkk"),
+    "key of several lines": ('"a\\nb": 1\n', "unknown key"),
+}
+
+
+def use(path: Path) -> None:
+    """Do all that is done with a configuration file."""
+    load_config_from_file(path)
+    file = load(path)
+    assert file is not None
+    json.dumps(file.config)
+    args = launch_command_parser().parse_args(["--config-file", str(path), "s.py"])
+    check_settings(settings_from(args))
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_file(tmp_path: Path, name: str) -> None:
+    """A file that cannot be meant is one error of one line, with the file and what is wrong in it."""
+    content, told = HOSTILE[name]
+    path = tmp_path / "config.yaml"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(ConfigurationError, match=told) as caught:
+        use(path)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 1000
+    assert "config.yaml" in str(caught.value) or name == "many processes"
+
+
+@pytest.mark.parametrize("bomb", [MAP_BOMB, MERGE_BOMB, "[" * 200_000])
+def test_bomb_takes_little_time_and_memory(tmp_path: Path, variables: dict[str, str], bomb: str) -> None:
+    """A bomb ends within a minute of processor time and a GiB of addresses; it would need years and terabytes."""
+    (tmp_path / "bomb.yaml").write_text(bomb)
+
+    def bound() -> None:
+        resource.setrlimit(resource.RLIMIT_CPU, (60, 60))
+        resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
+
+    done = subprocess.run(
+        [sys.executable, "-m", "accel_launch", "launch", "--config-file", "bomb.yaml", "s.py"],
+        cwd=tmp_path,
+        env=variables,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        preexec_fn=bound,
+    )
+    assert done.returncode == 2, done.stderr[-500:]
+    (line,) = done.stderr.splitlines()
+    assert "bomb.yaml" in line
+
+
+def test_aliases_and_merges_mean_what_yaml_says(tmp_path: Path) -> None:
+    """Aliases and merge keys of an ordinary size are read; what one section migrates does not change another."""
+    path = tmp_path / "config.yaml"
+    path.write_text("fsdp_config: &a\n  fsdp_version: 2\nparallelism_config:\n  parallelism_config_tp_size: &two 2\n")
+    path.write_text(path.read_text() + "num_processes: *two\n<<: {use_cpu: true}\n")
+    file = load(path)
+    assert file is not None
+    said = file.settings_of(set())
+    assert (said["num_processes"].value, said["cpu"].value, said["fsdp_version"].value) == (2, True, "2")
+
+
+PIECES = [
+    "2020-01-01", "\"\\ud800\"", "9" * 99, "é", "auto", "FSDP", "AMAZON_SAGEMAKER", "<<: {a: 1}", "|\n  x", "!!set {a}",
+    "true", "null", "-1", "1e99", ".nan", "0x1F", "190:20:30", "''", "[]", "{}", "[1, {a: b}]", "{1: 2}",
+    "!!int a", "&x [1]", "*x",
+]  # fmt: skip
+CONFIGS = sorted((Path(__file__).parents[2] / "peer" / "configs").glob("*.y*ml"))
+
+
+def damaged(text: str, chance: random.Random) -> bytes:
+    """Return a file of which lines, values and bytes were changed."""
+    lines = text.splitlines()
+    for _ in range(chance.randint(1, 2)):
+        place = chance.randrange(len(lines))
+        key, _, value = lines[place].partition(":")
+        lines[place] = chance.choice(
+            [
+                f"{key}: {chance.choice(PIECES)}",
+                f"{chance.choice(PIECES)}:{value}",
+                f"  {lines[place]}",
+                lines[place].lstrip(),
+                f"{lines[place]}\n{lines[chance.randrange(len(lines))]}",
+                f"{key}{chance.choice('_x[:{')}: {value}",
+                "",
+            ]
+        )
+    raw = bytearray("\n".join(lines).encode())
+    for _ in range(chance.choice([0, 0, 1]) if raw else 0):
+        raw[chance.randrange(len(raw))] = chance.randrange(256)
+    return bytes(raw)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_damaged_files(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is changed in a file, it is read, or refused in one line by an error of accel; both often."""
+    monkeypatch.setattr("accel_launch.settings.environ.snapshot", dict)
+    chance = random.Random(seed)
+    told = []
+    for _ in range(200):
+        path = tmp_path / "config.yaml"
+        path.write_bytes(damaged(chance.choice(CONFIGS).read_text(), chance))
+        try:
+            use(path)
+        except ConfigurationError as error:
+            told.append(str(error))
+    assert 0 < len(told) < 200
+    assert not any("\n" in message for message in told)
+
+
+@pytest.mark.parametrize("pair", ["use_cpu.x=1", "a.b.c", "num_processes=²", "=3"])
+def test_pairs_that_cannot_be_meant(tmp_path: Path, variables: dict[str, str], pair: str) -> None:
+    """`accel config --set` refuses what is no pair, what reaches into a value, and keys that nobody knows."""
+    words = ["config", "--config-file", str(tmp_path / "c.yaml"), "--yes", "--set", pair]
+    from accel_launch.cli import build_parser, find_command
+
+    with pytest.raises(ConfigurationError):
+        configure(build_parser(find_command("config")).parse_args(words[1:]))
+    assert not (tmp_path / "c.yaml").exists()

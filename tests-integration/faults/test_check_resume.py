@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from accel_core.testing import requires
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train_digits.py"
@@ -85,6 +87,26 @@ def test_wrong_arguments_and_scripts_are_named(tmp_path: Path) -> None:
     code, words = check(tmp_path / "broken.py", "--steps", "4", "--at", "2")
     assert code != 0
     assert "KeyError: 'mine'" in words
+
+
+@pytest.mark.parametrize("way", ["sys.exit(0)", "sys.exit()", "raise SystemExit", "import os; os._exit(0)", "pass"])
+@pytest.mark.parametrize("ranks", ["1", "2"])
+def test_a_script_that_trains_nothing(tmp_path: Path, way: str, ranks: str) -> None:
+    """A script that leaves with success before it trains is not identical to anything: it made 0 steps."""
+    (tmp_path / "idle.py").write_text(f"import sys\n{way}\n")
+    code, words = check(tmp_path / "idle.py", "--steps", "4", "--at", "2", "--num-processes", ranks)
+    assert code == 1
+    assert "made 0 optimizer steps of 4" in words
+    assert "identical" not in words
+
+
+def test_a_script_that_leaves_halfway(tmp_path: Path) -> None:
+    """A script that leaves with success after some of the steps is told how many it made."""
+    script = write(tmp_path / "train.py", "", "shuffle=True")
+    script.write_text(script.read_text().replace("range(4)", "range(1)") + "sys.exit(0)\n")
+    code, words = check(script, "--steps", "9", "--at", "4")
+    assert code == 1
+    assert "made 6 optimizer steps of 9" in words
 
 
 @requires("sklearn", "tensorboard", "tqdm")

@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.multiprocessing.spawn import ProcessException, start_processes
 
-from accel_core.errors import ConfigurationError, LaunchError, StateError
+from accel_core.errors import ConfigurationError, StateError
 from accel_core.host.environ import patch_environment, write
 from accel_core.host.environ import text as environment_text
 from accel_core.process import world
@@ -100,7 +99,7 @@ def notebook_launcher(
     Raises:
         ConfigurationError: The precision is unknown, or a number cannot be meant.
         StateError: An Accelerator was made, or CUDA used, before; the message names the import that did.
-        LaunchError: A process failed; the message ends with its traceback.
+        LaunchError: A process failed; the message ends with the traceback of the one that failed first.
     """
     if mixed_precision.lower() not in _PRECISIONS:
         raise ConfigurationError(f"Mixed precision cannot be {mixed_precision!r}. Use one of {', '.join(_PRECISIONS)}.")
@@ -149,7 +148,7 @@ def debug_launcher(function: Callable[..., Any], args: Sequence[Any] = (), num_p
         num_processes: Processes.
 
     Raises:
-        LaunchError: A process failed; the message ends with its traceback.
+        LaunchError: A process failed; the message ends with the traceback of the one that failed first.
     """
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -163,12 +162,8 @@ def debug_launcher(function: Callable[..., Any], args: Sequence[Any] = (), num_p
             accelerate_use_cpu="yes",
         ),
     ):
-        try:
-            start_processes(  # type: ignore[no-untyped-call]
-                PrepareForLaunch(function, debug=True), args=tuple(args), nprocs=num_processes, start_method="fork"
-            )
-        except ProcessException as error:
-            raise LaunchError(f"Rank {error.error_index} failed first: {error}") from None
+        forked = import_module("accel_launch.launchers.forked")  # brings torch's elastic agent
+        forked.run_spawned(PrepareForLaunch(function, debug=True), args, num_processes)
 
 
 def _refuse_what_came_before(gpus: int) -> None:

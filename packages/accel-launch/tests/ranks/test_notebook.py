@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from accel_launch.supervision.orphans import alive
+
 GATHER = """
 def train(offset):
     import torch
@@ -59,6 +61,36 @@ def test_failure_ends_with_the_ranks_traceback(tmp_path: Path, variables: dict[s
     assert done.returncode == 1
     assert "Rank 1 failed first" in done.stderr
     assert "ValueError: bad cell" in done.stderr
+
+
+@pytest.mark.parametrize("call", ["notebook_launcher(partner, num_processes=2)", "debug_launcher(partner)"])
+def test_the_rank_that_failed_first_is_told(tmp_path: Path, variables: dict[str, str], call: str) -> None:
+    """Ranks that lose their partner fail too, most often seen first by torch; the traceback is that of the cause."""
+    source = (
+        "def partner():\n    import os, torch\n    from accel_core.accelerator import Accelerator\n"
+        "    accelerator = Accelerator()\n    accelerator.wait_for_everyone()\n"
+        "    if accelerator.process_index == 1:\n        raise ValueError('the cause')\n"
+        "    accelerator.gather(torch.ones(1))\n"
+    )
+    done = run(tmp_path, variables, source + call)
+    assert done.returncode == 1
+    assert "Rank 1 failed first" in done.stderr
+    assert done.stderr.rstrip().endswith("ValueError: the cause"), done.stderr
+
+
+def test_detached_children_are_ended(tmp_path: Path, variables: dict[str, str]) -> None:
+    """What a rank leaves running in a session of its own is ended, and what the notebook itself started is not."""
+    source = (
+        "import subprocess, threading, time\ndef leave():\n    import subprocess, os\n"
+        "    child = subprocess.Popen(['sleep', '77'], start_new_session=True)\n    child.returncode = 0\n"
+        "    open('child' + os.environ['RANK'], 'w').write(str(child.pid))\n"
+        "mine = []\nthreading.Timer(0.1, lambda: mine.append(subprocess.Popen(['sleep', '77']))).start()\n"
+        "notebook_launcher(leave, num_processes=2)\nassert mine[0].poll() is None\nmine[0].kill()\nmine[0].wait()\n"
+    )
+    done = run(tmp_path, variables, source)
+    assert done.returncode == 0, done.stderr
+    assert "outlived their ranks" in done.stderr
+    assert not any(alive(int((tmp_path / f"child{rank}").read_text())) for rank in range(2))
 
 
 def test_accelerator_before_the_launch_is_refused(tmp_path: Path, variables: dict[str, str]) -> None:

@@ -131,10 +131,17 @@ def _records(
                 )
             )
     _wait(ranks, place, args.timeout)
-    return [
+    found = [
         [json.loads(line) for line in (place / f"{rank}.jsonl").read_text().splitlines()]
         for rank in range(args.num_processes)
     ]
+    made = first + min(map(len, found))
+    if made < last:  # a process can leave with success in ways that its recorder does not see, such as os._exit
+        raise LaunchError(
+            f"The script ended before the step that was asked for; it made {made} optimizer steps of {last} with "
+            "prepared loaders. Ask for fewer --steps, and prepare the training loader."
+        )
+    return found
 
 
 def _wait(ranks: list[subprocess.Popen[bytes]], place: Path, timeout: float) -> None:

@@ -65,7 +65,8 @@ _ENGINE_OF_TYPE = {
     "MULTI_CPU": "cpu",
     "NO": "",
 }
-_ENVIRONMENTS = tuple(known.value for known in ComputeEnvironment)
+_ENVIRONMENTS: tuple[str, ...] = tuple(known.value for known in ComputeEnvironment)
+_SAGEMAKER_TYPES: tuple[str, ...] = tuple(known.value for known in SageMakerDistributedType)
 _HEADER = re.compile(r"\A# accel configuration, schema (\d+)")
 
 
@@ -250,15 +251,15 @@ def _check_kinds(file: ConfigFile) -> None:
             f"{file.where('compute_environment')}: compute_environment cannot be {shortened(place)}. Use one of "
             f"{', '.join(_ENVIRONMENTS)}."
         )
-    kind = _type(file)
+    spread = _type(file)
     allowed = (
         [known.value for known in SageMakerDistributedType] if place == _ENVIRONMENTS[1] else list(_ENGINE_OF_TYPE)
     )
-    if kind not in allowed:
-        near = get_close_matches(kind, allowed, n=1)
+    if spread not in allowed:
+        near = get_close_matches(spread, allowed, n=1)
         hint = f"Did you mean {near[0]}?" if near else f"Use one of {', '.join(allowed)}."
         raise ConfigurationError(
-            f"{file.where('distributed_type')}: distributed_type cannot be {shortened(kind)}. {hint}"
+            f"{file.where('distributed_type')}: distributed_type cannot be {shortened(spread)}. {hint}"
         )
 
 

@@ -17,7 +17,7 @@ from accel_core.comm import collectives, control
 from accel_core.comm.padding import pad_across_processes
 from accel_core.comm.split import split_for_rank
 from accel_core.comm.trigger import Trigger
-from accel_core.data.remainder import gather_for_metrics
+from accel_core.data.metrics import gather_for_metrics
 from accel_core.data.skip import skip_first_batches
 from accel_core.devices.memory import release_memory
 from accel_core.errors import ConfigurationError, EngineUnavailableError, PreparationError, StateError

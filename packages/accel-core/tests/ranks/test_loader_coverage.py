@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+from accel_core.data.metrics import gather_for_metrics
 from accel_core.data.prepare import prepare_data_loader
-from accel_core.data.remainder import gather_for_metrics
 from accel_core.errors import CollectiveError, RankDisagreementError, RemoteRankError
 from accel_core.process.world import ensure
 from accel_core.state.gradient import GradientState

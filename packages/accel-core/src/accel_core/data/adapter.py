@@ -6,12 +6,31 @@ from typing import Any, ClassVar, TypeVar, cast
 
 from torch.utils.data import DataLoader
 
-from accel_core.data.stateful import stateful_class
+from accel_core.errors import MissingDependencyError
 
-__all__ = ["DataLoaderAdapter"]
+__all__ = ["DataLoaderAdapter", "stateful_class"]
 
+_ITERATION = ("epoch", "_indices", "_stand_in")
+"""Attributes of an iteration, which a loader made of another one does not take over."""
 _LoaderT = TypeVar("_LoaderT", bound="DataLoaderAdapter")
-_OWN = frozenset({"_indices", "_iterator", "_origin", "_stand_in", "dl_state_dict"})
+_OWN = frozenset({"_indices", "_iterator", "_origin", "_stand_in"})
+"""Attributes that belong to one object: a copy or a pickle makes its own."""
+
+
+def stateful_class() -> type[DataLoader[Any]]:
+    """Return `torchdata.stateful_dataloader.StatefulDataLoader`.
+
+    Raises:
+        MissingDependencyError: torchdata is not installed, or older than 0.8.
+    """
+    try:
+        from torchdata.stateful_dataloader import StatefulDataLoader
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"use_stateful_dataloader=True needs torchdata's StatefulDataLoader; importing it failed: {error}. "
+            "Install it with `pip install 'torchdata>=0.8'`."
+        ) from error
+    return cast("type[DataLoader[Any]]", StatefulDataLoader)
 
 
 class DataLoaderAdapter(DataLoader[Any]):
@@ -66,11 +85,15 @@ class DataLoaderAdapter(DataLoader[Any]):
         adopted = object.__new__(cls.over(user_class))
         adopted.__dict__.update(loader.__dict__)
         adopted.__dict__.update({"_iterator": None, **changed})
+        for name in _ITERATION:
+            adopted.__dict__.pop(name, None)
         return adopted
 
     def __reduce__(self) -> Any:
         """Pickle and copy without what belongs to this object alone: iterators, and a class made for the user's."""
         state = {name: value for name, value in self.__dict__.items() if name not in _OWN}
+        if "epoch" in state:
+            state["epoch"] = state["epoch"].without_batches()
         own = type(self)
         kind = own.__mro__[1] if own in DataLoaderAdapter._specialised.values() else own
         return _rebuilt, (kind, self._user_class, {**state, "_iterator": None})
@@ -84,16 +107,11 @@ class DataLoaderAdapter(DataLoader[Any]):
 
     def state_dict(self) -> Any:
         """Return the state of the `StatefulDataLoader` behind this loader."""
-        return self.__dict__.get("dl_state_dict") or super().state_dict()  # type: ignore[misc]
+        return super().state_dict()  # type: ignore[misc]
 
     def load_state_dict(self, state_dict: Any) -> None:
         """Set the state of the `StatefulDataLoader` behind this loader."""
-        self.__dict__.pop("dl_state_dict", None)
-        self.__dict__["_state_loaded"] = True
         super().load_state_dict(state_dict)  # type: ignore[misc]
-
-    def _own_state(self) -> Any:
-        return super().state_dict()  # type: ignore[misc]
 
     def adjust_state_dict_for_prefetch(self) -> None:
         """Do nothing: the state is kept as it was before the look-ahead, so it counts no batch that was not given."""

@@ -6,15 +6,18 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from torch.utils.data import BatchSampler, IterableDataset
+from torch.utils.data import IterableDataset
 
+from accel_core._records import record
 from accel_core.comm.batch import slice_tensors
+from accel_core.data.base import EpochState
 from accel_core.data.loader import PreparedLoader
-from accel_core.data.mesh import data_parts
+from accel_core.data.replicas import mesh_parts
 from accel_core.data.rows import count_rows, join_rows, take_rows
-from accel_core.data.shard import Cut, Tally
+from accel_core.data.scatter import ScatterChannel
+from accel_core.data.settings import LoaderSettings
+from accel_core.data.shard import ShardSpec, StepCounts
 from accel_core.data.transfer import placed
-from accel_core.data.wire import Wire
 from accel_core.errors import DataError, RemoteRankError
 from accel_core.process import world
 
@@ -43,9 +46,6 @@ class DataLoaderDispatcher(PreparedLoader):
         **kwargs: Those of `torch.utils.data.DataLoader`.
     """
 
-    split_batches: bool = False
-    slice_fn: Callable[..., Any] = staticmethod(slice_tensors)
-
     def __init__(
         self,
         dataset: Any,
@@ -59,33 +59,35 @@ class DataLoaderDispatcher(PreparedLoader):
         iteration: int = 0,
         **kwargs: Any,
     ) -> None:
-        self.split_batches = split_batches
-        self.skip_batches = skip_batches
-        self.slice_fn = slice_fn or slice_tensors
-        self.torch_device_mesh = torch_device_mesh
+        self.settings = LoaderSettings(
+            device=world.ensure().device,
+            skip_batches=skip_batches,
+            split_batches=split_batches,
+            drop_last=_drop_last,
+            non_blocking=_non_blocking,
+            slice_fn=slice_fn or slice_tensors,
+            torch_device_mesh=torch_device_mesh,
+            parts=None if torch_device_mesh is None else mesh_parts(torch_device_mesh),
+        )
         self.iteration = iteration
-        self._drop_last = _drop_last
-        self._non_blocking = _non_blocking
-        self.device = world.ensure().device
         super().__init__(dataset, use_stateful_dataloader=use_stateful_dataloader, **kwargs)
 
     @property
-    def parts(self) -> list[int]:
-        """For each rank, which part of a global batch it gets."""
-        here = world.ensure()
-        return list(range(here.size)) if self.torch_device_mesh is None else data_parts(self.torch_device_mesh)
-
-    @property
-    def cut(self) -> Cut:
+    def spec(self) -> ShardSpec:
         """How the data is shared out over ranks."""
         parts = self.parts
-        return Cut(
+        return ShardSpec(
             ranks=max(parts) + 1,
             rank=parts[world.ensure().rank],
             batch_size=self._own_batch_size(),
             split=self.split_batches,
             drop_last=self._drop_last,
         )
+
+    @property
+    def readers(self) -> list[int]:
+        """Who reads the data: rank 0 alone, so what it reads depends on its workers and batches, not on the ranks."""
+        return [1, self.num_workers, self._own_batch_size() or 0, 0]
 
     def state_dict(self) -> Any:
         """Return the state of the `StatefulDataLoader` on rank 0, which reads; the other ranks have none."""
@@ -98,79 +100,78 @@ class DataLoaderDispatcher(PreparedLoader):
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         """Yield this rank's parts, on the device."""
-        self._prologue()
-        try:
+        epoch = self._prologue()
+        with self._reading(epoch):
             here = world.ensure()
-            wire, advance = Wire(here), self.gradient_state._advance
-            incoming = self._lead(wire) if here.is_main else self._follow(wire)
-            for part, tally, last in incoming:
-                self.tally = tally
-                if last:
-                    self.end_of_dataloader = True
-                    self.remainder = tally.total if tally is not None else self.cut.step_samples or -1
-                advance(self)
-                yield next(placed(iter((part,)), self.device))
-            self._complete()
-        finally:
-            self.end()
+            channel = ScatterChannel(here)
+            incoming = self._lead(epoch, channel) if here.is_main else self._follow(epoch, channel)
+            for step in incoming:
+                self._serve(epoch, step.counts, step.units, last=step.last)
+                if step.last:
+                    self.remainder = step.counts.total if step.counts is not None else self.spec.step_samples or -1
+                yield next(placed(iter((self._own(step.share),)), self.device))
 
     def __len__(self) -> int:
-        cut, batches = self.cut, super().__len__()
-        if not cut.split:
-            batches = batches // cut.ranks if cut.drop_last else -(-batches // cut.ranks)
+        spec, batches = self.spec, super().__len__()
+        if not spec.split:
+            batches = batches // spec.ranks if spec.drop_last else -(-batches // spec.ranks)
         return max(0, batches - self.skip_batches * isinstance(self.dataset, IterableDataset))
 
     def own_skip(self) -> int:
         """Return how many of the loader's own batches the skipped steps hold."""
-        return self.skip_batches * (1 if self.split_batches else self.cut.ranks)
+        return self.skip_batches * (1 if self.split_batches else self.spec.ranks)
 
-    def _own_batches(self, offset: int) -> int:
-        return offset // (self._own_batch_size() or 1)
+    def own_units(self, counts: StepCounts | None) -> int:
+        """Return how far a batch of the loader's own moves the position."""
+        size = self._own_batch_size()
+        return 1 if size is None else size if counts is None else counts.total
+
+    def _own_batches(self, epoch: EpochState, pending: dict[str, Any]) -> int:
+        return -(-epoch.begins_at // (self._own_batch_size() or 1)) if epoch.begins_at else self.own_skip()
 
     def _steps(self, offset: int) -> int | None:
         if isinstance(self.dataset, IterableDataset):
             return None
-        cut = self.cut
-        if cut.step_samples is None:
-            return max(0, len(self) - offset // (1 if cut.split else cut.ranks))
+        spec = self.spec
+        if spec.step_samples is None:
+            return max(0, len(self) - offset // (1 if spec.split else spec.ranks))
         left = self.total_dataset_length - offset
-        return max(0, left // cut.step_samples if cut.drop_last else -(-left // cut.step_samples))
+        return max(0, left // spec.step_samples if spec.drop_last else -(-left // spec.step_samples))
 
-    def _lead(self, wire: Wire) -> Iterator[tuple[Any, Tally | None, bool]]:
+    def _lead(self, epoch: EpochState, channel: ScatterChannel) -> Iterator[_Step]:
         """Read global batches, send each rank its part, and yield one's own."""
         parts = self.parts
         try:
-            batches = self._global_batches(self._open())
-            step = next(batches, _END)
+            groups = self._global_batches(self._open(epoch), epoch)
+            group = next(groups, _END)
         except Exception as failure:
-            wire.send([None] + [_Failed(repr(failure))] * (len(parts) - 1))
+            channel.send([None] + [_Failed(repr(failure))] * (len(parts) - 1))
             raise
-        while step is not _END:
-            state = self._own_state() if self.use_stateful_dataloader else None
+        if group is _END:
+            channel.send([None] * len(parts))
+        while group is not _END:
+            # Taken before the next batches are read: a state from after that would leave them out.
+            state = self.own_state()
             try:
-                shares, tally = step
-                following = next(batches, _END)
+                following = next(groups, _END)
             except Exception as failure:
-                wire.send([None] + [_Failed(repr(failure))] * (len(parts) - 1))
+                channel.send([None] + [_Failed(repr(failure))] * (len(parts) - 1))
                 raise
-            if state is not None:
-                self.__dict__["dl_state_dict"] = state
-            last = following is _END
-            messages = {part: (shares[part], tally, last) for part in set(parts)}
-            wire.send([messages[part] for part in parts])
-            yield self._own(shares[parts[0]]), tally, last
-            step = following
-        if step is _END and not self.end_of_dataloader:
-            wire.send([None] * len(parts))
+            epoch.state = state
+            steps = [_Step(share, group.counts, group.units, following is _END) for share in group.shares]
+            # Ranks that read the same part are sent the same object.
+            channel.send([steps[part] for part in parts])
+            yield steps[parts[0]]
+            group = following
 
-    def _follow(self, wire: Wire) -> Iterator[tuple[Any, Tally | None, bool]]:
+    def _follow(self, epoch: EpochState, channel: ScatterChannel) -> Iterator[_Step]:
         """Yield the parts that rank 0 sends."""
         pending, self.pending = self.pending, None
         if pending is not None:
-            self._take_position(pending)
+            self._take_position(epoch, pending)
         last = False
         while not last:
-            message = wire.receive()
+            message = channel.receive()
             if message is None:
                 return
             if isinstance(message, _Failed):
@@ -178,66 +179,99 @@ class DataLoaderDispatcher(PreparedLoader):
                     f"Rank 0 reads the data for all ranks, and reading failed there: {message.text}. Its own output "
                     "holds the traceback."
                 )
-            share, tally, last = message
-            yield self._own(share), tally, last
+            last = message.last
+            yield message
 
     def _own(self, share: Any) -> Any:
         """Return this rank's part of what was sent: all of it, or what `slice_fn` takes out."""
         if not isinstance(share, _Whole):
             return share
-        cut = self.cut
-        mine = slice(cut.rank * share.part, (cut.rank + 1) * share.part)
-        return self.slice_fn(share.batch, mine, process_index=cut.rank, num_processes=cut.ranks)
+        spec = self.spec
+        mine = slice(spec.rank * share.part, (spec.rank + 1) * share.part)
+        return self.slice_fn(share.batch, mine, process_index=spec.rank, num_processes=spec.ranks)
 
-    def _global_batches(self, stream: Iterator[Any]) -> Iterator[tuple[list[Any], Tally | None]]:
-        """Yield what all ranks read in one step: a part for each, and a tally where they are not full."""
-        cut = self.cut
+    def _global_batches(self, stream: Iterator[Any], epoch: EpochState) -> Iterator[_Group]:
+        """Yield what all ranks read in one step: a part for each, and counts where they are not full."""
+        spec = self.spec
+        wanted = 1 if spec.split else spec.ranks
         first: Any = None
         while True:
-            group = list(itertools.islice(stream, 1 if cut.split else cut.ranks))
+            group = list(itertools.islice(stream, wanted))
             if not group:
                 return
-            rows = [count_rows(batch, cut.batch_size) for batch in group]
+            rows = [count_rows(batch, spec.batch_size) for batch in group]
             known = [count for count in rows if count is not None]
-            unbatched = self.batch_size is None and not isinstance(self.sampler, BatchSampler)
-            if (unbatched and self.batch_sampler is None) or len(known) < len(rows):
-                if len(group) < cut.ranks and cut.drop_last:
+            units = len(group) if spec.batch_size is None or not self.makes_batches else sum(known)
+            # The position is the same on all ranks, so what rank 0 skipped is told with the first step.
+            units, epoch.skipped = units + (0 if epoch.served else epoch.skipped), 0
+            if not self.makes_batches or len(known) < len(rows):
+                if len(group) < spec.ranks and spec.drop_last:
                     return
                 first = first or group
-                yield _one_each(group, first, cut, rows)
+                yield _one_each(group, first, spec, rows, units)
                 continue
-            full = len(group) * (cut.batch_size or max(known))
-            short = len(group) < (1 if cut.split else cut.ranks) or sum(known) < full
-            if short and cut.drop_last:
-                return
+            full = len(group) * (spec.batch_size or max(known))
+            short = len(group) < wanted or sum(known) < full
+            if short and spec.drop_last:
+                # Only what comes last is left out; a short batch inside the data is a batch like any other.
+                ahead = list(itertools.islice(stream, 1))
+                if not ahead:
+                    return
+                stream = itertools.chain(ahead, stream)
             first = first if first is not None else group[0]
-            if self.slice_fn is slice_tensors and not cut.split and not short:
-                yield group, None
+            if self.slice_fn is slice_tensors and not spec.split and not short and len(set(known)) == 1:
+                counts = None if spec.batch_size is not None else StepCounts(tuple(known), tuple(known))
+                yield _Group(group, counts, units)
                 continue
-            yield self._cut_up(group, known, first, cut, short)
+            yield self._cut_up(group, known, first, spec, units, full=spec.step_samples)
 
     def _cut_up(
-        self, group: list[Any], rows: list[int], first: Any, cut: Cut, short: bool
-    ) -> tuple[list[Any], Tally | None]:
+        self, group: list[Any], rows: list[int], first: Any, spec: ShardSpec, units: int, *, full: int | None
+    ) -> _Group:
         """Cut the rows of some batches in equal parts, filled up with the first rows of all."""
         total = sum(rows)
-        part = -(-total // cut.ranks)
+        part = -(-total // spec.ranks)
         whole = join_rows(group, rows) if len(group) > 1 else group[0]
-        missing = part * cut.ranks - total
+        missing = part * spec.ranks - total
         if count_rows(whole, total) != total:
-            return _one_each(group, [first], cut, rows)
-        held = count_rows(first, cut.batch_size) or 0
+            return _one_each(group, [first], spec, rows, units)
+        held = count_rows(first, spec.batch_size) or 0
         while missing > 0 and held:
             some = take_rows(first, slice(0, missing), held)
-            whole = join_rows([whole, some], [part * cut.ranks - missing, min(missing, held)])
+            whole = join_rows([whole, some], [part * spec.ranks - missing, min(missing, held)])
             missing -= min(missing, held)
-        real = tuple(max(0, min(part, total - rank * part)) for rank in range(cut.ranks))
-        tally = Tally((part,) * cut.ranks, real) if short or total % cut.ranks else None
+        real = tuple(max(0, min(part, total - rank * part)) for rank in range(spec.ranks))
+        counts = None if total == full else StepCounts((part,) * spec.ranks, real)
         if self.slice_fn is not slice_tensors:
-            return [_Whole(whole, part)] * cut.ranks, tally
-        rows_now = part * cut.ranks
-        shares = [take_rows(whole, slice(rank * part, (rank + 1) * part), rows_now) for rank in range(cut.ranks)]
-        return shares, tally
+            return _Group([_Whole(whole, part)] * spec.ranks, counts, units)
+        rows_now = part * spec.ranks
+        shares = [take_rows(whole, slice(rank * part, (rank + 1) * part), rows_now) for rank in range(spec.ranks)]
+        return _Group(shares, counts, units)
+
+
+@record(frozen=True)
+class _Group:
+    """What all ranks read in one step.
+
+    Attributes:
+        shares: For each part, its batch.
+        counts: What the parts hold, where they are not all full and real.
+        units: How far the step moves the position.
+    """
+
+    shares: list[Any]
+    counts: StepCounts | None
+    units: int
+
+
+@record(frozen=True)
+class _Step:
+    """What one rank reads in one step; `last` where no other follows."""
+
+    share: Any
+    counts: StepCounts | None
+    units: int
+    last: bool
 
 
 class _Whole:
@@ -256,18 +290,18 @@ class _Failed:
 
 
 def _one_each(
-    group: list[Any], first: list[Any], cut: Cut, rows: list[int | None] | list[int]
-) -> tuple[list[Any], Tally | None]:
+    group: list[Any], first: list[Any], spec: ShardSpec, rows: list[int | None] | list[int], units: int
+) -> _Group:
     """Give each rank a batch as it is, and the first ones again to ranks that would get none."""
-    if len(group) == cut.ranks:
-        return group, None
-    if cut.split and cut.ranks > 1:
+    held = tuple(1 if count is None else count for count in rows)
+    if len(group) == spec.ranks:
+        return _Group(group, StepCounts(held, held), units)
+    if spec.split and spec.ranks > 1:
         raise DataError(
-            f"A batch that does not tell how many samples it holds cannot be cut in {cut.ranks} parts; got "
+            f"A batch that does not tell how many samples it holds cannot be cut in {spec.ranks} parts; got "
             f"{type(group[0]).__name__}. Use split_batches=False, or pass slice_fn_for_dispatch."
         )
-    missing = cut.ranks - len(group)
+    missing = spec.ranks - len(group)
     filled = group + list(itertools.islice(itertools.cycle(first), missing))
-    held = tuple(1 if count is None else count for count in rows)
     spare = tuple(count_rows(batch) or 1 for batch in filled[len(group) :])
-    return filled, Tally(held + spare, held + (0,) * missing)
+    return _Group(filled, StepCounts(held + spare, held + (0,) * missing), units)

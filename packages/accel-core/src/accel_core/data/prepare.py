@@ -9,22 +9,25 @@ from typing import Any, Literal, TypeVar, cast
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler
 
+from accel_core._records import record
 from accel_core.comm.batch import slice_tensors
-from accel_core.data.declared import already_sharded, check_not_sharded, is_declared_local
+from accel_core.data.adapter import stateful_class
 from accel_core.data.dispatcher import DataLoaderDispatcher
 from accel_core.data.loader import DataLoaderShard, PreparedLoader
-from accel_core.data.mesh import data_place
+from accel_core.data.presharded import already_sharded, check_not_sharded, is_declared_local
+from accel_core.data.replicas import data_place, mesh_parts
 from accel_core.data.samplers import (
     BatchSamplerShard,
+    CountedCollate,
     IndexShard,
     IterableDatasetShard,
     SeedableRandomSampler,
-    TallyCollate,
     check_split,
     get_sampler,
 )
-from accel_core.data.stateful import stateful_class
+from accel_core.data.settings import LoaderSettings
 from accel_core.errors import ConfigurationError
+from accel_core.mesh.layout import Layout
 from accel_core.process import world
 
 __all__ = ["additional_kwargs", "already_sharded", "prepare_data_loader", "v"]
@@ -58,6 +61,7 @@ def prepare_data_loader(
     *,
     sharding: Literal["auto", "global", "local"] = "auto",
     uneven_end: Literal["drop", "repeat", "empty"] = "drop",
+    layout: Layout | None = None,
 ) -> DataLoader[Any]:
     """Return a loader of the same class that gives each rank its part, and knows its end and its position.
 
@@ -85,6 +89,8 @@ def prepare_data_loader(
             the same batches.
         sharding: "global": every rank's loader gives all the data, of which it gets a part. "local": each rank's
             loader gives the rank's own part already. "auto": global, and a loader that looks local is refused.
+        layout: How the ranks of the run share out data and model: ranks of one replica read the same part. It decides
+            instead of `num_processes`, `process_index` and `torch_device_mesh`.
         uneven_end: What happens when streams of the ranks differ in length. "drop": all end with the shortest.
             "repeat": a rank that has run out repeats batches until the longest ends. "empty": such a rank gets batches
             without rows.
@@ -97,48 +103,66 @@ def prepare_data_loader(
     if isinstance(dataloader, PreparedLoader):
         return dataloader
     _check_words(sharding, uneven_end)
-    ranks, rank = _place(num_processes, process_index, torch_device_mesh)
-    if put_on_device and device is None:
-        device = world.ensure().device
-    local = ranks > 1 and (sharding == "local" or is_declared_local(dataloader))
+    place = _place(num_processes, process_index, torch_device_mesh, layout)
+    local = place.ranks > 1 and (sharding == "local" or is_declared_local(dataloader))
+    if place.ranks > 1 and not local:
+        _check_whole(dataloader, place.ranks, sharding=sharding, split_batches=split_batches)
     streams = isinstance(dataloader.dataset, IterableDataset)
-    dispatches = dispatch_batches if dispatch_batches is not None else streams and put_on_device
-    batches = dataloader.batch_sampler if dataloader.batch_sampler is not None else dataloader.sampler
-    if ranks > 1 and not local:
-        if sharding == "auto":
-            check_not_sharded(dataloader, ranks)
-        if split_batches:
-            check_split(dataloader.batch_size or getattr(batches, "batch_size", None), ranks)
-    changed: dict[str, Any] = {
-        "device": device if put_on_device else None,
-        "rng_types": rng_types,
-        "_non_blocking": non_blocking,
-        "_drop_last": bool(dataloader.drop_last or getattr(batches, "drop_last", False)),
-        "torch_device_mesh": torch_device_mesh,
-        "uneven_end": uneven_end,
-        "local_ranks": ranks if local else 0,
-    }
-    if use_seedable_sampler:
-        changed |= _seedable(dataloader, data_seed)
-    if ranks > 1:
-        changed |= _common_order(dataloader, changed)
+    order = _order(dataloader, place.readers, data_seed, seedable=use_seedable_sampler)
+    batches = order.get("batch_sampler", _batches_of(dataloader))
+    settings = LoaderSettings(
+        device=(device or world.ensure().device) if put_on_device else None,
+        rng_types=rng_types,
+        synchronized_generator=_synchronized(dataloader, order) if place.readers > 1 else None,
+        drop_last=bool(dataloader.drop_last or getattr(batches, "drop_last", False)),
+        non_blocking=non_blocking,
+        torch_device_mesh=torch_device_mesh,
+        split_batches=split_batches,
+        slice_fn=slice_fn_for_dispatch or slice_tensors,
+        uneven_end=uneven_end,
+        local_ranks=place.ranks if local else 0,
+        parts=place.parts,
+    )
     source = _stateful(dataloader) if use_stateful_dataloader else dataloader
-    changed["use_stateful_dataloader"] = use_stateful_dataloader
-    if ranks == 1 or local:
-        return DataLoaderShard.adopt(source, **changed)
-    if dispatches:
-        return DataLoaderDispatcher.adopt(
-            source, split_batches=split_batches, slice_fn=slice_fn_for_dispatch or slice_tensors, **changed
-        )
-    batches = changed.get("batch_sampler", batches)
-    if streams:
-        changed |= _stream_part(dataloader, ranks, rank, split_batches)
-    elif isinstance(batches, BatchSampler) or dataloader.batch_sampler is not None:
-        which = "sampler" if dataloader.batch_sampler is None else "batch_sampler"
-        changed[which] = BatchSamplerShard(batches, ranks, rank, split_batches, even_batches)
+    order["use_stateful_dataloader"] = use_stateful_dataloader
+    dispatches = dispatch_batches if dispatch_batches is not None else streams and put_on_device
+    if dispatches and place.readers > 1 and not local:
+        return _dispatch(source, settings, order)
+    if place.ranks == 1 or local:
+        return _local(source, settings, order)
+    return _shard(source, settings, order, place, even_batches=even_batches)
+
+
+def _local(source: DataLoader[Any], settings: LoaderSettings, order: dict[str, Any]) -> DataLoader[Any]:
+    """Build a loader that gives all that `source` gives, because it gives this rank's part, or there is one rank."""
+    return DataLoaderShard.adopt(source, settings=settings, **order)
+
+
+def _dispatch(source: DataLoader[Any], settings: LoaderSettings, order: dict[str, Any]) -> DataLoader[Any]:
+    """Build a loader that rank 0 reads for all."""
+    return DataLoaderDispatcher.adopt(source, settings=settings, **order)
+
+
+def _shard(
+    source: DataLoader[Any], settings: LoaderSettings, order: dict[str, Any], place: _Place, *, even_batches: bool
+) -> DataLoader[Any]:
+    """Build a loader that gives this rank's part of what `source` gives."""
+    batches = order.get("batch_sampler", _batches_of(source))
+    if isinstance(source.dataset, IterableDataset):
+        changed = _stream_part(source, place.ranks, place.rank, settings.split_batches)
+    elif isinstance(batches, BatchSampler) or source.batch_sampler is not None:
+        which = "sampler" if source.batch_sampler is None else "batch_sampler"
+        shard = BatchSamplerShard(batches, place.ranks, place.rank, settings.split_batches, even_batches)
+        changed = {which: shard}
     else:
-        changed["sampler"] = IndexShard(changed.get("sampler", batches), ranks, rank, even_batches=even_batches)
-    return DataLoaderShard.adopt(source, **changed)
+        single = order.get("sampler", batches)
+        changed = {"sampler": IndexShard(single, place.ranks, place.rank, even_batches=even_batches)}
+    return DataLoaderShard.adopt(source, settings=settings, **(order | changed))
+
+
+def _batches_of(dataloader: DataLoader[Any]) -> Any:
+    """Return what gives a loader's indices."""
+    return dataloader.batch_sampler if dataloader.batch_sampler is not None else dataloader.sampler
 
 
 def _check_words(sharding: str, uneven_end: str) -> None:
@@ -150,15 +174,44 @@ def _check_words(sharding: str, uneven_end: str) -> None:
             raise ConfigurationError(f"A loader cannot be prepared with {name}={word!r}. Use one of {list(allowed)}.")
 
 
-def _place(num_processes: int | None, process_index: int | None, mesh: Any) -> tuple[int, int]:
-    """Return how many parts the data has, and which is this rank's."""
+@record(frozen=True)
+class _Place:
+    """Where this rank stands among those that share the data.
+
+    Attributes:
+        ranks: Number of parts that the data has.
+        rank: The part of this rank.
+        parts: For each rank of the world, its part; `None` where every rank has one of its own, or that is not known.
+    """
+
+    ranks: int
+    rank: int
+    parts: tuple[int, ...] | None = None
+
+    @property
+    def readers(self) -> int:
+        """Number of ranks that have to read the data in one order, those of one replica included."""
+        return self.ranks if self.parts is None else len(self.parts)
+
+
+def _place(num_processes: int | None, process_index: int | None, mesh: Any, layout: Layout | None) -> _Place:
+    if layout is not None:
+        return _Place(layout.replicas, layout.part, layout.parts)
     if mesh is not None:
-        return data_place(mesh)
+        return _Place(*data_place(mesh), mesh_parts(mesh))
     if num_processes is None or process_index is None:
         here = world.ensure()
         num_processes = here.size if num_processes is None else num_processes
         process_index = here.rank if process_index is None else process_index
-    return num_processes, process_index
+    return _Place(num_processes, process_index)
+
+
+def _check_whole(dataloader: DataLoader[Any], ranks: int, *, sharding: str, split_batches: bool) -> None:
+    """Refuse a loader that is split already, or whose batches cannot be."""
+    if sharding == "auto":
+        check_not_sharded(dataloader, ranks)
+    if split_batches:
+        check_split(dataloader.batch_size or getattr(_batches_of(dataloader), "batch_size", None), ranks)
 
 
 def _seedable(dataloader: DataLoader[Any], data_seed: int | None) -> dict[str, Any]:
@@ -177,15 +230,26 @@ def _seedable(dataloader: DataLoader[Any], data_seed: int | None) -> dict[str, A
     return {"batch_sampler": batches, "sampler": seedable}
 
 
-def _common_order(dataloader: DataLoader[Any], changed: dict[str, Any]) -> dict[str, Any]:
-    """Give a sampler that draws from the default generator one of its own, which ranks can synchronise."""
-    if isinstance(dataloader.dataset, IterableDataset):
-        return {"synchronized_generator": getattr(dataloader.dataset, "generator", None)}
-    sampler = changed.get("sampler") or get_sampler(dataloader)
+def _order(dataloader: DataLoader[Any], readers: int, data_seed: int | None, *, seedable: bool) -> dict[str, Any]:
+    """Return the samplers that replace those of a loader, and make several ranks draw one order.
+
+    A sampler that draws from the default generator gets one of its own, which ranks can synchronise.
+    """
+    order = _seedable(dataloader, data_seed) if seedable else {}
+    if readers == 1 or isinstance(dataloader.dataset, IterableDataset):
+        return order
+    sampler = order.get("sampler") or get_sampler(dataloader)
     if getattr(sampler, "generator", False) is None and not isinstance(sampler, SeedableRandomSampler):
         sampler.generator = torch.Generator()
         sampler.generator.manual_seed(int(torch.empty((), dtype=torch.int64).random_().item()))
-    return {"synchronized_generator": getattr(sampler, "generator", None)}
+    return order
+
+
+def _synchronized(dataloader: DataLoader[Any], order: dict[str, Any]) -> torch.Generator | None:
+    """Return the generator that ranks take over from rank 0 when an epoch begins."""
+    streams = isinstance(dataloader.dataset, IterableDataset)
+    source = dataloader.dataset if streams else order.get("sampler") or get_sampler(dataloader)
+    return getattr(source, "generator", None)
 
 
 def _stream_part(dataloader: DataLoader[Any], ranks: int, rank: int, split: bool) -> dict[str, Any]:
@@ -199,8 +263,8 @@ def _stream_part(dataloader: DataLoader[Any], ranks: int, rank: int, split: bool
         process_index=rank,
         split_batches=split and size is not None,
     )
-    shard.tells_tally = True
-    changed: dict[str, Any] = {"dataset": shard, "collate_fn": TallyCollate(dataloader.collate_fn)}
+    shard.tells_counts = True
+    changed: dict[str, Any] = {"dataset": shard, "collate_fn": CountedCollate(dataloader.collate_fn)}
     if split and size is not None:
         part = size // ranks
         changed["batch_size"] = part

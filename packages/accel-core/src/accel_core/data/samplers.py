@@ -11,17 +11,17 @@ from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, Sampl
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from accel_core.comm.batch import send_to_device
-from accel_core.data.shard import Cut, Tally, count_steps, deal, deal_stream, skip_samples
+from accel_core.data.shard import ShardSpec, StepCounts, count_steps, shard_batches, shard_stream, skip_samples
 from accel_core.errors import ConfigurationError
 
 __all__ = [
     "BatchSamplerShard",
+    "CountedBatch",
+    "CountedCollate",
+    "CountedSample",
     "IndexShard",
     "IterableDatasetShard",
     "SeedableRandomSampler",
-    "TallyBatch",
-    "TallyCollate",
-    "Windowed",
     "batches_from",
     "check_split",
     "get_sampler",
@@ -108,7 +108,7 @@ class BatchSamplerShard(BatchSampler):
         even_batches: Fill up at the end. Batches without a fixed size are repeated whole.
 
     Attributes:
-        irregular (dict[int, Tally]): The steps of the latest iteration whose parts are not all full and real.
+        irregular (dict[int, StepCounts]): The steps of the latest iteration whose parts are not all full and real.
 
     Raises:
         ConfigurationError: `split_batches` with a batch size that is not a multiple of `num_processes`.
@@ -132,13 +132,12 @@ class BatchSamplerShard(BatchSampler):
         self.even_batches = even_batches
         self.batch_size = size  # type: ignore[assignment]
         self.drop_last = bool(getattr(batch_sampler, "drop_last", False))
-        self.irregular: dict[int, Tally] = {}
-        self._offset = 0
+        self.irregular: dict[int, StepCounts] = {}
 
     @property
-    def cut(self) -> Cut:
+    def spec(self) -> ShardSpec:
         """How the batches are shared out."""
-        return Cut(
+        return ShardSpec(
             ranks=self.num_processes,
             rank=self.process_index,
             batch_size=self.batch_size,
@@ -157,48 +156,46 @@ class BatchSamplerShard(BatchSampler):
         """Number of batches over all ranks."""
         return len(self.batch_sampler)
 
-    def begin_at(self, offset: int) -> None:
-        """Let the next iteration begin in the middle of the epoch.
-
-        Args:
-            offset: Position in global samples, or in batches where they have no fixed size.
-        """
-        self._offset = offset
-
     def steps_from(self, offset: int) -> int:
         """Return how many batches this rank gets from a position on.
 
         Args:
             offset: Position in global samples, or in batches where they have no fixed size.
         """
-        cut, batches, samples = self.cut, len(self.batch_sampler), self._samples()
+        spec, batches, samples = self.spec, len(self.batch_sampler), self._samples()
         if offset:
-            if cut.batch_size is None:
+            if spec.batch_size is None:
                 batches = max(0, batches - offset)
             elif samples is not None:
                 samples = max(0, samples - offset)
-                batches = samples // cut.batch_size if cut.drop_last else -(-samples // cut.batch_size)
+                batches = samples // spec.batch_size if spec.drop_last else -(-samples // spec.batch_size)
             else:
-                batches = max(0, batches - offset // cut.batch_size)
-        return count_steps(batches, cut, samples=samples)
+                batches = max(0, batches - offset // spec.batch_size)
+        return count_steps(batches, spec, samples=samples)
 
     def __len__(self) -> int:
         return self.steps_from(0)
 
     def __iter__(self) -> Iterator[list[int]]:
-        cut, offset = self.cut, self._offset
-        self._offset = 0
-        irregular: dict[int, Tally] = {}
-        self.irregular = irregular
-        batches, pool = self._from(offset, cut)
-        return deal(batches, cut, pool=pool, note=irregular.__setitem__)
+        self.irregular = {}
+        return self.from_offset(0, self.irregular)
 
-    def _from(self, offset: int, cut: Cut) -> tuple[Iterable[Any], list[int]]:
+    def from_offset(self, offset: int, counts: dict[int, StepCounts]) -> Iterator[list[int]]:
+        """Return this rank's batches from a position on.
+
+        Args:
+            offset: Position in global samples, or in batches where they have no fixed size.
+            counts: Receives, by step from here on, what the parts hold where they are not all full and real.
+        """
+        batches, pool = self._from(offset, self.spec)
+        return shard_batches(batches, self.spec, pool=pool, note=counts.__setitem__)
+
+    def _from(self, offset: int, spec: ShardSpec) -> tuple[Iterable[Any], list[int]]:
         if not offset:
             return self.batch_sampler, []
-        if cut.batch_size is None:
+        if spec.batch_size is None:
             return itertools.islice(iter(self.batch_sampler), offset, None), []
-        return batches_from(self.batch_sampler, offset, cut.step_samples or 0)
+        return batches_from(self.batch_sampler, offset, spec.step_samples or 0)
 
     def _samples(self) -> int | None:
         """Return the number of samples of an epoch, where it can be known without reading the order."""
@@ -215,37 +212,37 @@ class BatchSamplerShard(BatchSampler):
                 target.set_epoch(epoch)
 
 
-class Windowed:
-    """A sample of a global batch that is not full, with that batch's tally."""
+class CountedSample:
+    """A sample of a global batch that is not full, with that step's counts."""
 
-    __slots__ = ("sample", "tally")
+    __slots__ = ("counts", "sample")
 
-    def __init__(self, sample: Any, tally: Tally) -> None:
+    def __init__(self, sample: Any, counts: StepCounts) -> None:
         self.sample = sample
-        self.tally = tally
+        self.counts = counts
 
 
-class TallyBatch:
-    """A batch of a global batch that is not full, with that batch's tally."""
+class CountedBatch:
+    """A batch of a global batch that is not full, with that step's counts."""
 
-    __slots__ = ("batch", "tally")
+    __slots__ = ("batch", "counts")
 
-    def __init__(self, batch: Any, tally: Tally) -> None:
+    def __init__(self, batch: Any, counts: StepCounts) -> None:
         self.batch = batch
-        self.tally = tally
+        self.counts = counts
 
-    def to(self, device: Any, non_blocking: bool = False) -> TallyBatch:
+    def to(self, device: Any, non_blocking: bool = False) -> CountedBatch:
         """Return this batch on a device."""
-        return TallyBatch(send_to_device(self.batch, device, non_blocking=non_blocking), self.tally)
+        return CountedBatch(send_to_device(self.batch, device, non_blocking=non_blocking), self.counts)
 
-    def pin_memory(self, device: Any = None) -> TallyBatch:
+    def pin_memory(self, device: Any = None) -> CountedBatch:
         """Pin the batch: torch calls this on batches of classes that it does not know."""
         self.batch = pin_memory(self.batch, device)  # type: ignore[no-untyped-call]
         return self
 
 
-class TallyCollate:
-    """A collate function that hands on the tally of its samples.
+class CountedCollate:
+    """A collate function that hands on the counts of its samples.
 
     Args:
         collate_fn: The user's function.
@@ -256,10 +253,10 @@ class TallyCollate:
 
     def __call__(self, samples: Any) -> Any:
         """Collate samples, or convert a single one."""
-        if type(samples) is Windowed:
-            return TallyBatch(self.collate_fn(samples.sample), samples.tally)
-        if type(samples) is list and samples and type(samples[0]) is Windowed:
-            return TallyBatch(self.collate_fn([sample.sample for sample in samples]), samples[0].tally)
+        if type(samples) is CountedSample:
+            return CountedBatch(self.collate_fn(samples.sample), samples.counts)
+        if type(samples) is list and samples and type(samples[0]) is CountedSample:
+            return CountedBatch(self.collate_fn([sample.sample for sample in samples]), samples[0].counts)
         return self.collate_fn(samples)
 
 
@@ -331,13 +328,13 @@ class IterableDatasetShard(IterableDataset[Any]):
         self.process_index = process_index
         self.split_batches = split_batches
         self.epoch = 0
-        self.tells_tally = False
+        self.tells_counts = False
         self._start = 0
 
     @property
-    def cut(self) -> Cut:
+    def spec(self) -> ShardSpec:
         """How the stream is shared out."""
-        return Cut(
+        return ShardSpec(
             ranks=self.num_processes,
             rank=self.process_index,
             batch_size=self.batch_size,
@@ -352,10 +349,10 @@ class IterableDatasetShard(IterableDataset[Any]):
             self.dataset.set_epoch(epoch)
 
     def __len__(self) -> int:
-        cut = self.cut
-        window = cut.step_samples or cut.ranks
+        spec = self.spec
+        window = spec.step_samples or spec.ranks
         length = len(self.dataset)  # type: ignore[arg-type]
-        return (length // window if self.drop_last else -(-length // window)) * (window // cut.ranks)
+        return (length // window if self.drop_last else -(-length // window)) * (window // spec.ranks)
 
     def begin_at(self, start: int) -> None:
         """Let iterations begin in the middle of the stream, until told otherwise.
@@ -369,14 +366,14 @@ class IterableDatasetShard(IterableDataset[Any]):
         return self._deal(self._start)
 
     def _deal(self, start: int) -> Iterator[Any]:
-        tells = self.tells_tally
+        tells = self.tells_counts
         samples = itertools.islice(iter(self.dataset), start, None) if start else self.dataset
-        for part, tally in deal_stream(samples, self.cut):
-            if tally is None or not tells:
+        for part, counts in shard_stream(samples, self.spec):
+            if counts is None or not tells:
                 yield from part
             else:
                 for sample in part:
-                    yield Windowed(sample, tally)
+                    yield CountedSample(sample, counts)
 
 
 def get_sampler(dataloader: Any) -> Any:

@@ -1,8 +1,11 @@
 """Which rank reads which samples: pure arithmetic over indices, without tensors, processes or torch.
 
-A *global batch* is what all ranks read in one step. Cut whole (`split=False`), it is one batch of the loader a rank;
-cut in parts (`split=True`), it is one batch of the loader, a part of it a rank. Laid side by side in the order of the
-ranks, the parts of a global batch are the sampler's order, which is why gathered results are in that order too.
+A *global batch* is what all ranks read in one step. With `split=False` it is one batch of the loader for each rank;
+with `split=True` it is one batch of the loader, divided among the ranks. Laid side by side in the order of the ranks,
+the parts of a global batch are the sampler's order, which is why gathered results are in that order too.
+
+A *part* is what one reader gets. Where a replica of the model spans several ranks, these read the same part, and "rank"
+in this file counts parts.
 """
 
 from __future__ import annotations
@@ -13,13 +16,13 @@ from typing import Any, TypeVar
 
 from accel_core._records import record
 
-__all__ = ["Cut", "Tally", "count_samples", "count_steps", "deal", "deal_stream", "skip_samples"]
+__all__ = ["ShardSpec", "StepCounts", "count_samples", "count_steps", "shard_batches", "shard_stream", "skip_samples"]
 
 _T = TypeVar("_T")
 
 
 @record(frozen=True)
-class Cut:
+class ShardSpec:
     """How batches are shared out, and the part asked for.
 
     Attributes:
@@ -47,11 +50,11 @@ class Cut:
 
 
 @record(frozen=True)
-class Tally:
-    """What each rank holds in one step.
+class StepCounts:
+    """What each part of one step holds.
 
     Attributes:
-        rows: Samples in each rank's batch; 0 for a rank that gets none.
+        rows: Samples in the batch of each part; 0 for one that gets none.
         real: How many of them, counted from the first, are there for the first time; the others are repeats.
     """
 
@@ -60,114 +63,165 @@ class Tally:
 
     @property
     def total(self) -> int:
-        """Samples that the step reads for the first time, over all ranks."""
+        """Samples that the step reads for the first time, over all parts."""
         return sum(self.real)
 
     @property
     def readers(self) -> tuple[int, ...]:
-        """The ranks that get a batch in this step."""
-        return tuple(rank for rank, rows in enumerate(self.rows) if rows)
+        """The parts that get a batch in this step."""
+        return tuple(part for part, rows in enumerate(self.rows) if rows)
+
+    def over(self, parts: Sequence[int]) -> StepCounts:
+        """Return what the ranks of a world hold, where several ranks read the same part.
+
+        Args:
+            parts: For each rank, which part of the data it reads. The first rank of a part counts its samples; what
+                the others hold counts as repeats.
+        """
+        first: dict[int, int] = {}
+        for rank, part in enumerate(parts):
+            first.setdefault(part, rank)
+        real = tuple(self.real[part] if first[part] == rank else 0 for rank, part in enumerate(parts))
+        return StepCounts(tuple(self.rows[part] for part in parts), real)
 
 
-Note = Callable[[int, Tally], None]
+Note = Callable[[int, StepCounts], None]
 
 
-def _no_note(step: int, tally: Tally) -> None:
-    """Let a tally go that nobody asked for."""
+def _no_note(step: int, counts: StepCounts) -> None:
+    """Let counts go that nobody asked for."""
 
 
-def deal(
-    batches: Iterable[Sequence[_T]], cut: Cut, *, pool: Iterable[_T] = (), note: Note = _no_note
+def shard_batches(
+    batches: Iterable[Sequence[_T]], spec: ShardSpec, *, pool: Iterable[_T] = (), note: Note = _no_note
 ) -> Iterator[list[_T]]:
     """Yield the batches of one rank.
 
     Args:
-        batches: The loader's batches of indices, the same on every rank.
-        cut: How they are shared out.
+        batches: The loader's batches of indices, the same on every rank, of any sizes.
+        spec: How they are shared out.
         pool: Samples from the start of the epoch, for filling up, where `batches` begins in the middle of one.
-        note: Told the step and the tally of each step whose parts are not all full and real.
+        note: Told the step and the counts of each step whose parts are not all full and real, before the step's part
+            is yielded. Where batches have no fixed size, it is told every step.
 
     Yields:
         One list of indices a step.
     """
-    parts = _deal_parts if cut.split else _deal_whole
-    return parts(batches, cut, list(pool), note)
+    parts = _split_batches if spec.split else _whole_batches
+    return parts(batches, spec, list(pool), note)
 
 
-def _deal_whole(batches: Iterable[Sequence[_T]], cut: Cut, pool: list[_T], note: Note) -> Iterator[list[_T]]:
+def _whole_batches(batches: Iterable[Sequence[_T]], spec: ShardSpec, pool: list[_T], note: Note) -> Iterator[list[_T]]:
     """Give each rank every `ranks`-th batch."""
-    ranks, rank, size = cut.ranks, cut.rank, cut.batch_size
-    fills = cut.even and not cut.drop_last
+    ranks, rank, size = spec.ranks, spec.rank, spec.batch_size
+    fills = spec.even and not spec.drop_last
     wanted = ranks * size if size is not None else 0
+    full = [size] * ranks
     first: list[list[_T]] = []
     together: list[list[_T]] = []
     step = 0
     for batch in batches:
         if len(together) == ranks:
+            # Not the last step, as a batch follows: its short batches stay short, and are counted as they are.
+            note(step, _counted(together))
             yield together[rank]
-            step += 1
-            together = []
+            step, together = step + 1, []
         indices = list(batch)
         together.append(indices)
         if fills and len(pool) < wanted:
             pool.extend(indices[: wanted - len(pool)])
         elif fills and size is None and len(first) < ranks:
             first.append(indices)
-        if len(together) == ranks and (size is None or len(indices) == size):
+        # A full step goes out at once. Any other waits for the next batch, because the last step is filled up.
+        if len(together) == ranks and [len(each) for each in together] == full:
             yield together[rank]
-            step += 1
-            together = []
-    if not together or cut.drop_last:
+            step, together = step + 1, []
+    if not together or (spec.drop_last and len(together) < ranks):
         return
-    real = [len(batch) for batch in together] + [0] * (ranks - len(together))
+    real = tuple(len(batch) for batch in together) + (0,) * (ranks - len(together))
     if fills and size is not None:
-        spare = itertools.cycle(pool)
+        target, spare = max(size, *real), itertools.cycle(pool)
         together += [[] for _ in range(ranks - len(together))]
-        together = [batch + list(itertools.islice(spare, size - len(batch))) for batch in together]
+        together = [batch + list(itertools.islice(spare, target - len(batch))) for batch in together]
     elif fills:
         together += itertools.islice(itertools.cycle(first), ranks - len(together))
-    rows = [len(batch) for batch in together] + [0] * (ranks - len(together))
-    note(step, Tally(tuple(rows), tuple(real)))
+    rows = tuple(len(batch) for batch in together) + (0,) * (ranks - len(together))
+    note(step, StepCounts(rows, real))
     if rank < len(together):
         yield together[rank]
 
 
-def _deal_parts(batches: Iterable[Sequence[_T]], cut: Cut, pool: list[_T], note: Note) -> Iterator[list[_T]]:
+def _counted(batches: Sequence[Sequence[_T]]) -> StepCounts:
+    """Return the counts of batches without repeats."""
+    rows = tuple(len(batch) for batch in batches)
+    return StepCounts(rows, rows)
+
+
+def _split_batches(batches: Iterable[Sequence[_T]], spec: ShardSpec, pool: list[_T], note: Note) -> Iterator[list[_T]]:
     """Give each rank its part of every batch."""
-    ranks, rank = cut.ranks, cut.rank
-    for step, batch in enumerate(batches):
+    rank, size = spec.rank, spec.batch_size
+    held: list[_T] | None = None
+    step = 0
+    for batch in batches:
+        if held is not None:
+            part, counts = _split(held, spec, pool, last=False)
+            note(step, counts)
+            yield part[rank]
+            step, held = step + 1, None
         indices = list(batch)
-        full = max(cut.batch_size or 0, len(indices))
-        part = -(-full // ranks)
+        full = max(size or 0, len(indices))
         if len(pool) < full:
             pool.extend(indices[: full - len(pool)])
-        if len(indices) == part * ranks:
-            yield indices[rank * part : (rank + 1) * part]
-            continue
-        if cut.drop_last:
-            continue
-        real = tuple(max(0, min(part, len(indices) - other * part)) for other in range(ranks))
-        if cut.even:
-            indices += itertools.islice(itertools.cycle(pool), part * ranks - len(indices))
-        note(step, Tally((part,) * ranks if cut.even else real, real))
-        mine = indices[rank * part : (rank + 1) * part]
-        if mine:
-            yield mine
+        if size is not None and len(indices) == size and size % spec.ranks == 0:
+            each = size // spec.ranks
+            yield indices[rank * each : (rank + 1) * each]
+            step += 1
+        else:
+            held = indices
+    if held is None:
+        return
+    part, counts = _split(held, spec, pool, last=True)
+    note(step, counts)
+    if part[rank]:
+        yield part[rank]
 
 
-def deal_stream(samples: Iterable[_T], cut: Cut) -> Iterator[tuple[list[_T], Tally | None]]:
+def _split(batch: list[_T], spec: ShardSpec, pool: list[_T], *, last: bool) -> tuple[list[list[_T]], StepCounts]:
+    """Cut a batch of any size in one part a rank.
+
+    Only the last batch may leave a rank without a part: after any other, ranks would be at different steps.
+    """
+    ranks, length = spec.ranks, len(batch)
+    if spec.even or (not last and length < ranks):
+        each = -(-max(length, (spec.batch_size or 0) if last else 0) // ranks)
+        real = tuple(max(0, min(each, length - rank * each)) for rank in range(ranks))
+        batch = batch + list(itertools.islice(itertools.cycle(pool), each * ranks - length))
+        bounds = [rank * each for rank in range(ranks + 1)]
+    elif last:
+        each = -(-max(length, spec.batch_size or 0) // ranks)
+        bounds = [min(length, rank * each) for rank in range(ranks + 1)]
+        real = ()
+    else:
+        bounds = [rank * length // ranks for rank in range(ranks + 1)]
+        real = ()
+    parts = [batch[begin:end] for begin, end in itertools.pairwise(bounds)]
+    rows = tuple(len(part) for part in parts)
+    return parts, StepCounts(rows, real or rows)
+
+
+def shard_stream(samples: Iterable[_T], spec: ShardSpec) -> Iterator[tuple[list[_T], StepCounts | None]]:
     """Yield one rank's part of each global batch of a stream that every rank reads.
 
     Args:
         samples: The stream.
-        cut: How it is shared out; `batch_size` must be given, and `even` counts as true.
+        spec: How it is shared out; `batch_size` must be given, and `even` counts as true.
 
     Yields:
-        The rank's samples, and a tally where the global batch is not full.
+        The rank's samples, and counts where the global batch is not full.
     """
-    window = cut.step_samples or cut.ranks
-    part = window // cut.ranks
-    mine = slice(cut.rank * part, (cut.rank + 1) * part)
+    window = spec.step_samples or spec.ranks
+    part = window // spec.ranks
+    mine = slice(spec.rank * part, (spec.rank + 1) * part)
     first: list[_T] = []
     gathered: list[_T] = []
     for sample in samples:
@@ -176,41 +230,41 @@ def deal_stream(samples: Iterable[_T], cut: Cut) -> Iterator[tuple[list[_T], Tal
             yield gathered[mine], None
             first = first or gathered
             gathered = []
-    if not gathered or cut.drop_last:
+    if not gathered or spec.drop_last:
         return
-    real = tuple(max(0, min(part, len(gathered) - rank * part)) for rank in range(cut.ranks))
+    real = tuple(max(0, min(part, len(gathered) - rank * part)) for rank in range(spec.ranks))
     gathered += itertools.islice(itertools.cycle(first or list(gathered)), window - len(gathered))
-    yield gathered[mine], Tally((part,) * cut.ranks, real)
+    yield gathered[mine], StepCounts((part,) * spec.ranks, real)
 
 
-def count_steps(batches: int, cut: Cut, *, samples: int | None = None) -> int:
+def count_steps(batches: int, spec: ShardSpec, *, samples: int | None = None) -> int:
     """Return how many batches one rank gets.
 
     Args:
         batches: Number of batches of the loader.
-        cut: How they are shared out.
+        spec: How they are shared out.
         samples: Number of samples in them; needed to be exact where ranks may differ and each batch is cut in parts.
     """
-    if cut.split:
-        if cut.even or cut.drop_last or not batches or samples is None or cut.batch_size is None:
+    if spec.split:
+        if spec.even or spec.drop_last or not batches or samples is None or spec.batch_size is None:
             return batches
-        last = samples - (batches - 1) * cut.batch_size
-        return batches - (last <= cut.rank * (cut.batch_size // cut.ranks))
-    rounds, left = divmod(batches, cut.ranks)
-    if cut.drop_last or not left:
+        last = samples - (batches - 1) * spec.batch_size
+        return batches - (last <= spec.rank * (spec.batch_size // spec.ranks))
+    rounds, left = divmod(batches, spec.ranks)
+    if spec.drop_last or not left:
         return rounds
-    return rounds + (1 if cut.even else cut.rank < left)
+    return rounds + (1 if spec.even else spec.rank < left)
 
 
-def count_samples(steps: int, samples: int | None, cut: Cut) -> int:
+def count_samples(steps: int, samples: int | None, spec: ShardSpec) -> int:
     """Return the position in the epoch, in global samples, after `steps` steps.
 
     Args:
         steps: Number of global batches read.
         samples: Number of samples in the epoch, where known: repeats at the end do not count.
-        cut: How the data is shared out; `batch_size` must be given.
+        spec: How the data is shared out; `batch_size` must be given.
     """
-    read = steps * (cut.step_samples or cut.ranks)
+    read = steps * (spec.step_samples or spec.ranks)
     return read if samples is None else min(read, samples)
 
 

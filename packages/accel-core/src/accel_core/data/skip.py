@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Iterator
 from typing import Any, TypeVar
@@ -9,6 +10,7 @@ from typing import Any, TypeVar
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from accel_core.data.loader import PreparedLoader
+from accel_core.data.settings import LoaderSettings
 
 __all__ = ["SkipBatchSampler", "SkipDataLoader", "skip_first_batches"]
 
@@ -59,15 +61,18 @@ class SkipDataLoader(PreparedLoader):
     def __init__(
         self, dataset: Any, skip_batches: int = 0, use_stateful_dataloader: bool = False, **kwargs: Any
     ) -> None:
-        self.skip_batches = skip_batches
+        self.settings = LoaderSettings(skip_batches=skip_batches)
         super().__init__(dataset, use_stateful_dataloader=use_stateful_dataloader, **kwargs)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         """Yield the batches after the first ones."""
-        return itertools.islice(self._raw(), self.skip_batches, None)
+        self.forget_position()
+        stream = self._raw()
+        # Of map-style data the indices are passed over already, so nothing that is skipped is read.
+        return itertools.islice(stream, self.skip_batches, None) if self._draws_itself() else stream
 
     def __len__(self) -> int:
-        return max(0, super().__len__() - self.skip_batches)
+        return max(0, super().__len__() - self.skip_batches * self._draws_itself())
 
 
 def skip_first_batches(dataloader: _LoaderT, num_batches: int = 0) -> _LoaderT:
@@ -82,17 +87,19 @@ def skip_first_batches(dataloader: _LoaderT, num_batches: int = 0) -> _LoaderT:
         num_batches: Number of batches to leave out.
     """
     if isinstance(dataloader, PreparedLoader):
-        skipping: Any = dataloader.adopt(dataloader, skip_batches=dataloader.skip_batches + num_batches)
-        skipping.__dict__.pop("_indices", None)
+        settings = dataclasses.replace(dataloader.settings, skip_batches=dataloader.skip_batches + num_batches)
+        skipping: Any = dataloader.adopt(dataloader, settings=settings)
         skipping._origin = dataloader
         replay = dataloader.pending
         dataloader.pending = None
         dataloader.forget_position()
-        skipping.forget_position()
-        skipping.pending = None if replay is None else {**replay, "offset": 0, "skips": True}
+        # What is left of a loaded position is the order of its epoch.
+        skipping.pending = None if replay is None else {**replay, "offset": 0, "steps": 0}
         return skipping  # type: ignore[no-any-return]
     if isinstance(dataloader.dataset, IterableDataset):
-        return SkipDataLoader.adopt(dataloader, skip_batches=num_batches)  # type: ignore[return-value]
+        return SkipDataLoader.adopt(  # type: ignore[return-value]
+            dataloader, settings=LoaderSettings(skip_batches=num_batches)
+        )
     skipping = object.__new__(type(dataloader))
     skipping.__dict__.update(dataloader.__dict__)
     which = "sampler" if dataloader.batch_sampler is None else "batch_sampler"

@@ -10,7 +10,7 @@ import torch
 
 from accel_core.comm.batch import send_to_device
 from accel_core.comm.tree import recursively_apply
-from accel_core.data.samplers import TallyBatch
+from accel_core.data.samplers import CountedBatch
 
 __all__ = ["placed"]
 
@@ -50,7 +50,7 @@ def _beside(stream: Iterator[Any], device: torch.device, module: Any) -> Iterato
         (batch, done), ahead = ahead, copied()
         current = module.current_stream(device)
         current.wait_event(done)
-        nest = batch.batch if isinstance(batch, TallyBatch) else batch
+        nest = batch.batch if isinstance(batch, CountedBatch) else batch
         recursively_apply(functools.partial(_used_on, stream=current), nest)
         yield batch
 

@@ -8,10 +8,10 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["Sheltered", "sheltered"]
+__all__ = ["IgnoreSigterm", "ignore_sigterm"]
 
 
-class Sheltered:
+class IgnoreSigterm:
     """A `worker_init_fn` that leaves SIGTERM to the process that started the worker.
 
     Schedulers and launchers send SIGTERM to a rank and to everything that it started. A rank that handles the signal,
@@ -33,7 +33,7 @@ class Sheltered:
             self.function(worker_id)
 
 
-def sheltered(function: Callable[[int], Any] | None) -> Callable[[int], Any] | None:
+def ignore_sigterm(function: Callable[[int], Any] | None) -> Callable[[int], Any] | None:
     """Return the `worker_init_fn` for workers that are about to start.
 
     Args:
@@ -43,9 +43,9 @@ def sheltered(function: Callable[[int], Any] | None) -> Callable[[int], Any] | N
         It, or one that calls it, where this process handles SIGTERM by a function of its own.
     """
     handled = hasattr(signal, "sigwaitinfo") and callable(signal.getsignal(signal.SIGTERM))
-    if not handled or isinstance(function, Sheltered):
+    if not handled or isinstance(function, IgnoreSigterm):
         return function
-    return Sheltered(function)
+    return IgnoreSigterm(function)
 
 
 def _listen(parent: int) -> None:

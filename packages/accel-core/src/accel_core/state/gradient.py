@@ -11,11 +11,35 @@ from accel_core.plugins.accumulation import GradientAccumulationPlugin
 __all__ = ["GradientState"]
 
 
+class _Reading:
+    """An iteration of a loader.
+
+    Attributes:
+        loader: The loader, held weakly.
+        served: Batches of the epoch that it gave.
+        left_open: Whether the iteration was broken off.
+    """
+
+    __slots__ = ("left_open", "loader", "served")
+
+    def __init__(self, loader: Any) -> None:
+        self.loader = weakref.ref(loader)
+        self.served = 0
+        self.left_open = False
+
+    def is_beside(self, loader: Any) -> bool:
+        """Return whether this is the iteration of another loader that is still there."""
+        own = self.loader()
+        return own is not None and own is not loader
+
+
 class GradientState:
     """Where the step stands: whether gradients are synchronised, and which loaders are being read.
 
     Every instance shares one state. Loaders enter when their iteration begins, report every batch, and leave when it
-    ends. Training asks for the loader that feeds it, which an evaluation loop inside the epoch does not become.
+    ends. One that is broken off stays, with what is known of its last batch, until another batch is given or another
+    iteration begins: code after a `break`, or after `next(iter(loader))`, still works on that batch. Training asks for
+    the loader that feeds it, which an evaluation loop inside the epoch does not become.
 
     Args:
         gradient_accumulation_plugin: How gradients are accumulated.
@@ -29,7 +53,7 @@ class GradientState:
 
     sync_gradients: bool
     plugin_kwargs: dict[str, Any]
-    _references: list[weakref.ref[Any]]
+    _readings: list[_Reading]
     _fresh: list[weakref.ref[Any]]
     _training: weakref.ref[Any] | None
 
@@ -40,7 +64,7 @@ class GradientState:
                 sync_gradients=True,
                 plugin_kwargs={},
                 _is_xla_gradients_synced=False,
-                _references=[],
+                _readings=[],
                 _fresh=[],
                 _training=None,
             )
@@ -77,13 +101,13 @@ class GradientState:
     @property
     def dataloader_references(self) -> list[Any]:
         """The loaders being read, outermost first, after a leading `None`."""
-        return [None, *(loader for ref in self._references if (loader := ref()) is not None)]
+        return [None, *(loader for reading in self._readings if (loader := reading.loader()) is not None)]
 
     @property
     def active_dataloader(self) -> Any:
         """The innermost loader being read, or `None`."""
-        for reference in reversed(self._references):
-            loader = reference()
+        for reading in reversed(self._readings):
+            loader = reading.loader()
             if loader is not None:
                 return loader
         return None
@@ -119,24 +143,46 @@ class GradientState:
 
     def _add_dataloader(self, dataloader: Any) -> None:
         """Enter a loader whose iteration begins; a loader that is read again starts anew."""
-        self._remove_dataloader(dataloader)
-        self._references.append(weakref.ref(dataloader))
-        heartbeat.loops(len(self._references))
-        dataloader.__dict__["_batches_served"] = 0
+        self._readings = [each for each in self._readings if not each.left_open and each.is_beside(dataloader)]
+        self._readings.append(_Reading(dataloader))
+        self._report_loops()
+
+    def _begin_at(self, dataloader: Any, steps: int) -> None:
+        """Note that the iteration that began goes on behind some batches of the epoch."""
+        for reading in self._readings:
+            if reading.loader() is dataloader:
+                reading.served = steps
 
     def _advance(self, dataloader: Any) -> None:
         """Note that `dataloader` gives a batch now."""
         heartbeat.beat()
-        dataloader.__dict__["_batches_served"] += 1
+        stale = False
+        for reading in self._readings:
+            if reading.loader() is dataloader:
+                reading.served += 1
+            else:
+                stale = stale or reading.left_open
+        if stale:
+            self._readings = [each for each in self._readings if not (each.left_open and each.is_beside(dataloader))]
         fresh = self._fresh
         if not fresh or fresh[-1]() is not dataloader:
             fresh[:] = [ref for ref in fresh if ref() is not dataloader]
             fresh.append(weakref.ref(dataloader))
 
+    def _leave_open(self, dataloader: Any) -> None:
+        """Note that an iteration was broken off: what is known of its last batch stays until another one is given."""
+        for reading in self._readings:
+            if reading.loader() is dataloader:
+                reading.left_open = True
+        self._report_loops()
+
     def _remove_dataloader(self, dataloader: Any) -> None:
-        """Let a loader go whose iteration ended or was broken off."""
-        self._references = [ref for ref in self._references if ref() is not None and ref() is not dataloader]
-        heartbeat.loops(len(self._references))
+        """Let a loader go whose iteration ended."""
+        self._readings = [each for each in self._readings if each.is_beside(dataloader)]
+        self._report_loops()
+
+    def _report_loops(self) -> None:
+        heartbeat.loops(sum(not reading.left_open for reading in self._readings))
 
     def training_dataloader(self) -> Any:
         """Return the loader that feeds the step about to be taken, or `None`.
@@ -150,14 +196,15 @@ class GradientState:
         if fresh and not any(loader is before for loader in fresh):
             before = fresh[-1]
             self._training = weakref.ref(before)
-        if before is None or not any(ref() is before for ref in self._references):
+        if before is None or not any(reading.loader() is before for reading in self._readings):
             return None
         return before
 
     def batches_left(self, dataloader: Any) -> int | None:
         """Return how many batches `dataloader` still gives after the current one, or `None` where it has no length."""
+        served = next((each.served for each in self._readings if each.loader() is dataloader), 0)
         try:
-            return max(len(dataloader) - int(dataloader.__dict__["_batches_served"]), 0)
+            return max(len(dataloader) - served, 0)
         except TypeError:
             return None
 

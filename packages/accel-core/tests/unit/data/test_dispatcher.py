@@ -6,8 +6,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from accel_core.data.base import EpochState
 from accel_core.data.dispatcher import DataLoaderDispatcher
-from accel_core.data.mesh import data_parts, data_place
+from accel_core.data.replicas import data_place, mesh_parts
+from accel_core.data.settings import LoaderSettings
 from accel_core.errors import DataError
 
 pytestmark = pytest.mark.usefixtures("fresh_state")
@@ -21,14 +23,14 @@ class Reading(DataLoaderDispatcher):
     @property
     def parts(self):
         """One part a rank."""
-        return list(range(self.ranks))
+        return tuple(range(self.ranks))
 
 
 def steps_of(loader, ranks, **kwargs):
     """Return what the reading rank would send in each step."""
-    reading = Reading.adopt(loader, **kwargs)
+    reading = Reading.adopt(loader, settings=LoaderSettings(**kwargs))
     reading.ranks = ranks
-    return list(reading._global_batches(iter(loader)))
+    return [(group.shares, group.counts) for group in reading._global_batches(iter(loader), EpochState())]
 
 
 @pytest.mark.parametrize("drop_last", [False, True])
@@ -42,13 +44,13 @@ def test_every_sample_once_in_order(split, drop_last):
         if drop_last:
             batches = [batch for batch in batches if len(batch) == size]
         loader = DataLoader([0], batch_size=size)
-        reading = Reading.adopt(loader, split_batches=split, _drop_last=drop_last)
+        reading = Reading.adopt(loader, settings=LoaderSettings(split_batches=split, drop_last=drop_last))
         reading.ranks = ranks
         seen = []
-        for shares, tally in reading._global_batches(iter(batches)):
-            assert len({len(share) for share in shares}) == 1
-            for rank, share in enumerate(shares):
-                seen.append(share if tally is None else share[: tally.real[rank]])
+        for group in reading._global_batches(iter(batches), EpochState()):
+            assert len({len(share) for share in group.shares}) == 1
+            for rank, share in enumerate(group.shares):
+                seen.append(share if group.counts is None else share[: group.counts.real[rank]])
         whole = size if split else size * ranks
         expected = torch.arange(length // whole * whole if drop_last else length)
         assert torch.equal(torch.cat(seen) if seen else torch.arange(0), expected), (length, size, ranks)
@@ -91,5 +93,5 @@ class Mesh:
 
 def test_parts_on_a_mesh():
     """Ranks that differ along an axis of the model alone read the same part."""
-    assert data_parts(Mesh(0)) == [0, 1, 0, 1, 2, 3, 2, 3]
-    assert [data_place(Mesh(rank)) for rank in range(8)] == [(4, part) for part in data_parts(Mesh(0))]
+    assert mesh_parts(Mesh(0)) == (0, 1, 0, 1, 2, 3, 2, 3)
+    assert [data_place(Mesh(rank)) for rank in range(8)] == [(4, part) for part in mesh_parts(Mesh(0))]

@@ -2,9 +2,10 @@
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from accel_core.accelerator import Accelerator
+from accel_core.plugins.loading import DataLoaderConfiguration
 
 
 @pytest.mark.parametrize(("samples", "last"), [(7, 1), (8, 2)])
@@ -15,3 +16,58 @@ def test_a_loss_repeated_for_a_full_batch_is_cut(fresh_state: None, samples: int
     rows = [len(accelerator.gather_for_metrics(torch.tensor(0.5).repeat(2))) for _ in loader]
     assert rows == [2, 2, 2, last]
     assert sum(rows) == samples
+
+
+class Stream(IterableDataset):
+    """The numbers from 0 on; several workers read a part each."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __iter__(self):
+        worker = torch.utils.data.get_worker_info()
+        return iter(range(self.length) if worker is None else range(worker.id, self.length, worker.num_workers))
+
+
+@pytest.mark.parametrize("dispatch", [None, False])
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("samples", [1, 7, 8, 66])
+def test_a_repeated_loss_of_a_stream_has_a_row_a_sample(
+    fresh_state: None, samples: int, workers: int, dispatch: bool | None
+) -> None:
+    """Of a stream too, and of short batches inside it, a repeated value keeps one row a sample."""
+    accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(dispatch_batches=dispatch))
+    kwargs = {"num_workers": workers, "multiprocessing_context": "fork"} if workers else {}
+    loader = accelerator.prepare(DataLoader(Stream(samples), batch_size=8, **kwargs))  # type: ignore[arg-type]
+    kept = [(len(batch), len(accelerator.gather_for_metrics(torch.tensor(0.5).repeat(8)))) for batch in loader]
+    assert [rows for rows, _ in kept] == [rows for _, rows in kept]
+    assert sum(rows for rows, _ in kept) == samples
+
+
+def test_the_batch_after_the_loop_counts_its_own_samples(fresh_state: None) -> None:
+    """After next(iter(loader)) and after a break at the end, the last batch is still known to be the last."""
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    loader = accelerator.prepare(DataLoader(list(range(3)), batch_size=5))  # type: ignore[arg-type]
+    next(iter(loader))
+    assert len(accelerator.gather_for_metrics(torch.tensor(0.5).repeat(5))) == 3
+    with accelerator.accumulate():
+        assert accelerator.sync_gradients
+    for _ in loader:
+        break
+    assert len(accelerator.gather_for_metrics(torch.tensor(0.5).repeat(5))) == 3
+
+
+def test_an_evaluation_broken_off_does_not_end_the_training_epoch(fresh_state: None) -> None:
+    """What is known of a loader broken off is forgotten with the next batch of the training loader."""
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    train = accelerator.prepare(DataLoader(list(range(6)), batch_size=1))  # type: ignore[arg-type]
+    evaluation = accelerator.prepare(DataLoader(list(range(2)), batch_size=2))  # type: ignore[arg-type]
+    synced = []
+    for _ in train:
+        assert accelerator.gradient_state.active_dataloader is train
+        with accelerator.accumulate():
+            synced.append(accelerator.sync_gradients)
+        for _ in evaluation:
+            break
+        assert accelerator.gradient_state.active_dataloader is evaluation
+    assert synced == [False, True] * 3

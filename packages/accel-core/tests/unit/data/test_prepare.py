@@ -18,10 +18,10 @@ from torch.utils.data import (
 )
 from torch.utils.data.distributed import DistributedSampler
 
-from accel_core.data.declared import already_sharded
 from accel_core.data.dispatcher import DataLoaderDispatcher
 from accel_core.data.loader import DataLoaderShard
 from accel_core.data.prepare import prepare_data_loader
+from accel_core.data.presharded import already_sharded
 from accel_core.data.samplers import BatchSamplerShard, IterableDatasetShard, SeedableRandomSampler, get_sampler
 from accel_core.data.skip import SkipDataLoader, skip_first_batches
 from accel_core.errors import ConfigurationError, DoubleShardingError
@@ -193,22 +193,43 @@ def test_epochs_reach_sampler_and_dataset():
     assert stream.epochs == [0]
 
 
-def test_break_leaves_the_loader():
-    """A loader broken off, or closed, is no longer being read."""
+def test_break_keeps_what_is_known_of_the_last_batch():
+    """A loader broken off, or let go, is the active one until another batch is given or an iteration begins."""
     state = GradientState()
     loader = prepare(DataLoader(range(8), batch_size=2))
     for _ in loader:
         assert state.active_dataloader is loader
         break
-    assert not state.in_dataloader
+    assert state.active_dataloader is loader
     steps = iter(loader)
     next(steps)
+    assert state.dataloader_references == [None, loader]
     inner = prepare(DataLoader(range(4), batch_size=2), 1)
     for _ in inner:
         assert state.active_dataloader is inner
     assert state.active_dataloader is loader
-    assert not state.end_of_dataloader
-    del steps
+    next(iter(inner))
+    assert state.active_dataloader is inner
+    next(steps)
+    assert state.dataloader_references == [None, loader]
+    assert state.end_of_dataloader
+    assert list(steps) == []
+    assert not state.in_dataloader
+
+
+def test_an_iterator_collected_late_leaves_the_next_iteration_alone():
+    """An older iterator that is let go while a newer one is read changes nothing of what is known."""
+    state = GradientState()
+    loader = prepare(DataLoader(range(12), batch_size=2))
+    older = iter(loader)
+    next(older)
+    newer = iter(loader)
+    next(newer), next(newer)
+    del older
+    assert loader.cursor.offset == 8
+    next(newer)
+    assert state.end_of_dataloader
+    assert list(newer) == []
     assert not state.in_dataloader
 
 
@@ -272,7 +293,7 @@ def test_sampler_of_a_part():
     loader = prepare(DataLoader(range(100), batch_size=2, sampler=SubsetRandomSampler([3, 5, 7])))
     assert sorted(value for batch in loader for value in batch.tolist()) != []
     assert (len(loader), loader.total_dataset_length, loader.total_batch_size) == (1, 3, 4)
-    assert loader.tally.total == 3
+    assert loader.counts.total == 3
 
 
 def test_set_sampler():
@@ -510,3 +531,10 @@ def test_random_sampler_of_one_process_stays():
     loader = DataLoader(range(4), shuffle=True)
     assert type(get_sampler(prepare(loader, 1))) is RandomSampler
     assert get_sampler(loader).generator is None
+
+
+def test_skip_data_loader_skips_once():
+    """A SkipDataLoader of map-style data leaves its first batches out once, and its length says so."""
+    loader = SkipDataLoader(range(32), batch_size=4, skip_batches=2)
+    assert values(loader) == values(loader) == [list(range(first, first + 4)) for first in range(8, 32, 4)]
+    assert len(loader) == 6

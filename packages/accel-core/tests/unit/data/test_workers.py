@@ -9,7 +9,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 from accel_core.data.prepare import prepare_data_loader
-from accel_core.data.workers import Sheltered, sheltered
+from accel_core.data.workers import IgnoreSigterm, ignore_sigterm
 
 SEND = "import os, sys; os.kill(int(sys.argv[1]), 15)"
 
@@ -55,12 +55,12 @@ def test_a_signal_to_all_processes_of_a_rank_spares_its_workers() -> None:
 
 def test_workers_are_left_alone_where_nobody_handles_the_signal() -> None:
     """Without a handler, and for a loader that is read again, nothing is wrapped."""
-    assert sheltered(None) is None
-    assert sheltered(own_init) is own_init
+    assert ignore_sigterm(None) is None
+    assert ignore_sigterm(own_init) is own_init
     before = signal.signal(signal.SIGTERM, lambda *call: None)
     try:
-        once = sheltered(own_init)
-        assert isinstance(once, Sheltered)
-        assert sheltered(once) is once
+        once = ignore_sigterm(own_init)
+        assert isinstance(once, IgnoreSigterm)
+        assert ignore_sigterm(once) is once
     finally:
         signal.signal(signal.SIGTERM, before)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["data_parts", "data_place"]
+__all__ = ["data_place", "mesh_parts"]
 
 _DATA_AXES = ("dp", "dp_replicate", "dp_shard", "fsdp")
 
@@ -23,7 +23,7 @@ def data_place(mesh: Any) -> tuple[int, int]:
     return parts, part
 
 
-def data_parts(mesh: Any) -> list[int]:
+def mesh_parts(mesh: Any) -> tuple[int, ...]:
     """Return, for each rank of a mesh, which part of the data it reads.
 
     Args:
@@ -41,4 +41,4 @@ def data_parts(mesh: Any) -> list[int]:
             if name in _DATA_AXES:
                 part = part * ranks.shape[axis] + coordinates[axis]
         found[int(ranks.flatten()[place])] = part
-    return [found[rank] for rank in sorted(found)]
+    return tuple(found[rank] for rank in sorted(found))

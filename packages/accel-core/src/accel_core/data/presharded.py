@@ -32,7 +32,7 @@ def already_sharded(dataloader: _LoaderT) -> _LoaderT:
 
 
 def is_declared_local(dataloader: DataLoader[Any]) -> bool:
-    """Tell whether `already_sharded` was called on a loader."""
+    """Return whether `already_sharded` was called on a loader."""
     return dataloader.__dict__.get(_MARK) == "local"
 
 

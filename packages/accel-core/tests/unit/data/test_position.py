@@ -1,8 +1,10 @@
 """Positions: any loader can be stopped anywhere and continued, by itself or by another number of ranks."""
 
+import random
+
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sampler
 
 from accel_core.data.prepare import prepare_data_loader
 from accel_core.data.skip import skip_first_batches
@@ -186,7 +188,7 @@ def test_streams_of_several_workers_need_the_same_ranks():
     _, position = stop_after(make(3, data=Stream(23)), 1)
     loader = make(2, data=Stream(23), num_workers=2)
     loader.cursor.load_state_dict(position)
-    with pytest.raises(CheckpointMismatchError, match="the position 6, global batches of 4 and 2 workers"):
+    with pytest.raises(CheckpointMismatchError, match=r"position 6 .* 3 ranks with 0 w.* 2 ranks with 2 w"):
         values(loader)
 
 
@@ -311,9 +313,193 @@ def test_seed_travels_with_the_position():
     assert values(loader) == first[3:]
 
 
+class Buckets(BatchSampler):
+    """Batches of a bucketing sampler: some inside the epoch are short, the last one may be longer than the others."""
+
+    def __init__(self, lengths, size=3):
+        self.lengths, self.batch_size, self.drop_last = lengths, size, False
+        self.sampler = range(sum(lengths))
+
+    def __len__(self):
+        return len(self.lengths)
+
+    def __iter__(self):
+        order = torch.randperm(sum(self.lengths)).tolist()
+        for length in self.lengths:
+            yield [order.pop() for _ in range(length)]
+
+
+BUCKETS = {"short inside": [3, 1, 3, 2, 3, 1], "last one longer": [3, 3, 2, 5], "last one alone": [3, 3, 3, 3, 1]}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("lengths", BUCKETS.values(), ids=BUCKETS)
+@pytest.mark.parametrize("after", [1, 2, 3])
+@pytest.mark.parametrize("before", [1, 2, 3])
+def test_batches_of_any_size_are_counted_by_their_samples(before, after, lengths, workers):
+    """With batches that are not full inside the epoch, every sample is read once, on any number of ranks."""
+    total = sum(lengths)
+    kwargs = {"num_workers": workers, "multiprocessing_context": "fork"} if workers and before == after == 1 else {}
+
+    def read(ranks, rank, position=None, steps=None):
+        loader = make(ranks, rank, data=range(total), batch_sampler=Buckets(lengths), **kwargs)
+        if position is not None:
+            loader.cursor.load_state_dict(position)
+        read, real = [], []
+        for batch in loader:
+            counts = loader.counts
+            read.append(batch.tolist())
+            real.append(len(batch) if counts is None else counts.real[rank])
+            if len(read) == steps:
+                break
+        return [batch[:kept] for batch, kept in zip(read, real, strict=True)], loader.cursor.state_dict()
+
+    whole = [read(before, rank)[0] for rank in range(before)]
+    for steps in range(1, len(whole[0])):
+        seen, positions = zip(*(read(before, rank, steps=steps) for rank in range(before)), strict=True)
+        first = [value for part in seen for batch in part for value in batch]
+        assert {position["offset"] for position in positions} == {len(first)}
+        torch.manual_seed(steps)
+        rest = [value for rank in range(after) for batch in read(after, rank, positions[0])[0] for value in batch]
+        assert sorted(first + rest) == list(range(total)), (steps, first, rest)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("own_generator", [False, True])
+@pytest.mark.parametrize("epochs", [0, 1, 2])
+def test_persistent_workers_of_a_new_process_draw_the_same_order(epochs, own_generator, workers):
+    """Persistent workers take a seed in the first epoch alone; the order comes back in a new process all the same."""
+
+    def make_persistent():
+        generator = torch.Generator().manual_seed(1) if own_generator else None
+        loader = DataLoader(
+            range(14),
+            batch_size=2,
+            shuffle=True,
+            num_workers=workers,
+            persistent_workers=True,
+            multiprocessing_context="fork",
+            generator=generator,
+        )
+        return prepare_data_loader(loader, num_processes=1, process_index=0)
+
+    torch.manual_seed(5)
+    source = make_persistent()
+    for _ in range(epochs):
+        values(source)
+    steps = iter(source)
+    read = [next(steps).tolist() for _ in range(3)]
+    position = source.cursor.state_dict()
+    rest = [batch.tolist() for batch in steps]
+    following = values(source) if own_generator else None
+    torch.manual_seed(77)
+    for loader in (make_persistent(), make_persistent()):
+        values(loader)
+        loader.cursor.load_state_dict(position)
+        assert values(loader) == rest
+        if own_generator:
+            assert values(loader) == following
+        loader._iterator._shutdown_workers()
+    fresh = make_persistent()
+    fresh.cursor.load_state_dict(position)
+    assert values(fresh) == rest
+    fresh._iterator._shutdown_workers()
+    source._iterator._shutdown_workers()
+    assert sorted(value for batch in read + rest for value in batch) == list(range(14))
+
+
+class Parted(IterableDataset):
+    """The numbers from 0 on, of which each worker reads its own."""
+
+    def __iter__(self):
+        worker = torch.utils.data.get_worker_info()
+        first, step = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        return iter(range(first, 24, step))
+
+
+@pytest.mark.parametrize(("before", "after"), [((2, 2), (1, 2)), ((2, 2), (2, 0)), ((1, 0), (1, 2)), ((1, 2), (1, 1))])
+def test_streams_parted_by_worker_go_on_with_the_same_workers_alone(before, after):
+    """Parts of a stream that workers read are taken up by as many ranks and workers, and refused by others."""
+
+    def parted(ranks, workers):
+        kwargs = {"num_workers": workers, "multiprocessing_context": "fork"} if workers else {}
+        return make(ranks, data=Parted(), **kwargs)
+
+    whole = values(parted(*before))
+    read, position = stop_after(parted(*before), 2)
+    same, other = parted(*before), parted(*after)
+    same.cursor.load_state_dict(position)
+    assert read + values(same) == whole
+    other.cursor.load_state_dict(position)
+    found = f"{before[0]} ranks with {before[1]} workers .* {after[0]} ranks with {after[1]} workers"
+    with pytest.raises(CheckpointMismatchError, match=found):
+        values(other)
+    assert values(other)[0] == values(parted(*after))[0]
+
+
+class Pythonic(Sampler):
+    """A sampler that draws its order from Python's generator, as soon as it is asked for an iterator."""
+
+    def __init__(self, length):
+        self.length = length
+
+    def __len__(self):
+        return self.length
+
+    def __iter__(self):
+        order = list(range(self.length))
+        random.shuffle(order)
+        return iter(order)
+
+
+@pytest.mark.parametrize("size", [2, None])
+def test_samplers_that_draw_from_pythons_generator(size):
+    """The order of a sampler that draws from Python's generator comes back, and that generator is left as it is."""
+    data = torch.arange(9)
+    random.seed(3)
+    source = prepare_data_loader(DataLoader(data, batch_size=size, sampler=Pythonic(9)), num_processes=1)
+    steps = iter(source)
+    read = [next(steps).tolist() for _ in range(3)]
+    position, rest = source.cursor.state_dict(), [batch.tolist() for batch in steps]
+    random.seed(4)
+    state = random.getstate()
+    loader = prepare_data_loader(DataLoader(data, batch_size=size, sampler=Pythonic(9)), num_processes=1)
+    loader.cursor.load_state_dict(position)
+    assert values(loader) == rest
+    assert random.getstate() == state
+    assert len(read) == 3
+
+
+def test_a_stream_with_a_length_goes_on_behind_its_last_batch():
+    """A position behind the last, short batch of a stream that tells its length gives nothing more."""
+
+    class Sized(Stream):
+        def __len__(self):
+            return self.length
+
+    for ranks in (1, 2):
+        whole = values(make(ranks, data=Sized(11)))
+        _, position = stop_after(make(ranks, data=Sized(11)), len(whole))
+        loader = make(ranks, data=Sized(11))
+        loader.cursor.load_state_dict({**position, "offset": 11, "steps": len(whole)})
+        assert values(loader) == []
+
+
+def test_a_position_of_the_first_version_is_read():
+    """A position whose order was captured before torch took its seed for workers still brings the order back."""
+    torch.manual_seed(7)
+    loader = DataLoader(range(13), batch_size=2, shuffle=True)
+    begin = torch.get_rng_state()
+    whole = values(loader)
+    old = {"version": 1, "epoch": 0, "offset": 4, "unit": "samples", "seed": None, "order": {"default": begin}}
+    resumed = make()
+    resumed.cursor.load_state_dict(old)
+    assert values(resumed) == whole[2:]
+
+
 def test_another_version_is_refused():
     """A position of an unknown version is refused, and the loader stays where it was."""
     loader = make()
-    with pytest.raises(CheckpointMismatchError, match="version 2"):
-        loader.cursor.load_state_dict({**loader.cursor.state_dict(), "version": 2})
+    with pytest.raises(CheckpointMismatchError, match="version 3"):
+        loader.cursor.load_state_dict({**loader.cursor.state_dict(), "version": 3})
     assert loader.pending is None

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from accel_core.process.world import World
 
-__all__ = ["Wire", "bytes_of"]
+__all__ = ["ScatterChannel", "bytes_of"]
 
 _HEADER = struct.Struct("<QQQ")
 _ALIGNMENT = 16
@@ -58,7 +58,7 @@ class _Unpickler(pickle.Unpickler):
         return self.tensors[start : start + count * dtype.itemsize].view(dtype).view(shape)
 
 
-class Wire:
+class ScatterChannel:
     """One-way channel from rank 0 to every rank.
 
     A message goes in one collective once the size of messages is known: each rank receives as many bytes as the

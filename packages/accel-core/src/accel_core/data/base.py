@@ -1,0 +1,315 @@
+"""What every prepared loader knows: its settings, how its data is shared out, and where it stands."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils.data import BatchSampler, IterableDataset
+
+from accel_core._records import record
+from accel_core.data.adapter import DataLoaderAdapter
+from accel_core.data.samplers import BatchSamplerShard, IterableDatasetShard, get_sampler
+from accel_core.data.settings import LoaderSettings, Setting
+from accel_core.data.shard import ShardSpec, StepCounts
+from accel_core.process import world
+from accel_core.state.gradient import GradientState
+
+__all__ = ["DataLoaderStateMixin", "EpochState", "LoaderBase", "Order"]
+
+Order = dict[str, torch.Tensor]
+"""States of generators, by name."""
+
+
+@record
+class EpochState:
+    """What one iteration of a loader knows about itself; `iter()` makes it, and nothing of it outlives the epoch.
+
+    Attributes:
+        begins_at: Global offset that the iteration began at.
+        offset: Global offset behind the batch given last.
+        steps_before: Steps of the epoch before this iteration, as this loader counts them.
+        served: Batches given in this iteration.
+        step: Number, among the indices dealt in this iteration, of the step that comes next.
+        skipped_steps: Steps that `skip_batches` passes over.
+        skipped: Samples (or batches, where these have no fixed size) that `skip_batches` passed over.
+        counts: By step, what the parts hold, where they are not all full and real.
+        order: States of the generators when the order was drawn.
+        drawn_late: Whether `order` was captured at the draw of the first index, and not when the epoch began.
+        replay: A position whose order is drawn once more in this iteration.
+        spare: A batch that a rank which never had one repeats.
+        state: State of the `StatefulDataLoader` behind the batch given last.
+    """
+
+    begins_at: int = 0
+    offset: int = 0
+    steps_before: int = 0
+    served: int = 0
+    step: int = 0
+    skipped_steps: int = 0
+    skipped: int = 0
+    counts: dict[int, StepCounts] | None = None
+    order: Order | None = None
+    drawn_late: bool = False
+    replay: dict[str, Any] | None = None
+    spare: Any = None
+    state: Any = None
+
+    def without_batches(self) -> EpochState:
+        """Return what of it can be copied with the loader: numbers and the order."""
+        return EpochState(
+            begins_at=self.begins_at,
+            offset=self.offset,
+            steps_before=self.steps_before,
+            served=self.served,
+            skipped_steps=self.skipped_steps,
+            order=self.order,
+            drawn_late=self.drawn_late,
+        )
+
+
+class DataLoaderStateMixin:
+    """What a loader tells about its end.
+
+    Attributes:
+        end_of_dataloader (bool): Whether the batch given last is the last one.
+        remainder (int): Number of real samples in the last global batch, 0 where it is full, -1 where that is not
+            known.
+    """
+
+    end_of_dataloader: bool = False
+    remainder: int = -1
+    gradient_state: GradientState
+
+    def reset(self) -> None:
+        """Forget the end of an iteration."""
+        self.end_of_dataloader = False
+        self.remainder = -1
+
+    def begin(self) -> None:
+        """Note that an iteration begins."""
+        self.reset()
+        with contextlib.suppress(TypeError, AttributeError):
+            if not getattr(self, "_drop_last", False):
+                length = getattr(self, "total_dataset_length", -1)
+                size = getattr(self, "total_batch_size", None)
+                if size and length >= 0:
+                    self.remainder = length % size
+        self.gradient_state._add_dataloader(self)
+
+    def end(self) -> None:
+        """Note that an iteration ended."""
+        self.gradient_state._remove_dataloader(self)
+
+
+class LoaderBase(DataLoaderAdapter, DataLoaderStateMixin):
+    """The facts of a prepared loader, and its bookkeeping of every batch.
+
+    Attributes:
+        settings (LoaderSettings): What the loader was asked to do.
+        epoch (EpochState): What the latest iteration knows about itself.
+        iteration (int): Number of epochs read; what `set_epoch` set.
+        counts (StepCounts | None): What each part holds in the current step, where they are not all full and real.
+        pending (dict | None): Position that the next iteration begins at.
+    """
+
+    settings: LoaderSettings = LoaderSettings()
+    epoch: EpochState = EpochState()
+    iteration: int = 0
+    counts: StepCounts | None = None
+    pending: dict[str, Any] | None = None
+    _state_loaded: bool = False
+    _seed_agreed: bool = False
+    _origin: LoaderBase | None = None
+    _stand_in: weakref.ref[LoaderBase] | None = None
+
+    device = Setting["torch.device | None"]("device")
+    rng_types = Setting["list[Any] | None"]("rng_types")
+    synchronized_generator = Setting["torch.Generator | None"]("synchronized_generator")
+    skip_batches = Setting[int]("skip_batches")
+    torch_device_mesh = Setting[Any]("torch_device_mesh")
+    split_batches = Setting[bool]("split_batches")
+    slice_fn = Setting[Callable[..., Any]]("slice_fn")
+    uneven_end = Setting[str]("uneven_end")
+    local_ranks = Setting[int]("local_ranks")
+    _drop_last = Setting[bool]("drop_last")
+    _non_blocking = Setting[bool]("non_blocking")
+
+    @property
+    def gradient_state(self) -> GradientState:  # type: ignore[override]
+        """The state that the steps of all loaders are noted in."""
+        return GradientState()
+
+    @property
+    def spec(self) -> ShardSpec:
+        """How the data is shared out over ranks."""
+        if self.shard is not None:
+            return self.shard.spec
+        if isinstance(self.dataset, IterableDatasetShard):
+            return self.dataset.spec
+        return ShardSpec(ranks=self.local_ranks or 1, batch_size=self._own_batch_size(), drop_last=self.drop_last)
+
+    @property
+    def shard(self) -> BatchSamplerShard | None:
+        """This rank's part of the batch sampler, where the loader is shared out over ranks in that way."""
+        return self.index_base if isinstance(self.index_base, BatchSamplerShard) else None
+
+    @property
+    def index_base(self) -> Any:
+        """What gives the loader's indices: its batch sampler, or its sampler where it does not batch."""
+        return self.batch_sampler if self.batch_sampler is not None else self.sampler
+
+    @property
+    def batches_indices(self) -> bool:
+        """Whether `index_base` gives batches of indices rather than single ones."""
+        return self.batch_sampler is not None or isinstance(self.sampler, BatchSampler)
+
+    @property
+    def makes_batches(self) -> bool:
+        """Whether batches are made of several samples."""
+        return self.batch_size is not None or self.batches_indices
+
+    @property
+    def parts(self) -> tuple[int, ...]:
+        """For each rank of the world, which part of the data it reads."""
+        parts = self.settings.parts
+        return tuple(range(world.ensure().size)) if parts is None else parts
+
+    def _own_batch_size(self) -> int | None:
+        """Return the size of the loader's batches, where they have a fixed one; 1 where it does not batch."""
+        if self.batch_size is not None:
+            return self.batch_size
+        return getattr(self.index_base, "batch_size", None) if self.batches_indices else 1
+
+    @property
+    def current_epoch(self) -> EpochState:
+        """The iteration that counts for the position: of the loader that skips in this one's place, where one does."""
+        stand_in = self._stand_in() if self._stand_in is not None else None
+        return self.epoch if stand_in is None else stand_in.epoch
+
+    @property
+    def readers(self) -> list[int]:
+        """Who reads the data: number of ranks, of workers, samples of a batch, and whether batches are split."""
+        spec = self.spec
+        return [spec.ranks, self.num_workers, spec.batch_size or 0, int(spec.split)]
+
+    @property
+    def total_batch_size(self) -> int:
+        """Samples in a full global batch."""
+        size = self.spec.step_samples
+        if size is None:
+            raise TypeError("The batches of this loader have no fixed size")
+        return size
+
+    @property
+    def total_dataset_length(self) -> int:
+        """Samples in an epoch, over all ranks."""
+        length = getattr(self.dataset, "total_length", None)
+        if length is not None:
+            return int(length)
+        if not isinstance(self.dataset, IterableDataset):
+            with contextlib.suppress(TypeError):
+                return len(get_sampler(self))
+        data: Any = self.dataset
+        if isinstance(data, IterableDatasetShard):
+            data = data.dataset
+        return len(data)
+
+    def get_sampler(self) -> Any:
+        """Return the sampler that decides the order."""
+        return get_sampler(self)
+
+    def set_sampler(self, sampler: Any) -> None:
+        """Replace the sampler that decides the order."""
+        holder: Any = self.batch_sampler if self.batch_sampler is not None else self
+        while isinstance(inner := getattr(holder, "batch_sampler", None), BatchSampler) and holder is not self:
+            holder = inner
+        holder.__dict__["sampler"] = sampler
+        if holder is not self:
+            self.__dict__["sampler"] = sampler
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch whose order comes next, and tell sampler and dataset.
+
+        Args:
+            epoch: Number of the epoch.
+        """
+        self.iteration = epoch
+        told: set[int] = set()
+        targets: tuple[Any, ...] = (self.batch_sampler, get_sampler(self), self.dataset)
+        for target in targets:
+            if hasattr(target, "set_epoch") and id(target) not in told:
+                told.add(id(target))
+                target.set_epoch(epoch)
+
+    def state_dict(self) -> Any:
+        """Return the state of the `StatefulDataLoader` behind this loader, as of the batch given last."""
+        return self.epoch.state or super().state_dict()
+
+    def own_state(self) -> Any:
+        """Return the state of the `StatefulDataLoader` behind this loader, as of the batch read last; else `None`."""
+        return super().state_dict() if self.use_stateful_dataloader else None
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        """Set the state of the `StatefulDataLoader` behind this loader."""
+        self.forget_position()
+        self._state_loaded = True
+        super().load_state_dict(state_dict)
+
+    def global_offset(self) -> int:
+        """Return the position in the epoch, in samples over all ranks (batches where they have no fixed size)."""
+        epoch = self.current_epoch
+        if epoch is self.epoch and self.pending is not None:
+            return int(self.pending["offset"])
+        return epoch.offset
+
+    def forget_position(self) -> None:
+        """Stand at the start of the epoch."""
+        self.epoch = EpochState()
+
+    def step_units(self, counts: StepCounts | None) -> int:
+        """Return how far a step moves the position: its samples, or its batches where these have no fixed size.
+
+        Args:
+            counts: What the parts of the step hold, where they are not all full and real.
+        """
+        spec = self.spec
+        if spec.batch_size is None:
+            whole = 1 if spec.split else spec.ranks
+            return whole if counts is None or spec.split else sum(real > 0 for real in counts.real)
+        return counts.total if counts is not None else spec.step_samples or 1
+
+    def own_units(self, counts: StepCounts | None) -> int:
+        """Return how far a batch of the loader's own moves the position.
+
+        Args:
+            counts: What it holds, where it is not full.
+        """
+        return self.step_units(counts)
+
+    def own_skip(self) -> int:
+        """Return how many of the loader's own batches are left out at the start."""
+        return self.skip_batches
+
+    def _serve(self, epoch: EpochState, counts: StepCounts | None, units: int, *, last: bool = False) -> None:
+        """Note that a batch is given now.
+
+        Args:
+            epoch: This iteration.
+            counts: What the parts of the step hold, where they are not all full and real.
+            units: How far the step moves the position.
+            last: Whether no other batch follows.
+        """
+        if not epoch.served:
+            epoch.offset += epoch.skipped
+        epoch.offset += units
+        epoch.served += 1
+        self.counts = counts
+        if last:
+            self.end_of_dataloader = True
+            if counts is not None and not self._drop_last:
+                self.remainder = counts.total
+        self.gradient_state._advance(self)

@@ -1,0 +1,247 @@
+"""Gathering what was computed from batches, each sample once."""
+
+from __future__ import annotations
+
+import functools
+import pickle
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from accel_core.comm.collectives import gather, recursively_apply, send_to_device
+from accel_core.comm.objects import swap
+from accel_core.data.rows import count_rows, holds_tensor, join_rows, take_rows
+from accel_core.data.scatter import bytes_of
+from accel_core.data.shard import ShardSpec, StepCounts
+from accel_core.errors import RankDisagreementError
+from accel_core.process import world
+from accel_core.process.world import World
+
+__all__ = ["drop_duplicates", "gather_for_metrics"]
+
+
+def gather_for_metrics(input_data: Any, gradient_state: Any, use_gather_object: bool = False) -> Any:
+    """Gather what all ranks computed from their current batches, without what is there twice.
+
+    The loader being read tells which samples of the step are repeats that fill up the last global batch, and which
+    ranks of one replica read the same samples: their rows are dropped. Rows come in the order of the sampler. Where
+    ranks have no batch in the last step (`even_batches=False`), those that have one gather among themselves.
+
+    Args:
+        input_data: A nest of tensors with one row (or the same number of rows) a sample; a list with one item a
+            sample; or a mapping or tuple of such. Tensors without dims count as one value a rank.
+        gradient_state: Knows the loader being read.
+        use_gather_object: Gather as pickled objects even if all leaves are tensors; a list, or the rows of a tensor,
+            are put into one list with those of the other ranks.
+
+    Returns:
+        The same structure with the rows of all ranks. Tensors whose shapes differ between ranks come back as a list of
+        one tensor a sample. With one process, `input_data`; only of a tensor with a row for each place of a full
+        batch, as libraries make from a mean loss, the rows of the samples that the last, shorter batch holds.
+
+        A list with as many tensors as a rank has samples holds columns if each of these has that many rows on every
+        rank, and one tensor a sample otherwise. `use_gather_object` always means one item a sample.
+
+    Raises:
+        CollectiveError: An object cannot be pickled.
+        RemoteRankError: Another rank failed.
+    """
+    here = world.ensure()
+    loader = gradient_state.active_dataloader
+    if here.size == 1:
+        return _cut_to_last_batch(input_data, loader)
+    counts, order = _counts_of_ranks(loader, here)
+    if counts is not None and len(counts.readers) < here.size:
+        members = counts.readers
+        parts = _swap_among(input_data, members, here)
+        chosen = [rank for rank in order if rank in members]
+        return _merge([parts[members.index(rank)] for rank in chosen], _chosen(counts, chosen))
+    if not use_gather_object and _all_tensors(input_data) and not _may_be_samples(input_data, counts, loader):
+        try:
+            gathered = gather(input_data)
+        except RankDisagreementError as failure:
+            if not _only_sizes_differ(failure):
+                raise
+        else:
+            return gathered if counts is None else drop_duplicates(gathered, counts, order)
+    parts = swap(_to_host(input_data), "gather_for_metrics", here)
+    held = [_part_size(loader)] * here.size if counts is None else _chosen(counts, order)
+    merged = _merge([parts[rank] for rank in order], held, as_list=use_gather_object)
+    return _to_device(merged, input_data)
+
+
+_Held = Sequence["int | tuple[int, int] | None"]
+"""For each part: its rows and how many of them are real, its rows alone where all are real, or `None`."""
+
+
+def _chosen(counts: StepCounts, ranks: Sequence[int]) -> list[int | tuple[int, int] | None]:
+    return [(counts.rows[rank], counts.real[rank]) for rank in ranks]
+
+
+def _counts_of_ranks(loader: Any, here: World) -> tuple[StepCounts | None, list[int]]:
+    """Return what each rank of the world holds, and the ranks in the order of their samples."""
+    counts: StepCounts | None = getattr(loader, "counts", None)
+    parts: tuple[int, ...] = getattr(loader, "parts", None) or tuple(range(here.size))
+    order = sorted(range(here.size), key=parts.__getitem__)
+    readers = max(parts) + 1
+    if len(parts) != here.size or (counts is not None and len(counts.rows) != readers):
+        return None, list(range(here.size))
+    if readers == here.size:
+        if counts is not None and order != list(range(here.size)):
+            counts = counts.over(parts)
+        return counts, order
+    if counts is None:
+        size = _part_size(loader) or 1
+        counts = StepCounts((size,) * readers, (size,) * readers)
+    return counts.over(parts), order
+
+
+def _part_size(loader: Any) -> int | None:
+    """Return how many samples a rank holds in a full step, where that is fixed."""
+    spec: ShardSpec | None = getattr(loader, "spec", None)
+    return None if spec is None or spec.step_samples is None else spec.step_samples // spec.ranks
+
+
+def _cut_to_last_batch(value: Any, loader: Any) -> Any:
+    """Cut tensors that have a row for each place of a full batch to the samples that the last batch holds."""
+    spec: ShardSpec | None = getattr(loader, "spec", None)
+    if spec is None or spec.batch_size is None:
+        return value
+    counts: StepCounts | None = loader.counts
+    held = counts.total if counts is not None else loader.remainder if loader.end_of_dataloader else 0
+    full = spec.batch_size
+    if not 0 < held < full:
+        return value
+    return recursively_apply(lambda leaf: leaf[:held] if leaf.ndim and len(leaf) == full else leaf, value)
+
+
+def _only_sizes_differ(failure: RankDisagreementError) -> bool:
+    """Return whether all ranks gathered the same parts, of the same dtypes and numbers of dims."""
+    seen = [
+        (view.operation, [(path, part.kind, len(part.shape or ())) for path, part in view.parts.items()])
+        for view in failure.views
+    ]
+    return bool(seen) and all(other == seen[0] for other in seen)
+
+
+def _may_be_samples(value: Any, counts: StepCounts | None, loader: Any) -> bool:
+    """Return whether a nest holds a list that has as many tensors as some rank has samples.
+
+    Such a list may hold columns or one tensor a sample (boxes of an image), which no rank can tell by itself. All ranks
+    come to the same answer here: lists of columns are equally long everywhere, and lists of samples have a length that
+    is in the counts.
+    """
+    if isinstance(value, list) and value and all(isinstance(item, torch.Tensor) for item in value):
+        sizes = {_part_size(loader)} if counts is None else set(counts.rows)
+        return len(value) in sizes
+    if isinstance(value, dict):
+        return any(_may_be_samples(item, counts, loader) for item in value.values())
+    return isinstance(value, list | tuple) and any(_may_be_samples(item, counts, loader) for item in value)
+
+
+def drop_duplicates(gathered: Any, counts: StepCounts, order: Sequence[int] | None = None) -> Any:
+    """Keep the rows of a gathered nest of tensors that are there for the first time.
+
+    Args:
+        gathered: Tensors that hold the same number of rows of every rank, rank 0 first.
+        counts: What each rank holds.
+        order: The ranks in the order of their samples.
+    """
+    keep = functools.partial(_keep_real, counts=counts, order=order or range(len(counts.rows)))
+    return recursively_apply(keep, gathered)
+
+
+def _keep_real(tensor: torch.Tensor, counts: StepCounts, order: Sequence[int]) -> torch.Tensor:
+    """Keep of each rank's rows those of real samples; a sample may have several rows."""
+    ranks = len(counts.rows)
+    each = tensor.shape[0] // ranks
+    kept = [_real_rows(each, rows, real) for rows, real in zip(counts.rows, counts.real, strict=True)]
+    if all(count == each for count in kept) and list(order) == list(range(ranks)):
+        return tensor
+    return torch.cat([tensor[rank * each : rank * each + kept[rank]] for rank in order])
+
+
+def _real_rows(each: int, rows: int, real: int) -> int:
+    """Return how many of the `each` rows that came from a batch of `rows` samples, `real` of them real, to keep."""
+    if rows and each % rows == 0:
+        return each // rows * real
+    return each if real else 0
+
+
+def _merge(parts: list[Any], held: _Held, *, as_list: bool = False) -> Any:
+    """Join the parts of ranks, without repeats."""
+    trimmed: list[Any] = []
+    left: list[int | None] = []
+    for part, size in zip(parts, held, strict=True):
+        if not isinstance(size, tuple):
+            trimmed.append(part)
+            left.append(size)
+            continue
+        rows, real = size
+        found = count_rows(part, rows)
+        keep = real if found is None else _real_rows(found, rows, real)
+        if keep:
+            trimmed.append(part if found is None or keep == found else take_rows(part, slice(0, keep), found))
+            left.append(None if found is None else keep)
+    if not trimmed:
+        known = held[0][0] if isinstance(held[0], tuple) else held[0]
+        trimmed, left = [take_rows(parts[0], slice(0, 0), known)], [0]
+    if as_list and (
+        isinstance(trimmed[0], list | tuple) or (isinstance(trimmed[0], torch.Tensor) and trimmed[0].dim())
+    ):
+        return [item for part in trimmed for item in part]
+    return join_rows(trimmed, left)
+
+
+def _all_tensors(value: Any) -> bool:
+    """Return whether `gather` can take a nest: tensors alone, at least one."""
+    if not holds_tensor(value):
+        return False
+    leaves: list[bool] = []
+
+    def note(leaf: Any) -> Any:
+        leaves.append(isinstance(leaf, torch.Tensor))
+        return leaf
+
+    recursively_apply(note, value, test_type=_any_leaf)
+    return all(leaves)
+
+
+def _any_leaf(leaf: Any) -> bool:
+    del leaf
+    return True
+
+
+def _to_host(value: Any) -> Any:
+    return recursively_apply(lambda tensor: tensor.detach().cpu(), value)
+
+
+def _to_device(value: Any, like: Any) -> Any:
+    """Move gathered tensors to where this rank's were."""
+    devices: list[torch.device] = []
+    recursively_apply(lambda tensor: devices.append(tensor.device) or tensor, like)  # type: ignore[func-returns-value]
+    return value if not devices or devices[0].type == "cpu" else send_to_device(value, devices[0])
+
+
+def _swap_among(value: Any, members: tuple[int, ...], here: World) -> list[Any]:
+    """Exchange objects between some ranks; the others need not come here."""
+    if here.rank not in members or len(members) == 1:
+        return [value] * len(members)
+    wire = torch.device("cpu") if "gloo" in str(here.backend) else here.device
+    others = [rank for rank in members if rank != here.rank]
+    mine = torch.frombuffer(bytearray(pickle.dumps(_to_host(value))), dtype=torch.uint8).to(wire)
+    lengths = {rank: torch.zeros(1, dtype=torch.int64, device=wire) for rank in others}
+    _trade(torch.tensor([mine.numel()], device=wire), lengths)
+    contents = {rank: torch.empty(int(length), dtype=torch.uint8, device=wire) for rank, length in lengths.items()}
+    _trade(mine, contents)
+    return [value if rank == here.rank else pickle.loads(bytes_of(contents[rank])) for rank in members]
+
+
+def _trade(mine: torch.Tensor, theirs: dict[int, torch.Tensor]) -> None:
+    """Send one tensor to some ranks, and receive one of each."""
+    moves = [dist.P2POp(dist.isend, mine, rank) for rank in theirs]
+    moves += [dist.P2POp(dist.irecv, received, rank) for rank, received in theirs.items()]
+    for move in dist.batch_isend_irecv(moves):
+        move.wait()

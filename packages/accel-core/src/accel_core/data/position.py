@@ -1,0 +1,324 @@
+"""The position of a loader: (seed, epoch, offset), in samples over all ranks, and the way back to it.
+
+The position names no rank, so any number of ranks can go on from it. What decides the order is kept with it: the seed
+of a seedable sampler, or the states that the generators had when the order was drawn.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import random
+import sys
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+from torch.utils.data.distributed import DistributedSampler
+
+from accel_core.data.base import EpochState, LoaderBase, Order
+from accel_core.data.samplers import BatchSamplerShard, SeedableRandomSampler, batches_from, get_sampler
+from accel_core.data.shard import StepCounts
+from accel_core.errors import CheckpointMismatchError
+
+__all__ = ["Cursor", "Indices", "capture_order", "is_exact", "keeps_default_generator", "replay_order"]
+
+_VERSION = 2
+_END: Any = object()
+_EXACT_SAMPLERS = frozenset(
+    {
+        DistributedSampler,
+        RandomSampler,
+        SeedableRandomSampler,
+        SequentialSampler,
+        SubsetRandomSampler,
+        WeightedRandomSampler,
+    }
+)
+
+
+def is_exact(batches: Any) -> bool:
+    """Return whether a batch sampler and its sampler are torch's own, whose lengths and orders are what they say."""
+    return type(batches) is BatchSampler and type(batches.sampler) in _EXACT_SAMPLERS
+
+
+def capture_order(loader: Any) -> Order:
+    """Return the states of the generators that a loader's order is drawn from, as they are now."""
+    states = {"default": torch.get_rng_state(), **_generator_states(loader)}
+    if type(get_sampler(loader)) in _EXACT_SAMPLERS:
+        return states
+    # Samplers and streams of other classes may draw from the process's other generators.
+    states["python"] = torch.tensor(random.getstate()[1])
+    if "numpy" in sys.modules:
+        _, keys, at, *_ = sys.modules["numpy"].random.get_state(legacy=True)
+        states["numpy"] = torch.tensor([*keys.tolist(), at])
+    return states
+
+
+@contextlib.contextmanager
+def replay_order(loader: Any, states: Order) -> Iterator[None]:
+    """Let a loader draw its order, inside the block, as it did when `states` were captured.
+
+    The generators of the process come out as they went in; those of the loader and of the sampler come out as they
+    were after the order was drawn.
+    """
+    sampler = get_sampler(loader)
+    own, own_loader = getattr(sampler, "generator", None), loader.generator
+    with _process_generators(states):
+        try:
+            if "loader" in states:
+                if own_loader is None:
+                    loader.generator = torch.Generator()
+                loader.generator.set_state(states["loader"])
+            else:
+                loader.generator = None
+            if "sampler" in states and hasattr(sampler, "generator"):
+                if own is None:
+                    own = sampler.generator = torch.Generator()
+                own.set_state(states["sampler"])
+            elif own is not None and "default" in states:
+                sampler.generator = None
+            yield
+        finally:
+            if own is not None:
+                sampler.generator = own
+            loader.generator = own_loader
+
+
+@contextlib.contextmanager
+def keeps_default_generator() -> Iterator[None]:
+    """Let torch's default generator come out of the block as it went in."""
+    before = torch.get_rng_state()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(before)
+
+
+@contextlib.contextmanager
+def _process_generators(states: Order) -> Iterator[None]:
+    """Set the generators that the process shares, inside the block."""
+    numpy_random: Any = sys.modules["numpy"].random if "numpy" in states and "numpy" in sys.modules else None
+    python_before = random.getstate()
+    numpy_before = None if numpy_random is None else numpy_random.get_state()
+    with keeps_default_generator():
+        try:
+            if "default" in states:
+                torch.set_rng_state(states["default"])
+            if "python" in states:
+                random.setstate((python_before[0], tuple(states["python"].tolist()), None))
+            if numpy_random is not None:
+                *keys, at = states["numpy"].tolist()
+                numpy_random.set_state(("MT19937", keys, at, 0, 0.0))
+            yield
+        finally:
+            if "python" in states:
+                random.setstate(python_before)
+            if numpy_random is not None:
+                numpy_random.set_state(numpy_before)
+
+
+def _generator_states(loader: Any) -> Order:
+    """Return the states of the generators that belong to a loader alone."""
+    generators = {"loader": loader.generator, "sampler": _sampler_generator(loader)}
+    return {name: generator.get_state() for name, generator in generators.items() if generator is not None}
+
+
+def _sampler_generator(loader: Any) -> torch.Generator | None:
+    generator = getattr(get_sampler(loader), "generator", None)
+    return generator if isinstance(generator, torch.Generator) else None
+
+
+def _same(one: Order, other: Order) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(state, other[name]) for name, state in one.items())
+
+
+class Indices:
+    """The indices that a loader reads, from the position that it has to begin at.
+
+    torch keeps this object for as long as persistent workers live, so it asks the loader anew at every iteration.
+
+    The states of the generators are captured here, where the order is drawn, and not where the epoch begins: before the
+    draw, torch takes a seed for its workers from the same generator in some epochs (new workers) and not in others
+    (`persistent_workers`), so a state from before that seed does not bring the order back in another process.
+    """
+
+    def __init__(self, loader: LoaderBase) -> None:
+        self._loader = weakref.ref(loader)
+
+    @property
+    def loader(self) -> LoaderBase:
+        """The loader; whoever reads these indices holds it."""
+        loader = self._loader()
+        assert loader is not None, "a loader that is being read is held by its reader"
+        return loader
+
+    def __iter__(self) -> Iterator[Any]:
+        # torch asks twice when it starts workers and reads the second iterator alone: nothing may be drawn for the
+        # first one that the sampler's own `__iter__` does not draw by itself.
+        loader, epoch = self.loader, self.loader.epoch
+        counts: dict[int, StepCounts] = {}
+        epoch.counts = counts
+        if epoch.replay is not None:
+            return self._replayed(loader, epoch, counts)
+        order = capture_order(loader)
+        indices = self._from(loader, epoch, counts)
+        drawn = not _same(order, capture_order(loader))
+        epoch.order, epoch.drawn_late = order, True
+        return self._passed(indices, loader, epoch, counts, captured=drawn)
+
+    def __len__(self) -> int:
+        loader = self.loader
+        return max(0, len(loader.index_base) - loader.own_skip())
+
+    def _replayed(self, loader: LoaderBase, epoch: EpochState, counts: dict[int, StepCounts]) -> Iterator[Any]:
+        """Draw the order as it was drawn before, when the first index is asked for."""
+        position = epoch.replay or {}
+        order = position["order"] or capture_order(loader)
+        with replay_order(loader, order):
+            if position["order"] and not position.get("drawn_late"):
+                # Captured before torch took its seed for workers.
+                torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
+            epoch.order, epoch.drawn_late = capture_order(loader), True
+            indices = self._passed(self._from(loader, epoch, counts), loader, epoch, counts, captured=True)
+            first = next(indices, _END)
+        if first is not _END:
+            yield first
+            yield from indices
+
+    def _from(self, loader: LoaderBase, epoch: EpochState, counts: dict[int, StepCounts]) -> Iterator[Any]:
+        """Return the indices from the position on."""
+        base, offset = loader.index_base, epoch.begins_at
+        if isinstance(base, BatchSamplerShard):
+            return base.from_offset(offset, counts)
+        if not offset:
+            return iter(base)
+        if loader.local_ranks or loader.spec.batch_size is None or not isinstance(base, BatchSampler):
+            passed = epoch.steps_before if loader.local_ranks else offset
+            return itertools.islice(iter(base), passed, None)
+        return batches_from(base, offset, 0)[0]
+
+    def _passed(
+        self,
+        indices: Iterator[Any],
+        loader: LoaderBase,
+        epoch: EpochState,
+        counts: dict[int, StepCounts],
+        *,
+        captured: bool,
+    ) -> Iterator[Any]:
+        """Yield indices behind those that are skipped, and count batches that are not full."""
+        if not captured:
+            epoch.order = capture_order(loader)
+        spec = loader.spec
+        size = (
+            None if isinstance(loader.index_base, BatchSamplerShard) or not loader.batches_indices else spec.batch_size
+        )
+        skip = 0 if epoch.begins_at else loader.own_skip()
+        for step, index in enumerate(indices):
+            if size is not None and len(index) != size:
+                counts[step] = StepCounts((len(index),), (len(index),))
+            if step < skip:
+                epoch.skipped += loader.own_units(counts.pop(step, None))
+                continue
+            yield index
+
+
+class Cursor:
+    """Where a prepared loader stands, for checkpoints.
+
+    Args:
+        loader: The loader.
+    """
+
+    def __init__(self, loader: LoaderBase) -> None:
+        self._loader = loader
+
+    @property
+    def epoch(self) -> int:
+        """Number of the epoch that is being read, or comes next."""
+        return self._loader.iteration
+
+    @property
+    def offset(self) -> int:
+        """Samples of the epoch read by all ranks together; batches where they have no fixed size."""
+        return self._loader.global_offset()
+
+    @property
+    def unit(self) -> str:
+        """What `offset` counts: "samples" or "batches"."""
+        return "samples" if self._loader.spec.batch_size is not None else "batches"
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position. It is the same on every rank, and any number of ranks can load it.
+
+        Returns:
+            `epoch`, `offset`, `unit` and `seed` (`None` without a seedable sampler); `order`: states of generators
+            when the order of the epoch was drawn (as they are now between epochs), as integer tensors; `drawn_late`:
+            whether that is so, or they are from the epoch's beginning; `steps` and `readers`: batches that each rank
+            has read, and how many ranks and workers read them in which way.
+        """
+        loader = self._loader
+        if loader.pending is not None:
+            return dict(loader.pending)
+        epoch = loader.current_epoch
+        return {
+            "version": _VERSION,
+            "epoch": self.epoch,
+            "offset": self.offset,
+            "unit": self.unit,
+            "seed": getattr(get_sampler(loader), "initial_seed", None),
+            "order": dict(epoch.order or {}) if self.offset else _generator_states(loader),
+            "drawn_late": epoch.drawn_late,
+            "steps": epoch.skipped_steps + epoch.steps_before + epoch.served if self.offset else 0,
+            "readers": loader.readers,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Let the next iteration of the loader go on from a position.
+
+        It gives the rest of that epoch; the iterations after it give whole epochs.
+
+        Args:
+            state: What `state_dict` returned, on any number of ranks. Without `order`, the order is that of the loader
+            as it is now: that is enough for one that depends on seed and epoch alone.
+
+        Raises:
+            CheckpointMismatchError: The position was taken from another kind of loader.
+        """
+        if state.get("version") not in (1, _VERSION):
+            raise CheckpointMismatchError(
+                f"The position of a loader has the version {state.get('version')!r}; this accel reads {_VERSION}. "
+                "Load it with the version of accel-core that wrote it."
+            )
+        if state["offset"] and state["unit"] != self.unit:
+            raise CheckpointMismatchError(
+                f"The position of a loader counts {state['unit']}; this loader counts {self.unit}, because its batches "
+                f"have {'a' if self.unit == 'samples' else 'no'} fixed size. Prepare the loader as it was when saved."
+            )
+        loader = self._loader
+        sampler = get_sampler(loader)
+        if state["seed"] is not None and hasattr(sampler, "initial_seed"):
+            sampler.initial_seed = state["seed"]
+        loader.set_epoch(int(state["epoch"]))
+        loader.forget_position()
+        if state["offset"]:
+            loader.pending = dict(state)
+            return
+        loader.pending = None
+        for name, generator in (("loader", loader.generator), ("sampler", _sampler_generator(loader))):
+            if generator is not None and name in state["order"]:
+                generator.set_state(state["order"][name])
+
+    def rewind(self) -> None:
+        """Let the next iteration begin at the start of the epoch, whatever was loaded."""
+        self._loader.pending = None
+        self._loader.forget_position()

@@ -1,0 +1,70 @@
+"""What a prepared loader was asked to do, fixed when it is prepared."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar, cast, overload
+
+import torch
+
+from accel_core._records import record
+from accel_core.comm.batch import slice_tensors
+
+__all__ = ["LoaderSettings", "Setting"]
+
+_V = TypeVar("_V")
+
+
+@record(frozen=True)
+class LoaderSettings:
+    """How a loader shares out its data and where batches go.
+
+    Attributes:
+        device: Where batches go; `None` leaves them where they are.
+        rng_types: Random number generators that all ranks take over from rank 0 when an iteration begins.
+        synchronized_generator: The generator meant by "generator" in `rng_types`.
+        skip_batches: Batches left out at the start of every iteration.
+        drop_last: Whether the last, incomplete batch is left out.
+        non_blocking: Copy to the device without waiting.
+        torch_device_mesh: The mesh of all ranks, where data parallelism is one of several axes.
+        split_batches: A dispatcher cuts each batch in one part a rank.
+        slice_fn: Takes a rank's part out of a global batch that is dispatched.
+        uneven_end: What happens when streams of the ranks differ in length: "drop", "repeat" or "empty".
+        local_ranks: Number of parts where each rank's loader gives the rank's own already, 0 otherwise.
+        parts: For each rank of the world, which part of the data it reads; `None` where each reads its own.
+    """
+
+    device: torch.device | None = None
+    rng_types: list[Any] | None = None
+    synchronized_generator: torch.Generator | None = None
+    skip_batches: int = 0
+    drop_last: bool = False
+    non_blocking: bool = False
+    torch_device_mesh: Any = None
+    split_batches: bool = False
+    slice_fn: Callable[..., Any] = slice_tensors
+    uneven_end: str = "drop"
+    local_ranks: int = 0
+    parts: tuple[int, ...] | None = None
+
+
+class Setting(Generic[_V]):
+    """A loader's attribute that is kept in its settings. Old code sets some of them after the loader was prepared.
+
+    Args:
+        name: Name in `LoaderSettings`.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    @overload
+    def __get__(self, loader: None, owner: type) -> Setting[_V]: ...
+    @overload
+    def __get__(self, loader: Any, owner: type) -> _V: ...
+    def __get__(self, loader: Any, owner: type) -> Setting[_V] | _V:
+        return self if loader is None else cast("_V", getattr(loader.settings, self._name))
+
+    def __set__(self, loader: Any, value: _V) -> None:
+        loader.settings = dataclasses.replace(loader.settings, **{self._name: value})

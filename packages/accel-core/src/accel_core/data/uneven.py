@@ -1,0 +1,198 @@
+"""Streams that end together: ranks agree, before every batch, on who has another one.
+
+Each rank reads one batch ahead and tells the others, in one collective of a few bytes, how many rows it holds. So no
+rank waits for one that has run out, and everybody knows which batch is the last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.utils.data.distributed import DistributedSampler
+
+from accel_core.comm.objects import broadcast_object_list
+from accel_core.data.base import EpochState, LoaderBase
+from accel_core.data.rows import count_rows, take_rows
+from accel_core.data.samplers import CountedBatch, get_sampler
+from accel_core.data.shard import StepCounts
+from accel_core.errors import RemoteRankError
+from accel_core.logging import get_logger
+from accel_core.process import world
+
+__all__ = ["synchronized_batches"]
+
+_logger = get_logger(__name__)
+_END: Any = object()
+_ENDED, _FAILED, _UNCOUNTED = -1, -2, -3
+
+
+def synchronized_batches(loader: LoaderBase, epoch: EpochState, stream: Iterator[Any]) -> Iterator[Any]:
+    """Yield batches until the streams of all ranks have ended, as the loader's `uneven_end` says.
+
+    Args:
+        loader: The loader; its end, remainder and counts are set before each batch is yielded.
+        epoch: The iteration.
+        stream: This rank's batches.
+
+    Raises:
+        RemoteRankError: Reading failed on another rank.
+    """
+    ends = _Ends(loader, epoch, stream)
+    full = loader.step_units(None)
+    batch, held = ends.next()
+    while held is not None:
+        # Taken before the next batch is read: a state from after that would leave that batch out.
+        state = loader.own_state()
+        following, following_held = ends.next()
+        epoch.state = state
+        last = following_held is None
+        counts = ends.counts(batch, held, last=last)
+        loader._serve(epoch, counts, full if counts is None else ends.units(counts, batch), last=last)
+        if last and counts is None:
+            loader.remainder = -1 if min(held) < 0 else ends.total(held)
+        elif last and counts is not None:
+            loader.remainder = counts.total
+        yield batch.batch if type(batch) is CountedBatch else batch
+        batch, held = following, following_held
+
+
+class _Ends:
+    """What ranks tell each other about the batches that they read.
+
+    Args:
+        loader: The loader.
+        epoch: The iteration.
+        stream: This rank's batches.
+    """
+
+    def __init__(self, loader: LoaderBase, epoch: EpochState, stream: Iterator[Any]) -> None:
+        self.loader = loader
+        self.epoch = epoch
+        self.stream = stream
+        self.here = world.ensure()
+        parts = loader.parts
+        self.readers = [parts.index(part) for part in range(max(parts) + 1)]
+        self.first: Any = _END
+        # Agreeing never waits for a device: beside a backend of devices, the numbers go through the host's own.
+        self.group = None if self.here.backend is None or "gloo" in self.here.backend else _host_group()
+
+    def next(self) -> tuple[Any, tuple[int, ...] | None]:
+        """Read a batch and tell the others.
+
+        Returns:
+            The batch, and the number of real rows of every rank; `None` where the data is at its end.
+        """
+        loader, here = self.loader, self.here
+        failure: Exception | None = None
+        batch: Any = _END
+        try:
+            batch = next(self.stream, _END)
+        except Exception as error:
+            failure = error
+        mine = _FAILED if failure is not None else _ENDED if batch is _END else self._rows(batch)
+        held = self._exchange(mine)
+        if failure is not None:
+            raise failure
+        if _FAILED in held:
+            failed = [rank for rank, count in enumerate(held) if count == _FAILED]
+            raise RemoteRankError(
+                f"Reading the next batch failed on rank {', '.join(map(str, failed))}; rank {here.rank} learned of it "
+                "when it asked for its own. The error is in that rank's output."
+            )
+        ended = [rank for rank, count in enumerate(held) if count == _ENDED]
+        if len(ended) == here.size:
+            return _END, None
+        if not ended:
+            if loader.uneven_end != "drop" and self.first is _END:
+                self.first = batch
+            return batch, held
+        if loader.uneven_end == "drop":
+            _logger.warning_once(
+                f"The streams of the ranks differ in length: rank {', '.join(map(str, ended))} ran out first, and what "
+                "the others still hold is left out. Choose uneven_end='repeat' or 'empty' to read it."
+            )
+            return _END, None
+        return self._fill(batch, held), tuple(max(count, 0) if count != _UNCOUNTED else 1 for count in held)
+
+    def counts(self, batch: Any, held: tuple[int, ...], *, last: bool) -> StepCounts | None:
+        """Return what each part holds, where that is not a full and real part of the data.
+
+        Args:
+            batch: This rank's.
+            held: For each rank, the real rows of its batch.
+            last: Whether no other batch follows.
+        """
+        if type(batch) is CountedBatch:
+            counts: StepCounts = batch.counts
+            return counts
+        if min(held) < 0:
+            return None
+        real = tuple(held[rank] for rank in self.readers)
+        if 0 in held:
+            mine = count_rows(batch, self.loader.batch_size) or 0
+            rows = tuple(count or (mine if self.loader.uneven_end == "repeat" else 0) for count in real)
+            return StepCounts(tuple(max(row, 1) for row in rows), real)
+        if last and (without := self._without_padding(real)) is not None:
+            return without
+        size = self.loader.spec.step_samples
+        return None if size is not None and sum(real) == size and len(set(real)) == 1 else StepCounts(real, real)
+
+    def units(self, counts: StepCounts, batch: Any) -> int:
+        """Return how far a step moves the position."""
+        if type(batch) is CountedBatch or self.loader.makes_batches:
+            return self.loader.step_units(counts)
+        # A loader that does not batch gives one sample a rank, whose rows are its own.
+        return sum(real > 0 for real in counts.real)
+
+    def total(self, held: tuple[int, ...]) -> int:
+        """Return the real rows of a step, those of each part once."""
+        return sum(held[rank] for rank in self.readers)
+
+    def _rows(self, batch: Any) -> int:
+        counted = type(batch) is CountedBatch
+        rows = count_rows(batch.batch if counted else batch, self.loader.batch_size)
+        return _UNCOUNTED if rows is None else rows
+
+    def _fill(self, batch: Any, held: tuple[int, ...]) -> Any:
+        """Return a batch for a rank that has run out, and the rank's own for the others."""
+        if self.epoch.spare is None:
+            lender = next(rank for rank, count in enumerate(held) if count != _ENDED)
+            self.epoch.spare = broadcast_object_list([batch if self.here.rank == lender else None], lender)[0]
+        if batch is not _END:
+            return batch
+        spare = self.epoch.spare if self.first is _END else self.first
+        spare = spare.batch if type(spare) is CountedBatch else spare
+        return spare if self.loader.uneven_end == "repeat" else take_rows(spare, slice(0, 0), count_rows(spare))
+
+    def _without_padding(self, real: tuple[int, ...]) -> StepCounts | None:
+        """Leave out what torch's DistributedSampler repeats to give all ranks equally many."""
+        sampler = get_sampler(self.loader)
+        if type(sampler) is not DistributedSampler or sampler.drop_last or min(real) < 1:
+            return None
+        whole = len(sampler.dataset) % sampler.num_replicas  # type: ignore[arg-type]
+        if not whole:
+            return None
+        return StepCounts(real, tuple(count - (part >= whole) for part, count in enumerate(real)))
+
+    def _exchange(self, mine: int) -> tuple[int, ...]:
+        """Give every rank every rank's number."""
+        told = torch.empty(self.here.size, dtype=torch.int64)
+        dist.all_gather_single(told, torch.tensor([mine]), group=self.group)
+        return tuple(told.tolist())
+
+
+_host: tuple[Any, Any] | None = None
+
+
+def _host_group() -> Any:
+    """Return a group of all ranks that exchanges host memory.
+
+    It belongs to one world: after the process group was destroyed and made anew, there is a new one.
+    """
+    global _host
+    if _host is None or _host[0] is not dist.group.WORLD:
+        _host = (dist.group.WORLD, dist.new_group(backend="gloo"))
+    return _host[1]

@@ -55,7 +55,7 @@ _NAMES = {
     "accel_core.comm.objects": ["broadcast_object_list", "gather_object"],
     "accel_core.comm.padding": ["pad_across_processes"],
     "accel_core.comm.tree": ["recursively_apply"],
-    "accel_core.data.declared": ["already_sharded"],
+    "accel_core.data.presharded": ["already_sharded"],
     "accel_core.data.dispatcher": ["DataLoaderDispatcher"],
     "accel_core.data.loader": ["DataLoaderShard"],
     "accel_core.data.prepare": ["prepare_data_loader"],

@@ -56,10 +56,10 @@ from accel_core.comm.objects import broadcast_object_list as broadcast_object_li
 from accel_core.comm.objects import gather_object as gather_object
 from accel_core.comm.padding import pad_across_processes as pad_across_processes
 from accel_core.comm.tree import recursively_apply as recursively_apply
-from accel_core.data.declared import already_sharded as already_sharded
 from accel_core.data.dispatcher import DataLoaderDispatcher as DataLoaderDispatcher
 from accel_core.data.loader import DataLoaderShard as DataLoaderShard
 from accel_core.data.prepare import prepare_data_loader as prepare_data_loader
+from accel_core.data.presharded import already_sharded as already_sharded
 from accel_core.data.skip import skip_first_batches as skip_first_batches
 from accel_core.devices.memory import find_executable_batch_size as find_executable_batch_size
 from accel_core.devices.memory import release_memory as release_memory

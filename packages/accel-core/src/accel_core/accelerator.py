@@ -22,6 +22,7 @@ from accel_core.data.skip import skip_first_batches
 from accel_core.devices.memory import release_memory
 from accel_core.errors import ConfigurationError, EngineUnavailableError, PreparationError, StateError
 from accel_core.optim import lomo
+from accel_core.optim.accumulation import Batch
 from accel_core.optim.optimizer import AcceleratedOptimizer
 from accel_core.optim.scheduler import AcceleratedScheduler
 from accel_core.options.enums import DistributedType, DynamoBackend, FP8BackendType, LoggerType, PrecisionType, RNGType
@@ -599,7 +600,8 @@ class Accelerator:
         Args:
             *models: The models that the block trains.
         """
-        return self._runtime.accumulate(models)
+        runtime = self._runtime
+        return Batch(runtime.accumulation, models, runtime.strategy.no_sync)
 
     def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
         """Leave gradients of `model` unsynchronised in backward passes of the block."""
@@ -663,13 +665,15 @@ class Accelerator:
         Returns:
             The norm before, a scalar tensor.
         """
-        self.unscale_gradients()
-        return self._runtime.strategy.clip_grad_norm_(parameters, max_norm, norm_type, models=self._models)
+        runtime = self._runtime
+        runtime.unscale()
+        return runtime.strategy.clip_grad_norm_(parameters, max_norm, norm_type, models=runtime.models)
 
     def clip_grad_value_(self, parameters: Iterable[torch.Tensor] | torch.Tensor, clip_value: float) -> None:
         """Clip each gradient element to [-clip_value, clip_value]."""
-        self.unscale_gradients()
-        self._runtime.strategy.clip_grad_value_(parameters, clip_value, models=self._models)
+        runtime = self._runtime
+        runtime.unscale()
+        runtime.strategy.clip_grad_value_(parameters, clip_value, models=runtime.models)
 
     @property
     def optimizer_step_was_skipped(self) -> bool:

@@ -17,7 +17,7 @@ from accel_core.data.prepare import prepare_data_loader
 from accel_core.errors import PreparationError
 from accel_core.mesh.layout import Layout
 from accel_core.optim import lomo
-from accel_core.optim.accumulation import Accumulation, Batch
+from accel_core.optim.accumulation import Accumulation
 from accel_core.optim.optimizer import AcceleratedOptimizer
 from accel_core.optim.scheduler import AcceleratedScheduler
 from accel_core.plugins.handlers import AutocastKwargs, KwargsHandler, ProfileKwargs
@@ -107,7 +107,7 @@ class Runtime:
     @property
     def scaler(self) -> torch.amp.GradScaler | None:
         """The gradient scaler of fp16 training."""
-        return self.precision.scaler
+        return self.strategy.number_format.scaler
 
     @property
     def step(self) -> int:
@@ -240,15 +240,11 @@ class Runtime:
         self.dataloaders.append(prepared)
         return prepared
 
-    def accumulate(self, models: tuple[torch.nn.Module, ...]) -> Batch:
-        """Return the block of one batch; see `Accelerator.accumulate`."""
-        return Batch(self.accumulation, models, self.strategy.no_sync)
-
     def backward(self, loss: torch.Tensor, weight: torch.Tensor | float | None = None, **kwargs: Any) -> None:
         """Compute gradients of a batch's loss, and complete those of a weighted window; see `Accelerator.backward`."""
-        rate = kwargs.pop("learning_rate", None)
         accumulation, strategy = self.accumulation, self.strategy
-        loss = accumulation.share_of(loss, weight, divide=strategy.divides_loss, device=self.world.device)
+        rate = kwargs.pop("learning_rate", None) if kwargs else None
+        loss = accumulation.share_of(loss, weight, strategy.divides_loss)
         if rate is not None and any(lomo.is_lomo(optimizer) for optimizer in self.optimizers):
             lomo.backward(self.optimizers, loss, rate)
             return
@@ -264,7 +260,7 @@ class Runtime:
         Args:
             optimizers: A prepared optimizer or a list of them; all where `None`.
         """
-        if self.scaler is None or not self.gradient_state.sync_gradients:
+        if self.strategy.number_format.scaler is None or not self.gradient_state.sync_gradients:
             return
         chosen = self.optimizers if optimizers is None else optimizers
         self.precision.unscale(_bare(item) for item in (chosen if isinstance(chosen, list | tuple) else [chosen]))

@@ -61,22 +61,20 @@ class Accumulation:
         """What the loss of the current batch is divided by."""
         return self.gradient_state.num_steps if self._window is None else self._window
 
-    def share_of(
-        self, loss: torch.Tensor, weight: torch.Tensor | float | None, *, divide: bool, device: torch.device
-    ) -> torch.Tensor:
+    def share_of(self, loss: torch.Tensor, weight: torch.Tensor | float | None, divide: bool = True) -> torch.Tensor:
         """Return what the current batch's loss counts in its window.
 
         Args:
             loss: The batch's mean loss, or with `weight` its summed loss.
             weight: Number of units behind a summed loss.
             divide: Whether a mean loss is divided by the length of the window.
-            device: Where weights are added up.
 
         Raises:
             ConfigurationError: Earlier batches of the window had a weight and this one has none.
         """
         if weight is not None:
-            value = torch.as_tensor(weight, dtype=torch.float64, device=device if device.type != "mps" else "cpu")
+            device = loss.device if loss.device.type != "mps" else "cpu"  # which has no doubles
+            value = torch.as_tensor(weight, dtype=torch.float64, device=device)
             self._weight = value if self._weight is None else self._weight + value
             return loss
         if self._weight is not None:
@@ -84,7 +82,8 @@ class Accumulation:
                 "Some batches of this accumulation window have a weight and this one has none. "
                 "Pass backward(loss, weight=...) for every batch of the window."
             )
-        return loss / self.divisor if divide and self.divisor != 1 else loss
+        divisor = self.divisor
+        return loss / divisor if divide and divisor != 1 else loss
 
     def close_weighted(self, world: World) -> float | None:
         """Return what the gradients of a window of summed losses are multiplied by, or `None` without weights.

@@ -77,7 +77,7 @@ def test_weights_make_the_gradient_that_of_one_big_batch() -> None:
     expected, weight.grad = weight.grad, None
     for part in (x[:3], x[3:3], x[3:]):
         loss = (part @ weight).sum()
-        accumulation.share_of(loss, len(part), divide=True, device=torch.device("cpu")).backward()
+        accumulation.share_of(loss, len(part)).backward()
     torch.testing.assert_close(weight.grad * accumulation.close_weighted(ensure()), expected)
     assert accumulation.close_weighted(ensure()) is None
 
@@ -85,5 +85,5 @@ def test_weights_make_the_gradient_that_of_one_big_batch() -> None:
 def test_window_without_weight_has_no_gradient() -> None:
     """Nothing to learn from leaves zeroes, not NaN."""
     accumulation = Accumulation(GradientState())
-    accumulation.share_of(torch.zeros(()), 0, divide=True, device=torch.device("cpu"))
+    accumulation.share_of(torch.zeros(()), 0)
     assert accumulation.close_weighted(ensure()) == 0.0

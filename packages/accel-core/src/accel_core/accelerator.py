@@ -35,7 +35,7 @@ from accel_core.process import world
 from accel_core.profiling import profile
 from accel_core.resolve import UNSET, Arguments, resolve
 from accel_core.state.gradient import GradientState
-from accel_core.strategies.strategy import strategy_of
+from accel_core.strategies.strategy import sync_next_backward
 from accel_core.tracking.tracker import GeneralTracker
 
 if TYPE_CHECKING:
@@ -610,8 +610,7 @@ class Accelerator:
     @staticmethod
     def trigger_sync_in_backward(model: torch.nn.Module) -> AbstractContextManager[None]:
         """Synchronise gradients in the backward pass of the block although forward ran under `no_sync`."""
-        strategy = strategy_of(model)
-        return nullcontext() if strategy is None else strategy.sync_next_backward(model)
+        return sync_next_backward(model)
 
     def backward(self, loss: torch.Tensor, *, weight: torch.Tensor | float | None = None, **kwargs: Any) -> None:
         """Compute gradients of `loss`, divided for the accumulation window and scaled for the precision.

@@ -92,6 +92,18 @@ def test_sync_can_be_triggered_after_forwards_under_no_sync() -> None:
 
 
 @world(2)
+def test_sync_of_a_model_that_was_not_prepared_is_refused() -> None:
+    """A wrapper that no Accelerator made is an error, not a backward that stays local; a bare model needs nothing."""
+    from accel_core.errors import StateError
+
+    accelerator = Accelerator()
+    with accelerator.trigger_sync_in_backward(_model()):
+        pass
+    with pytest.raises(StateError, match="got a DistributedDataParallel that was not"):
+        accelerator.trigger_sync_in_backward(DistributedDataParallel(_model()))
+
+
+@world(2)
 def test_flag_of_one_rank_is_seen_by_all() -> None:
     """Only rank 1 raises it; both see it, once."""
     accelerator = Accelerator()

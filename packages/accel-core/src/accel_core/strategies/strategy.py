@@ -26,7 +26,7 @@ from accel_core.strategies import placement, recipe
 from accel_core.strategies.bundle import Bundle, Kind
 from accel_core.strategies.parts import Kit, Parts, PrecisionRequest
 
-__all__ = ["Strategy", "strategy_of"]
+__all__ = ["Strategy", "strategy_of", "sync_next_backward"]
 
 _L = TypeVar("_L")
 _owners: MutableMapping[torch.nn.Module, ReferenceType[Strategy]] = WeakIdKeyDictionary()
@@ -39,6 +39,23 @@ def strategy_of(model: torch.nn.Module) -> Strategy | None:
         if reference is not None:
             return reference()
     return None
+
+
+def sync_next_backward(model: torch.nn.Module) -> AbstractContextManager[Any]:
+    """Return the context of the strategy that prepared a model; see `Strategy.sync_next_backward`.
+
+    Raises:
+        StateError: The model stands in a container that no living Accelerator put there.
+    """
+    strategy = strategy_of(model)
+    if strategy is not None:
+        return strategy.sync_next_backward(model)
+    if extract_model_from_parallel(model, keep_torch_compile=False) is not recipe.inside(model):
+        raise StateError(
+            f"Only a prepared model's gradients can be synchronised late; got a {type(model).__name__} that was not "
+            "prepared, or whose Accelerator is gone. Pass what prepare() returned."
+        )
+    return nullcontext()
 
 
 class Strategy(ABC):

@@ -223,8 +223,7 @@ class Runtime:
         prepared = prepare_data_loader(
             loader,
             self.world.device,
-            num_processes=self.layout.replicas,
-            process_index=self.layout.part,
+            layout=self.layout,
             split_batches=self.data.split_batches,
             put_on_device=self.device_placement if placement is None else placement,
             rng_types=list(self.rng_types),

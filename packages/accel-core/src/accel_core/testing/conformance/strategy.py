@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from accel_core._records import record
 from accel_core.accelerator import Accelerator
@@ -202,6 +202,11 @@ class StrategyConformance:
         """With device-specific seeds, ranks that read the same data draw the same numbers, and all others differ."""
         self._on_ranks("_seeds", size)
 
+    @pytest.mark.parametrize("dispatch", [False, True], ids=["own part", "dispatched"])
+    def test_data_is_read_once(self, size: int, dispatch: bool) -> None:
+        """Ranks of one replica read the same rows, replicas read all of them, and metrics count each sample once."""
+        self._on_ranks("_reads_once", size, dispatch=dispatch)
+
     def test_what_cannot_train_is_refused(self, size: int) -> None:
         """Errors are named, come on every rank, and nothing was prepared."""
         self._on_ranks("_refuses", size)
@@ -312,6 +317,27 @@ class StrategyConformance:
         drawn = gather_object([(layout.part, torch.initial_seed())])
         assert sorted(set(drawn)) == [(part, 5 + part) for part in range(layout.replicas)]
 
+    def _reads_once(self, *, dispatch: bool) -> None:
+        accelerator = self._accelerator()
+        layout = accelerator._runtime.layout
+        count = 3 * _BATCH * layout.replicas + 1  # a last global batch that is filled up with repeats
+        rows = list(range(count))
+        accelerator.dataloader_config.dispatch_batches = dispatch
+        data: Any = _Stream(count) if dispatch else rows
+        loader: Any = accelerator.prepare(DataLoader(data, batch_size=_BATCH))
+        for _ in range(2):
+            own: list[list[int]] = []
+            counted: list[int] = []
+            for batch in loader:
+                own.append(batch.tolist())
+                counted += accelerator.gather_for_metrics(batch).tolist()
+            assert sorted(counted) == rows, "metrics count every sample once"
+            read = dict.fromkeys(layout.parts, own)
+            for part, other in gather_object([(layout.part, own)]):
+                read[part] = other if part != layout.part else own
+                assert part != layout.part or other == own, "ranks of one replica read the same rows"
+            assert {row for part in read.values() for batch in part for row in batch} == set(rows)
+
     def _refuses(self) -> None:
         for refusal in (*_refused_by_all(self.strategy), *self.refusals()):
             accelerator = self._accelerator()
@@ -324,6 +350,16 @@ class StrategyConformance:
             net, optimizer_of(net), DataLoader(data, batch_size=_BATCH)
         )
         return prepared
+
+
+class _Stream(IterableDataset[int]):
+    """A stream of numbers."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.count))
 
 
 def _call(source: str, qualname: str, method: str, *args: Any, **kwargs: Any) -> None:

@@ -40,7 +40,6 @@ class EpochState:
         order: States of the generators when the order was drawn.
         drawn_late: Whether `order` was captured at the draw of the first index, and not when the epoch began.
         replay: A position whose order is drawn once more in this iteration.
-        spare: A batch that a rank which never had one repeats.
         state: State of the `StatefulDataLoader` behind the batch given last.
     """
 
@@ -55,7 +54,6 @@ class EpochState:
     order: Order | None = None
     drawn_late: bool = False
     replay: dict[str, Any] | None = None
-    spare: Any = None
     state: Any = None
 
     def without_batches(self) -> EpochState:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import pickle
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -131,12 +131,12 @@ def _may_be_samples(value: Any, counts: StepCounts | None, loader: Any) -> bool:
 
     Such a list may hold columns or one tensor a sample (boxes of an image), which no rank can tell by itself. All ranks
     come to the same answer here: lists of columns are equally long everywhere, and lists of samples have a length that
-    is in the counts.
+    is in the counts, or none.
     """
-    if isinstance(value, list) and value and all(isinstance(item, torch.Tensor) for item in value):
+    if isinstance(value, list) and all(isinstance(item, torch.Tensor) for item in value):
         sizes = {_part_size(loader)} if counts is None else set(counts.rows)
-        return len(value) in sizes
-    if isinstance(value, dict):
+        return not value or len(value) in sizes
+    if isinstance(value, Mapping):
         return any(_may_be_samples(item, counts, loader) for item in value.values())
     return isinstance(value, list | tuple) and any(_may_be_samples(item, counts, loader) for item in value)
 

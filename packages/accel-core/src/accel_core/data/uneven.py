@@ -40,7 +40,7 @@ def synchronized_batches(loader: LoaderBase, epoch: EpochState, stream: Iterator
     Raises:
         RemoteRankError: Reading failed on another rank.
     """
-    ends = _Ends(loader, epoch, stream)
+    ends = _Ends(loader, stream)
     full = loader.step_units(None)
     batch, held = ends.next()
     while held is not None:
@@ -64,18 +64,18 @@ class _Ends:
 
     Args:
         loader: The loader.
-        epoch: The iteration.
         stream: This rank's batches.
     """
 
-    def __init__(self, loader: LoaderBase, epoch: EpochState, stream: Iterator[Any]) -> None:
+    def __init__(self, loader: LoaderBase, stream: Iterator[Any]) -> None:
         self.loader = loader
-        self.epoch = epoch
         self.stream = stream
         self.here = world.ensure()
         parts = loader.parts
         self.readers = [parts.index(part) for part in range(max(parts) + 1)]
         self.first: Any = _END
+        self.spare: Any = _END
+        self.repeated = (0,) * self.here.size  # rows of the batch that each rank repeats
         # Agreeing never waits for a device: beside a backend of devices, the numbers go through the host's own.
         self.group = None if self.here.backend is None or "gloo" in self.here.backend else _host_group()
 
@@ -107,7 +107,7 @@ class _Ends:
             return _END, None
         if not ended:
             if loader.uneven_end != "drop" and self.first is _END:
-                self.first = batch
+                self.first, self.repeated = batch, held
             return batch, held
         if loader.uneven_end == "drop":
             _logger.warning_once(
@@ -132,9 +132,8 @@ class _Ends:
             return None
         real = tuple(held[rank] for rank in self.readers)
         if 0 in held:
-            mine = count_rows(batch, self.loader.batch_size) or 0
-            rows = tuple(count or (mine if self.loader.uneven_end == "repeat" else 0) for count in real)
-            return StepCounts(tuple(max(row, 1) for row in rows), real)
+            spare = [self.repeated[rank] for rank in self.readers] if self.loader.uneven_end == "repeat" else real
+            return StepCounts(tuple(max(count or kept, 1) for count, kept in zip(real, spare, strict=True)), real)
         if last and (without := self._without_padding(real)) is not None:
             return without
         size = self.loader.spec.step_samples
@@ -158,12 +157,14 @@ class _Ends:
 
     def _fill(self, batch: Any, held: tuple[int, ...]) -> Any:
         """Return a batch for a rank that has run out, and the rank's own for the others."""
-        if self.epoch.spare is None:
+        if self.first is _END and self.spare is _END:
+            # Some rank never had a batch: it borrows one, once, while all ranks are here.
             lender = next(rank for rank, count in enumerate(held) if count != _ENDED)
-            self.epoch.spare = broadcast_object_list([batch if self.here.rank == lender else None], lender)[0]
+            self.spare = broadcast_object_list([batch if self.here.rank == lender else None], lender)[0]
+            self.repeated = (max(held[lender], 1),) * self.here.size
         if batch is not _END:
             return batch
-        spare = self.epoch.spare if self.first is _END else self.first
+        spare = self.spare if self.first is _END else self.first
         spare = spare.batch if type(spare) is CountedBatch else spare
         return spare if self.loader.uneven_end == "repeat" else take_rows(spare, slice(0, 0), count_rows(spare))
 

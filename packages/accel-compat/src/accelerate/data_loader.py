@@ -25,9 +25,7 @@ from accel_core.data.loader import (
     DataLoaderStateMixin,
 )
 from accel_core.data.prepare import (
-    additional_kwargs,
     prepare_data_loader,
-    v,
 )
 from accel_core.data.samplers import (
     BatchSamplerShard,
@@ -102,5 +100,11 @@ __all__ = [
     "synchronize_rng_states",
     "v",
 ]
+
+additional_kwargs = {"in_order": True}
+"""Settings of torch's loader, with their defaults, that came with torch 2.6."""
+
+v = "2.6.0"
+"""The version of torch that brought `additional_kwargs`."""
 
 write_through(__name__)

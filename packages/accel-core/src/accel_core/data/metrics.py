@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import functools
-import pickle
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from accel_core.comm.collectives import gather, recursively_apply, send_to_device
+from accel_core.comm.control import Channel
 from accel_core.comm.objects import swap
 from accel_core.data.rows import count_rows, holds_tensor, join_rows, take_rows
-from accel_core.data.scatter import bytes_of
 from accel_core.data.shard import ShardSpec, StepCounts
 from accel_core.errors import RankDisagreementError
 from accel_core.process import world
@@ -54,10 +52,9 @@ def gather_for_metrics(input_data: Any, gradient_state: Any, use_gather_object: 
         return _cut_to_last_batch(input_data, loader)
     counts, order = _counts_of_ranks(loader, here)
     if counts is not None and len(counts.readers) < here.size:
-        members = counts.readers
-        parts = _swap_among(input_data, members, here)
-        chosen = [rank for rank in order if rank in members]
-        return _merge([parts[members.index(rank)] for rank in chosen], _chosen(counts, chosen))
+        members = [rank for rank in order if counts.rows[rank]]
+        parts = Channel(here, "gather_for_metrics").exchange_among(_to_host(input_data), members)
+        return _to_device(_merge(parts, _chosen(counts, members)), input_data)
     if not use_gather_object and _all_tensors(input_data) and not _may_be_samples(input_data, counts, loader):
         try:
             gathered = gather(input_data)
@@ -223,25 +220,3 @@ def _to_device(value: Any, like: Any) -> Any:
     devices: list[torch.device] = []
     recursively_apply(lambda tensor: devices.append(tensor.device) or tensor, like)  # type: ignore[func-returns-value]
     return value if not devices or devices[0].type == "cpu" else send_to_device(value, devices[0])
-
-
-def _swap_among(value: Any, members: tuple[int, ...], here: World) -> list[Any]:
-    """Exchange objects between some ranks; the others need not come here."""
-    if here.rank not in members or len(members) == 1:
-        return [value] * len(members)
-    wire = torch.device("cpu") if "gloo" in str(here.backend) else here.device
-    others = [rank for rank in members if rank != here.rank]
-    mine = torch.frombuffer(bytearray(pickle.dumps(_to_host(value))), dtype=torch.uint8).to(wire)
-    lengths = {rank: torch.zeros(1, dtype=torch.int64, device=wire) for rank in others}
-    _trade(torch.tensor([mine.numel()], device=wire), lengths)
-    contents = {rank: torch.empty(int(length), dtype=torch.uint8, device=wire) for rank, length in lengths.items()}
-    _trade(mine, contents)
-    return [value if rank == here.rank else pickle.loads(bytes_of(contents[rank])) for rank in members]
-
-
-def _trade(mine: torch.Tensor, theirs: dict[int, torch.Tensor]) -> None:
-    """Send one tensor to some ranks, and receive one of each."""
-    moves = [dist.P2POp(dist.isend, mine, rank) for rank in theirs]
-    moves += [dist.P2POp(dist.irecv, received, rank) for rank, received in theirs.items()]
-    for move in dist.batch_isend_irecv(moves):
-        move.wait()

@@ -30,13 +30,7 @@ from accel_core.errors import ConfigurationError
 from accel_core.mesh.layout import Layout
 from accel_core.process import world
 
-__all__ = ["additional_kwargs", "already_sharded", "prepare_data_loader", "v"]
-
-additional_kwargs = {"in_order": True}
-"""Settings of torch's loader, with their defaults, that came after torch 2.6."""
-
-v = "2.6.0"
-"""The version of torch that brought `additional_kwargs`."""
+__all__ = ["already_sharded", "prepare_data_loader"]
 
 UNEVEN_ENDS = ("drop", "repeat", "empty")
 _LoaderT = TypeVar("_LoaderT", bound="DataLoader[Any]")

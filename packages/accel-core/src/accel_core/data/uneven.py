@@ -6,13 +6,13 @@ rank waits for one that has run out, and everybody knows which batch is the last
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
 from typing import Any
 
-import torch
-import torch.distributed as dist
 from torch.utils.data.distributed import DistributedSampler
 
+from accel_core.comm.control import Channel
 from accel_core.comm.objects import broadcast_object_list
 from accel_core.data.base import EpochState, LoaderBase
 from accel_core.data.rows import count_rows, take_rows
@@ -27,6 +27,7 @@ __all__ = ["synchronized_batches"]
 _logger = get_logger(__name__)
 _END: Any = object()
 _ENDED, _FAILED, _UNCOUNTED = -1, -2, -3
+_NUMBER = struct.Struct("<q")
 
 
 def synchronized_batches(loader: LoaderBase, epoch: EpochState, stream: Iterator[Any]) -> Iterator[Any]:
@@ -76,8 +77,10 @@ class _Ends:
         self.first: Any = _END
         self.spare: Any = _END
         self.repeated = (0,) * self.here.size  # rows of the batch that each rank repeats
-        # Agreeing never waits for a device: beside a backend of devices, the numbers go through the host's own.
-        self.group = None if self.here.backend is None or "gloo" in self.here.backend else _host_group()
+        # Agreeing must not wait for a device that is still computing: where operations go through one, these numbers
+        # have a lane of their own on the host.
+        lane = "" if "gloo" in str(self.here.backend) else "data"
+        self.channel = Channel(self.here, "reading the next batch", lane=lane, patient=True)
 
     def next(self) -> tuple[Any, tuple[int, ...] | None]:
         """Read a batch and tell the others.
@@ -180,20 +183,4 @@ class _Ends:
 
     def _exchange(self, mine: int) -> tuple[int, ...]:
         """Give every rank every rank's number."""
-        told = torch.empty(self.here.size, dtype=torch.int64)
-        dist.all_gather_single(told, torch.tensor([mine]), group=self.group)
-        return tuple(told.tolist())
-
-
-_host: tuple[Any, Any] | None = None
-
-
-def _host_group() -> Any:
-    """Return a group of all ranks that exchanges host memory.
-
-    It belongs to one world: after the process group was destroyed and made anew, there is a new one.
-    """
-    global _host
-    if _host is None or _host[0] is not dist.group.WORLD:
-        _host = (dist.group.WORLD, dist.new_group(backend="gloo"))
-    return _host[1]
+        return tuple(_NUMBER.unpack(content)[0] for content in self.channel.exchange_bytes(_NUMBER.pack(mine)))

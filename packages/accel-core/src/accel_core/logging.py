@@ -23,7 +23,7 @@ class MultiProcessAdapter(logging.LoggerAdapter):  # type: ignore[type-arg]  # g
 
     @staticmethod
     def _should_log(main_process_only: bool) -> bool:
-        """Say whether this process writes a message that only the main process is, or is not, to write."""
+        """Return whether this process writes a message that only the main process is, or is not, to write."""
         return not main_process_only or _rank() == 0
 
     def log(self, level: int, msg: object, *args: Any, **kwargs: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from accel_core._records import record
-from accel_core.comm.tree import honor_mapping, honor_type, is_torch_tensor, leaf_paths, recursively_apply
+from accel_core.comm.tree import is_torch_tensor, recursively_apply, tree_leaves, tree_map, tree_map_with_path
 from accel_core.errors import DataError, UnsupportedTypeError
 
 __all__ = [
@@ -74,28 +74,21 @@ def send_to_device(
         skip_keys: Keys of mappings, at any depth, whose values stay where they are.
     """
     skipped = (skip_keys,) if isinstance(skip_keys, str) else tuple(skip_keys or ())
-    return _send(tensor, device, non_blocking, skipped)
 
+    def is_leaf(path: tuple[Any, ...], value: Any) -> bool:
+        return hasattr(value, "to") or (path != () and path[-1] in skipped)
 
-def _send(value: Any, device: Any, non_blocking: bool, skipped: tuple[str, ...]) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.to(device, non_blocking=non_blocking)
-    if hasattr(value, "to"):
+    def move(path: tuple[Any, ...], value: Any) -> Any:
+        if not hasattr(value, "to") or (path and path[-1] in skipped):
+            return value
+        if isinstance(value, torch.Tensor):
+            return value.to(device, non_blocking=non_blocking)
         try:
             return value.to(device, non_blocking=non_blocking)
         except TypeError:
             return value.to(device)
-    if isinstance(value, tuple | list):
-        return honor_type(value, (_send(item, device, non_blocking, skipped) for item in value))
-    if isinstance(value, Mapping):
-        return honor_mapping(
-            value,
-            {
-                key: item if key in skipped else _send(item, device, non_blocking, skipped)
-                for key, item in value.items()
-            },
-        )
-    return value
+
+    return tree_map_with_path(move, tensor, is_leaf=is_leaf)
 
 
 def find_batch_size(data: Any) -> int:
@@ -130,10 +123,7 @@ def ignorant_find_batch_size(data: Any) -> int | None:
 
 def find_device(data: Any) -> torch.device | None:
     """Return the device of the first tensor of a nest, or `None` where it holds none."""
-    for _, leaf in leaf_paths(data):
-        if isinstance(leaf, torch.Tensor):
-            return leaf.device
-    return None
+    return next((leaf.device for leaf in tree_leaves(data) if isinstance(leaf, torch.Tensor)), None)
 
 
 def get_shape(data: Any) -> Any:
@@ -147,7 +137,7 @@ def get_data_structure(data: Any) -> Any:
 
 
 def is_tensor_information(tensor_info: Any) -> bool:
-    """Tell whether `tensor_info` is a `TensorInformation`."""
+    """Return whether `tensor_info` is a `TensorInformation`."""
     return isinstance(tensor_info, TensorInformation)
 
 
@@ -196,16 +186,15 @@ def concatenate(data: Any, dim: int = 0) -> Any:
     """
     if isinstance(data, tuple | list) and not data:
         raise DataError(f"Nothing to concatenate; got an empty {type(data)}. Pass at least one batch.")
-    first = data[0]
-    if isinstance(first, tuple | list):
-        return honor_type(first, (concatenate([part[place] for part in data], dim=dim) for place in range(len(first))))
-    if isinstance(first, Mapping):
-        return honor_mapping(first, {key: concatenate([part[key] for part in data], dim=dim) for key in first})
-    if not is_torch_tensor(first):
+    return tree_map(lambda *parts: _join(parts, dim), *data)
+
+
+def _join(parts: tuple[Any, ...], dim: int) -> torch.Tensor:
+    if not is_torch_tensor(parts[0]):
         raise UnsupportedTypeError(
-            f"Only tensors can be concatenated; got {type(first)}. Take this value out of the batches."
+            f"Only tensors can be concatenated; got {type(parts[0])}. Take this value out of the batches."
         )
-    return torch.cat(list(data), dim=dim)
+    return torch.cat(parts, dim=dim)
 
 
 def pad_input_tensors(tensor: Any, batch_size: int, num_processes: int, dim: int = 0) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import enum
 from collections import UserDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -26,8 +26,12 @@ __all__ = [
     "is_torch_xpu_tensor",
     "key_text",
     "leaf_paths",
+    "rebuild",
     "recursively_apply",
     "spec_text",
+    "tree_leaves",
+    "tree_map",
+    "tree_map_with_path",
     "unflatten",
     "view_of",
 ]
@@ -37,17 +41,17 @@ TreeSpec = tuple[Any, ...]
 
 
 def is_torch_tensor(tensor: Any) -> bool:
-    """Tell whether `tensor` is a `torch.Tensor`."""
+    """Return whether `tensor` is a `torch.Tensor`."""
     return isinstance(tensor, torch.Tensor)
 
 
 def is_torch_xpu_tensor(tensor: Any) -> bool:
-    """Tell whether `tensor` is a `torch.Tensor` that lives on an Intel XPU."""
+    """Return whether `tensor` is a `torch.Tensor` that lives on an Intel XPU."""
     return isinstance(tensor, torch.Tensor) and tensor.device.type == "xpu"
 
 
 def is_namedtuple(data: Any) -> bool:
-    """Tell whether `data` is a named tuple: a tuple whose class names its fields.
+    """Return whether `data` is a named tuple: a tuple whose class names its fields.
 
     >>> from collections import namedtuple
     >>> is_namedtuple(namedtuple("Point", "x y")(1, 2)), is_namedtuple((1, 2))
@@ -82,6 +86,101 @@ def honor_mapping(data: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
     return kind(items)  # type: ignore[call-arg]
 
 
+def rebuild(container: Any, items: list[Any] | dict[Any, Any]) -> Any:
+    """Make a container like another around new items: a list for a sequence, a dict for a mapping."""
+    if isinstance(items, dict):
+        return honor_mapping(container, items)
+    return items if type(container) is list else honor_type(container, items)
+
+
+def tree_map(
+    function: Callable[..., Any],
+    nest: Any,
+    *others: Any,
+    is_leaf: Callable[[Any], bool] | None = None,
+    rebuild: Callable[[Any, Any], Any] = rebuild,
+) -> Any:
+    """Apply a function to every leaf of a nest, keeping the containers.
+
+    Args:
+        function: Called with a leaf, and with those at the same place in `others`.
+        nest: Lists, tuples, named tuples and mappings around leaves.
+        *others: Nests of the same structure.
+        is_leaf: Returns whether a container, or anything else, is to be taken as one leaf.
+        rebuild: Makes a container like one of the nest around a list or dict of new items.
+
+    Returns:
+        A nest of the same containers with the results.
+
+    Raises:
+        ValueError: Sequences at one place differ in length.
+
+    Example:
+        >>> tree_map(lambda a, b: a + b, {"x": [1, (2,)]}, {"x": [10, (20,)]})
+        {'x': [11, (22,)]}
+    """
+    if is_leaf is not None and is_leaf(nest):
+        return function(nest, *others)
+    if isinstance(nest, tuple | list):
+        places = zip(nest, *others, strict=True)
+        return rebuild(nest, [tree_map(function, *parts, is_leaf=is_leaf, rebuild=rebuild) for parts in places])
+    if isinstance(nest, Mapping):
+        items = {
+            key: tree_map(function, value, *(other[key] for other in others), is_leaf=is_leaf, rebuild=rebuild)
+            for key, value in nest.items()
+        }
+        return rebuild(nest, items)
+    return function(nest, *others)
+
+
+def tree_map_with_path(
+    function: Callable[[tuple[Any, ...], Any], Any],
+    nest: Any,
+    path: tuple[Any, ...] = (),
+    *,
+    is_leaf: Callable[[tuple[Any, ...], Any], bool] | None = None,
+    rebuild: Callable[[Any, Any], Any] = rebuild,
+) -> Any:
+    """Apply a function to every leaf of a nest and the path to it, keeping the containers.
+
+    Args:
+        function: Called with the keys and indices that lead to a leaf, and the leaf.
+        nest: Lists, tuples, named tuples and mappings around leaves.
+        path: What leads to the nest itself.
+        is_leaf: Returns whether what is at a path is to be taken as one leaf.
+        rebuild: Makes a container like one of the nest around a list or dict of new items.
+
+    Returns:
+        A nest of the same containers with the results.
+
+    Example:
+        >>> tree_map_with_path(lambda path, leaf: (path, leaf), {"x": [1]})
+        {'x': [(('x', 0), 1)]}
+    """
+    if is_leaf is None or not is_leaf(path, nest):
+        keys: Iterable[tuple[Any, Any]] | None = None
+        if isinstance(nest, tuple | list):
+            keys = enumerate(nest)
+        elif isinstance(nest, Mapping):
+            keys = nest.items()
+        if keys is not None:
+            items = {
+                key: tree_map_with_path(function, item, (*path, key), is_leaf=is_leaf, rebuild=rebuild)
+                for key, item in keys
+            }
+            return rebuild(nest, items if isinstance(nest, Mapping) else list(items.values()))
+    return function(path, nest)
+
+
+def tree_leaves(nest: Any) -> Iterator[Any]:
+    """Yield each leaf of a nest in reading order."""
+    if isinstance(nest, tuple | list | Mapping):
+        for item in nest.values() if isinstance(nest, Mapping) else nest:
+            yield from tree_leaves(item)
+    else:
+        yield nest
+
+
 def recursively_apply(
     func: Callable[..., Any],
     data: Any,
@@ -96,7 +195,7 @@ def recursively_apply(
         func: Called as `func(leaf, *args, **kwargs)`.
         data: The nest: lists, tuples, named tuples and mappings around leaves.
         *args: Passed on to `func`.
-        test_type: Tells whether an object is a leaf to apply `func` to.
+        test_type: Returns whether an object is a leaf to apply `func` to.
         error_on_other_type: Refuse other leaves; otherwise they stay as they are.
         **kwargs: Passed on to `func`.
 
@@ -106,35 +205,19 @@ def recursively_apply(
     Raises:
         UnsupportedTypeError: `error_on_other_type` holds and a leaf does not pass the test.
     """
-    if isinstance(data, tuple | list):
-        return honor_type(
-            data,
-            (
-                recursively_apply(
-                    func, item, *args, test_type=test_type, error_on_other_type=error_on_other_type, **kwargs
-                )
-                for item in data
-            ),
-        )
-    if isinstance(data, Mapping):
-        return honor_mapping(
-            data,
-            {
-                key: recursively_apply(
-                    func, value, *args, test_type=test_type, error_on_other_type=error_on_other_type, **kwargs
-                )
-                for key, value in data.items()
-            },
-        )
-    if test_type(data):
-        return func(data, *args, **kwargs)
-    if error_on_other_type:
-        raise UnsupportedTypeError(
-            f"A nest for `{getattr(func, '__name__', func)}` may hold only what "
-            f"`{getattr(test_type, '__name__', test_type)}` accepts; got {type(data)}. "
-            "Take this value out of the nest, or make a tensor of it."
-        )
-    return data
+
+    def apply(leaf: Any) -> Any:
+        if test_type(leaf):
+            return func(leaf, *args, **kwargs)
+        if error_on_other_type:
+            raise UnsupportedTypeError(
+                f"A nest for `{getattr(func, '__name__', func)}` may hold only what "
+                f"`{getattr(test_type, '__name__', test_type)}` accepts; got {type(leaf)}. "
+                "Take this value out of the nest, or make a tensor of it."
+            )
+        return leaf
+
+    return tree_map(apply, data)
 
 
 def flatten(data: Any, operation: str) -> tuple[list[torch.Tensor], TreeSpec]:
@@ -151,6 +234,8 @@ def flatten(data: Any, operation: str) -> tuple[list[torch.Tensor], TreeSpec]:
     Raises:
         UnsupportedTypeError: A leaf is no tensor.
     """
+    # Not by `tree_map`: this runs for every gather of a training loop, where a call for each leaf costs as much as
+    # sending it.
     leaves: list[torch.Tensor] = []
     tokens: list[Any] = []
     _collect(data, leaves, tokens, operation)

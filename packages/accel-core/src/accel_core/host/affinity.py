@@ -132,7 +132,7 @@ def get_driver_version() -> str:
 
 
 def check_cuda_p2p_ib_support() -> bool:
-    """Tell whether several GPUs here can talk to each other directly.
+    """Return whether several GPUs here can talk to each other directly.
 
     GeForce cards of the 4000 series cannot with drivers before 550.40.07; one GPU, or none, has nobody to talk to.
     """
@@ -146,7 +146,7 @@ def check_cuda_p2p_ib_support() -> bool:
 
 
 def check_cuda_fp8_capability() -> bool:
-    """Tell whether the current CUDA device computes in 8-bit floating point (compute capability 8.9 or higher).
+    """Return whether the current CUDA device computes in 8-bit floating point (compute capability 8.9 or higher).
 
     Raises:
         DeviceUnavailableError: There is no CUDA device.

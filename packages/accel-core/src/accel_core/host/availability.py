@@ -93,7 +93,7 @@ _OLDEST_STATEFUL_TORCHDATA = "0.8.0"
 
 
 def _is_here(module: str, *distributions: str) -> bool:
-    """Say whether a module can be imported and belongs to an installed distribution.
+    """Return whether a module can be imported and belongs to an installed distribution.
 
     Args:
         module: Its import name.
@@ -120,7 +120,7 @@ def _torch() -> Any:
 
 
 def _has_module(name: str) -> bool:
-    """Say whether a module without distribution metadata of a known name can be imported."""
+    """Return whether a module without distribution metadata of a known name can be imported."""
     try:
         return importlib.util.find_spec(name) is not None
     except (ImportError, ValueError):
@@ -128,7 +128,7 @@ def _has_module(name: str) -> bool:
 
 
 def _extension_drives(extension: str, device: str, check_device: bool) -> bool:
-    """Say whether a torch extension is here and gives torch a device.
+    """Return whether a torch extension is here and gives torch a device.
 
     Args:
         extension: Module that adds the device to torch.
@@ -150,29 +150,29 @@ def _extension_drives(extension: str, device: str, check_device: bool) -> bool:
 
 
 def is_torch_distributed_available() -> bool:
-    """Tell whether torch was built with its distributed part."""
+    """Return whether torch was built with its distributed part."""
     return bool(_torch().distributed.is_available())
 
 
 def is_cuda_available() -> bool:
-    """Tell whether CUDA or ROCm is here, without setting it up, so that processes can still be forked."""
+    """Return whether CUDA or ROCm is here, without setting it up, so that processes can still be forked."""
     with environ.patch_environment(PYTORCH_NVML_BASED_CUDA_CHECK="1"):
         return bool(_torch().cuda.is_available())
 
 
 def is_rocm_available() -> bool:
-    """Tell whether torch was built for ROCm and finds a device."""
+    """Return whether torch was built for ROCm and finds a device."""
     return _torch().version.hip is not None and is_cuda_available()
 
 
 def is_xccl_available() -> bool:
-    """Tell whether torch was built with the XCCL backend."""
+    """Return whether torch was built with the XCCL backend."""
     probe = getattr(_torch().distributed, "is_xccl_available", None)
     return bool(probe()) if probe is not None else False
 
 
 def is_xpu_available(check_device: bool = False) -> bool:
-    """Tell whether an Intel XPU is here.
+    """Return whether an Intel XPU is here.
 
     Args:
         check_device: Look for one by using it.
@@ -184,7 +184,7 @@ def is_xpu_available(check_device: bool = False) -> bool:
 
 
 def is_mps_available(min_version: str = "1.12") -> bool:
-    """Tell whether Apple's MPS is here.
+    """Return whether Apple's MPS is here.
 
     Args:
         min_version: Lowest version of torch with which to use it.
@@ -194,7 +194,7 @@ def is_mps_available(min_version: str = "1.12") -> bool:
 
 
 def is_mlu_available(check_device: bool = False) -> bool:
-    """Tell whether a Cambricon MLU is here, through torch_mlu.
+    """Return whether a Cambricon MLU is here, through torch_mlu.
 
     Args:
         check_device: Look for one by using it.
@@ -203,7 +203,7 @@ def is_mlu_available(check_device: bool = False) -> bool:
 
 
 def is_musa_available(check_device: bool = False) -> bool:
-    """Tell whether a Moore Threads MUSA device is here, through torch_musa.
+    """Return whether a Moore Threads MUSA device is here, through torch_musa.
 
     Args:
         check_device: Look for one by using it.
@@ -212,7 +212,7 @@ def is_musa_available(check_device: bool = False) -> bool:
 
 
 def is_npu_available(check_device: bool = False) -> bool:
-    """Tell whether an Ascend NPU is here, through torch_npu.
+    """Return whether an Ascend NPU is here, through torch_npu.
 
     Args:
         check_device: Look for one by using it.
@@ -221,7 +221,7 @@ def is_npu_available(check_device: bool = False) -> bool:
 
 
 def is_sdaa_available(check_device: bool = False) -> bool:
-    """Tell whether a Tecorigin SDAA device is here, through torch_sdaa.
+    """Return whether a Tecorigin SDAA device is here, through torch_sdaa.
 
     Args:
         check_device: Look for one by using it.
@@ -230,7 +230,7 @@ def is_sdaa_available(check_device: bool = False) -> bool:
 
 
 def is_neuron_available(check_device: bool = False) -> bool:
-    """Tell whether an AWS Neuron device is here, through torch_neuronx.
+    """Return whether an AWS Neuron device is here, through torch_neuronx.
 
     Args:
         check_device: Look for one by using it.
@@ -240,7 +240,7 @@ def is_neuron_available(check_device: bool = False) -> bool:
 
 @cache
 def is_hpu_available(init_hccl: bool = False) -> bool:
-    """Tell whether an Intel Gaudi is here, through habana_frameworks.
+    """Return whether an Intel Gaudi is here, through habana_frameworks.
 
     Args:
         init_hccl: Import the collective backend too.
@@ -254,7 +254,7 @@ def is_hpu_available(init_hccl: bool = False) -> bool:
 
 
 def is_habana_gaudi1() -> bool:
-    """Tell whether the Gaudi is of the first generation, which has no fp16."""
+    """Return whether the Gaudi is of the first generation, which has no fp16."""
     if not is_hpu_available():
         return False
     habana: Any = importlib.import_module("habana_frameworks.torch.utils.experimental")
@@ -262,7 +262,7 @@ def is_habana_gaudi1() -> bool:
 
 
 def is_torch_xla_available(check_is_tpu: bool = False, check_is_gpu: bool = False) -> bool:
-    """Tell whether torch_xla is installed and not switched off by USE_TORCH_XLA.
+    """Return whether torch_xla is installed and not switched off by USE_TORCH_XLA.
 
     Args:
         check_is_tpu: Ask for a TPU behind it.
@@ -284,7 +284,7 @@ def is_torch_xla_available(check_is_tpu: bool = False, check_is_gpu: bool = Fals
 
 
 def is_bf16_available(ignore_tpu: bool = False) -> bool:
-    """Tell whether the device of this machine computes in bfloat16.
+    """Return whether the device of this machine computes in bfloat16.
 
     Args:
         ignore_tpu: Answer no on a TPU.
@@ -303,46 +303,46 @@ def is_bf16_available(ignore_tpu: bool = False) -> bool:
 
 
 def is_fp16_available() -> bool:
-    """Tell whether the device of this machine computes in float16; only the first Gaudi does not."""
+    """Return whether the device of this machine computes in float16; only the first Gaudi does not."""
     return not is_habana_gaudi1()
 
 
 def is_fp8_available() -> bool:
-    """Tell whether a library that trains in 8-bit floating point is here."""
+    """Return whether a library that trains in 8-bit floating point is here."""
     return is_msamp_available() or is_transformer_engine_available() or is_torchao_available()
 
 
 def is_transformer_engine_available() -> bool:
-    """Tell whether Transformer Engine is installed, or its counterpart for Gaudi."""
+    """Return whether Transformer Engine is installed, or its counterpart for Gaudi."""
     if is_hpu_available():
         return _has_module("intel_transformer_engine") or _has_module("habana_frameworks.torch.hpex.experimental")
     return _is_here("transformer_engine", "transformer-engine", "transformer_engine")
 
 
 def is_transformer_engine_mxfp8_available() -> bool:
-    """Tell whether Transformer Engine is here and the device computes in MXFP8."""
+    """Return whether Transformer Engine is here and the device computes in MXFP8."""
     if not _is_here("transformer_engine", "transformer-engine", "transformer_engine"):
         return False
     return bool(importlib.import_module("transformer_engine.pytorch.fp8").check_mxfp8_support()[0])
 
 
 def is_msamp_available() -> bool:
-    """Tell whether MS-AMP is installed."""
+    """Return whether MS-AMP is installed."""
     return _is_here("msamp", "ms-amp")
 
 
 def is_torchao_available() -> bool:
-    """Tell whether torchao 0.6.1 or later is installed."""
+    """Return whether torchao 0.6.1 or later is installed."""
     return _is_here("torchao") and compare_versions("torchao", ">=", _OLDEST_TORCHAO)
 
 
 def is_triton_available() -> bool:
-    """Tell whether Triton is installed, the one for Intel devices where those are."""
+    """Return whether Triton is installed, the one for Intel devices where those are."""
     return _is_here("triton", "pytorch-triton-xpu", "triton-xpu", "triton", "pytorch-triton", "pytorch-triton-rocm")
 
 
 def is_bnb_available(min_version: str | None = None) -> bool:
-    """Tell whether bitsandbytes is installed.
+    """Return whether bitsandbytes is installed.
 
     Args:
         min_version: Lowest version to accept.
@@ -353,17 +353,17 @@ def is_bnb_available(min_version: str | None = None) -> bool:
 
 
 def is_4bit_bnb_available() -> bool:
-    """Tell whether bitsandbytes is installed in a version that packs weights in 4 bits."""
+    """Return whether bitsandbytes is installed in a version that packs weights in 4 bits."""
     return is_bnb_available(min_version="0.39.0")
 
 
 def is_8bit_bnb_available() -> bool:
-    """Tell whether bitsandbytes is installed in a version that packs weights in 8 bits."""
+    """Return whether bitsandbytes is installed in a version that packs weights in 8 bits."""
     return is_bnb_available(min_version="0.37.2")
 
 
 def is_bitsandbytes_multi_backend_available() -> bool:
-    """Tell whether bitsandbytes is installed in a version that runs on more than CUDA."""
+    """Return whether bitsandbytes is installed in a version that runs on more than CUDA."""
     if not is_bnb_available():
         return False
     library = importlib.import_module("bitsandbytes")
@@ -371,17 +371,17 @@ def is_bitsandbytes_multi_backend_available() -> bool:
 
 
 def is_pippy_available() -> bool:
-    """Tell whether torch has pipeline parallelism of its own (2.4 or later)."""
+    """Return whether torch has pipeline parallelism of its own (2.4 or later)."""
     return compare_versions("torch", ">=", "2.4.0")
 
 
 def is_weights_only_available() -> bool:
-    """Tell whether torch loads files without running code in them (2.4 or later)."""
+    """Return whether torch loads files without running code in them (2.4 or later)."""
     return compare_versions("torch", ">=", "2.4.0")
 
 
 def is_numpy_available(min_version: str = "1.25.0") -> bool:
-    """Tell whether numpy is installed.
+    """Return whether numpy is installed.
 
     Args:
         min_version: Lowest version to accept.
@@ -390,152 +390,152 @@ def is_numpy_available(min_version: str = "1.25.0") -> bool:
 
 
 def is_megatron_lm_available() -> bool:
-    """Tell whether Megatron-LM is here: its training part, not the core library alone."""
+    """Return whether Megatron-LM is here: its training part, not the core library alone."""
     return _has_module("megatron.training") or _is_here("megatron", "megatron-lm")
 
 
 def is_deepspeed_available() -> bool:
-    """Tell whether DeepSpeed is installed."""
+    """Return whether DeepSpeed is installed."""
     return _is_here("deepspeed")
 
 
 def is_transformers_available() -> bool:
-    """Tell whether transformers is installed."""
+    """Return whether transformers is installed."""
     return _is_here("transformers")
 
 
 def is_datasets_available() -> bool:
-    """Tell whether datasets is installed."""
+    """Return whether datasets is installed."""
     return _is_here("datasets")
 
 
 def is_peft_available() -> bool:
-    """Tell whether peft is installed."""
+    """Return whether peft is installed."""
     return _is_here("peft")
 
 
 def is_timm_available() -> bool:
-    """Tell whether timm is installed."""
+    """Return whether timm is installed."""
     return _is_here("timm")
 
 
 def is_torchvision_available() -> bool:
-    """Tell whether torchvision is installed."""
+    """Return whether torchvision is installed."""
     return _is_here("torchvision")
 
 
 def is_torchdata_available() -> bool:
-    """Tell whether torchdata is installed."""
+    """Return whether torchdata is installed."""
     return _is_here("torchdata")
 
 
 def is_torchdata_stateful_dataloader_available() -> bool:
-    """Tell whether torchdata is installed in a version that has the StatefulDataLoader."""
+    """Return whether torchdata is installed in a version that has the StatefulDataLoader."""
     return is_torchdata_available() and compare_versions("torchdata", ">=", _OLDEST_STATEFUL_TORCHDATA)
 
 
 def is_schedulefree_available() -> bool:
-    """Tell whether schedulefree is installed."""
+    """Return whether schedulefree is installed."""
     return _is_here("schedulefree")
 
 
 def is_lomo_available() -> bool:
-    """Tell whether lomo-optim is installed."""
+    """Return whether lomo-optim is installed."""
     return _is_here("lomo_optim", "lomo-optim")
 
 
 def is_tensorboard_available() -> bool:
-    """Tell whether TensorBoard or tensorboardX is installed."""
+    """Return whether TensorBoard or tensorboardX is installed."""
     return _is_here("tensorboard") or _is_here("tensorboardX")
 
 
 def is_wandb_available() -> bool:
-    """Tell whether wandb is installed."""
+    """Return whether wandb is installed."""
     return _is_here("wandb")
 
 
 def is_comet_ml_available() -> bool:
-    """Tell whether comet_ml is installed."""
+    """Return whether comet_ml is installed."""
     return _is_here("comet_ml", "comet-ml")
 
 
 def is_aim_available() -> bool:
-    """Tell whether Aim is installed."""
+    """Return whether Aim is installed."""
     return _is_here("aim")
 
 
 def is_mlflow_available() -> bool:
-    """Tell whether MLflow is installed, whole or its small variant."""
+    """Return whether MLflow is installed, whole or its small variant."""
     return _is_here("mlflow", "mlflow", "mlflow-skinny")
 
 
 def is_clearml_available() -> bool:
-    """Tell whether ClearML is installed."""
+    """Return whether ClearML is installed."""
     return _is_here("clearml")
 
 
 def is_dvclive_available() -> bool:
-    """Tell whether DVCLive is installed."""
+    """Return whether DVCLive is installed."""
     return _is_here("dvclive")
 
 
 def is_swanlab_available() -> bool:
-    """Tell whether SwanLab is installed."""
+    """Return whether SwanLab is installed."""
     return _is_here("swanlab")
 
 
 def is_trackio_available() -> bool:
-    """Tell whether trackio is installed."""
+    """Return whether trackio is installed."""
     return _is_here("trackio")
 
 
 def is_boto3_available() -> bool:
-    """Tell whether boto3 is installed."""
+    """Return whether boto3 is installed."""
     return _is_here("boto3")
 
 
 def is_sagemaker_available() -> bool:
-    """Tell whether sagemaker is installed."""
+    """Return whether sagemaker is installed."""
     return _is_here("sagemaker")
 
 
 def is_rich_available() -> bool:
-    """Tell whether rich is installed and ACCELERATE_ENABLE_RICH asks for it."""
+    """Return whether rich is installed and ACCELERATE_ENABLE_RICH asks for it."""
     return _is_here("rich") and environ.flag("ACCELERATE_ENABLE_RICH")
 
 
 def is_tqdm_available() -> bool:
-    """Tell whether tqdm is installed."""
+    """Return whether tqdm is installed."""
     return _is_here("tqdm")
 
 
 def is_pandas_available() -> bool:
-    """Tell whether pandas is installed."""
+    """Return whether pandas is installed."""
     return _is_here("pandas")
 
 
 def is_matplotlib_available() -> bool:
-    """Tell whether matplotlib is installed."""
+    """Return whether matplotlib is installed."""
     return _is_here("matplotlib")
 
 
 def is_pytest_available() -> bool:
-    """Tell whether pytest is installed."""
+    """Return whether pytest is installed."""
     return _is_here("pytest")
 
 
 def is_import_timer_available() -> bool:
-    """Tell whether import_timer is installed."""
+    """Return whether import_timer is installed."""
     return _is_here("import_timer")
 
 
 def is_pynvml_available() -> bool:
-    """Tell whether NVIDIA's management library can be imported."""
+    """Return whether NVIDIA's management library can be imported."""
     return _is_here("pynvml", "nvidia-ml-py", "pynvml")
 
 
 def is_amdsmi_available() -> bool:
-    """Tell whether AMD's management library is installed."""
+    """Return whether AMD's management library is installed."""
     return _is_here("amdsmi")
 
 

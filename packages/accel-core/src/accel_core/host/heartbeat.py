@@ -84,7 +84,7 @@ class Sensor:
 
     @staticmethod
     def possible() -> bool:
-        """Tell whether this system has such memory; Linux does."""
+        """Return whether this system has such memory; Linux does."""
         return hasattr(os, "memfd_create")
 
     @property

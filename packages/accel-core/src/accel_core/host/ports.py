@@ -12,7 +12,7 @@ _USUAL_PORT = 29500
 
 
 def is_port_in_use(port: int | str | None = None) -> bool:
-    """Tell whether something listens on a port of this machine.
+    """Return whether something listens on a port of this machine.
 
     Args:
         port: The port; without one, MASTER_PORT, or 29500 where that is not set.

@@ -40,7 +40,7 @@ with without_collection():
     from accel_core.devices.memory import (
         find_executable_batch_size,
     )
-    from accel_core.host.availability import (
+    from accelerate._availability import (
         is_rich_available,
     )
     from accel_core.options.enums import (

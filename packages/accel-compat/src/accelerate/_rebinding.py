@@ -14,6 +14,8 @@ from typing import Any
 __all__ = ["RebindableModule", "write_through"]
 
 _ENGINE = ("accel", "accel_bigmodel", "accel_core", "accel_launch", "accel_quant", "accel_trackers")
+_OWN = "accelerate._"
+"""Modules of the drop-in that define what accel itself has no use for."""
 
 _places: dict[tuple[str, str], set[tuple[str, str]]] = {}
 """For a module and a name that was set or deleted once: the engine's modules and names that follow it."""
@@ -58,7 +60,11 @@ def _followers(mirror: ModuleType, name: str) -> list[tuple[ModuleType, str]]:
 
 
 def _engine() -> list[ModuleType]:
-    return [module for name, module in list(sys.modules.items()) if name.partition(".")[0] in _ENGINE]
+    return [
+        module
+        for name, module in list(sys.modules.items())
+        if name.partition(".")[0] in _ENGINE or name.startswith(_OWN)
+    ]
 
 
 def _names(module: ModuleType, name: str, value: Any) -> list[str]:

@@ -55,25 +55,13 @@ from accel_core.devices.memory import (
     release_memory,
 )
 from accel_core.host.availability import (
-    is_bf16_available,
-    is_bitsandbytes_multi_backend_available,
     is_deepspeed_available,
-    is_lomo_available,
-    is_megatron_lm_available,
-    is_mlu_available,
     is_msamp_available,
-    is_musa_available,
-    is_npu_available,
-    is_torch_xla_available,
     is_torchao_available,
     is_transformer_engine_available,
-    is_xpu_available,
 )
 from accel_core.host.environ import (
     parse_choice_from_env,
-)
-from accel_core.host.kernel import (
-    check_os_kernel,
 )
 from accel_core.host.versions import (
     compare_versions,
@@ -192,6 +180,17 @@ from accel_core.tracking.discovery import (
 from accel_core.tracking.tracker import (
     GeneralTracker,
 )
+from accelerate._availability import (
+    is_bf16_available,
+    is_bitsandbytes_multi_backend_available,
+    is_lomo_available,
+    is_megatron_lm_available,
+    is_mlu_available,
+    is_musa_available,
+    is_npu_available,
+    is_torch_xla_available,
+    is_xpu_available,
+)
 from accelerate._engines import (
     compile_regions_deepspeed,
     compile_regions_fsdp2,
@@ -205,6 +204,9 @@ from accelerate._engines import (
     load_fsdp_optimizer,
     save_fsdp_model,
     save_fsdp_optimizer,
+)
+from accelerate._kernel import (
+    check_os_kernel,
 )
 from accelerate._rebinding import write_through
 

@@ -50,18 +50,6 @@ from accel_bigmodel.offload.store import (
 from accel_bigmodel.placement import (
     retie_parameters,
 )
-from accel_core.host.affinity import (
-    check_cuda_p2p_ib_support,
-)
-from accel_core.host.availability import (
-    is_bnb_available,
-    is_mlu_available,
-    is_musa_available,
-    is_neuron_available,
-    is_npu_available,
-    is_sdaa_available,
-    is_xpu_available,
-)
 from accel_core.host.environ import (
     parse_flag_from_env,
 )
@@ -70,6 +58,18 @@ from accel_core.modules.names import (
 )
 from accel_core.modules.ties import (
     find_tied_parameters,
+)
+from accelerate._availability import (
+    is_bnb_available,
+    is_mlu_available,
+    is_musa_available,
+    is_neuron_available,
+    is_npu_available,
+    is_sdaa_available,
+    is_xpu_available,
+)
+from accelerate._machine import (
+    check_cuda_p2p_ib_support,
 )
 from accelerate._rebinding import write_through
 

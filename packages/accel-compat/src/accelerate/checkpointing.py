@@ -24,12 +24,6 @@ from accel_core.checkpoint.plain import (
 from accel_core.host.availability import (
     is_cuda_available,
     is_hpu_available,
-    is_mlu_available,
-    is_musa_available,
-    is_neuron_available,
-    is_sdaa_available,
-    is_torch_xla_available,
-    is_xpu_available,
 )
 from accel_core.host.versions import (
     is_torch_version,
@@ -42,6 +36,14 @@ from accel_core.modules.names import (
 )
 from accel_core.state.process import (
     PartialState,
+)
+from accelerate._availability import (
+    is_mlu_available,
+    is_musa_available,
+    is_neuron_available,
+    is_sdaa_available,
+    is_torch_xla_available,
+    is_xpu_available,
 )
 from accelerate._rebinding import write_through
 

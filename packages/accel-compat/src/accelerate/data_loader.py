@@ -38,11 +38,6 @@ from accel_core.data.skip import (
     SkipDataLoader,
     skip_first_batches,
 )
-from accel_core.host.availability import (
-    is_datasets_available,
-    is_torch_xla_available,
-    is_torchdata_stateful_dataloader_available,
-)
 from accel_core.host.versions import (
     compare_versions,
     is_torch_version,
@@ -62,6 +57,11 @@ from accel_core.state.gradient import (
 )
 from accel_core.state.process import (
     PartialState,
+)
+from accelerate._availability import (
+    is_datasets_available,
+    is_torch_xla_available,
+    is_torchdata_stateful_dataloader_available,
 )
 from accelerate._rebinding import write_through
 

@@ -35,11 +35,6 @@ from accel_core.comm.batch import (
 from accel_core.devices.memory import (
     clear_device_cache,
 )
-from accel_core.host.availability import (
-    is_mlu_available,
-    is_musa_available,
-    is_npu_available,
-)
 from accel_core.modules.names import (
     recursive_getattr,
 )
@@ -49,6 +44,11 @@ from accel_core.modules.traversal import (
 )
 from accel_core.state.process import (
     PartialState,
+)
+from accelerate._availability import (
+    is_mlu_available,
+    is_musa_available,
+    is_npu_available,
 )
 from accelerate._rebinding import write_through
 

@@ -21,14 +21,14 @@ from accel_core.comm.batch import (
 from accel_core.comm.collectives import (
     copy_tensor_to_devices,
 )
-from accel_core.host.availability import (
-    is_pippy_available,
-)
 from accel_core.modules.sizes import (
     convert_bytes,
 )
 from accel_core.state.process import (
     PartialState,
+)
+from accelerate._availability import (
+    is_pippy_available,
 )
 from accelerate._rebinding import write_through
 

@@ -1,15 +1,5 @@
 """The names of `accelerate.launchers` in Accelerate, imported from where accel defines them."""
 
-from accel_core.host.affinity import (
-    are_libraries_initialized,
-    check_cuda_p2p_ib_support,
-    get_current_device_type,
-    get_gpu_info,
-)
-from accel_core.host.availability import (
-    is_mps_available,
-    is_rocm_available,
-)
 from accel_core.host.environ import (
     patch_environment,
 )
@@ -33,6 +23,16 @@ from accel_launch.notebook import (
     debug_launcher,
     notebook_launcher,
     test_launch,
+)
+from accelerate._availability import (
+    is_mps_available,
+    is_rocm_available,
+)
+from accelerate._machine import (
+    are_libraries_initialized,
+    check_cuda_p2p_ib_support,
+    get_current_device_type,
+    get_gpu_info,
 )
 from accelerate._rebinding import write_through
 

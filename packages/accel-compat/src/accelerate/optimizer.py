@@ -3,10 +3,6 @@
 from accel_core.comm.tree import (
     honor_type,
 )
-from accel_core.host.availability import (
-    is_lomo_available,
-    is_torch_xla_available,
-)
 from accel_core.optim.optimizer import (
     AcceleratedOptimizer,
     move_to_device,
@@ -20,6 +16,10 @@ from accel_core.state.gradient import (
 )
 from accel_core.state.run import (
     AcceleratorState,
+)
+from accelerate._availability import (
+    is_lomo_available,
+    is_torch_xla_available,
 )
 from accelerate._rebinding import write_through
 

@@ -1,27 +1,11 @@
 """The names of `accelerate.state` in Accelerate, imported from where accel defines them."""
 
 from accel_core.host.affinity import (
-    check_cuda_fp8_capability,
-    check_cuda_p2p_ib_support,
-    get_cpu_distributed_information,
     set_numa_affinity,
 )
 from accel_core.host.availability import (
-    deepspeed_required,
-    is_datasets_available,
     is_deepspeed_available,
-    is_fp8_available,
-    is_habana_gaudi1,
     is_hpu_available,
-    is_mlu_available,
-    is_mps_available,
-    is_musa_available,
-    is_neuron_available,
-    is_npu_available,
-    is_sdaa_available,
-    is_torch_xla_available,
-    is_xccl_available,
-    is_xpu_available,
 )
 from accel_core.host.environ import (
     get_int_from_env,
@@ -47,6 +31,26 @@ from accel_core.state.process import (
 from accel_core.state.run import (
     AcceleratorState,
     is_initialized,
+)
+from accelerate._availability import (
+    deepspeed_required,
+    is_datasets_available,
+    is_fp8_available,
+    is_habana_gaudi1,
+    is_mlu_available,
+    is_mps_available,
+    is_musa_available,
+    is_neuron_available,
+    is_npu_available,
+    is_sdaa_available,
+    is_torch_xla_available,
+    is_xccl_available,
+    is_xpu_available,
+)
+from accelerate._machine import (
+    check_cuda_fp8_capability,
+    check_cuda_p2p_ib_support,
+    get_cpu_distributed_information,
 )
 from accelerate._rebinding import write_through
 

@@ -3,17 +3,6 @@
 from accel_core.comm.batch import (
     listify,
 )
-from accel_core.host.availability import (
-    is_aim_available,
-    is_clearml_available,
-    is_comet_ml_available,
-    is_dvclive_available,
-    is_mlflow_available,
-    is_swanlab_available,
-    is_tensorboard_available,
-    is_trackio_available,
-    is_wandb_available,
-)
 from accel_core.host.environ import (
     str_to_bool,
 )
@@ -65,6 +54,17 @@ from accel_trackers.trackio import (
 )
 from accel_trackers.wandb import (
     WandBTracker,
+)
+from accelerate._availability import (
+    is_aim_available,
+    is_clearml_available,
+    is_comet_ml_available,
+    is_dvclive_available,
+    is_mlflow_available,
+    is_swanlab_available,
+    is_tensorboard_available,
+    is_trackio_available,
+    is_wandb_available,
 )
 from accelerate._rebinding import write_through
 

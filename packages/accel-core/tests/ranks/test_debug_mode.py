@@ -5,7 +5,7 @@ import time
 import pytest
 import torch
 
-from accel_core.comm import collectives, verify
+from accel_core.comm import collectives
 from accel_core.comm.control import Channel
 from accel_core.errors import RankDisagreementError
 from accel_core.process.world import ensure
@@ -91,20 +91,3 @@ def test_a_barrier_is_an_operation_too():
     here = ensure()
     with pytest.raises(RankDisagreementError, match=r"(?s)rank 0: gather at.*rank 1: wait_for_everyone at"):
         wait_for_everyone() if here.rank else collectives.gather(torch.ones(1))
-
-
-@world(2, environment=DEBUG)
-def test_verify_operation_checks_shapes():
-    """A decorated function is not entered when shapes differ."""
-    rank = ensure().rank
-    entered = []
-
-    @verify.verify_operation
-    def all_to_all(tensor):
-        entered.append(tensor)
-
-    with pytest.raises(verify.DistributedOperationException, match=r"all_to_all"):
-        all_to_all(torch.ones(1 + rank))
-    assert not entered
-    all_to_all(tensor=torch.ones(3))
-    assert len(entered) == 1

@@ -4,9 +4,8 @@ import os
 import resource
 
 import pytest
-import torch
 
-from accel_core.comm import objects, transport, verify
+from accel_core.comm import control, objects, transport
 from accel_core.comm.trigger import Trigger
 from accel_core.errors import (
     CheckpointError,
@@ -124,15 +123,15 @@ def test_trigger_is_seen_by_all_and_lowered():
 def test_agree_raises_everywhere():
     """The failing rank raises its own error, the others one that names it; then the ranks go on."""
     rank = ensure().rank
-    verify.agree(None, "load_state")
+    control.agree(None, "load_state")
     failure = CheckpointError("weights.bin is cut short") if rank == 1 else None
     with pytest.raises(CheckpointError if failure else RemoteRankError, match=r"weights.bin is cut short") as caught:
-        verify.agree(failure, "load_state")
+        control.agree(failure, "load_state")
     if failure:
         assert caught.value is failure
     else:
         assert "rank 1 failed: rank 1: CheckpointError" in str(caught.value)
-    verify.agree(None, "load_state")
+    control.agree(None, "load_state")
 
 
 @world(2)
@@ -140,19 +139,4 @@ def test_agree_on_different_things():
     """Ranks that agree on different things are told so."""
     rank = ensure().rank
     with pytest.raises(RankDisagreementError, match=r"(?s)rank 0: load at.*rank 1: save at"):
-        verify.agree(None, "save" if rank else "load")
-
-
-@world(2)
-def test_chained_operation_names_the_function():
-    """A disagreement inside a decorated function names that function."""
-    rank = ensure().rank
-
-    @verify.chained_operation
-    def mean_of(tensor):
-        from accel_core.comm.collectives import reduce
-
-        return reduce(tensor)
-
-    with pytest.raises(verify.DistributedOperationException, match=r"mean_of was called with data that differs"):
-        mean_of(torch.ones(1 + rank))
+        control.agree(None, "save" if rank else "load")

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from accel_core.comm import collectives, objects, transport, verify
+from accel_core.comm import collectives, control, objects, transport
 from accel_core.errors import CollectiveError, RankDisagreementError, RemoteRankError
 from accel_core.process import world as process_world
 from accel_core.process.world import ensure
@@ -37,8 +37,8 @@ def test_buffers_that_the_host_cannot_read():
         collectives.gather(torch.ones(1 + here.rank, dtype=torch.int64))
     failure = OSError("disk full") if here.rank else None
     with pytest.raises(OSError if failure else RemoteRankError, match="disk full"):
-        verify.agree(failure, "save")
-    verify.agree(None, "save")
+        control.agree(failure, "save")
+    control.agree(None, "save")
 
 
 @world(2)

@@ -121,7 +121,7 @@ ELSEWHERE: dict[str, str] = {
     "ACCELERATE_DEBUG_RDV_FILE": "every test on several ranks meets through it",
     "ACCELERATE_DOWNCAST_BF16": "devices/xla.py: needs a TPU, never run on hardware",
     "ACCELERATE_INIT_INCLUDE_BUFFERS": "accel-bigmodel reads and tests it",
-    "ACCELERATE_ENABLE_RICH": "host/availability.py: is_rich_available answers by it",
+    "ACCELERATE_ENABLE_RICH": "accelerate: is_rich_available answers by it",
     "ACCELERATE_CONFIG_DS_FIELDS": "the launcher writes it; plugins/deepspeed.py reads and tests it",
     "ACCELERATE_SAGEMAKER_DISTRIBUTED_TYPE": "the launcher writes it into a SageMaker job",
     "ACCELERATE_USE_SAGEMAKER": "the launcher writes it into a SageMaker job",

@@ -6,8 +6,8 @@ import torch
 
 from accel_bigmodel.checkpoint.read import Checkpoint, open_checkpoint
 from accel_core.comm.collectives import broadcast
+from accel_core.comm.control import agree
 from accel_core.comm.objects import broadcast_object_list
-from accel_core.comm.verify import agree
 from accel_core.errors import CheckpointError
 from accel_core.process import world
 

@@ -1,6 +1,13 @@
 """The names of `accelerate.commands.env` in Accelerate, imported from where accel defines them."""
 
-from accel_core.host.availability import (
+from accel_launch.from_python import (
+    env_command,
+    env_command_parser,
+)
+from accel_launch.settings.config import (
+    load_config_from_file,
+)
+from accelerate._availability import (
     is_mlu_available,
     is_mps_available,
     is_musa_available,
@@ -8,13 +15,6 @@ from accel_core.host.availability import (
     is_npu_available,
     is_sdaa_available,
     is_xpu_available,
-)
-from accel_launch.from_python import (
-    env_command,
-    env_command_parser,
-)
-from accel_launch.settings.config import (
-    load_config_from_file,
 )
 from accelerate._commands import (
     default_config_file,

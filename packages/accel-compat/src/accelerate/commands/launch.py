@@ -1,21 +1,8 @@
 """The names of `accelerate.commands.launch` in Accelerate, imported from where accel defines them."""
 
-from accel_core.host.affinity import (
-    check_cuda_p2p_ib_support,
-)
 from accel_core.host.availability import (
-    is_bf16_available,
     is_deepspeed_available,
     is_hpu_available,
-    is_mlu_available,
-    is_musa_available,
-    is_neuron_available,
-    is_npu_available,
-    is_rich_available,
-    is_sagemaker_available,
-    is_sdaa_available,
-    is_torch_xla_available,
-    is_xpu_available,
 )
 from accel_core.host.environ import (
     convert_dict_to_env_variables,
@@ -62,6 +49,18 @@ from accel_launch.settings.config import (
     SageMakerConfig,
     load_config_from_file,
 )
+from accelerate._availability import (
+    is_bf16_available,
+    is_mlu_available,
+    is_musa_available,
+    is_neuron_available,
+    is_npu_available,
+    is_rich_available,
+    is_sagemaker_available,
+    is_sdaa_available,
+    is_torch_xla_available,
+    is_xpu_available,
+)
 from accelerate._commands import (
     DYNAMO_BACKENDS,
     clean_option,
@@ -70,6 +69,9 @@ from accelerate._commands import (
 )
 from accelerate._commands import (
     main_launch as main,
+)
+from accelerate._machine import (
+    check_cuda_p2p_ib_support,
 )
 from accelerate._rebinding import write_through
 

@@ -4,7 +4,6 @@ from typing import TYPE_CHECKING
 
 from accel_core.host.availability import (
     is_torchao_available,
-    torchao_required,
 )
 from accel_core.precision.fp8.torchao import (
     convert_model_to_fp8_ao,
@@ -12,6 +11,9 @@ from accel_core.precision.fp8.torchao import (
     filter_linear_layers,
     find_first_last_linear_layers,
     has_ao_layers,
+)
+from accelerate._availability import (
+    torchao_required,
 )
 from accelerate._rebinding import write_through
 

@@ -21,10 +21,6 @@ from accel_bigmodel.offload.store import (
 from accel_bigmodel.placement import (
     set_module_tensor_to_device,
 )
-from accel_core.host.availability import (
-    is_4bit_bnb_available,
-    is_8bit_bnb_available,
-)
 from accel_core.modules.ties import (
     find_tied_parameters,
 )
@@ -45,6 +41,10 @@ from accel_quant.load import (
 )
 from accel_quant.offload import (
     quantize_and_offload_8bit,
+)
+from accelerate._availability import (
+    is_4bit_bnb_available,
+    is_8bit_bnb_available,
 )
 from accelerate._rebinding import write_through
 

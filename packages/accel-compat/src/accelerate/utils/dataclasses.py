@@ -8,15 +8,9 @@ from accel_core.comm.batch import (
 from accel_core.host.availability import (
     is_cuda_available,
     is_hpu_available,
-    is_mlu_available,
     is_msamp_available,
-    is_musa_available,
-    is_neuron_available,
-    is_npu_available,
-    is_rocm_available,
     is_torchao_available,
     is_transformer_engine_available,
-    is_xpu_available,
 )
 from accel_core.host.environ import (
     parse_flag_from_env,
@@ -106,6 +100,14 @@ from accel_core.plugins.project import (
 )
 from accel_quant.config import (
     BnbQuantizationConfig,
+)
+from accelerate._availability import (
+    is_mlu_available,
+    is_musa_available,
+    is_neuron_available,
+    is_npu_available,
+    is_rocm_available,
+    is_xpu_available,
 )
 from accelerate._rebinding import write_through
 

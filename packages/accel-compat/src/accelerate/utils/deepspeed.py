@@ -1,8 +1,5 @@
 """The names of `accelerate.utils.deepspeed` in Accelerate, imported from where accel defines them."""
 
-from accel_core.host.availability import (
-    is_bnb_available,
-)
 from accel_core.host.versions import (
     compare_versions,
 )
@@ -22,6 +19,9 @@ from accel_core.plugins.deepspeed import (
 )
 from accel_core.plugins.deepspeed_config import (
     HfDeepSpeedConfig,
+)
+from accelerate._availability import (
+    is_bnb_available,
 )
 from accelerate._engines import (
     DeepSpeedEngineWrapper,

@@ -1,14 +1,6 @@
 """The names of `accelerate.utils.environment` in Accelerate, imported from where accel defines them."""
 
 from accel_core.host.affinity import (
-    CPUInformation,
-    are_libraries_initialized,
-    check_cuda_fp8_capability,
-    check_cuda_p2p_ib_support,
-    get_cpu_distributed_information,
-    get_current_device_type,
-    get_driver_version,
-    get_gpu_info,
     override_numa_affinity,
     set_numa_affinity,
 )
@@ -21,6 +13,16 @@ from accel_core.host.environ import (
     patch_environment,
     purge_accelerate_environment,
     str_to_bool,
+)
+from accelerate._machine import (
+    CPUInformation,
+    are_libraries_initialized,
+    check_cuda_fp8_capability,
+    check_cuda_p2p_ib_support,
+    get_cpu_distributed_information,
+    get_current_device_type,
+    get_driver_version,
+    get_gpu_info,
 )
 from accelerate._rebinding import write_through
 

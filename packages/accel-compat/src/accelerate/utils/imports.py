@@ -2,6 +2,25 @@
 
 from accel_core.host.availability import (
     USE_TORCH_XLA,
+    is_cuda_available,
+    is_deepspeed_available,
+    is_hpu_available,
+    is_msamp_available,
+    is_timm_available,
+    is_torchao_available,
+    is_transformer_engine_available,
+    is_transformers_available,
+)
+from accel_core.host.environ import (
+    parse_flag_from_env,
+    patch_environment,
+    str_to_bool,
+)
+from accel_core.host.versions import (
+    compare_versions,
+    is_torch_version,
+)
+from accelerate._availability import (
     deepspeed_required,
     is_4bit_bnb_available,
     is_8bit_bnb_available,
@@ -13,14 +32,11 @@ from accel_core.host.availability import (
     is_boto3_available,
     is_clearml_available,
     is_comet_ml_available,
-    is_cuda_available,
     is_datasets_available,
-    is_deepspeed_available,
     is_dvclive_available,
     is_fp8_available,
     is_fp16_available,
     is_habana_gaudi1,
-    is_hpu_available,
     is_import_timer_available,
     is_lomo_available,
     is_matplotlib_available,
@@ -28,7 +44,6 @@ from accel_core.host.availability import (
     is_mlflow_available,
     is_mlu_available,
     is_mps_available,
-    is_msamp_available,
     is_musa_available,
     is_neuron_available,
     is_npu_available,
@@ -45,33 +60,20 @@ from accel_core.host.availability import (
     is_sdaa_available,
     is_swanlab_available,
     is_tensorboard_available,
-    is_timm_available,
     is_torch_distributed_available,
     is_torch_xla_available,
-    is_torchao_available,
     is_torchdata_available,
     is_torchdata_stateful_dataloader_available,
     is_torchvision_available,
     is_tqdm_available,
     is_trackio_available,
-    is_transformer_engine_available,
     is_transformer_engine_mxfp8_available,
-    is_transformers_available,
     is_triton_available,
     is_wandb_available,
     is_weights_only_available,
     is_xccl_available,
     is_xpu_available,
     torchao_required,
-)
-from accel_core.host.environ import (
-    parse_flag_from_env,
-    patch_environment,
-    str_to_bool,
-)
-from accel_core.host.versions import (
-    compare_versions,
-    is_torch_version,
 )
 from accelerate._rebinding import write_through
 

@@ -1,15 +1,7 @@
 """The names of `accelerate.utils.launch` in Accelerate, imported from where accel defines them."""
 
 from accel_core.host.availability import (
-    is_fp8_available,
     is_hpu_available,
-    is_mlu_available,
-    is_musa_available,
-    is_neuron_available,
-    is_npu_available,
-    is_sdaa_available,
-    is_torch_xla_available,
-    is_xpu_available,
 )
 from accel_core.host.environ import (
     str_to_bool,
@@ -48,6 +40,16 @@ from accel_launch.preparation import (
 )
 from accel_launch.settings.config import (
     SageMakerConfig,
+)
+from accelerate._availability import (
+    is_fp8_available,
+    is_mlu_available,
+    is_musa_available,
+    is_neuron_available,
+    is_npu_available,
+    is_sdaa_available,
+    is_torch_xla_available,
+    is_xpu_available,
 )
 from accelerate._rebinding import write_through
 

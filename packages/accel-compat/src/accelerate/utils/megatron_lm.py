@@ -6,9 +6,6 @@ from accel_core.comm.batch import (
 from accel_core.comm.tree import (
     recursively_apply,
 )
-from accel_core.host.availability import (
-    is_megatron_lm_available,
-)
 from accel_core.optim.optimizer import (
     AcceleratedOptimizer,
 )
@@ -17,6 +14,9 @@ from accel_core.optim.scheduler import (
 )
 from accel_core.plugins.megatron import (
     MegatronLMDummyScheduler,
+)
+from accelerate._availability import (
+    is_megatron_lm_available,
 )
 from accelerate._engines import (
     AbstractTrainStep,

@@ -9,6 +9,8 @@ from accel_core.devices.memory import (
 from accel_core.host.availability import (
     is_cuda_available,
     is_hpu_available,
+)
+from accelerate._availability import (
     is_mlu_available,
     is_mps_available,
     is_musa_available,

@@ -61,15 +61,6 @@ from accel_core.devices.memory import (
 )
 from accel_core.host.availability import (
     is_hpu_available,
-    is_mlu_available,
-    is_mps_available,
-    is_musa_available,
-    is_npu_available,
-    is_peft_available,
-    is_sdaa_available,
-    is_torch_xla_available,
-    is_tqdm_available,
-    is_xpu_available,
 )
 from accel_core.host.versions import (
     is_torch_version,
@@ -107,6 +98,17 @@ from accel_core.state.run import (
 )
 from accel_core.tqdm import (
     tqdm,
+)
+from accelerate._availability import (
+    is_mlu_available,
+    is_mps_available,
+    is_musa_available,
+    is_npu_available,
+    is_peft_available,
+    is_sdaa_available,
+    is_torch_xla_available,
+    is_tqdm_available,
+    is_xpu_available,
 )
 from accelerate._rebinding import write_through
 

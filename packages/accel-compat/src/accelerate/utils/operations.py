@@ -40,16 +40,6 @@ from accel_core.comm.tree import (
     is_torch_xpu_tensor,
     recursively_apply,
 )
-from accel_core.comm.verify import (
-    DistributedOperationException,
-    chained_operation,
-    verify_operation,
-)
-from accel_core.host.availability import (
-    is_npu_available,
-    is_torch_distributed_available,
-    is_torch_xla_available,
-)
 from accel_core.host.versions import (
     is_torch_version,
 )
@@ -68,7 +58,17 @@ from accel_core.state.process import (
 from accel_core.state.run import (
     AcceleratorState,
 )
+from accelerate._availability import (
+    is_npu_available,
+    is_torch_distributed_available,
+    is_torch_xla_available,
+)
 from accelerate._rebinding import write_through
+from accelerate._verification import (
+    DistributedOperationException,
+    chained_operation,
+    verify_operation,
+)
 
 __all__ = [
     "TENSOR_INT_TO_DTYPE",

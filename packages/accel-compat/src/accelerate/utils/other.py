@@ -13,13 +13,6 @@ from accel_core.comm.collectives import (
 )
 from accel_core.host.availability import (
     is_deepspeed_available,
-    is_numpy_available,
-    is_torch_distributed_available,
-    is_torch_xla_available,
-    is_weights_only_available,
-)
-from accel_core.host.kernel import (
-    check_os_kernel,
 )
 from accel_core.host.ports import (
     get_free_port,
@@ -78,9 +71,18 @@ from accel_core.tracking.codec import (
 from accel_launch.settings.config import (
     write_basic_config,
 )
+from accelerate._availability import (
+    is_numpy_available,
+    is_torch_distributed_available,
+    is_torch_xla_available,
+    is_weights_only_available,
+)
 from accelerate._engines import (
     compile_regions_deepspeed,
     compile_regions_fsdp2,
+)
+from accelerate._kernel import (
+    check_os_kernel,
 )
 from accelerate._rebinding import write_through
 

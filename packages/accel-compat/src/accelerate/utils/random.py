@@ -2,13 +2,6 @@
 
 from accel_core.host.availability import (
     is_hpu_available,
-    is_mlu_available,
-    is_musa_available,
-    is_neuron_available,
-    is_npu_available,
-    is_sdaa_available,
-    is_torch_xla_available,
-    is_xpu_available,
 )
 from accel_core.options.enums import (
     CUDA_DISTRIBUTED_TYPES,
@@ -22,6 +15,15 @@ from accel_core.random import (
 )
 from accel_core.state.run import (
     AcceleratorState,
+)
+from accelerate._availability import (
+    is_mlu_available,
+    is_musa_available,
+    is_neuron_available,
+    is_npu_available,
+    is_sdaa_available,
+    is_torch_xla_available,
+    is_xpu_available,
 )
 from accelerate._rebinding import write_through
 

@@ -29,9 +29,10 @@ from accel_core.comm.transport import (
     ranks_know,
 )
 from accel_core.errors import PartView, RemoteRankError
+from accel_core.process import world as process_world
 from accel_core.process.world import World
 
-__all__ = ["Channel", "in_step", "main_first", "only_when", "wait_for_all"]
+__all__ = ["Channel", "agree", "in_step", "main_first", "only_when", "wait_for_all"]
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -199,6 +200,20 @@ class Channel:
             self.agree(failure, doing)
         else:
             self.agree(None, doing)
+
+
+def agree(failure: Exception | None, doing: str) -> None:
+    """Meet all ranks and go on only if none of them failed.
+
+    Args:
+        failure: What went wrong on this rank, or `None`.
+        doing: What the ranks are doing, the same on all, such as `"load_state"`.
+
+    Raises:
+        Exception: `failure`, on the ranks that failed.
+        RemoteRankError: On the others, with the failed ranks and their messages.
+    """
+    Channel(process_world.ensure(), doing).agree(failure)
 
 
 def _trade(mine: torch.Tensor, theirs: Mapping[int, torch.Tensor]) -> None:

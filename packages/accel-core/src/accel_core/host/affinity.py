@@ -5,159 +5,19 @@ from __future__ import annotations
 import importlib
 import logging
 import os
-import shutil
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from accel_core._records import record
-from accel_core.errors import DeviceUnavailableError
 from accel_core.host import availability, environ
 
 __all__ = [
-    "CPUInformation",
-    "are_libraries_initialized",
-    "check_cuda_fp8_capability",
-    "check_cuda_p2p_ib_support",
-    "get_cpu_distributed_information",
-    "get_current_device_type",
-    "get_driver_version",
-    "get_gpu_info",
     "override_numa_affinity",
     "set_numa_affinity",
 ]
 
+
 _logger = logging.getLogger(__name__)
-_FP8_CAPABILITY = (8, 9)
-_P2P_DRIVER = (550, 40, 7)
-_LABELS = (
-    ("mlu", "MULTI_MLU", availability.is_mlu_available),
-    ("sdaa", "MULTI_SDAA", availability.is_sdaa_available),
-    ("musa", "MULTI_MUSA", availability.is_musa_available),
-    ("npu", "MULTI_NPU", availability.is_npu_available),
-    ("hpu", "MULTI_HPU", availability.is_hpu_available),
-    ("xpu", "MULTI_XPU", availability.is_xpu_available),
-    ("neuron", "MULTI_NEURON", availability.is_neuron_available),
-)
-_RANK_VARIABLES = {
-    "rank": ("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK"),
-    "world_size": ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE"),
-    "local_rank": ("LOCAL_RANK", "MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK"),
-    "local_world_size": (
-        "LOCAL_WORLD_SIZE",
-        "MPI_LOCALNRANKS",
-        "OMPI_COMM_WORLD_LOCAL_SIZE",
-        "MV2_COMM_WORLD_LOCAL_SIZE",
-    ),
-}
-
-
-@record
-class CPUInformation:
-    """Where this process stands among those that a launcher started.
-
-    Attributes:
-        rank: Its number.
-        world_size: Number of processes.
-        local_rank: Its number on this machine.
-        local_world_size: Number of processes on this machine.
-    """
-
-    rank: int = 0
-    world_size: int = 1
-    local_rank: int = 0
-    local_world_size: int = 1
-
-
-def get_cpu_distributed_information() -> CPUInformation:
-    """Read this process's place from the variables of torchrun, MPI or PMI."""
-    return CPUInformation(
-        rank=environ.first_integer(_RANK_VARIABLES["rank"], 0),
-        world_size=environ.first_integer(_RANK_VARIABLES["world_size"], 1),
-        local_rank=environ.first_integer(_RANK_VARIABLES["local_rank"], 0),
-        local_world_size=environ.first_integer(_RANK_VARIABLES["local_world_size"], 1),
-    )
-
-
-def are_libraries_initialized(*library_names: str) -> list[str]:
-    """Return those of the modules named that this process has imported."""
-    return [name for name in library_names if name in sys.modules]
-
-
-def get_current_device_type() -> tuple[str, str]:
-    """Return the kind of accelerator of this machine and the label of a run over several of them.
-
-    Returns:
-        For example `("npu", "MULTI_NPU")`; `("cuda", "MULTI_GPU")` where no other kind is here.
-    """
-    for device, label, is_here in _LABELS:
-        if is_here():
-            return device, label
-    return "cuda", "MULTI_GPU"
-
-
-def _nvidia_smi(query: str) -> list[str]:
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        raise DeviceUnavailableError(
-            "Nothing can be asked about NVIDIA GPUs; nvidia-smi is not on the PATH. "
-            "Install the NVIDIA driver, or run this on a machine that has one."
-        )
-    output = subprocess.check_output([program, query, "--format=csv,noheader"], text=True)
-    return [line.strip() for line in output.splitlines() if line.strip()]
-
-
-def get_gpu_info() -> tuple[list[str], int]:
-    """Ask the NVIDIA driver for the GPUs of this machine.
-
-    Returns:
-        Their names, and their number.
-
-    Raises:
-        DeviceUnavailableError: There is no NVIDIA driver.
-    """
-    names = _nvidia_smi("--query-gpu=name")
-    return names, len(names)
-
-
-def get_driver_version() -> str:
-    """Ask the NVIDIA driver for its version, such as `550.54.14`.
-
-    Raises:
-        DeviceUnavailableError: There is no NVIDIA driver.
-    """
-    return _nvidia_smi("--query-gpu=driver_version")[0]
-
-
-def check_cuda_p2p_ib_support() -> bool:
-    """Return whether several GPUs here can talk to each other directly.
-
-    GeForce cards of the 4000 series cannot with drivers before 550.40.07; one GPU, or none, has nobody to talk to.
-    """
-    if shutil.which("nvidia-smi") is None:
-        return True
-    names, count = get_gpu_info()
-    if count < 2 or not any("RTX 40" in name for name in names):
-        return True
-    driver = tuple(int(part) for part in get_driver_version().split(".") if part.isdigit())
-    return driver >= _P2P_DRIVER
-
-
-def check_cuda_fp8_capability() -> bool:
-    """Return whether the current CUDA device computes in 8-bit floating point (compute capability 8.9 or higher).
-
-    Raises:
-        DeviceUnavailableError: There is no CUDA device.
-    """
-    if not availability.is_cuda_available():
-        raise DeviceUnavailableError(
-            "The ability to compute in fp8 belongs to a CUDA device; none is available. "
-            "Run this on a machine with one, or choose another precision."
-        )
-    capability: tuple[int, int] = importlib.import_module("torch").cuda.get_device_capability()
-    return capability >= _FP8_CAPABILITY
 
 
 def override_numa_affinity(local_process_index: int, verbose: bool | None = None) -> None:

@@ -6,93 +6,36 @@ drive a kind of device, are imported only by the questions about devices.
 
 from __future__ import annotations
 
-import functools
 import importlib
 import importlib.metadata
 import importlib.util
-from collections.abc import Callable
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any
 
-from accel_core.errors import ConfigurationError, MissingDependencyError
 from accel_core.host import environ
 from accel_core.host.versions import compare_versions
 
 __all__ = [
     "USE_TORCH_XLA",
-    "deepspeed_required",
-    "is_4bit_bnb_available",
-    "is_8bit_bnb_available",
-    "is_aim_available",
-    "is_amdsmi_available",
-    "is_bf16_available",
-    "is_bitsandbytes_multi_backend_available",
-    "is_bnb_available",
-    "is_boto3_available",
-    "is_clearml_available",
-    "is_comet_ml_available",
+    "has_library",
+    "has_module",
     "is_cuda_available",
-    "is_datasets_available",
     "is_deepspeed_available",
-    "is_dvclive_available",
-    "is_fp8_available",
-    "is_fp16_available",
-    "is_habana_gaudi1",
     "is_hpu_available",
-    "is_import_timer_available",
-    "is_lomo_available",
-    "is_matplotlib_available",
-    "is_megatron_lm_available",
-    "is_mlflow_available",
-    "is_mlu_available",
-    "is_mps_available",
     "is_msamp_available",
-    "is_musa_available",
-    "is_neuron_available",
-    "is_npu_available",
-    "is_numpy_available",
-    "is_pandas_available",
-    "is_peft_available",
-    "is_pippy_available",
-    "is_pynvml_available",
-    "is_pytest_available",
-    "is_rich_available",
-    "is_rocm_available",
-    "is_sagemaker_available",
-    "is_schedulefree_available",
-    "is_sdaa_available",
-    "is_swanlab_available",
-    "is_tensorboard_available",
     "is_timm_available",
-    "is_torch_distributed_available",
-    "is_torch_xla_available",
     "is_torchao_available",
-    "is_torchdata_available",
-    "is_torchdata_stateful_dataloader_available",
-    "is_torchvision_available",
-    "is_tqdm_available",
-    "is_trackio_available",
     "is_transformer_engine_available",
-    "is_transformer_engine_mxfp8_available",
     "is_transformers_available",
-    "is_triton_available",
-    "is_wandb_available",
-    "is_weights_only_available",
-    "is_xccl_available",
-    "is_xpu_available",
-    "torchao_required",
 ]
-
-_F = TypeVar("_F", bound=Callable[..., Any])
 
 USE_TORCH_XLA = environ.flag("USE_TORCH_XLA", True)
 """Whether torch_xla is used where it is installed; read from USE_TORCH_XLA when this module is imported."""
 
 _OLDEST_TORCHAO = "0.6.1"
-_OLDEST_STATEFUL_TORCHDATA = "0.8.0"
 
 
-def _is_here(module: str, *distributions: str) -> bool:
+def has_library(module: str, *distributions: str) -> bool:
     """Return whether a module can be imported and belongs to an installed distribution.
 
     Args:
@@ -119,7 +62,7 @@ def _torch() -> Any:
     return importlib.import_module("torch")
 
 
-def _has_module(name: str) -> bool:
+def has_module(name: str) -> bool:
     """Return whether a module without distribution metadata of a known name can be imported."""
     try:
         return importlib.util.find_spec(name) is not None
@@ -127,115 +70,10 @@ def _has_module(name: str) -> bool:
         return False
 
 
-def _extension_drives(extension: str, device: str, check_device: bool) -> bool:
-    """Return whether a torch extension is here and gives torch a device.
-
-    Args:
-        extension: Module that adds the device to torch.
-        device: Name of the device, an attribute of torch.
-        check_device: Look for a device by using it, which sets the extension up in this process.
-    """
-    if not _has_module(extension):
-        return False
-    importlib.import_module(extension)
-    driver = getattr(_torch(), device, None)
-    if driver is None:
-        return False
-    if not check_device:
-        return bool(driver.is_available())
-    try:
-        return bool(driver.device_count()) and bool(driver.is_available())
-    except RuntimeError:
-        return False
-
-
-def is_torch_distributed_available() -> bool:
-    """Return whether torch was built with its distributed part."""
-    return bool(_torch().distributed.is_available())
-
-
 def is_cuda_available() -> bool:
     """Return whether CUDA or ROCm is here, without setting it up, so that processes can still be forked."""
     with environ.patch_environment(PYTORCH_NVML_BASED_CUDA_CHECK="1"):
         return bool(_torch().cuda.is_available())
-
-
-def is_rocm_available() -> bool:
-    """Return whether torch was built for ROCm and finds a device."""
-    return _torch().version.hip is not None and is_cuda_available()
-
-
-def is_xccl_available() -> bool:
-    """Return whether torch was built with the XCCL backend."""
-    probe = getattr(_torch().distributed, "is_xccl_available", None)
-    return bool(probe()) if probe is not None else False
-
-
-def is_xpu_available(check_device: bool = False) -> bool:
-    """Return whether an Intel XPU is here.
-
-    Args:
-        check_device: Look for one by using it.
-    """
-    driver = getattr(_torch(), "xpu", None)
-    if driver is None or not driver.is_available():
-        return False
-    return not check_device or driver.device_count() > 0
-
-
-def is_mps_available(min_version: str = "1.12") -> bool:
-    """Return whether Apple's MPS is here.
-
-    Args:
-        min_version: Lowest version of torch with which to use it.
-    """
-    backend = _torch().backends.mps
-    return compare_versions("torch", ">=", min_version) and bool(backend.is_available()) and bool(backend.is_built())
-
-
-def is_mlu_available(check_device: bool = False) -> bool:
-    """Return whether a Cambricon MLU is here, through torch_mlu.
-
-    Args:
-        check_device: Look for one by using it.
-    """
-    return _extension_drives("torch_mlu", "mlu", check_device)
-
-
-def is_musa_available(check_device: bool = False) -> bool:
-    """Return whether a Moore Threads MUSA device is here, through torch_musa.
-
-    Args:
-        check_device: Look for one by using it.
-    """
-    return _extension_drives("torch_musa", "musa", check_device)
-
-
-def is_npu_available(check_device: bool = False) -> bool:
-    """Return whether an Ascend NPU is here, through torch_npu.
-
-    Args:
-        check_device: Look for one by using it.
-    """
-    return _extension_drives("torch_npu", "npu", check_device)
-
-
-def is_sdaa_available(check_device: bool = False) -> bool:
-    """Return whether a Tecorigin SDAA device is here, through torch_sdaa.
-
-    Args:
-        check_device: Look for one by using it.
-    """
-    return _extension_drives("torch_sdaa", "sdaa", check_device)
-
-
-def is_neuron_available(check_device: bool = False) -> bool:
-    """Return whether an AWS Neuron device is here, through torch_neuronx.
-
-    Args:
-        check_device: Look for one by using it.
-    """
-    return _extension_drives("torch_neuronx", "neuron", check_device)
 
 
 @cache
@@ -245,7 +83,7 @@ def is_hpu_available(init_hccl: bool = False) -> bool:
     Args:
         init_hccl: Import the collective backend too.
     """
-    if not (_has_module("habana_frameworks") and _has_module("habana_frameworks.torch")):
+    if not (has_module("habana_frameworks") and has_module("habana_frameworks.torch")):
         return False
     importlib.import_module("habana_frameworks.torch")
     if init_hccl:
@@ -253,317 +91,33 @@ def is_hpu_available(init_hccl: bool = False) -> bool:
     return hasattr(_torch(), "hpu") and bool(_torch().hpu.is_available())
 
 
-def is_habana_gaudi1() -> bool:
-    """Return whether the Gaudi is of the first generation, which has no fp16."""
-    if not is_hpu_available():
-        return False
-    habana: Any = importlib.import_module("habana_frameworks.torch.utils.experimental")
-    return bool(habana._get_device_type() == habana.synDeviceType.synDeviceGaudi)
-
-
-def is_torch_xla_available(check_is_tpu: bool = False, check_is_gpu: bool = False) -> bool:
-    """Return whether torch_xla is installed and not switched off by USE_TORCH_XLA.
-
-    Args:
-        check_is_tpu: Ask for a TPU behind it.
-        check_is_gpu: Ask for a GPU behind it.
-
-    Raises:
-        ConfigurationError: Both were asked for.
-    """
-    if check_is_tpu and check_is_gpu:
-        raise ConfigurationError(
-            "One XLA device cannot be a TPU and a GPU; got check_is_tpu=True and check_is_gpu=True. Ask for one."
-        )
-    if not USE_TORCH_XLA or not _has_module("torch_xla"):
-        return False
-    if not (check_is_tpu or check_is_gpu):
-        return True
-    kind = importlib.import_module("torch_xla.runtime").device_type()
-    return kind in (("GPU", "CUDA") if check_is_gpu else ("TPU",))
-
-
-def is_bf16_available(ignore_tpu: bool = False) -> bool:
-    """Return whether the device of this machine computes in bfloat16.
-
-    Args:
-        ignore_tpu: Answer no on a TPU.
-    """
-    if is_torch_xla_available(check_is_tpu=True):
-        return not ignore_tpu
-    if is_cuda_available():
-        return bool(_torch().cuda.is_bf16_supported())
-    if is_mlu_available():
-        return bool(_torch().mlu.is_bf16_supported())
-    if is_xpu_available():
-        return bool(_torch().xpu.is_bf16_supported())
-    if is_mps_available():
-        return bool(_torch().backends.mps.is_macos_or_newer(14, 0))
-    return True
-
-
-def is_fp16_available() -> bool:
-    """Return whether the device of this machine computes in float16; only the first Gaudi does not."""
-    return not is_habana_gaudi1()
-
-
-def is_fp8_available() -> bool:
-    """Return whether a library that trains in 8-bit floating point is here."""
-    return is_msamp_available() or is_transformer_engine_available() or is_torchao_available()
-
-
 def is_transformer_engine_available() -> bool:
     """Return whether Transformer Engine is installed, or its counterpart for Gaudi."""
     if is_hpu_available():
-        return _has_module("intel_transformer_engine") or _has_module("habana_frameworks.torch.hpex.experimental")
-    return _is_here("transformer_engine", "transformer-engine", "transformer_engine")
-
-
-def is_transformer_engine_mxfp8_available() -> bool:
-    """Return whether Transformer Engine is here and the device computes in MXFP8."""
-    if not _is_here("transformer_engine", "transformer-engine", "transformer_engine"):
-        return False
-    return bool(importlib.import_module("transformer_engine.pytorch.fp8").check_mxfp8_support()[0])
+        return has_module("intel_transformer_engine") or has_module("habana_frameworks.torch.hpex.experimental")
+    return has_library("transformer_engine", "transformer-engine", "transformer_engine")
 
 
 def is_msamp_available() -> bool:
     """Return whether MS-AMP is installed."""
-    return _is_here("msamp", "ms-amp")
+    return has_library("msamp", "ms-amp")
 
 
 def is_torchao_available() -> bool:
     """Return whether torchao 0.6.1 or later is installed."""
-    return _is_here("torchao") and compare_versions("torchao", ">=", _OLDEST_TORCHAO)
-
-
-def is_triton_available() -> bool:
-    """Return whether Triton is installed, the one for Intel devices where those are."""
-    return _is_here("triton", "pytorch-triton-xpu", "triton-xpu", "triton", "pytorch-triton", "pytorch-triton-rocm")
-
-
-def is_bnb_available(min_version: str | None = None) -> bool:
-    """Return whether bitsandbytes is installed.
-
-    Args:
-        min_version: Lowest version to accept.
-    """
-    if not _is_here("bitsandbytes"):
-        return False
-    return min_version is None or compare_versions("bitsandbytes", ">=", min_version)
-
-
-def is_4bit_bnb_available() -> bool:
-    """Return whether bitsandbytes is installed in a version that packs weights in 4 bits."""
-    return is_bnb_available(min_version="0.39.0")
-
-
-def is_8bit_bnb_available() -> bool:
-    """Return whether bitsandbytes is installed in a version that packs weights in 8 bits."""
-    return is_bnb_available(min_version="0.37.2")
-
-
-def is_bitsandbytes_multi_backend_available() -> bool:
-    """Return whether bitsandbytes is installed in a version that runs on more than CUDA."""
-    if not is_bnb_available():
-        return False
-    library = importlib.import_module("bitsandbytes")
-    return "multi_backend" in getattr(library, "features", set()) or is_bnb_available(min_version="0.46.0")
-
-
-def is_pippy_available() -> bool:
-    """Return whether torch has pipeline parallelism of its own (2.4 or later)."""
-    return compare_versions("torch", ">=", "2.4.0")
-
-
-def is_weights_only_available() -> bool:
-    """Return whether torch loads files without running code in them (2.4 or later)."""
-    return compare_versions("torch", ">=", "2.4.0")
-
-
-def is_numpy_available(min_version: str = "1.25.0") -> bool:
-    """Return whether numpy is installed.
-
-    Args:
-        min_version: Lowest version to accept.
-    """
-    return _is_here("numpy") and compare_versions("numpy", ">=", min_version)
-
-
-def is_megatron_lm_available() -> bool:
-    """Return whether Megatron-LM is here: its training part, not the core library alone."""
-    return _has_module("megatron.training") or _is_here("megatron", "megatron-lm")
+    return has_library("torchao") and compare_versions("torchao", ">=", _OLDEST_TORCHAO)
 
 
 def is_deepspeed_available() -> bool:
     """Return whether DeepSpeed is installed."""
-    return _is_here("deepspeed")
+    return has_library("deepspeed")
 
 
 def is_transformers_available() -> bool:
     """Return whether transformers is installed."""
-    return _is_here("transformers")
-
-
-def is_datasets_available() -> bool:
-    """Return whether datasets is installed."""
-    return _is_here("datasets")
-
-
-def is_peft_available() -> bool:
-    """Return whether peft is installed."""
-    return _is_here("peft")
+    return has_library("transformers")
 
 
 def is_timm_available() -> bool:
     """Return whether timm is installed."""
-    return _is_here("timm")
-
-
-def is_torchvision_available() -> bool:
-    """Return whether torchvision is installed."""
-    return _is_here("torchvision")
-
-
-def is_torchdata_available() -> bool:
-    """Return whether torchdata is installed."""
-    return _is_here("torchdata")
-
-
-def is_torchdata_stateful_dataloader_available() -> bool:
-    """Return whether torchdata is installed in a version that has the StatefulDataLoader."""
-    return is_torchdata_available() and compare_versions("torchdata", ">=", _OLDEST_STATEFUL_TORCHDATA)
-
-
-def is_schedulefree_available() -> bool:
-    """Return whether schedulefree is installed."""
-    return _is_here("schedulefree")
-
-
-def is_lomo_available() -> bool:
-    """Return whether lomo-optim is installed."""
-    return _is_here("lomo_optim", "lomo-optim")
-
-
-def is_tensorboard_available() -> bool:
-    """Return whether TensorBoard or tensorboardX is installed."""
-    return _is_here("tensorboard") or _is_here("tensorboardX")
-
-
-def is_wandb_available() -> bool:
-    """Return whether wandb is installed."""
-    return _is_here("wandb")
-
-
-def is_comet_ml_available() -> bool:
-    """Return whether comet_ml is installed."""
-    return _is_here("comet_ml", "comet-ml")
-
-
-def is_aim_available() -> bool:
-    """Return whether Aim is installed."""
-    return _is_here("aim")
-
-
-def is_mlflow_available() -> bool:
-    """Return whether MLflow is installed, whole or its small variant."""
-    return _is_here("mlflow", "mlflow", "mlflow-skinny")
-
-
-def is_clearml_available() -> bool:
-    """Return whether ClearML is installed."""
-    return _is_here("clearml")
-
-
-def is_dvclive_available() -> bool:
-    """Return whether DVCLive is installed."""
-    return _is_here("dvclive")
-
-
-def is_swanlab_available() -> bool:
-    """Return whether SwanLab is installed."""
-    return _is_here("swanlab")
-
-
-def is_trackio_available() -> bool:
-    """Return whether trackio is installed."""
-    return _is_here("trackio")
-
-
-def is_boto3_available() -> bool:
-    """Return whether boto3 is installed."""
-    return _is_here("boto3")
-
-
-def is_sagemaker_available() -> bool:
-    """Return whether sagemaker is installed."""
-    return _is_here("sagemaker")
-
-
-def is_rich_available() -> bool:
-    """Return whether rich is installed and ACCELERATE_ENABLE_RICH asks for it."""
-    return _is_here("rich") and environ.flag("ACCELERATE_ENABLE_RICH")
-
-
-def is_tqdm_available() -> bool:
-    """Return whether tqdm is installed."""
-    return _is_here("tqdm")
-
-
-def is_pandas_available() -> bool:
-    """Return whether pandas is installed."""
-    return _is_here("pandas")
-
-
-def is_matplotlib_available() -> bool:
-    """Return whether matplotlib is installed."""
-    return _is_here("matplotlib")
-
-
-def is_pytest_available() -> bool:
-    """Return whether pytest is installed."""
-    return _is_here("pytest")
-
-
-def is_import_timer_available() -> bool:
-    """Return whether import_timer is installed."""
-    return _is_here("import_timer")
-
-
-def is_pynvml_available() -> bool:
-    """Return whether NVIDIA's management library can be imported."""
-    return _is_here("pynvml", "nvidia-ml-py", "pynvml")
-
-
-def is_amdsmi_available() -> bool:
-    """Return whether AMD's management library is installed."""
-    return _is_here("amdsmi")
-
-
-def torchao_required(func: _F) -> _F:
-    """Make a function raise MissingDependencyError where torchao is not installed."""
-
-    @functools.wraps(func)
-    def guarded(*args: Any, **kwargs: Any) -> Any:
-        if not is_torchao_available():
-            raise MissingDependencyError(
-                f"`{func.__name__}` needs torchao {_OLDEST_TORCHAO} or later, which is not installed. "
-                "Run `pip install torchao`."
-            )
-        return func(*args, **kwargs)
-
-    return guarded  # type: ignore[return-value]
-
-
-def deepspeed_required(func: _F) -> _F:
-    """Make a function raise ConfigurationError where DeepSpeed is not the engine (ACCELERATE_USE_DEEPSPEED)."""
-
-    @functools.wraps(func)
-    def guarded(*args: Any, **kwargs: Any) -> Any:
-        if not environ.flag("ACCELERATE_USE_DEEPSPEED"):
-            raise ConfigurationError(
-                f"`{func.__name__}` works under DeepSpeed, which is not enabled. "
-                "Give the Accelerator a DeepSpeedPlugin, or launch with DeepSpeed."
-            )
-        return func(*args, **kwargs)
-
-    return guarded  # type: ignore[return-value]
+    return has_library("timm")

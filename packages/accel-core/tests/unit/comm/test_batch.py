@@ -5,7 +5,7 @@ from collections import namedtuple
 import pytest
 import torch
 
-from accel_core.comm import batch, collectives, objects, verify
+from accel_core.comm import batch, collectives, control, objects
 from accel_core.comm.trigger import Trigger
 from accel_core.errors import ConfigurationError, DataError, UnsupportedTypeError
 
@@ -153,9 +153,9 @@ def test_nested_tensors_are_left_alone():
 
 def test_agree_with_one_process():
     """One process raises its own error and otherwise goes on."""
-    verify.agree(None, "save")
+    control.agree(None, "save")
     with pytest.raises(OSError, match="disk full"):
-        verify.agree(OSError("disk full"), "save")
+        control.agree(OSError("disk full"), "save")
 
 
 def test_trigger_with_one_process():

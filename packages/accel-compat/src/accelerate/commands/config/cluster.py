@@ -2,19 +2,11 @@
 
 from accel_core.host.availability import (
     is_deepspeed_available,
-    is_fp8_available,
     is_hpu_available,
-    is_mlu_available,
-    is_mps_available,
     is_msamp_available,
-    is_musa_available,
-    is_neuron_available,
-    is_npu_available,
-    is_sdaa_available,
     is_torchao_available,
     is_transformer_engine_available,
     is_transformers_available,
-    is_xpu_available,
 )
 from accel_core.options.compilation import (
     TORCH_DYNAMO_MODES,
@@ -38,6 +30,16 @@ from accel_launch.from_python import (
 )
 from accel_launch.settings.config import (
     ClusterConfig,
+)
+from accelerate._availability import (
+    is_fp8_available,
+    is_mlu_available,
+    is_mps_available,
+    is_musa_available,
+    is_neuron_available,
+    is_npu_available,
+    is_sdaa_available,
+    is_xpu_available,
 )
 from accelerate._commands import (
     DYNAMO_BACKENDS,

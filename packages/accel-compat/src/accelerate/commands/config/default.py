@@ -2,12 +2,6 @@
 
 from accel_core.host.availability import (
     is_hpu_available,
-    is_mlu_available,
-    is_musa_available,
-    is_neuron_available,
-    is_npu_available,
-    is_sdaa_available,
-    is_xpu_available,
 )
 from accel_launch.from_python import (
     default_command_parser,
@@ -16,6 +10,14 @@ from accel_launch.from_python import (
 from accel_launch.settings.config import (
     ClusterConfig,
     write_basic_config,
+)
+from accelerate._availability import (
+    is_mlu_available,
+    is_musa_available,
+    is_neuron_available,
+    is_npu_available,
+    is_sdaa_available,
+    is_xpu_available,
 )
 from accelerate._commands import (
     default_json_config_file,

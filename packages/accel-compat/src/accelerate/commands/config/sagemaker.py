@@ -1,8 +1,5 @@
 """The names of `accelerate.commands.config.sagemaker` in Accelerate, imported from where accel defines them."""
 
-from accel_core.host.availability import (
-    is_boto3_available,
-)
 from accel_core.options.compilation import (
     TORCH_DYNAMO_MODES,
 )
@@ -18,6 +15,9 @@ from accel_launch.launchers.sagemaker import (
 )
 from accel_launch.settings.config import (
     SageMakerConfig,
+)
+from accelerate._availability import (
+    is_boto3_available,
 )
 from accelerate._commands import (
     DYNAMO_BACKENDS,

@@ -1,4 +1,4 @@
-"""Ranks that agree: on whether all succeeded, and on what they bring to an operation."""
+"""Decorators that make functions of the user's check, and name themselves, where ranks do not agree."""
 
 from __future__ import annotations
 
@@ -6,32 +6,17 @@ import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from accel_core.comm.control import Channel
 from accel_core.comm.disagreement import disagreement_message
 from accel_core.comm.objects import swap
 from accel_core.comm.tree import view_of
 from accel_core.errors import RankDisagreementError, RankView
 from accel_core.process import callsite, world
 
-__all__ = ["DistributedOperationException", "agree", "chained_operation", "verify_operation"]
+__all__ = ["DistributedOperationException", "chained_operation", "verify_operation"]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 DistributedOperationException = RankDisagreementError
-
-
-def agree(failure: Exception | None, doing: str) -> None:
-    """Meet all ranks and go on only if none of them failed.
-
-    Args:
-        failure: What went wrong on this rank, or `None`.
-        doing: What the ranks are doing, the same on all, such as `"load_state"`.
-
-    Raises:
-        Exception: `failure`, on the ranks that failed.
-        RemoteRankError: On the others, with the failed ranks and their messages.
-    """
-    Channel(world.ensure(), doing).agree(failure)
 
 
 def verify_operation(function: _F) -> _F:

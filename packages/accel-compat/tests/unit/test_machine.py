@@ -1,0 +1,83 @@
+"""Processors, GPUs and drivers as the machine shows them."""
+
+import os
+import stat
+
+import pytest
+import torch
+
+from accel_core.errors import DeviceUnavailableError
+from accel_core.host.environ import patch_environment
+from accelerate import _machine
+
+NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="asks what happens without a CUDA device")
+
+
+@pytest.fixture
+def driver(tmp_path, monkeypatch):
+    """Put a program that answers like nvidia-smi on the PATH and return how to set its answers."""
+
+    def answer(names, version):
+        program = tmp_path / "nvidia-smi"
+        lines = "\\n".join(names)
+        program.write_text(
+            "#!/bin/sh\n"
+            f'case "$1" in --query-gpu=name) printf "{lines}\\n";; '
+            f'--query-gpu=driver_version) printf "{version}\\n";; esac\n'
+        )
+        program.chmod(program.stat().st_mode | stat.S_IXUSR)
+        monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({}, (0, 1, 0, 1)),
+        ({"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}, (3, 4, 1, 2)),
+        ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}, (1, 2, 0, 1)),
+        ({"PMI_RANK": "2", "PMI_SIZE": "3", "MPI_LOCALRANKID": "2", "MPI_LOCALNRANKS": "3"}, (2, 3, 2, 3)),
+    ],
+)
+def test_place_among_processes(variables, expected):
+    """The place comes from whichever launcher set its variables."""
+    with patch_environment(**variables):
+        found = _machine.get_cpu_distributed_information()
+    assert (found.rank, found.world_size, found.local_rank, found.local_world_size) == expected
+
+
+def test_imported_libraries():
+    """Only modules that this process imported are named."""
+    assert _machine.are_libraries_initialized("torch", "no_such_module") == ["torch"]
+
+
+@pytest.mark.parametrize(
+    ("names", "version", "expected"),
+    [
+        (["NVIDIA GeForce RTX 4090", "NVIDIA GeForce RTX 4090"], "535.86.10", False),
+        (["NVIDIA GeForce RTX 4090", "NVIDIA GeForce RTX 4090"], "550.54.14", True),
+        (["NVIDIA GeForce RTX 4090"], "535.86.10", True),
+        (["NVIDIA A100", "NVIDIA A100"], "470.82.01", True),
+    ],
+)
+def test_cards_that_cannot_talk_to_each_other(driver, names, version, expected):
+    """Several 4000-series cards need a recent driver; all others are fine."""
+    driver(names, version)
+    assert _machine.get_gpu_info() == (names, len(names))
+    assert _machine.get_driver_version() == version
+    assert _machine.check_cuda_p2p_ib_support() is expected
+
+
+@NO_GPU
+def test_a_machine_without_a_driver(monkeypatch):
+    """Questions about NVIDIA GPUs are refused where there is no driver; several GPUs are then no problem."""
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(DeviceUnavailableError, match="nvidia-smi is not on the PATH"):
+        _machine.get_gpu_info()
+    with pytest.raises(DeviceUnavailableError, match="nvidia-smi is not on the PATH"):
+        _machine.get_driver_version()
+    with pytest.raises(DeviceUnavailableError, match="CUDA device"):
+        _machine.check_cuda_fp8_capability()
+    assert _machine.check_cuda_p2p_ib_support()
+    assert _machine.get_current_device_type() == ("cuda", "MULTI_GPU")

@@ -1,5 +1,7 @@
 """The names of `accelerate.utils.other` in Accelerate, imported from where accel defines them."""
 
+from codecs import encode
+
 from accel_core.checkpoint.payload import (
     TORCH_SAFE_GLOBALS,
 )
@@ -64,9 +66,6 @@ from accel_core.precision.fp8.transformer_engine import (
 from accel_core.state.process import (
     PartialState,
     wait_for_everyone,
-)
-from accel_core.tracking.codec import (
-    encode,
 )
 from accel_launch.settings.config import (
     write_basic_config,

@@ -77,10 +77,9 @@ def accel(calls):
     import logging
 
     from accel_core.accelerator import Accelerator
-    from accel_core.tracking import spool
     from accel_core.tracking.settings import TrackerKwargs
     from accel_core.tracking.tracker import GeneralTracker
-    from accel_trackers import TensorBoardTracker
+    from accel_trackers import TensorBoardTracker, spool
 
     logging.disable(logging.WARNING)
     rows = {}

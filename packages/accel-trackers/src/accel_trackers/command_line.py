@@ -10,7 +10,7 @@ from typing import Any
 
 from accel_core.errors import ConfigurationError, TrackerError
 from accel_trackers.curves import Run, read_runs
-from accel_trackers.plot import draw
+from accel_trackers.plot import draw, printable
 from accel_trackers.replay import replay
 
 __all__ = ["run"]
@@ -25,11 +25,11 @@ def run(arguments: argparse.Namespace) -> int:
         arguments: What `command.add_arguments` declares.
 
     Returns:
-        The exit status: 0, or 1 where entries could not be sent.
+        The exit status: 0, or 1 where entries could not be sent or a spool file was refused.
 
     Raises:
-        ConfigurationError: A path, name or number that cannot be meant.
-        TrackerError: A file that is not a spool file.
+        ConfigurationError: A name or number has no meaning here.
+        TrackerError: There is no such file or folder.
     """
     return _show(arguments) if arguments.verb == "show" else _replay(arguments)
 
@@ -45,7 +45,10 @@ def _show(arguments: argparse.Namespace) -> int:
             f"{arguments.height}. Use numbers of 1 or more."
         )
     place = _existing(arguments.folder)
-    runs = read_runs(place)[-arguments.last :]
+    found_runs, refused = read_runs(place)
+    for reason in refused:
+        sys.stderr.write(f"{printable(reason)}\n")
+    runs = found_runs[-arguments.last :]
     names = list(dict.fromkeys(name for found in runs for name in found.curves))
     if arguments.name:
         unknown = sorted(set(arguments.name) - set(names))
@@ -61,7 +64,7 @@ def _show(arguments: argparse.Namespace) -> int:
             "directory, or keep the spool with TrackerKwargs(keep_spool=True)."
         )
     for mark, found in zip(_MARKS, runs, strict=False):
-        _say(f"{mark} {found.label}")
+        _say(f"{mark} {printable(found.label)}")
     for name in names:
         _say("")
         _say(_plot(name, runs, arguments.width, arguments.height))
@@ -70,14 +73,16 @@ def _show(arguments: argparse.Namespace) -> int:
 
 def _plot(name: str, runs: list[Run], width: int, height: int) -> str:
     curves = {mark: found.curves[name] for mark, found in zip(_MARKS, runs, strict=False) if name in found.curves}
-    return draw(name, curves, width=width, height=height)
+    return draw(printable(name), curves, width=width, height=height)
 
 
 def _replay(arguments: argparse.Namespace) -> int:
     place = _existing(arguments.path)
     try:
-        init: dict[str, Any] = json.loads(arguments.init)
-    except ValueError as error:
+        init: Any = json.loads(arguments.init)
+        if not isinstance(init, dict):
+            raise ValueError("it is not a mapping")
+    except (RecursionError, ValueError) as error:
         raise ConfigurationError(
             f'--init is not JSON ({error}); got {arguments.init!r}. Write for example \'{{"entity": "me"}}\'.'
         ) from None
@@ -98,8 +103,11 @@ def _replay(arguments: argparse.Namespace) -> int:
 
 def _existing(path: str) -> Path:
     place = Path(path)
-    if not place.exists():
+    try:
+        place.stat()
+    except OSError as error:
         raise TrackerError(
-            f"There is no file or folder {place}; nothing was read. Name a logging directory or a spool."
-        )
+            f"There is no file or folder {place}; the system says {error.strerror or error}. Name a logging directory "
+            "or a spool."
+        ) from error
     return place

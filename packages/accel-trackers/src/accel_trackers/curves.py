@@ -6,8 +6,8 @@ import datetime
 from dataclasses import dataclass
 from pathlib import Path
 
-from accel_core.errors import MissingDependencyError
-from accel_core.tracking import spool
+from accel_core.errors import MissingDependencyError, TrackerError
+from accel_trackers import spool
 from accel_trackers.values import sort
 
 __all__ = ["Run", "read_runs"]
@@ -30,28 +30,34 @@ class Run:
     curves: dict[str, Curve]
 
 
-def read_runs(place: Path) -> list[Run]:
+def read_runs(place: Path) -> tuple[list[Run], list[str]]:
     """Read all runs below a path, the oldest first.
 
     Args:
         place: A folder, a spool file or an event file.
 
     Returns:
-        Runs that logged a number; a run that is in a spool file and in event files comes twice.
+        Runs that logged a number (one that is in a spool file and in event files comes twice), and for each spool
+        file that is refused, why.
 
     Raises:
-        TrackerError: A damaged spool file.
         MissingDependencyError: Event files are there and tensorboard is not.
     """
     events = [place] if place.is_file() and "tfevents" in place.name else sorted(place.rglob("*tfevents*"))
     files = [] if events == [place] else spool.find(place)
-    runs = [_from_spool(path) for path in files]
+    read = [_from_spool(path) for path in files]
+    runs = [found for found in read if isinstance(found, Run)]
+    refused = [found for found in read if isinstance(found, str)]
     runs += [_from_events(folder, place) for folder in sorted({path.parent for path in events})]
-    return sorted((run for run in runs if run.curves), key=lambda run: run.started)
+    return sorted((run for run in runs if run.curves), key=lambda run: run.started), refused
 
 
-def _from_spool(path: Path) -> Run:
-    found = spool.read(path)
+def _from_spool(path: Path) -> Run | str:
+    """Return the run of a spool file, or why the file is refused."""
+    try:
+        found = spool.read(path)
+    except TrackerError as error:
+        return str(error)
     curves: dict[str, Curve] = {}
     for entry in found.entries:
         if entry["kind"] == "log":

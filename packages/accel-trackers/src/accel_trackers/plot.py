@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 
-__all__ = ["draw"]
+__all__ = ["draw", "printable"]
 
 
 def draw(title: str, curves: Mapping[str, Sequence[tuple[float, float]]], *, width: int, height: int) -> str:
@@ -32,7 +32,8 @@ def draw(title: str, curves: Mapping[str, Sequence[tuple[float, float]]], *, wid
     grid = [[" "] * width for _ in range(height)]
     for mark, series in finite.items():
         for column, value in _columns(series, left, right, width).items():
-            place = 0.5 if high == low else (value - low) / (high - low)
+            # Halves, as the difference of two finite numbers may be infinite.
+            place = 0.5 if high == low else (value / 2 - low / 2) / (high / 2 - low / 2)
             grid[height - 1 - round(place * (height - 1))][column] = mark
     labels = {0: f"{high:.4g}", height - 1: f"{low:.4g}"}
     margin = max(map(len, labels.values()))
@@ -49,9 +50,14 @@ def _columns(series: Sequence[tuple[float, float]], left: float, right: float, w
     for x, y in series:
         column = 0 if right == left else round((x - left) / (right - left) * (width - 1))
         gathered.setdefault(column, []).append(y)
-    means = {column: sum(values) / len(values) for column, values in sorted(gathered.items())}
+    means = {column: sum(value / len(values) for value in values) for column, values in sorted(gathered.items())}
     for before, after in itertools.pairwise(list(means)):
         for column in range(before + 1, after):
             share = (column - before) / (after - before)
             means[column] = means[before] * (1 - share) + means[after] * share
     return means
+
+
+def printable(text: str) -> str:
+    """Return a text as one line for a terminal: what is not printable is escaped, as it could steer the terminal."""
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)

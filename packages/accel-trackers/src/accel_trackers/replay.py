@@ -10,36 +10,42 @@ from pathlib import Path
 from typing import Any
 
 from accel_core.errors import TrackerError
-from accel_core.tracking import spool
 from accel_core.tracking.discovery import LOGGER_TYPE_TO_CLASS, filter_trackers
-from accel_core.tracking.entries import call_of
+from accel_core.tracking.handle import QUEUED
+from accel_core.tracking.session import Call, describe_error
 from accel_core.tracking.tracker import GeneralTracker
+from accel_trackers import spool
+from accel_trackers.plot import printable
 
 __all__ = ["Outcome", "replay"]
+
+_FILES = ("log_artifact", "log_artifacts")
 
 
 @dataclass
 class Outcome:
-    """What became of one tracker's entries of one spool file.
+    """What became of one tracker's entries of one spool file, or of a file that is refused.
 
     Attributes:
         path: The spool file.
-        tracker: The tracker that had not taken them.
+        tracker: The tracker that had not taken them; empty for a file that is refused.
         sent: How many it has now.
         left: How many it still has not.
         error: Why the rest could not be sent.
     """
 
     path: Path
-    tracker: str
-    sent: int
-    left: int
+    tracker: str = ""
+    sent: int = 0
+    left: int = 0
     error: str | None = None
 
     def __str__(self) -> str:
         """Say it in one line."""
+        if not self.tracker:
+            return printable(f"{self.path.name}: refused: {self.error}")
         tail = f"; {self.left} left: {self.error}" if self.error else ""
-        return f"{self.path.name}: {self.tracker}: {self.sent} entries sent{tail}"
+        return printable(f"{self.path.name}: {self.tracker}: {self.sent} entries sent{tail}")
 
 
 def replay(
@@ -54,7 +60,7 @@ def replay(
     """Send the entries of spool files that trackers do not have.
 
     What is sent is marked in the file at once, so a second replay sends nothing twice. A file of which every tracker
-    has everything is removed.
+    has everything is removed. A file that is damaged, or whose run is still going on, is refused alone.
 
     Args:
         place: A spool file, or a folder.
@@ -65,10 +71,9 @@ def replay(
         keep: Keep files of which everything is sent.
 
     Returns:
-        One outcome for each tracker and file with something to send.
+        One outcome for each refused file, and for each tracker and file with something to send.
 
     Raises:
-        TrackerError: A damaged file, or one of a run that is still going on.
         ConfigurationError: `to` is unknown.
         MissingDependencyError: The library of `to` is not installed.
     """
@@ -76,19 +81,34 @@ def replay(
         filter_trackers(to, logging_dir or ".")
     outcomes: list[Outcome] = []
     for path in spool.find(place):
+        outcomes += _replay_file(path, trackers, to, logging_dir, dict(init or {}), keep)
+    return outcomes
+
+
+def _replay_file(
+    path: Path,
+    trackers: Sequence[str] | None,
+    to: str | None,
+    logging_dir: str | None,
+    init: dict[str, Any],
+    keep: bool,
+) -> list[Outcome]:
+    try:
         found = spool.read(path)
-        owing = [name for name in found.trackers if found.unsent(name) and (not trackers or name in trackers)]
-        if not owing:
-            continue
+        waiting = [name for name in found.trackers if found.unsent(name) and (not trackers or name in trackers)]
+        if not waiting:
+            return []
         _refuse_running(found)
-        outcomes += [_send(found, name, to or name.partition("#")[0], logging_dir, dict(init or {})) for name in owing]
+        outcomes = [_send(found, name, to or name.partition("#")[0], logging_dir, init) for name in waiting]
         if not keep and not any(map(spool.read(path).unsent, found.trackers)):
             spool.SpoolWriter(path).close(keep=False)
+    except (OSError, TrackerError) as error:
+        return [Outcome(path, error=str(error))]
     return outcomes
 
 
 def _refuse_running(found: spool.SpoolFile) -> None:
-    if found.ended or found.host != socket.gethostname() or found.pid == os.getpid():
+    if found.ended or found.host != socket.gethostname() or found.pid in (0, os.getpid()):
         return
     try:
         os.kill(found.pid, 0)
@@ -105,30 +125,70 @@ def _send(found: spool.SpoolFile, name: str, target: str, logging_dir: str | Non
     entries = found.unsent(name)
     outcome = Outcome(found.path, name, 0, len(entries))
     marks = spool.SpoolWriter(found.path)
-    tracker: GeneralTracker | None = None
     try:
         tracker = _open(found, name, target, logging_dir, init)
         for entry in entries:
-            call = call_of(entry, name if target == name.partition("#")[0] else target, tracker.fills_step)
-            getattr(tracker, call.method)(*call.args, **(call.kwargs or {}))
+            call = Call.of(entry, name if target == name.partition("#")[0] else target, tracker.fills_step)
+            _carry_out(tracker, call, found)
             marks.write({"kind": "sent", "tracker": name, "seq": [entry["seq"]]})
             outcome.sent += 1
             outcome.left -= 1
         tracker.finish()
         tracker.release()
-    except Exception as error:
-        outcome.error = f"{type(error).__name__}: {error}"
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        # A library that calls sys.exit ends neither the replay nor the files that come after this one.
+        outcome.error = describe_error(error)
     finally:
         marks.close(keep=True)
     return outcome
 
 
+def _carry_out(tracker: GeneralTracker, call: Call, found: spool.SpoolFile) -> None:
+    """Make one call: a logging method, with a file from the spool's own folder."""
+    if call.method not in QUEUED:
+        raise TrackerError(
+            f"An entry calls a method that logs nothing; got {call.method!r}. Remove its line; methods that log are "
+            f"{', '.join(sorted(QUEUED))}."
+        )
+    args, kwargs = call.args, call.kwargs or {}
+    if call.method in _FILES:
+        _check_names([*args[1:], *kwargs.values()], found)
+        args = (str(_own_file(args, found)), *args[1:])
+    getattr(tracker, call.method)(*args, **kwargs)
+
+
+def _own_file(args: tuple[Any, ...], found: spool.SpoolFile) -> Path:
+    """Return the copy of a logged file, also where the spool was moved since; nothing else on this machine is sent."""
+    own = spool.files_of(found.path)
+    if args and isinstance(args[0], str):
+        place = own.joinpath(*Path(args[0]).parts[-2:])
+        if place.exists() and place.resolve().is_relative_to(own.resolve()):
+            return place
+    raise TrackerError(
+        f"A logged file lies outside of {own.name}, the spool's own folder; got {args[0] if args else None!r}. Remove "
+        "its line, and send it by hand."
+    )
+
+
+def _check_names(names: Sequence[object], found: spool.SpoolFile) -> None:
+    for name in names:
+        if isinstance(name, str) and (Path(name).is_absolute() or ".." in Path(name).parts):
+            raise TrackerError(
+                f"{found.path.name} names a place outside of the run's folder; got {name!r}. Change that line, or send "
+                "the run by hand."
+            )
+
+
 def _open(
     found: spool.SpoolFile, name: str, target: str, logging_dir: str | None, init: dict[str, Any]
 ) -> GeneralTracker:
-    folder = logging_dir if logging_dir is not None else str(found.path.parent.parent)
+    folder = logging_dir if logging_dir is not None else str(found.path.absolute().parent.parent)
     filter_trackers(target, folder)
     kind: Any = LOGGER_TYPE_TO_CLASS[target]
+    if kind.requires_logging_directory:
+        _check_names([found.project], found)
     places = (found.project, folder) if kind.requires_logging_directory else (found.project,)
     tracker: GeneralTracker = kind(*places, **init)
     if target == name.partition("#")[0] and found.states.get(name):

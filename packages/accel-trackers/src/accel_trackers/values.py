@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from accel_core.tracking.flatten import as_scalar, flatten
+from accel_trackers.flatten import as_scalar, flatten
 
 __all__ = ["Parts", "config_table", "rows", "sort"]
 

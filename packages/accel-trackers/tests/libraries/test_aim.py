@@ -5,11 +5,12 @@ import struct
 from pathlib import Path
 from urllib.parse import unquote, urlparse
 
-from accel_core.testing.conformance.tracker import Stored, TrackerConformance
+from accel_core.testing.conformance.tracker import Stored
 from accel_trackers import AimTracker
+from accel_trackers.conformance import LibraryConformance
 
 
-class TestAim(TrackerConformance):
+class TestAim(LibraryConformance):
     """The suite every tracker passes."""
 
     tracker_class = AimTracker

@@ -4,11 +4,12 @@ import json
 from pathlib import Path
 from typing import ClassVar
 
-from accel_core.testing.conformance.tracker import Stored, TrackerConformance
+from accel_core.testing.conformance.tracker import Stored
 from accel_trackers import ClearMLTracker
+from accel_trackers.conformance import LibraryConformance
 
 
-class TestClearML(TrackerConformance):
+class TestClearML(LibraryConformance):
     """The suite every tracker passes."""
 
     tracker_class = ClearMLTracker

@@ -5,11 +5,12 @@ import json
 import zipfile
 from typing import ClassVar
 
-from accel_core.testing.conformance.tracker import Stored, TrackerConformance
+from accel_core.testing.conformance.tracker import Stored
 from accel_trackers import CometMLTracker
+from accel_trackers.conformance import LibraryConformance
 
 
-class TestComet(TrackerConformance):
+class TestComet(LibraryConformance):
     """The suite every tracker passes."""
 
     tracker_class = CometMLTracker

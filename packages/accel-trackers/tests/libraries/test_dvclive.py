@@ -2,11 +2,12 @@
 
 import csv
 
-from accel_core.testing.conformance.tracker import Stored, TrackerConformance
+from accel_core.testing.conformance.tracker import Stored
 from accel_trackers import DVCLiveTracker
+from accel_trackers.conformance import LibraryConformance
 
 
-class TestDVCLive(TrackerConformance):
+class TestDVCLive(LibraryConformance):
     """The suite every tracker passes."""
 
     tracker_class = DVCLiveTracker

@@ -4,11 +4,12 @@ import json
 import sqlite3
 from pathlib import Path
 
-from accel_core.testing.conformance.tracker import Stored, TrackerConformance
+from accel_core.testing.conformance.tracker import Stored
 from accel_trackers import MLflowTracker
+from accel_trackers.conformance import LibraryConformance
 
 
-class TestMLflow(TrackerConformance):
+class TestMLflow(LibraryConformance):
     """The suite every tracker passes."""
 
     tracker_class = MLflowTracker

@@ -2,8 +2,9 @@
 
 import struct
 
-from accel_core.testing.conformance.tracker import Stored, TrackerConformance
+from accel_core.testing.conformance.tracker import Stored
 from accel_trackers import SwanLabTracker
+from accel_trackers.conformance import LibraryConformance
 
 _BLOCK = 32768
 
@@ -26,7 +27,7 @@ def _records(data):
             parts = []
 
 
-class TestSwanLab(TrackerConformance):
+class TestSwanLab(LibraryConformance):
     """The suite every tracker passes."""
 
     tracker_class = SwanLabTracker

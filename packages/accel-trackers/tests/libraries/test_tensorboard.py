@@ -6,11 +6,12 @@ from typing import ClassVar
 
 import torch
 
-from accel_core.testing.conformance.tracker import Stored, TrackerConformance
+from accel_core.testing.conformance.tracker import Stored
 from accel_trackers import TensorBoardTracker
+from accel_trackers.conformance import LibraryConformance
 
 
-class TestTensorBoard(TrackerConformance):
+class TestTensorBoard(LibraryConformance):
     """The suite every tracker passes."""
 
     tracker_class = TensorBoardTracker

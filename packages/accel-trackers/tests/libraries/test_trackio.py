@@ -3,11 +3,12 @@
 import json
 import sqlite3
 
-from accel_core.testing.conformance.tracker import Stored, TrackerConformance
+from accel_core.testing.conformance.tracker import Stored
 from accel_trackers import TrackioTracker
+from accel_trackers.conformance import LibraryConformance
 
 
-class TestTrackio(TrackerConformance):
+class TestTrackio(LibraryConformance):
     """The suite every tracker passes."""
 
     tracker_class = TrackioTracker

@@ -3,8 +3,9 @@
 import json
 import struct
 
-from accel_core.testing.conformance.tracker import Stored, TrackerConformance
+from accel_core.testing.conformance.tracker import Stored
 from accel_trackers import WandBTracker
+from accel_trackers.conformance import LibraryConformance
 
 _BLOCK = 32768
 
@@ -27,7 +28,7 @@ def _records(data):
             parts = []
 
 
-class TestWandB(TrackerConformance):
+class TestWandB(LibraryConformance):
     """The suite every tracker passes."""
 
     tracker_class = WandBTracker

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from accel_core.testing import requires
-from accel_core.tracking import spool
+from accel_trackers import spool
 
 SCRIPT = """
 import os, sys, threading

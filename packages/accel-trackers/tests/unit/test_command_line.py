@@ -3,6 +3,7 @@
 import argparse
 import importlib.metadata
 import json
+import os
 import subprocess
 import sys
 
@@ -10,11 +11,11 @@ import pytest
 
 from accel_core.errors import ConfigurationError, TrackerError
 from accel_core.testing import requires
-from accel_core.tracking import discovery, spool
+from accel_core.tracking import discovery
 from accel_core.tracking.hub import TrackerHub
 from accel_core.tracking.settings import TrackerKwargs
 from accel_core.tracking.tracker import GeneralTracker
-from accel_trackers import command
+from accel_trackers import command, spool
 from accel_trackers.command_line import run
 from accel_trackers.plot import draw
 
@@ -154,6 +155,8 @@ def test_replay_to_another_tracker(tmp_path, capsys):
         (("replay", "none"), TrackerError, "no file or folder"),
         (("show", "none"), TrackerError, "no file or folder"),
         (("replay", ".", "--init", "{"), ConfigurationError, "--init is not JSON"),
+        (("replay", ".", "--init", "[1]"), ConfigurationError, "--init is not JSON"),
+        (("replay", "x" * 5000), TrackerError, "no file or folder"),
         (("replay", ".", "--to", "flakey"), ConfigurationError, "Did you mean 'flaky'"),
         (("show", "."), ConfigurationError, "nothing to draw"),
         (("show", ".", "--width", "0"), ConfigurationError, "1 or more"),
@@ -166,7 +169,7 @@ def test_bad_arguments(tmp_path, monkeypatch, words, error, message):
         run(_arguments(*words))
 
 
-def test_replay_of_a_running_run(tmp_path):
+def test_replay_of_a_running_run(tmp_path, capsys):
     """A spool whose process lives is left alone."""
     head = {"kind": "run", "version": 1, "run_id": "r", "project": "p", "trackers": ["flaky"], "started": 0.0}
     import socket
@@ -178,11 +181,135 @@ def test_replay_of_a_running_run(tmp_path):
         writer.write({**head, "host": socket.gethostname(), "pid": sleeper.pid})
         writer.write({"kind": "config", "seq": 1, "only": None, "values": {}})
         writer.close(keep=True)
-        with pytest.raises(TrackerError, match="still going on"):
-            run(_arguments("replay", path))
+        assert run(_arguments("replay", path)) == 1
+        assert "a.spool.jsonl is still going on; its process is" in capsys.readouterr().out
     finally:
         sleeper.kill()
         sleeper.wait()
+
+
+def _spool(path, *lines, trackers=("flaky",), project="p"):
+    head = {"kind": "run", "version": 1, "run_id": "r", "project": project, "trackers": list(trackers), "started": 0.0}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(line) + "\n" for line in (head, *lines)))
+    return path
+
+
+def _call(method, *args, **kwargs):
+    return {"kind": "call", "seq": 1, "only": None, "method": method, "args": list(args), "kwargs": kwargs}
+
+
+LOG = {"kind": "log", "seq": 1, "only": None, "step": 0, "filled": 0, "values": {"loss": 1}, "kwargs": {}}
+
+
+def test_one_bad_file_does_not_stop_the_folder(tmp_path, capsys):
+    """Each refused file is one line that names it, the others are sent, and the status tells."""
+    Flaky.down = False
+    bad = tmp_path / "a" / "bad.spool.jsonl"
+    bad.parent.mkdir()
+    bad.write_bytes(b"\xff\x00junk\n")
+    (tmp_path / "folder.spool.jsonl").mkdir()
+    os.mkfifo(tmp_path / "pipe.spool.jsonl")
+    good = _spool(tmp_path / "b" / "good.spool.jsonl", LOG)
+    assert run(_arguments("replay", tmp_path)) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert sorted(line.partition(":")[0] for line in lines) == [
+        "bad.spool.jsonl", "folder.spool.jsonl", "good.spool.jsonl", "pipe.spool.jsonl",
+    ]  # fmt: skip
+    assert "good.spool.jsonl: flaky: 1 entries sent" in lines
+    assert bad.read_bytes() == b"\xff\x00junk\n"
+    assert not good.exists()
+
+
+@pytest.mark.parametrize(
+    "method", ["__setattr__", "__reduce__", "finish", "start", "release", "load_state_dict", "_send"]
+)
+def test_replay_calls_logging_methods_only(tmp_path, capsys, method):
+    """A file that names any other method is refused, and no tracker is made for it."""
+    Flaky.down = False
+    path = _spool(tmp_path / "a.spool.jsonl", LOG, {**_call(method, "down", True), "seq": 2})
+    assert run(_arguments("replay", path)) == 1
+    assert "'method' is one of log, log_artifact, log_artifacts" in capsys.readouterr().out
+    assert Flaky.runs == {}
+    assert path.exists()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (_call("log_artifact", "/etc/hostname"), "outside of a.files"),
+        (_call("log_artifact", "../a.files/../../secret"), "outside of a.files"),
+        (_call("log_artifact", "link/secret"), "outside of a.files"),
+        (_call("log_artifact", "none/own"), "outside of a.files"),
+        (_call("log_artifact"), "outside of a.files"),
+        (_call("log_artifact", "artifact-1/own", "/etc/cron.d/x"), "outside of the run's folder"),
+        (_call("log_artifact", "artifact-1/own", artifact_path="../../x"), "outside of the run's folder"),
+    ],
+)
+def test_replay_sends_no_file_but_its_own(tmp_path, capsys, call, message):
+    """A file that is not the spool's own copy is not sent, and none is kept outside of the run's folder."""
+    Flaky.down = False
+    (tmp_path / "a.files" / "artifact-1").mkdir(parents=True)
+    (tmp_path / "a.files" / "artifact-1" / "own").write_text("content")
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "secret").write_text("secret")
+    (tmp_path / "a.files" / "link").symlink_to(tmp_path / "outside")
+    path = _spool(tmp_path / "a.spool.jsonl", call)
+    assert run(_arguments("replay", path)) == 1
+    assert message in capsys.readouterr().out
+    assert Flaky.runs == {"run-0": []}
+
+
+def test_replay_finds_files_of_a_spool_that_was_moved(tmp_path, capsys):
+    """The copies of logged files are found beside the spool file, wherever both were moved since."""
+    (tmp_path / "first").mkdir()
+    _failed_run(tmp_path / "first")
+    (tmp_path / "first").rename(tmp_path / "second")
+    Flaky.down = False
+    assert run(_arguments("replay", tmp_path / "second")) == 0
+    assert Flaky.runs["run-0"][-1] == ("artifact", "content")
+
+
+@requires("tensorboard")
+@pytest.mark.parametrize("project", ["/{folder}/outside", "../outside", "a/../../outside"])
+def test_replay_writes_below_its_folder_only(tmp_path, capsys, project):
+    """A project that names a place outside of the logging directory is refused for trackers that write to one."""
+    project = project.format(folder=tmp_path)
+    path = _spool(tmp_path / "logs" / "spool" / "a.spool.jsonl", LOG, trackers=["tensorboard"], project=project)
+    assert run(_arguments("replay", path)) == 1
+    assert "outside of the run's folder" in capsys.readouterr().out
+    assert not (tmp_path / "outside").exists()
+
+
+@pytest.mark.parametrize("raised", [SystemExit(3), RuntimeError("two\nlines"), GeneratorExit()])
+def test_a_library_that_ends_the_process_does_not_end_the_replay(tmp_path, capsys, monkeypatch, raised):
+    """Whatever a tracker raises is one line for its file, and the next file is sent."""
+    Flaky.down = False
+    sent = Flaky.log
+
+    def log(self, values, step=None, **kwargs):
+        if values["loss"] == 1:
+            raise raised
+        sent(self, values, step, **kwargs)
+
+    monkeypatch.setattr(Flaky, "log", log)
+    _spool(tmp_path / "a.spool.jsonl", LOG)
+    _spool(tmp_path / "b.spool.jsonl", {**LOG, "values": {"loss": 2}})
+    assert run(_arguments("replay", tmp_path)) == 1
+    first, second = sorted(capsys.readouterr().out.splitlines())
+    assert first.startswith(f"a.spool.jsonl: flaky: 0 entries sent; 1 left: {type(raised).__name__}")
+    assert second == "b.spool.jsonl: flaky: 1 entries sent"
+
+
+def test_show_draws_past_files_it_refuses(tmp_path, capsys):
+    """Runs are drawn although a file beside them is refused, by a line that cannot steer the terminal."""
+    (tmp_path / "bad.spool.jsonl").write_text("junk\n")
+    _spool(tmp_path / "good.spool.jsonl", {**LOG, "values": {"loss\x1b[2J\n": 1.0}}, project="\x1b]0;x\x07")
+    assert run(_arguments("show", tmp_path)) == 0
+    printed = capsys.readouterr()
+    assert "bad.spool.jsonl is damaged" in printed.err
+    assert "\nloss\\x1b[2J\\n\n" in printed.out
+    assert "\x1b" not in printed.out
 
 
 def test_show_draws_spool_and_event_files(tmp_path, capsys):
@@ -226,6 +353,8 @@ def test_draw_marks_every_run_and_counts_what_is_not_finite():
         "   0   4",
         "  (1 values are not finite)",
     ]
+    wide = draw("x", {"a": [(0, -1.7e308), (1, 1.7e308), (1, 1.7e308)]}, width=2, height=2)
+    assert wide.splitlines()[1:3] == [" 1.7e+308 | a", "-1.7e+308 |a"]
     assert "no finite values" in draw("x", {"a": [(0, float("inf"))]}, width=5, height=5)
 
 

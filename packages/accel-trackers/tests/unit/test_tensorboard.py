@@ -7,8 +7,8 @@ import numpy as np
 import torch
 
 from accel_core.testing import requires, world
-from accel_core.tracking.flatten import FlatConfig
 from accel_core.tracking.hub import TrackerHub
+from accel_trackers.flatten import FlatConfig
 from accel_trackers.tensorboard import TensorBoardTracker
 
 pytestmark = requires("tensorboard")

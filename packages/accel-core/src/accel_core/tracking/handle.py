@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
-from accel_core.tracking.delivery import Delivery
-from accel_core.tracking.null import NOTHING
+from accel_core.tracking.null import NULL_RUN
+from accel_core.tracking.session import TrackerSession
 from accel_core.tracking.tracker import GeneralTracker
 
 __all__ = ["QUEUED", "TrackerHandle"]
@@ -17,15 +17,12 @@ QUEUED = frozenset(
 )
 """Methods that are queued, recorded and guarded."""
 
-_OWN = frozenset({"_delivery", "_kind", "_queued", "_real", "_send", "_settle", "name", "tracker"})
+_OWN = frozenset({"_kind", "_queued", "_real", "_send", "_session", "_settle", "name", "tracker"})
 _FACTS = frozenset({"fills_step", "libraries", "main_process_only", "requires_logging_directory", "starts_on_caller"})
 
 
-class Sender(Protocol):
-    """How a handle gives a call to its hub."""
-
-    def __call__(self, tracker: str, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Queue a call of one tracker."""
+Sender = Callable[[TrackerSession, str, tuple[Any, ...], dict[str, Any]], None]
+"""Takes a call of one tracker: the tracker, the method, its arguments."""
 
 
 class TrackerHandle(GeneralTracker):
@@ -35,19 +32,16 @@ class TrackerHandle(GeneralTracker):
     `QUEUED` return at once; everything else waits a moment for what was queued before it.
 
     Args:
-        delivery: The tracker's thread.
-        kind: The tracker's class.
+        session: The tracker in its thread.
         send: The hub's way in.
         settle: Waits a moment until what was queued has been called.
     """
 
-    def __init__(
-        self, delivery: Delivery, kind: type[GeneralTracker], send: Sender, settle: Callable[[Delivery], None]
-    ) -> None:
+    def __init__(self, session: TrackerSession, send: Sender, settle: Callable[[TrackerSession], None]) -> None:
         super().__init__(_blank=True)
         own = vars(self)
-        own["_delivery"] = delivery
-        own["_kind"] = kind
+        own["_session"] = session
+        own["_kind"] = session.kind
         own["_send"] = send
         own["_settle"] = settle
 
@@ -58,14 +52,14 @@ class TrackerHandle(GeneralTracker):
     @property
     def name(self) -> str:
         """The tracker's name."""
-        delivery: Delivery = self._delivery
-        return delivery.name
+        session: TrackerSession = self._session
+        return session.name
 
     @property
     def tracker(self) -> Any:
-        """The library's own run object, waiting until it is there; `NOTHING` where the tracker did not start."""
+        """The library's own run object, waiting until it is there; `NULL_RUN` where the tracker did not start."""
         found = self._real()
-        return NOTHING if found is None else found.tracker
+        return NULL_RUN if found is None else found.tracker
 
     def __getattribute__(self, name: str) -> Any:
         if name in _OWN or name.startswith("__"):
@@ -79,7 +73,7 @@ class TrackerHandle(GeneralTracker):
         if found is not None:
             return getattr(found, name)
         if hasattr(kind, name):
-            return NOTHING
+            return NULL_RUN
         raise AttributeError(f"{kind.__name__!r} object has no attribute {name!r}")
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -91,13 +85,13 @@ class TrackerHandle(GeneralTracker):
         return f"<{self._kind.__name__} {self.name!r} behind its queue>"
 
     def _real(self) -> GeneralTracker | None:
-        delivery: Delivery = self._delivery
-        self._settle(delivery)
-        return delivery.tracker
+        session: TrackerSession = self._session
+        self._settle(session)
+        return session.tracker
 
     def _queued(self, name: str, like: Callable[..., Any]) -> Callable[..., None]:
         @functools.wraps(like)
         def send(*args: Any, **kwargs: Any) -> None:
-            self._send(self.name, name, args, kwargs)
+            self._send(self._session, name, args, kwargs)
 
         return send

@@ -1,12 +1,10 @@
-"""All trackers of a run behind one object: queue, spool, policy, steps."""
+"""All trackers of a run behind one object: queues, policy, steps, and the record of what they did not take."""
 
 from __future__ import annotations
 
 import atexit
 import logging
 import os
-import re
-import socket
 import time
 import uuid
 import weakref
@@ -16,38 +14,34 @@ from typing import Any
 
 from accel_core.errors import ConfigurationError, StateError, TrackerError
 from accel_core.options.enums import LoggerType
-from accel_core.tracking.codec import encode
-from accel_core.tracking.delivery import Call, Delivery
 from accel_core.tracking.discovery import LOGGER_TYPE_TO_CLASS, Wanted, filter_trackers
-from accel_core.tracking.entries import call_of, log_arguments, whole_step
 from accel_core.tracking.handle import TrackerHandle
-from accel_core.tracking.null import NOTHING, null_tracker
-from accel_core.tracking.recorder import Recorder
+from accel_core.tracking.null import NULL_RUN, null_tracker
+from accel_core.tracking.recording import Recorder, recorder_for
+from accel_core.tracking.session import Call, TrackerSession, describe_error
 from accel_core.tracking.settings import TrackerKwargs
-from accel_core.tracking.snapshot import keep_file, snapshot
-from accel_core.tracking.spool import FORMAT_VERSION, SUFFIX, SpoolWriter
-from accel_core.tracking.steps import StepCounter
+from accel_core.tracking.snapshot import snapshot
+from accel_core.tracking.steps import StepCounter, whole_step
 from accel_core.tracking.tracker import GeneralTracker
 
 __all__ = ["TrackerHub"]
 
 logger = logging.getLogger(__name__)
 
-_MOMENT = 1.0
-_FILES = frozenset({"log_artifact", "log_artifacts"})
+_FLUSH_S = 1.0
+_FILES = {"log_artifact": "local_path", "log_artifacts": "local_dir"}
 
 
 class TrackerHub:
     """The trackers of one run.
 
-    Logging calls return at once: a value is copied, written to the spool and given to each tracker in that tracker's
-    own thread. What a tracker fails to take stays in the spool, and `policy` says what else happens.
+    Logging calls return at once: a value is copied, and handed to the recorder and to each tracker's own thread. With
+    accel-trackers installed, what a tracker fails to take stays in the spool; the settings say what else happens.
 
     Args:
         log_with: What to log with: see `filter_trackers`.
         logging_dir: Folder for trackers that write to one, and for the spool.
         is_main: Whether this rank tracks; the others hold trackers that do nothing.
-        policy: Overrides the policy of `settings`: `raise`, `warn` or `off`.
         settings: How failing and slow trackers are treated.
 
     Attributes:
@@ -57,7 +51,7 @@ class TrackerHub:
 
     Raises:
         ConfigurationError: An unknown tracker, or one that needs a folder and has none.
-        MissingDependencyError: A tracker's library is not installed.
+        MissingDependencyError: A tracker's library is not installed, or a spool is asked for and nothing writes it.
     """
 
     def __init__(
@@ -66,39 +60,34 @@ class TrackerHub:
         logging_dir: str | os.PathLike[str] | None = None,
         is_main: bool = True,
         *,
-        policy: str | None = None,
         settings: TrackerKwargs | None = None,
     ) -> None:
         self.settings = settings if settings is not None else TrackerKwargs()
-        if policy is not None:
-            self.settings = TrackerKwargs(**{**vars(self.settings), "policy": policy})
         self.log_with = filter_trackers(log_with, logging_dir)
+        self._new_recorder = recorder_for(self.settings) if self.log_with else None
         self.logging_dir = logging_dir
         self.is_main = is_main
         self.trackers: list[GeneralTracker] = []
         self.run_id: str | None = None
+        self.running = False
         self._project = ""
         self._steps = StepCounter()
         self._resumed: dict[str, Any] = {}
         self._states: dict[str, dict[str, Any]] = {}
-        self._deliveries: dict[str, Delivery] = {}
+        self._sessions: dict[str, TrackerSession] = {}
         self._recorder: Recorder | None = None
-        self._spool: SpoolWriter | None = None
         self._seq = 0
-        self._owed: dict[str, set[int]] = {}
-        self._failures: dict[str, int] = {}
         self._errors: list[TrackerError] = []
-        self._off: set[str] = set()
-
-    @property
-    def running(self) -> bool:
-        """Whether a run is open on this rank."""
-        return self._recorder is not None
 
     @property
     def spool_path(self) -> Path | None:
-        """The spool file of the run; `None` before `init`, on other ranks, and where it cannot be written."""
-        return self._spool.path if self._spool is not None else None
+        """The spool file of the run, or `None` where none is written."""
+        return self._recorder.path if self._recorder is not None else None
+
+    @property
+    def failures(self) -> dict[str, str]:
+        """The last error that each failing tracker raised, by the tracker's name; kept after the end."""
+        return {name: session.error for name, session in self._sessions.items() if session.error is not None}
 
     def init(
         self,
@@ -130,7 +119,11 @@ class TrackerHub:
         self._check_folder()
         self.run_id = self._resumed.get("run_id") or uuid.uuid4().hex[:12]
         self._project = str(project_name)
-        self._open_spool([name for name, _ in wanted])
+        self._sessions = {}
+        self.running = True
+        if self._new_recorder is not None:
+            run = {"run_id": self.run_id, "project": self._project, "trackers": [name for name, _ in wanted]}
+            self._recorder = self._new_recorder(self.settings.spool_folder(self.logging_dir), run)
         for name, item in wanted:
             self._add(name, item, dict((init_kwargs or {}).get(name, {})))
         self._wait_for_start()
@@ -161,7 +154,7 @@ class TrackerHub:
                 f"Logged values are a mapping from names to values; got {type(values).__name__}. "
                 'Write for example accelerator.log({"loss": loss}, step=step).'
             )
-        if self._recorder is not None:
+        if self.running:
             kwargs = {name: dict(given) for name, given in (log_kwargs or {}).items()}
             self._log(snapshot(dict(values)), step, kwargs, None)
             self._raise_pending()
@@ -174,7 +167,7 @@ class TrackerHub:
             unwrap: Return the library's own run object instead.
 
         Returns:
-            The tracker; on other ranks one that does nothing, or `NOTHING`.
+            The tracker; on other ranks one that does nothing, or `NULL_RUN`.
 
         Raises:
             ConfigurationError: No such tracker runs here.
@@ -184,7 +177,7 @@ class TrackerHub:
             if tracker.name == wanted:
                 return tracker.tracker if unwrap else tracker
         if not self.is_main:
-            return NOTHING if unwrap else null_tracker(LOGGER_TYPE_TO_CLASS.get(wanted, GeneralTracker))
+            return NULL_RUN if unwrap else null_tracker(LOGGER_TYPE_TO_CLASS.get(wanted, GeneralTracker))
         running = [tracker.name for tracker in self.trackers]
         raise ConfigurationError(
             f"No tracker {wanted!r} is running; running are {running or 'none'}. Name it in log_with and call "
@@ -192,35 +185,43 @@ class TrackerHub:
         )
 
     def finish(self) -> None:
-        """Finish every tracker, waiting for the slow ones no longer than `drain_seconds`; a second call does nothing.
+        """Finish every tracker; a second call does nothing.
+
+        Slow trackers and a disk that hangs are waited for no longer than `drain_seconds`, all together.
 
         Raises:
             TrackerError: With the policy `raise`, a tracker failed.
         """
-        recorder = self._recorder
-        if recorder is None:
+        if not self.running:
             return
         deadline = time.monotonic() + self.settings.drain_seconds
-        recorder.drain(self.settings.drain_seconds)
-        for delivery in self._deliveries.values():
-            delivery.finish()
-        for name, delivery in self._deliveries.items():
-            done = delivery.close(max(0.0, deadline - time.monotonic()))
-            if done and delivery.tracker is not None and delivery.tracker.starts_on_caller:
-                delivery.call(Call("release"))
-            if not done and self.settings.policy != "off":
-                logger.warning(
-                    "The tracker %r did not take everything within %g s; %d entries are not sent.",
-                    name,
-                    self.settings.drain_seconds,
-                    len(self._owed[name]),
+        # All trackers are told to end before anybody is waited for: their time and the disk's run side by side.
+        for session in self._sessions.values():
+            session.finish()
+        recorder = self._recorder
+        written = recorder is not None and recorder.drain(max(0.0, deadline - time.monotonic()))
+        for session in self._sessions.values():
+            done = session.close(max(0.0, deadline - time.monotonic()))
+            if session.dropped or not done:
+                self._warn(
+                    "The tracker %r did not take everything within %g s; %d entries are not sent, %d of them as its "
+                    "queue was full.",
+                    *(session.name, self.settings.drain_seconds, len(session.unsent), session.dropped),
                 )
-        self._recorder = None
-        recorder.mark({"kind": "end", "time": time.time()})
-        recorder.close()
-        self._close_spool()
+        self.running, self._recorder = False, None
         self._states = self.tracker_states
-        self._deliveries = {}
+        unsent = {name: frozenset(session.unsent) for name, session in self._sessions.items() if session.unsent}
+        if recorder is not None:
+            recorder.write({"kind": "end", "time": time.time()})
+            # A disk that kept up gets a moment also where a tracker used all the time: it has only the end to write.
+            seconds = max(deadline - time.monotonic(), _FLUSH_S if written else 0.0)
+            recorder.close(unsent, keep=self.settings.keep_spool, seconds=seconds, quiet=self.settings.policy == "off")
+        elif unsent:
+            self._warn(
+                "Entries that trackers did not take are lost (%s). Install accel-trackers, which keeps them until they "
+                "are sent.",
+                ", ".join(f"{name}: {len(numbers)}" for name, numbers in unsent.items()),
+            )
         self._raise_pending()
 
     def state_dict(self) -> dict[str, Any]:
@@ -235,7 +236,7 @@ class TrackerHub:
     @property
     def tracker_states(self) -> dict[str, dict[str, Any]]:
         """What each tracker of the run stores of itself, by name; kept after the end."""
-        states = {name: delivery.state for name, delivery in self._deliveries.items()}
+        states = {name: session.state for name, session in self._sessions.items()}
         return {**self._resumed.get("trackers", {}), **self._states, **states}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -254,26 +255,26 @@ class TrackerHub:
             )
         self._steps.load_state_dict(state["steps"])
         self._resumed = {"run_id": state["run_id"], "trackers": dict(state["trackers"])}
-        if self._recorder is None:
+        if not self.running:
             return
         self.run_id = state["run_id"] or self.run_id
-        self._recorder.mark({"kind": "resumed", "run_id": self.run_id})
-        for name, delivery in self._deliveries.items():
-            delivery.put(Call("load_state_dict", (self._state_for(name),)))
+        self._mark({"kind": "resumed", "run_id": self.run_id})
+        for name, session in self._sessions.items():
+            session.put(Call("load_state_dict", (self._state_for(name),)))
 
     def _state_for(self, name: str) -> dict[str, Any]:
         """Return the stored state of one tracker, with the step at which the run was left."""
         return {**self._resumed["trackers"].get(name, {}), "step": self._steps.last}
 
-    def _name_of(self, item: Any) -> str:
+    def _name_of(self, item: Wanted) -> str:
         if isinstance(item, GeneralTracker):
             name = str(item.name)
             same = [known for known in self.log_with if getattr(known, "name", None) == name]
             number = next(index for index, known in enumerate(same) if known is item)
             return name if number == 0 else f"{name}#{number + 1}"
-        return str(item.value) if isinstance(item, LoggerType) else str(item)
+        return str(item.value) if isinstance(item, LoggerType) else item
 
-    def _class_of(self, item: Any) -> type[GeneralTracker] | GeneralTracker:
+    def _class_of(self, item: Wanted) -> type[GeneralTracker] | GeneralTracker:
         return item if isinstance(item, GeneralTracker) else LOGGER_TYPE_TO_CLASS[self._name_of(item)]
 
     def _check_folder(self) -> None:
@@ -296,39 +297,7 @@ class TrackerHub:
                 f"says {error.strerror or error}. Choose another project_dir or logging_dir."
             ) from error
 
-    def _open_spool(self, names: list[str]) -> None:
-        folder = self.settings.spool_folder(self.logging_dir)
-        slug = re.sub(r"[^\w.-]+", "-", self._project).strip("-.") or "run"
-        stem = f"{slug[:60]}-{self.run_id}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
-        head = {
-            "kind": "run",
-            "version": FORMAT_VERSION,
-            "run_id": self.run_id,
-            "project": self._project,
-            "trackers": names,
-            "started": time.time(),
-            "host": socket.gethostname(),
-            "pid": os.getpid(),
-        }
-        try:
-            path = folder / f"{stem}{SUFFIX}"
-            for number in range(2, 1000):
-                if not path.exists():
-                    break
-                path = folder / f"{stem}-{number}{SUFFIX}"
-            self._spool = SpoolWriter(path)
-            self._spool.write(head)
-        except OSError as error:
-            self._spool = None
-            logger.warning(
-                "No spool file can be written in %s (%s); values that a tracker fails to take are lost. Choose a "
-                "folder with TrackerKwargs(spool_dir=...).",
-                folder,
-                error,
-            )
-        self._recorder = Recorder(self._spool)
-
-    def _add(self, name: str, item: Any, kwargs: dict[str, Any]) -> None:
+    def _add(self, name: str, item: Wanted, kwargs: dict[str, Any]) -> None:
         state = self._state_for(name) if self._resumed else None
         project, logging_dir = self._project, self.logging_dir
         kind: Any = type(item) if isinstance(item, GeneralTracker) else LOGGER_TYPE_TO_CLASS[name]
@@ -345,57 +314,62 @@ class TrackerHub:
                 made.load_state_dict(state)
             return made
 
-        delivery = Delivery(name, make, self._settled, fills_step=kind.fills_step)
-        self._deliveries[name] = delivery
-        self._owed[name] = set()
-        self._failures[name] = 0
-        self.trackers.append(TrackerHandle(delivery, kind, self._send, self._settle))
-        delivery.start(on_caller=kind.starts_on_caller)
+        session = TrackerSession(name, kind, make, self._settled)
+        self._sessions[name] = session
+        self.trackers.append(TrackerHandle(session, self._send, self._settle))
+        session.start()
 
     def _wait_for_start(self) -> None:
         deadline = time.monotonic() + self.settings.start_seconds
-        for name, delivery in self._deliveries.items():
-            if delivery.drain(max(0.0, deadline - time.monotonic())):
-                delivery.adopt_context()
-            elif self.settings.policy != "off":
-                logger.warning(
-                    "The tracker %r did not start within %g s; the run goes on, and what it logs waits in the spool.",
-                    name,
-                    self.settings.start_seconds,
+        for name, session in self._sessions.items():
+            if session.drain(max(0.0, deadline - time.monotonic())):
+                session.adopt_context()
+            else:
+                self._warn(
+                    "The tracker %r did not start within %g s; the run goes on, and what it logs waits for it.",
+                    *(name, self.settings.start_seconds),
                 )
+        if self._recorder is not None:
+            self._recorder.drain(max(0.0, deadline - time.monotonic()))
 
-    def _settle(self, delivery: Delivery) -> None:
+    def _settle(self, session: TrackerSession) -> None:
         """Wait a moment until a tracker has what was logged before."""
-        if self._recorder is not None and self._recorder.drain(_MOMENT):
-            delivery.drain(_MOMENT)
+        if self.running:
+            session.drain(_FLUSH_S)
 
-    def _send(self, tracker: str, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _send(self, session: TrackerSession, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Take a call made on one tracker's handle."""
-        if self._recorder is None:
-            logger.warning("%s of the tracker %r came after the end of its run and is not logged.", method, tracker)
+        if not self.running or session is not self._sessions.get(session.name):
+            logger.warning(
+                "%s of the tracker %r came after the end of its run and is not logged.", method, session.name
+            )
             return
         args, kwargs = snapshot(args), snapshot(kwargs)
         if method == "log":
-            values, step, more = log_arguments(*args, **kwargs)
-            self._log(dict(values), step, {tracker: more}, [tracker])
+            values, step, more = _log_arguments(*args, **kwargs)
+            self._log(dict(values), step, {session.name: more}, [session.name])
         else:
-            if method in _FILES and args:
-                args = self._kept(tracker, args)
-            self._emit("call", {"method": method, "args": args, "kwargs": kwargs}, [tracker])
+            if method in _FILES:
+                args, kwargs = self._kept(session, _FILES[method], args, kwargs)
+            self._emit("call", {"method": method, "args": args, "kwargs": kwargs}, [session.name])
         self._raise_pending()
 
-    def _kept(self, tracker: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _kept(
+        self, session: TrackerSession, parameter: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Copy the file or folder that a call names, so that the run may remove it."""
-        if self._spool is None:
-            return args
+        if not args and parameter in kwargs:
+            args, kwargs = (kwargs[parameter],), {name: kwargs[name] for name in kwargs if name != parameter}
+        if self._recorder is None or not args:
+            return args, kwargs
         try:
-            return (keep_file(os.fspath(args[0]), self._spool.files), *args[1:])
+            return (self._recorder.keep_file(os.fspath(args[0]), self.settings.drain_seconds), *args[1:]), kwargs
         except OSError as error:
-            self._settled(tracker, Call("log_artifact"), error)
-            return args
+            self._settled(session, Call("log_artifact"), error)
+            return args, kwargs
 
     def _log(
-        self, values: dict[str, Any], step: Any, kwargs: dict[str, dict[str, Any]], only: list[str] | None
+        self, values: dict[str, Any], step: object, kwargs: dict[str, dict[str, Any]], only: list[str] | None
     ) -> None:
         for given, filled, names in self._steps.place(values, whole_step(step)):
             entry = {
@@ -408,59 +382,55 @@ class TrackerHub:
             self._emit("log", entry, only)
 
     def _emit(self, kind: str, content: dict[str, Any], only: list[str] | None) -> None:
-        recorder = self._recorder
-        assert recorder is not None, "a run is open"
+        """Hand an entry to the recorder and to its trackers: neither waits for the other."""
         self._seq += 1
         entry = {"kind": kind, "seq": self._seq, "only": only, **content}
-        targets = [self._deliveries[name] for name in (only or self._deliveries) if name not in self._off]
-        for delivery in targets:
-            self._owed[delivery.name].add(entry["seq"])
+        self._mark(entry)
+        for name in only or self._sessions:
+            session = self._sessions[name]
+            if session.switched_off or session.put(Call.of(entry, name, session.kind.fills_step)):
+                continue
+            if session.dropped == 1:
+                self._warn(
+                    "The queue of the tracker %r is full; until it has room, what is logged %s. Find out why the "
+                    "tracker is slow, or log less.",
+                    *(name, f"goes to {self.spool_path} alone" if self.spool_path else "is lost to it"),
+                )
 
-        def deliver() -> None:
-            for delivery in targets:
-                delivery.put(call_of(entry, delivery.name, delivery.fills_step))
+    def _mark(self, line: dict[str, Any]) -> None:
+        if self._recorder is not None:
+            self._recorder.write(line)
 
-        recorder.put(entry, deliver)
-
-    def _settled(self, name: str, call: Call, error: Exception | None) -> None:
+    def _settled(self, session: TrackerSession, call: Call, error: BaseException | None) -> None:
         """Note what became of a call; runs in the tracker's thread."""
-        recorder = self._recorder
+        name, policy = session.name, self.settings.policy
         if error is None:
             if call.seq is not None:
-                self._owed[name].discard(call.seq)
-                if recorder is not None:
-                    recorder.mark({"kind": "sent", "tracker": name, "seq": [call.seq]})
-            elif recorder is not None and call.method in ("start", "load_state_dict"):
-                state = self._deliveries[name].state
-                recorder.mark({"kind": "state", "tracker": name, "state": encode(state)})
+                session.unsent.discard(call.seq)
+                self._mark({"kind": "sent", "tracker": name, "seq": [call.seq]})
+            elif call.method in ("start", "load_state_dict"):
+                self._mark({"kind": "state", "tracker": name, "state": session.state})
             return
-        policy = self.settings.policy
-        self._failures[name] += 1
-        text = f"{type(error).__name__}: {error}"
-        if recorder is not None:
-            recorder.mark({"kind": "failed", "tracker": name, "seq": call.seq, "error": text})
+        session.failures += 1
+        session.error = text = describe_error(error)
+        self._mark({"kind": "failed", "tracker": name, "seq": call.seq, "error": text})
+        started = session.tracker is not None
         if policy == "off":
-            self._off.add(name)
-            self._owed[name].clear()
-            return
-        delivery = self._deliveries.get(name)
-        started = delivery is not None and delivery.tracker is not None
-        if policy == "raise" and (started or call.method == "start"):
+            session.switched_off = True
+            session.unsent.clear()
+        elif policy == "raise" and (started or call.method == "start"):
             raised = TrackerError(
                 f"The tracker {name!r} failed in `{call.method}`; it raised {text}. Repair it, or let runs survive it "
                 "with TrackerKwargs(policy='warn')."
             )
             raised.__cause__ = error
             self._errors.append(raised)
-        elif policy == "warn" and (call.method == "start" or (started and _is_round(self._failures[name]))):
+        elif policy == "warn" and (call.method == "start" or (started and _is_round(session.failures))):
+            path = self.spool_path
             logger.warning(
-                "The tracker %r failed in `%s` (%s), failure %d; the run goes on. What it did not take is in %s: send "
-                "it later with `accel trackers replay`.",
-                name,
-                call.method,
-                text,
-                self._failures[name],
-                self.spool_path or "no spool",
+                "The tracker %r failed in `%s` (%s), failure %d; the run goes on. What it did not take is %s.",
+                *(name, call.method, text, session.failures),
+                f"in {path}: send it later with `accel trackers replay`" if path else "lost: no spool is written",
             )
 
     def _raise_pending(self) -> None:
@@ -468,23 +438,20 @@ class TrackerHub:
             error, self._errors = self._errors[0], []
             raise error
 
-    def _close_spool(self) -> None:
-        spool, self._spool = self._spool, None
-        if spool is None:
-            return
-        owed = {name: len(numbers) for name, numbers in self._owed.items() if numbers}
-        spool.close(keep=self.settings.keep_spool or bool(owed))
-        if owed and self.settings.policy != "off":
-            logger.warning(
-                "Entries that trackers did not take (%s) are in %s. Send them with `accel trackers replay %s`.",
-                ", ".join(f"{name}: {count}" for name, count in owed.items()),
-                spool.path,
-                spool.path,
-            )
+    def _warn(self, message: str, *facts: object) -> None:
+        if self.settings.policy != "off":
+            logger.warning(message, *facts)
+
+
+def _log_arguments(
+    values: Mapping[str, Any], step: object = None, **kwargs: Any
+) -> tuple[Mapping[str, Any], object, dict[str, Any]]:
+    """Take the arguments of a tracker's `log` apart: the values, the step, and what is for the library."""
+    return values, step, kwargs
 
 
 def _is_round(count: int) -> bool:
-    """Tell whether a count is 1, 10, 100 and so on: how often a repeated failure is told."""
+    """Return whether a count is 1, 10, 100 and so on: how often a repeated failure is told."""
     return str(count).strip("0") == "1"
 
 

@@ -7,13 +7,13 @@ from typing import Any
 
 from accel_core.tracking.tracker import GeneralTracker
 
-__all__ = ["NOTHING", "Nothing", "null_tracker"]
+__all__ = ["NULL_RUN", "NullRun", "null_tracker"]
 
 
-class Nothing:
-    """Object that takes every call and attribute and gives itself, so that code for one rank runs on all."""
+class NullRun:
+    """Stands for a library's run where none is open: every call and attribute of it is itself."""
 
-    def __getattr__(self, name: str) -> Nothing:
+    def __getattr__(self, name: str) -> NullRun:
         if name.startswith("__"):
             raise AttributeError(name)
         return self
@@ -21,11 +21,11 @@ class Nothing:
     def __setattr__(self, name: str, value: Any) -> None:
         return None
 
-    def __call__(self, *_args: Any, **_kwargs: Any) -> Nothing:
+    def __call__(self, *_args: Any, **_kwargs: Any) -> NullRun:
         """Take any call."""
         return self
 
-    def __getitem__(self, key: Any) -> Nothing:
+    def __getitem__(self, key: Any) -> NullRun:
         return self
 
     def __setitem__(self, key: Any, value: Any) -> None:
@@ -40,17 +40,17 @@ class Nothing:
     def __bool__(self) -> bool:
         return False
 
-    def __enter__(self) -> Nothing:
+    def __enter__(self) -> NullRun:
         return self
 
     def __exit__(self, *exception: object) -> None:
         return None
 
     def __repr__(self) -> str:
-        return "Nothing()"
+        return "NullRun()"
 
 
-NOTHING = Nothing()
+NULL_RUN = NullRun()
 """The one instance that null trackers give."""
 
 
@@ -63,7 +63,7 @@ class _Null:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return NOTHING
+        return NULL_RUN
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of another rank: does nothing>"
@@ -76,7 +76,7 @@ def null_tracker(like: type[GeneralTracker] | GeneralTracker) -> GeneralTracker:
         like: The class of a tracker, or a tracker.
 
     Returns:
-        A tracker whose methods return `None`, whose `tracker` and other attributes are `NOTHING`.
+        A tracker whose methods return `None`, whose `tracker` and other attributes are `NULL_RUN`.
     """
     kind = like if isinstance(like, type) else type(like)
     members: dict[str, Any] = {}
@@ -87,7 +87,7 @@ def null_tracker(like: type[GeneralTracker] | GeneralTracker) -> GeneralTracker:
         if callable(found):
             members[name] = _no_operation(name)
         elif isinstance(found, property):
-            members[name] = property(lambda _self: NOTHING)
+            members[name] = property(lambda _self: NULL_RUN)
     members["state_dict"] = lambda _self: {}
     name = getattr(like, "name", kind.__name__)
     if isinstance(name, str):

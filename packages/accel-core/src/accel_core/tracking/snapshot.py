@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import torch
 
-__all__ = ["keep_file", "snapshot"]
+__all__ = ["snapshot"]
 
+_T = TypeVar("_T")
 _DEEPEST = 20
 
 
-def snapshot(value: Any, depth: int = 0) -> Any:
+def snapshot(value: _T, depth: int = 0) -> _T:
     """Copy what may change: tensors, arrays and the containers that hold them.
 
     Args:
@@ -24,31 +22,18 @@ def snapshot(value: Any, depth: int = 0) -> Any:
     Returns:
         The same structure. Tensors stay on their device, so a GPU is not waited for; other objects are not copied.
     """
+    return _copied(value, depth)  # type: ignore[return-value]
+
+
+def _copied(value: object, depth: int) -> object:
     kind = type(value)
     if isinstance(value, torch.Tensor):
         return value.detach().clone()
     if depth < _DEEPEST:
-        if kind is dict:
-            return {key: snapshot(item, depth + 1) for key, item in value.items()}
-        if kind in (list, tuple):
-            return kind(snapshot(item, depth + 1) for item in value)
+        if isinstance(value, dict) and kind is dict:
+            return {key: _copied(item, depth + 1) for key, item in value.items()}
+        if isinstance(value, list | tuple) and kind in (list, tuple):
+            return kind(_copied(item, depth + 1) for item in value)
     if kind.__module__ == "numpy" and kind.__name__ == "ndarray":
-        return value.copy()
+        return value.copy()  # type: ignore[attr-defined]
     return value
-
-
-def keep_file(path: str, folder: Path) -> str:
-    """Copy a file or folder to below `folder`, under the same name, so that its owner may remove it.
-
-    Raises:
-        OSError: It does not exist or cannot be copied.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    place = Path(tempfile.mkdtemp(prefix="artifact-", dir=folder))
-    source = Path(path)
-    target = place / source.name
-    if source.is_dir():
-        shutil.copytree(source, target)
-    else:
-        shutil.copy2(source, target)
-    return str(target)

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-__all__ = ["StepCounter"]
+__all__ = ["StepCounter", "whole_step"]
 
 logger = logging.getLogger(__name__)
 
@@ -83,3 +83,18 @@ class StepCounter:
         self._last = {str(name): int(step) for name, step in state["names"].items()}
         self._resumed = dict(self._last)
         self._shift = {}
+
+
+def whole_step(step: object) -> int | None:
+    """Return a step as a whole number; `None`, with a warning, for what is not one."""
+    if step is None or type(step) is int:
+        return step
+    try:
+        # A tensor or array of one element gives its number by `item`; NaN is equal to no whole number.
+        number: Any = step.item() if hasattr(step, "item") else step
+        if not isinstance(number, str | bytes) and number == (whole := int(number)):
+            return whole
+    except (ArithmeticError, RuntimeError, TypeError, ValueError):
+        pass
+    logger.warning("A step is a whole number; got %r. The values are logged without it.", step)
+    return None

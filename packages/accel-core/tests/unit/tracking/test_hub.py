@@ -1,17 +1,16 @@
-"""Tests of the hub: queue, policy, steps, resume, other ranks."""
+"""Tests of the hub where nothing records the run: queue, policy, steps, resume, other ranks."""
 
 import json
 import logging
 import threading
-import time
 
 import pytest
 import torch
 
-from accel_core.errors import ConfigurationError, StateError, TrackerError
-from accel_core.tracking import spool
+from accel_core.errors import ConfigurationError, MissingDependencyError, StateError, TrackerError
+from accel_core.tracking import recording, worker
 from accel_core.tracking.hub import TrackerHub
-from accel_core.tracking.null import NOTHING
+from accel_core.tracking.null import NULL_RUN
 from accel_core.tracking.settings import TrackerKwargs
 from accel_core.tracking.tracker import GeneralTracker
 
@@ -100,18 +99,19 @@ class Held(Keeping):
         self.keep("log", values, step, kwargs)
 
 
-def _hub(tmp_path, *trackers, **kwargs):
-    return TrackerHub(list(trackers), settings=TrackerKwargs(spool_dir=tmp_path / "spool", **kwargs))
+@pytest.fixture(autouse=True)
+def _nothing_records(monkeypatch):
+    monkeypatch.setattr(recording, "entry_points", lambda group: ())
 
 
-def _values(path, tracker):
-    return [(entry["step"], entry["values"]) for entry in spool.read(path).unsent(tracker) if entry["kind"] == "log"]
+def _hub(*trackers, **kwargs):
+    return TrackerHub(list(trackers), settings=TrackerKwargs(**kwargs))
 
 
 def test_calls_arrive_in_order_in_one_thread(tmp_path):
-    """Configuration, values and arguments arrive as given, in order, and the spool goes when nothing is owed."""
+    """Configuration, values and arguments arrive as given, in order, in the tracker's own thread."""
     tracker = Keeping()
-    hub = _hub(tmp_path, tracker)
+    hub = _hub(tracker)
     hub.init("project", {"lr": 0.1, "nested": {"a": [1, None]}})
     for step in range(3):
         hub.log({"loss": step * 0.5}, step=step, log_kwargs={"keeping": {"extra": step}, "other": {"x": 1}})
@@ -123,13 +123,12 @@ def test_calls_arrive_in_order_in_one_thread(tmp_path):
         ("finish",),
     ]
     assert tracker.threads == {"tracker-keeping"}
-    assert not (tmp_path / "spool").exists()
 
 
 def test_finish_twice_and_log_after_end(tmp_path):
     """A second end does nothing, and neither does a value that comes after it."""
     tracker = Keeping()
-    hub = _hub(tmp_path, tracker)
+    hub = _hub(tracker)
     hub.init("project")
     hub.finish()
     hub.finish()
@@ -140,7 +139,7 @@ def test_finish_twice_and_log_after_end(tmp_path):
 def test_values_are_copied_when_logged(tmp_path):
     """What a training step changes in place after logging is not what is logged."""
     tracker = Held()
-    hub = _hub(tmp_path, tracker)
+    hub = _hub(tracker)
     hub.init("project")
     total, history = torch.zeros(()), [1]
     hub.log({"total": total, "history": history}, step=0)
@@ -151,42 +150,161 @@ def test_values_are_copied_when_logged(tmp_path):
     assert tracker.logged() == [(0, {"total": torch.tensor(0.0), "history": [1]})]
 
 
-def test_a_blocked_tracker_does_not_hold_the_run(tmp_path, caplog):
-    """Steps and end go on while a tracker is blocked; what it did not take is in the spool, the rest is delivered."""
+def test_a_blocked_tracker_does_not_hold_the_run(caplog):
+    """Steps and end go on while a tracker is blocked, the others get everything, and what it did not take is told."""
     held, good = Held(), Keeping()
-    hub = _hub(tmp_path, held, good, drain_seconds=0.2)
+    hub = _hub(held, good, drain_seconds=0.2)
     hub.init("project")
-    began = time.monotonic()
     for step in range(100):
         hub.log({"loss": float(step)}, step=step)
-    logging_took = time.monotonic() - began
-    path = hub.spool_path
     hub.finish()
+    taken = len(held.logged())
     held.gate.set()
-    expected = [(step, {"loss": float(step)}) for step in range(100)]
-    assert good.logged() == expected
-    assert _values(path, "held") == expected
-    assert _values(path, "keeping") == []
-    assert "held" in caplog.text
-    assert logging_took < 5
+    assert good.logged() == [(step, {"loss": float(step)}) for step in range(100)]
+    assert taken == 0
+    assert "'held' did not take everything within 0.2 s; 100 entries are not sent" in caplog.text
+    assert "lost (held: 100). Install accel-trackers" in caplog.text
 
 
-def test_warn_keeps_what_a_raising_tracker_did_not_take(tmp_path, caplog):
-    """A tracker that raises at every call costs warnings, no value and no step."""
-    bad, good = Raising(), Keeping()
-    hub = _hub(tmp_path, bad, good)
+def test_warn_goes_on_past_a_raising_tracker(caplog):
+    """A tracker that raises at every call costs warnings, and no other tracker a value."""
+    good = Keeping()
+    hub = _hub(Raising(), good)
     hub.init("project", {"a": 1})
-    path = hub.spool_path
     for step in range(5):
         hub.log({"loss": torch.tensor(step / 4), "text": "x"}, step=step)
     hub.finish()
-    kept = spool.read(path)
     assert good.logged() == [(step, {"loss": torch.tensor(step / 4), "text": "x"}) for step in range(5)]
-    assert [entry["kind"] for entry in kept.unsent("raising")] == ["config"] + ["log"] * 5
-    assert [entry["values"]["loss"] for entry in kept.unsent("raising")[1:]] == [step / 4 for step in range(5)]
-    assert "no network" in kept.errors["raising"] or "did not start" in kept.errors["raising"]
-    assert "accel trackers replay" in caplog.text
-    assert kept.ended
+    assert "no network" in caplog.text
+    assert hub.failures == {"raising": "RuntimeError: the tracker did not start"}
+    assert "lost (raising: 6)" in caplog.text
+
+
+class Unreadable(Exception):
+    """Raises when it is asked for its message."""
+
+    def __str__(self):
+        raise ValueError("no message")
+
+
+class Ending(BaseException):
+    """No Exception, as what ends a greenlet is."""
+
+
+@pytest.mark.parametrize("raised", [SystemExit(3), KeyboardInterrupt(), Ending("now"), Unreadable()])
+@pytest.mark.parametrize("method", ["start", "log", "finish"])
+def test_whatever_a_tracker_raises_is_a_failure(caplog, raised, method):
+    """What would end a thread ends neither the tracker's nor the run: every call is made, and nobody waits for it."""
+    calls = []
+
+    class Ended(Keeping):
+        """Raises in one method."""
+
+        name = "ended"
+
+        def keep(self, *call):
+            """Count the call, and raise where asked to."""
+            calls.append(call[0])
+            if call[0] == method:
+                raise raised
+
+    good = Keeping()
+    hub = _hub(Ended(), good, start_seconds=3600, drain_seconds=3600)
+    hub.init("project")
+    for step in range(3):
+        hub.log({"loss": step}, step=step)
+    hub.finish()
+    assert calls == (["start"] if method == "start" else ["start", "log", "log", "log", "finish"])
+    assert good.logged() == [(step, {"loss": step}) for step in range(3)]
+    assert type(raised).__name__ in caplog.text
+    assert "did not take everything within" not in caplog.text
+
+
+def test_an_unreadable_error_is_raised_by_name():
+    """With the policy `raise`, an error without a readable message is the cause of one that has it."""
+
+    class Failing(Keeping):
+        """Raises an unreadable error."""
+
+        def log(self, values, step=None, **kwargs):
+            """Raise."""
+            raise Unreadable
+
+    hub = _hub(Failing(), policy="raise")
+    hub.init("project")
+    hub.log({"loss": 1.0}, step=0)
+    with pytest.raises(TrackerError, match=r"it raised Unreadable \(its message cannot be read: ValueError\)") as info:
+        hub.finish()
+    assert isinstance(info.value.__cause__, Unreadable)
+
+
+def test_ctrl_c_in_the_users_thread_goes_on():
+    """KeyboardInterrupt while a tracker starts in the thread that called is the user's, and is not swallowed."""
+
+    class Here(Keeping):
+        """Starts in the thread that called."""
+
+        starts_on_caller = True
+
+        def start(self):
+            """Be interrupted."""
+            raise KeyboardInterrupt
+
+    hub = _hub(Here())
+    with pytest.raises(KeyboardInterrupt):
+        hub.init("project")
+    hub.finish()
+
+
+def test_a_full_queue_warns_once_and_is_counted(monkeypatch, caplog):
+    """What a full queue does not take is told when it begins, and counted at the end."""
+    monkeypatch.setattr(worker, "MOST_WAITING", 5)
+    held, good = Held(), Keeping()
+    hub = _hub(held, drain_seconds=30)
+    hub.init("project")
+    for step in range(20):
+        hub.log({"loss": float(step)}, step=step)
+    held.gate.set()
+    hub.finish()
+    assert [step for step, _ in held.logged()] == list(range(5))
+    assert caplog.text.count("The queue of the tracker 'held' is full") == 1
+    assert "15 entries are not sent, 15 of them as its queue was full" in caplog.text
+    assert "lost (held: 15)" in caplog.text
+    assert good.calls == []
+
+
+def test_trackers_do_not_share_what_they_are_given():
+    """A tracker that changes the values it is given changes nobody else's."""
+
+    class Taking(Keeping):
+        """Empties what it is given."""
+
+        name = "taking"
+
+        def log(self, values, step=None, **kwargs):
+            """Change all of it."""
+            values.pop("loss").zero_()
+            values["nested"].clear()
+
+    good = Keeping()
+    hub = _hub(Taking(), good)
+    hub.init("project")
+    hub.log({"loss": torch.ones(()), "nested": {"a": 1}}, step=0)
+    hub.finish()
+    assert good.logged() == [(0, {"loss": torch.ones(()), "nested": {"a": 1}})]
+
+
+@pytest.mark.parametrize(
+    ("asked", "named"), [({"spool_dir": "logs"}, "spool_dir='logs'"), ({"keep_spool": True}, "keep")]
+)
+def test_a_spool_that_nothing_writes(asked, named):
+    """Asking for a spool where nothing writes one is an error that says what to install, before anything starts."""
+    tracker = Keeping()
+    with pytest.raises(
+        MissingDependencyError, match=rf"not installed; got TrackerKwargs\({named}.*pip install accel-tra"
+    ):
+        TrackerHub(tracker, settings=TrackerKwargs(**asked))
+    assert tracker.calls == []
 
 
 def test_raise_comes_with_the_next_call(tmp_path):
@@ -199,7 +317,7 @@ def test_raise_comes_with_the_next_call(tmp_path):
             """Raise."""
             raise ConnectionError("no network")
 
-    hub = TrackerHub(Late(), policy="raise", settings=TrackerKwargs(spool_dir=tmp_path))
+    hub = _hub(Late(), policy="raise")
     hub.init("project")
     hub.log({"loss": 1.0}, step=0)
     with pytest.raises(TrackerError, match="'keeping' failed in `log`; it raised ConnectionError: no network") as info:
@@ -210,36 +328,35 @@ def test_raise_comes_with_the_next_call(tmp_path):
 
 def test_raise_at_start(tmp_path):
     """With the policy `raise`, a tracker that does not start stops `init`."""
-    hub = TrackerHub(Raising(), policy="raise", settings=TrackerKwargs(spool_dir=tmp_path))
+    hub = _hub(Raising(), policy="raise")
     with pytest.raises(TrackerError, match="failed in `start`"):
         hub.init("project")
     hub.finish()
 
 
 def test_off_is_silent_and_keeps_nothing(tmp_path, caplog):
-    """With the policy `off` a failing tracker is switched off; the others go on and no file is left."""
+    """With the policy `off` a failing tracker is switched off; the others go on and nothing is told."""
     good = Keeping()
-    hub = _hub(tmp_path, Raising(), good, policy="off")
+    hub = _hub(Raising(), good, policy="off")
     hub.init("project")
     for step in range(3):
         hub.log({"loss": 1.0}, step=step)
     hub.finish()
     assert len(good.logged()) == 3
     assert caplog.text == ""
-    assert not list(tmp_path.rglob("*.jsonl"))
 
 
 def test_policy_is_checked():
     """An unknown policy is named, with those there are."""
     with pytest.raises(ConfigurationError, match=r"got 'explode'\. Use one of raise, warn, off"):
-        TrackerHub(policy="explode")
+        TrackerKwargs(policy="explode")
 
 
 def test_policy_comes_from_the_environment(monkeypatch):
     """The environment names the policy where the code does not."""
     monkeypatch.setenv("ACCELERATE_TRACKER_POLICY", "raise")
     assert TrackerHub().settings.policy == "raise"
-    assert TrackerHub(policy="off").settings.policy == "off"
+    assert _hub(policy="off").settings.policy == "off"
 
 
 def test_other_ranks_hold_trackers_that_do_nothing(tmp_path):
@@ -253,10 +370,10 @@ def test_other_ranks_hold_trackers_that_do_nothing(tmp_path):
     assert null.name == "keeping"
     assert null.log({"x": 1}) is None
     assert null.log_images({"x": 1}, step=1) is None
-    assert null.tracker.anything["goes"](1).here is NOTHING
-    assert null.writer.add_images("x", [1]) is NOTHING
+    assert null.tracker.anything["goes"](1).here is NULL_RUN
+    assert null.writer.add_images("x", [1]) is NULL_RUN
     assert hub.get("keeping") is null
-    assert hub.get("keeping", unwrap=True) is NOTHING
+    assert hub.get("keeping", unwrap=True) is NULL_RUN
     hub.finish()
     assert tracker.calls == []
     assert list(tmp_path.iterdir()) == []
@@ -265,7 +382,7 @@ def test_other_ranks_hold_trackers_that_do_nothing(tmp_path):
 def test_handle_is_the_tracker_to_its_users(tmp_path):
     """`isinstance`, attributes, setting and unwrapping reach the tracker; logging calls go through the hub."""
     tracker = Keeping()
-    hub = _hub(tmp_path, tracker)
+    hub = _hub(tracker)
     hub.init("project")
     handle = hub.get("keeping")
     assert isinstance(handle, Keeping)
@@ -282,23 +399,9 @@ def test_handle_is_the_tracker_to_its_users(tmp_path):
     assert tracker.threads == {"tracker-keeping"}
 
 
-def test_artifact_may_be_removed_at_once(tmp_path):
-    """A file is copied when it is logged, so that its owner may remove it before the tracker reads it."""
-    tracker = Keeping()
-    hub = _hub(tmp_path, tracker)
-    hub.init("project")
-    file = tmp_path / "notes.txt"
-    file.write_text("hello")
-    hub.get("keeping").log_artifact(str(file), artifact_path="docs")
-    file.unlink()
-    hub.finish()
-    assert ("artifact", "hello", "docs") in tracker.calls
-    assert not (tmp_path / "spool").exists()
-
-
 def test_missing_artifact_is_a_warning(tmp_path, caplog):
     """A file that is not there fails like a tracker fails."""
-    hub = _hub(tmp_path, Keeping())
+    hub = _hub(Keeping())
     hub.init("project")
     hub.get("keeping").log_artifact(str(tmp_path / "none"))
     hub.finish()
@@ -307,7 +410,7 @@ def test_missing_artifact_is_a_warning(tmp_path, caplog):
 
 def test_unknown_tracker_in_get(tmp_path):
     """Asking for a tracker that does not run names those that do."""
-    hub = _hub(tmp_path, Keeping())
+    hub = _hub(Keeping())
     hub.init("project")
     with pytest.raises(ConfigurationError, match=r"No tracker 'wandb' is running; running are \['keeping'\]"):
         hub.get("wandb")
@@ -318,7 +421,7 @@ def test_unknown_tracker_in_get(tmp_path):
 def test_values_have_to_be_a_mapping(tmp_path, values):
     """Values that are not named are an error that says how to name them, and nothing is logged."""
     tracker = Keeping()
-    hub = _hub(tmp_path, tracker)
+    hub = _hub(tracker)
     hub.init("project")
     with pytest.raises(ConfigurationError, match="mapping from names to values"):
         hub.log(values)
@@ -333,7 +436,7 @@ def test_values_have_to_be_a_mapping(tmp_path, values):
 def test_step_is_a_whole_number(tmp_path, given, expected):
     """Steps of other types are read as whole numbers, or left out with a warning; the values are logged."""
     tracker = Keeping()
-    hub = _hub(tmp_path, tracker)
+    hub = _hub(tracker)
     hub.init("project")
     hub.log({"a": 1}, step=given)
     hub.finish()
@@ -350,7 +453,7 @@ def test_trackers_that_cannot_count_get_a_step(tmp_path):
         fills_step = True
 
     plain, counting = Keeping(), Counting()
-    hub = _hub(tmp_path, plain, counting)
+    hub = _hub(plain, counting)
     hub.init("project")
     hub.log({"a": 1})
     hub.log({"a": 2})
@@ -364,7 +467,7 @@ def test_trackers_that_cannot_count_get_a_step(tmp_path):
 def test_resume_goes_on_with_run_and_steps(tmp_path, caplog):
     """The run's id and its steps come back from a checkpoint, through JSON, before or after `init`."""
     first = Keeping()
-    hub = _hub(tmp_path, first)
+    hub = _hub(first)
     hub.init("project")
     for step in range(5):
         hub.log({"loss": 1.0, "acc": 0.5}, step=step)
@@ -372,7 +475,7 @@ def test_resume_goes_on_with_run_and_steps(tmp_path, caplog):
     hub.finish()
 
     before, after = Keeping(), Keeping()
-    early, late = _hub(tmp_path, before), _hub(tmp_path, after)
+    early, late = _hub(before), _hub(after)
     early.load_state_dict(state)
     early.init("project")
     late.init("project")
@@ -392,7 +495,7 @@ def test_resume_goes_on_with_run_and_steps(tmp_path, caplog):
 
 def test_foreign_state_is_refused(tmp_path):
     """A mapping that is not a hub's state changes nothing."""
-    hub = _hub(tmp_path, Keeping())
+    hub = _hub(Keeping())
     with pytest.raises(StateError, match="run_id, steps, trackers are missing"):
         hub.load_state_dict({})
     assert hub.run_id is None
@@ -416,41 +519,15 @@ def test_logging_dir_that_cannot_be_written(tmp_path):
     assert not hub.running
 
 
-def test_spool_that_cannot_be_written_is_a_warning(tmp_path, caplog):
-    """Without a place for the spool the trackers still get everything."""
-    (tmp_path / "spool").write_text("a file")
-    tracker = Keeping()
-    hub = _hub(tmp_path, tracker)
-    hub.init("project")
-    hub.log({"a": 1}, step=0)
-    hub.finish()
-    assert tracker.logged() == [(0, {"a": 1})]
-    assert "No spool file can be written" in caplog.text
-
-
 def test_two_trackers_of_one_name(tmp_path):
     """Two trackers of the same name both get every value."""
     first, second = Keeping(), Keeping()
-    hub = _hub(tmp_path, first, second)
+    hub = _hub(first, second)
     hub.init("project")
     hub.log({"a": 1}, step=0)
     assert [tracker.name for tracker in hub.trackers] == ["keeping", "keeping#2"]
     hub.finish()
     assert first.logged() == second.logged() == [(0, {"a": 1})]
-
-
-def test_keep_spool(tmp_path):
-    """A run that keeps its spool leaves every value in it, marked as sent."""
-    hub = _hub(tmp_path, Keeping(), keep_spool=True)
-    hub.init("my/project", {"a": 1})
-    hub.log({"loss": 1.0}, step=0)
-    path = hub.spool_path
-    hub.finish()
-    kept = spool.read(path)
-    assert kept.unsent("keeping") == []
-    assert [entry["kind"] for entry in kept.entries] == ["config", "log"]
-    assert kept.project == "my/project"
-    assert kept.run_id == hub.run_id
 
 
 def test_slow_start_does_not_hold_the_run(tmp_path, caplog):
@@ -465,7 +542,7 @@ def test_slow_start_does_not_hold_the_run(tmp_path, caplog):
             gate.wait(30)
 
     tracker = Starting()
-    hub = _hub(tmp_path, tracker, start_seconds=0.05)
+    hub = _hub(tracker, start_seconds=0.05)
     with caplog.at_level(logging.WARNING):
         hub.init("project", {"a": 1})
     hub.log({"b": 2}, step=0)

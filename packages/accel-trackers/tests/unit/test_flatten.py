@@ -14,8 +14,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accel_core.tracking import codec
-from accel_core.tracking.flatten import as_scalar, flatten, split
+from accel_trackers import codec
+from accel_trackers.flatten import as_scalar, flatten, split
 
 
 class Color(enum.Enum):

@@ -6,16 +6,16 @@ Trackers show a table of names and values. `flatten` makes one from any nesting 
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import numbers
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, TypeGuard
 
 import torch
 
 from accel_core._records import record
-from accel_core.tracking import codec
+from accel_trackers import codec
+from accel_trackers.nest import Kind, Path, walk
 
 __all__ = ["FlatConfig", "Scalar", "as_scalar", "flatten", "join", "split"]
 
@@ -24,7 +24,6 @@ Scalar = bool | int | float | str
 
 _LARGEST = 2**63
 _SHORT_TENSOR = 16
-_DEEPEST = 50
 
 
 @record(frozen=True)
@@ -88,7 +87,7 @@ class _Leaf:
     path: str
 
 
-def flatten(config: Any) -> FlatConfig:
+def flatten(config: object) -> FlatConfig:
     """Flatten a configuration.
 
     Args:
@@ -103,54 +102,41 @@ def flatten(config: Any) -> FlatConfig:
     """
     values: dict[str, Scalar] = {}
     kinds: dict[str, Any] = {}
-    _walk("", config, values, kinds, ())
+
+    def leaf(path: Path, value: object, _: tuple[int, ...]) -> None:
+        _put(_written(path), value, values, kinds)
+
+    def container(path: Path, value: object, kind: Kind, items: list[tuple[object, None]]) -> None:
+        if not items:
+            _put(_written(path), value, values, kinds)
+        elif kind != "dict":
+            kinds[_written(path)] = {"dataclass": codec.type_name(value)} if kind == "dataclass" else kind
+        elif path:
+            kinds[_written(path)] = kind
+
+    walk(config, leaf, container)
     return FlatConfig(values, kinds)
 
 
-def _walk(path: str, value: Any, values: dict[str, Scalar], kinds: dict[str, Any], above: tuple[int, ...]) -> None:
-    children = _children(value) if id(value) not in above and len(above) < _DEEPEST else None
-    if children is None or not children[1]:
-        _put(path, value, values, kinds)
-        return
-    kind, items = children
-    if kind != "dict" or path == "":
-        kinds[path] = kind
-    if kind == "dict" and path == "":
-        del kinds[path]
-    for segment, item in items:
-        _walk(join(path, segment), item, values, kinds, (*above, id(value)))
+def _written(path: Path) -> str:
+    return ".".join(map(_write_key, path))
 
 
-def _children(value: Any) -> tuple[Any, list[tuple[str, Any]]] | None:
-    """Return the kind of a container and its parts by path segment, or `None` for a leaf."""
-    try:
-        if isinstance(value, Mapping):
-            return "dict", [(_write_key(key), item) for key, item in value.items()]
-        if type(value) in (list, tuple):
-            return type(value).__name__, [(str(index), item) for index, item in enumerate(value)]
-        if dataclasses.is_dataclass(value) and not isinstance(value, type | enum.Enum):
-            fields = [(_write_key(field.name), getattr(value, field.name)) for field in dataclasses.fields(value)]
-            return {"dataclass": codec.type_name(value)}, fields
-    except Exception:
-        return None
-    return None
-
-
-def _put(path: str, value: Any, values: dict[str, Scalar], kinds: dict[str, Any]) -> None:
-    plain = _is_plain(value)
-    values[path] = value if plain else _readable(value)
-    if not plain or path == "":
+def _put(path: str, value: object, values: dict[str, Scalar], kinds: dict[str, Any]) -> None:
+    values[path] = value if _is_plain(value) else _readable(value)
+    if path == "" or not _is_plain(value):
         kinds[path] = {"exact": codec.encode(value)}
 
 
-def _is_plain(value: Any) -> bool:
-    kind = type(value)
-    if kind is str:
+def _is_plain(value: object) -> TypeGuard[Scalar]:
+    if isinstance(value, str) and type(value) is str:
         return not any("\ud800" <= letter <= "\udfff" for letter in value)
-    return kind in (bool, float) or (kind is int and -_LARGEST <= value < _LARGEST)
+    if isinstance(value, int) and type(value) is int:
+        return -_LARGEST <= value < _LARGEST
+    return type(value) in (bool, float)
 
 
-def _readable(value: Any) -> Scalar:
+def _readable(value: object) -> Scalar:
     if isinstance(value, str) and not isinstance(value, enum.Enum):
         return str(value).encode("utf-8", "backslashreplace").decode()
     number = as_scalar(value)
@@ -158,7 +144,7 @@ def _readable(value: Any) -> Scalar:
         return number
     try:
         text = _tensor_text(value) if isinstance(value, torch.Tensor) else str(value)
-    except Exception:
+    except BaseException:
         text = codec.describe(value)
     return text.encode("utf-8", "backslashreplace").decode()
 
@@ -219,8 +205,8 @@ def _segments(path: str) -> Iterator[str]:
     yield path[start:]
 
 
-def _write_key(key: Any) -> str:
-    if type(key) is str and _is_plain(key):
+def _write_key(key: object) -> str:
+    if _is_plain(key) and isinstance(key, str):
         text = key.replace("\\", "\\\\").replace(".", "\\.")
         return "\\e" if not text else f"\\{text}" if text[0] == "[" else text
     return "[" + codec.dumps(key).replace("\\", "\\\\").replace(".", "\\.") + "]"

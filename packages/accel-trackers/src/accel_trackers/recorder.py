@@ -1,0 +1,188 @@
+"""The recorder of a run: a spool file, and the thread that writes it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shutil
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from accel_core.tracking.worker import TrackerWorker
+from accel_trackers.codec import encode
+from accel_trackers.spool import ENTRIES, FORMAT_VERSION, SUFFIX, SpoolWriter, files_of
+
+__all__ = ["SpoolRecorder"]
+
+logger = logging.getLogger(__name__)
+
+
+class SpoolRecorder:
+    """Writes what a run logs to a spool file; found by accel-core under the entry-point group `accel.recorders`.
+
+    Only its own thread touches the disk, so a disk that hangs holds nobody else. While lines cannot be written, what is
+    logged goes to the trackers alone, and lines are written again as soon as the disk takes them.
+
+    Args:
+        folder: Where the file is made.
+        run: `run_id`, `project` and `trackers` of the run.
+
+    Attributes:
+        path: The file, once it is open.
+    """
+
+    def __init__(self, folder: Path, run: Mapping[str, Any]) -> None:
+        self.path: Path | None = None
+        self._folder = folder.absolute()
+        self._spool: SpoolWriter | None = None
+        self._unwritten: set[int] = set()
+        self._told = False
+        self._late = False
+        self._worker = TrackerWorker("tracker-spool")
+        self._worker.put(lambda: self._open(run))
+
+    def _open(self, run: Mapping[str, Any]) -> None:
+        slug = re.sub(r"[^\w.-]+", "-", run["project"]).strip("-.") or "run"
+        stem = f"{slug[:60]}-{run['run_id']}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+        facts = {"version": FORMAT_VERSION, "started": time.time(), "host": socket.gethostname(), "pid": os.getpid()}
+        try:
+            for number in range(1, 1000):
+                name = stem if number == 1 else f"{stem}-{number}"
+                try:
+                    self._spool = SpoolWriter(self._folder / f"{name}{SUFFIX}", new=True)
+                    break
+                except FileExistsError:
+                    # The folder's own name may be a file: then every number exists.
+                    if not self._folder.is_dir():
+                        raise
+            if self._spool is not None:
+                self._spool.write({"kind": "run", **run, **facts})
+                self.path = self._spool.path
+        except OSError as error:
+            spool, self._spool, self._told = self._spool, None, True
+            if spool is not None:
+                spool.path.unlink(missing_ok=True)
+            logger.warning(
+                "No spool file can be written in %s (%s); values that a tracker fails to take are lost. Choose a "
+                "folder with TrackerKwargs(spool_dir=...).",
+                self._folder,
+                error,
+            )
+
+    def write(self, line: Mapping[str, Any]) -> None:
+        """Queue a line."""
+        if line["kind"] in ENTRIES:
+            self._unwritten.add(line["seq"])
+        if not self._worker.put(lambda: self._write(line)):
+            self._tell("its disk is too slow: the queue of what is to be written is full")
+
+    def _write(self, line: Mapping[str, Any]) -> None:
+        if self._spool is None:
+            return
+        try:
+            self._spool.write({key: encode(value) for key, value in line.items()})
+        except OSError as error:
+            self._tell(str(error))
+            return
+        if line["kind"] in ENTRIES:
+            self._unwritten.discard(line["seq"])
+
+    def _tell(self, why: str) -> None:
+        """Warn once that lines are not written."""
+        if not self._told:
+            self._told = True
+            logger.warning(
+                "The spool file %s cannot be written (%s); what a tracker fails to take meanwhile is lost. Free the "
+                "disk, or choose another folder with TrackerKwargs(spool_dir=...).",
+                self.path,
+                why,
+            )
+
+    def keep_file(self, path: str, seconds: float) -> str:
+        """Copy a file or folder beside the spool file, under the same name.
+
+        Raises:
+            OSError: It does not exist or cannot be copied, or not within `seconds`.
+        """
+        source, done = Path(path).absolute(), threading.Event()
+        copies: list[str | OSError] = []
+
+        def copy() -> None:
+            try:
+                copies.append(self._copied(source))
+            except OSError as error:
+                copies.append(error)
+            done.set()
+
+        # After one copy that came too late the next do not wait for the same disk again.
+        stuck = self._late and not self._worker.drain(0)
+        if stuck or not self._worker.put(copy) or not done.wait(seconds):
+            self._late = True
+            raise TimeoutError(
+                f"{path} could not be copied to the spool within {seconds:g} s; leave it where it is until the run "
+                "ended, or give the disk more time with TrackerKwargs(drain_seconds=...)"
+            )
+        if isinstance(copies[0], OSError):
+            raise copies[0]
+        return copies[0]
+
+    def _copied(self, source: Path) -> str:
+        if self._spool is None:
+            return str(source)
+        folder = files_of(self._spool.path)
+        folder.mkdir(parents=True, exist_ok=True)
+        place = Path(tempfile.mkdtemp(prefix="artifact-", dir=folder))
+        try:
+            if source.is_dir():
+                shutil.copytree(source, place / source.name)
+            else:
+                shutil.copy2(source, place / source.name)
+        except OSError:
+            shutil.rmtree(place, ignore_errors=True)
+            raise
+        return str(place / source.name)
+
+    def drain(self, seconds: float) -> bool:
+        """Wait no longer than `seconds` until every line is written, and return whether that is so."""
+        return self._worker.drain(seconds)
+
+    def close(self, unsent: Mapping[str, frozenset[int]], *, keep: bool, seconds: float, quiet: bool) -> None:
+        """Close the file after what is queued, and remove it unless it is kept or holds what a tracker did not take.
+
+        A disk that does not take the rest within `seconds` is left to the thread, which ends with the process.
+        """
+        self._worker.finish(lambda: self._close(keep or bool(unsent)))
+        if self._worker.drain(seconds):
+            self._worker.close(0.0)
+        lost = {name: len(numbers & self._unwritten) for name, numbers in unsent.items()}
+        kept = {name: len(numbers) - lost[name] for name, numbers in unsent.items()}
+        if any(kept.values()) and not quiet:
+            logger.warning(
+                "Entries that trackers did not take (%s) are in %s. Send them with `accel trackers replay %s`.",
+                *(_counted(kept), self.path, self.path),
+            )
+        if any(lost.values()) and not quiet:
+            logger.warning(
+                "Entries that trackers did not take are lost (%s); the spool %s could not be written. Choose a disk "
+                "with room for it with TrackerKwargs(spool_dir=...).",
+                *(_counted(lost), self.path or f"in {self._folder}"),
+            )
+
+    def _close(self, keep: bool) -> None:
+        if self._spool is None:
+            return
+        try:
+            self._spool.close(keep)
+        except OSError as error:
+            # A network disk may refuse only now what it took before.
+            self._tell(str(error))
+
+
+def _counted(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name}: {count}" for name, count in counts.items() if count)

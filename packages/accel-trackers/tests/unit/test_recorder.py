@@ -1,0 +1,255 @@
+"""Tests of runs that are recorded in a spool file: what it holds, and disks that are full or hang."""
+
+import threading
+
+import torch
+
+from accel_core.tracking import worker
+from accel_core.tracking.hub import TrackerHub
+from accel_core.tracking.settings import TrackerKwargs
+from accel_core.tracking.tracker import GeneralTracker
+from accel_trackers import spool
+from accel_trackers.recorder import SpoolRecorder
+
+
+class Keeping(GeneralTracker):
+    """Keeps what is logged."""
+
+    name = "keeping"
+    requires_logging_directory = False
+
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    @property
+    def tracker(self):
+        """The list of calls."""
+        return self.calls
+
+    def store_init_configuration(self, values):
+        """Keep the call."""
+        self.keep("config", values)
+
+    def log(self, values, step=None, **kwargs):
+        """Keep the call."""
+        self.keep(step, values)
+
+    def log_artifact(self, local_path, artifact_path=None):
+        """Keep the file's content."""
+        with open(local_path) as file:
+            self.keep("artifact", file.read(), artifact_path)
+
+    def keep(self, *call):
+        """Keep one call."""
+        self.calls.append(call)
+
+
+class Raising(Keeping):
+    """Raises at every call."""
+
+    name = "raising"
+
+    def keep(self, *call):
+        """Raise."""
+        raise ConnectionError("no network")
+
+
+def _hub(tmp_path, *trackers, **kwargs):
+    return TrackerHub(list(trackers), settings=TrackerKwargs(spool_dir=tmp_path / "spool", **kwargs))
+
+
+def test_nothing_is_left_of_a_run_that_went_well(tmp_path):
+    """The spool goes when every tracker has everything."""
+    tracker = Keeping()
+    hub = _hub(tmp_path, tracker)
+    hub.init("project", {"a": 1})
+    path = hub.spool_path
+    assert path.is_file()
+    hub.log({"loss": 1.0}, step=0)
+    hub.finish()
+    assert tracker.calls == [("config", {"a": 1}), (0, {"loss": 1.0})]
+    assert not (tmp_path / "spool").exists()
+
+
+def test_what_a_blocked_tracker_did_not_take_is_kept(tmp_path, caplog):
+    """What a tracker that hangs did not take is in the spool, and the end says where and how to send it."""
+    gate = threading.Event()
+
+    class Held(Keeping):
+        """Blocks until it is let go."""
+
+        name = "held"
+
+        def keep(self, *call):
+            """Wait."""
+            gate.wait(60)
+
+    good = Keeping()
+    hub = _hub(tmp_path, Held(), good, drain_seconds=0.2)
+    hub.init("project")
+    for step in range(100):
+        hub.log({"loss": float(step)}, step=step)
+    path = hub.spool_path
+    hub.finish()
+    gate.set()
+    kept = spool.read(path)
+    assert [(entry["step"], entry["values"]) for entry in kept.unsent("held")] == good.calls
+    assert [step for step, _ in good.calls] == list(range(100))
+    assert kept.unsent("keeping") == []
+    assert kept.ended
+    assert f"accel trackers replay {path}" in caplog.text
+
+
+def test_warn_keeps_what_a_raising_tracker_did_not_take(tmp_path, caplog):
+    """A tracker that raises at every call costs warnings, no value and no step."""
+    bad, good = Raising(), Keeping()
+    hub = _hub(tmp_path, bad, good)
+    hub.init("project", {"a": 1})
+    path = hub.spool_path
+    for step in range(5):
+        hub.log({"loss": torch.tensor(step / 4), "text": "x"}, step=step)
+    hub.finish()
+    kept = spool.read(path)
+    assert good.calls[1:] == [(step, {"loss": torch.tensor(step / 4), "text": "x"}) for step in range(5)]
+    assert [entry["kind"] for entry in kept.unsent("raising")] == ["config", *["log"] * 5]
+    assert [entry["values"]["loss"] for entry in kept.unsent("raising")[1:]] == [step / 4 for step in range(5)]
+    assert "no network" in kept.errors["raising"] or "did not start" in kept.errors["raising"]
+    assert "accel trackers replay" in caplog.text
+    assert kept.ended
+
+
+def test_artifact_may_be_removed_at_once(tmp_path):
+    """A file is copied when it is logged, so that its owner may remove it before the tracker reads it."""
+    tracker = Keeping()
+    hub = _hub(tmp_path, tracker)
+    hub.init("project")
+    file = tmp_path / "notes.txt"
+    file.write_text("hello")
+    hub.get("keeping").log_artifact(str(file), artifact_path="docs")
+    file.unlink()
+    hub.finish()
+    assert ("artifact", "hello", "docs") in tracker.calls
+    assert not (tmp_path / "spool").exists()
+
+
+def test_spool_that_cannot_be_written_is_a_warning(tmp_path, caplog):
+    """Without a place for the spool the trackers still get everything."""
+    (tmp_path / "spool").write_text("a file")
+    tracker = Keeping()
+    hub = _hub(tmp_path, tracker)
+    hub.init("project")
+    hub.log({"a": 1}, step=0)
+    hub.finish()
+    assert tracker.calls == [(0, {"a": 1})]
+    assert "No spool file can be written" in caplog.text
+
+
+def test_keep_spool(tmp_path):
+    """A run that keeps its spool leaves every value in it, marked as sent."""
+    hub = _hub(tmp_path, Keeping(), keep_spool=True)
+    hub.init("my/project", {"a": 1})
+    hub.log({"loss": 1.0}, step=0)
+    path = hub.spool_path
+    hub.finish()
+    kept = spool.read(path)
+    assert kept.unsent("keeping") == []
+    assert [entry["kind"] for entry in kept.entries] == ["config", "log"]
+    assert kept.project == "my/project"
+    assert kept.run_id == hub.run_id
+
+
+def test_a_full_queue_leaves_values_to_the_spool(tmp_path, monkeypatch, caplog):
+    """What a full queue does not take is in the spool, and is told once."""
+    gate = threading.Event()
+
+    class Held(Keeping):
+        """Blocks until it is let go."""
+
+        def keep(self, *call):
+            """Wait, then keep the call."""
+            gate.wait(60)
+            super().keep(*call)
+
+    tracker = Held()
+    hub = _hub(tmp_path, tracker)
+    hub.init("project")
+    hub._recorder.drain(60)
+    monkeypatch.setattr(worker, "MOST_WAITING", 5)
+    path = hub.spool_path
+    for step in range(20):
+        hub.log({"loss": step}, step=step)
+        hub._recorder.drain(60)
+    gate.set()
+    hub.finish()
+    assert [step for step, _ in tracker.calls] == list(range(5))
+    assert [entry["step"] for entry in spool.read(path).unsent("keeping")] == list(range(5, 20))
+    assert caplog.text.count(f"goes to {path} alone") == 1
+    assert "(keeping: 15) are in" in caplog.text
+
+
+def test_a_disk_that_hangs_costs_the_time_it_is_given(tmp_path, caplog):
+    """While the disk takes nothing, trackers get everything, logging a file waits once, and the end comes."""
+    gate = threading.Event()
+    good = Keeping()
+    hub = _hub(tmp_path, good, Raising(), drain_seconds=0.3)
+    hub.init("project")
+    recorder = hub._recorder
+    recorder._worker.put(gate.wait)
+    file = tmp_path / "notes.txt"
+    file.write_text("hello")
+    for step in range(50):
+        hub.log({"loss": step}, step=step)
+    for _ in range(3):
+        hub.get("keeping").log_artifact(str(file))
+    hub.finish()
+    calls = list(good.calls)
+    gate.set()
+    assert calls == [*((step, {"loss": step}) for step in range(50)), *[("artifact", "hello", None)] * 3]
+    assert "could not be copied to the spool within 0.3 s" in caplog.text
+    assert "are lost (raising: 50); the spool" in caplog.text
+    assert recorder.drain(60)
+    recorder.close({}, keep=False, seconds=60, quiet=True)
+
+
+def test_a_disk_that_hangs_when_a_run_begins(tmp_path, monkeypatch):
+    """A folder that cannot be opened holds the beginning no longer than trackers may."""
+    gate, good = threading.Event(), Keeping()
+    opened = SpoolRecorder._open
+
+    def late(self, run):
+        gate.wait(60)
+        opened(self, run)
+
+    monkeypatch.setattr(SpoolRecorder, "_open", late)
+    hub = _hub(tmp_path, good, start_seconds=0.1, drain_seconds=30)
+    hub.init("project")
+    assert hub.spool_path is None
+    hub.log({"loss": 1}, step=0)
+    gate.set()
+    hub.finish()
+    assert good.calls == [(0, {"loss": 1})]
+    assert not (tmp_path / "spool").exists()
+
+
+def test_two_runs_of_one_second_do_not_share_a_file(tmp_path):
+    """Runs of the same name, process and second have their own files."""
+    run = {"run_id": "r", "project": "p", "trackers": ["a"]}
+    recorders = [SpoolRecorder(tmp_path, run) for _ in range(3)]
+    assert all(recorder.drain(60) for recorder in recorders)
+    assert len({recorder.path for recorder in recorders}) == 3
+    for recorder in recorders:
+        recorder.close({}, keep=True, seconds=60, quiet=True)
+    assert all(spool.read(path).run_id == "r" for path in spool.find(tmp_path))
+
+
+def test_a_folder_that_cannot_be_copied_leaves_nothing(tmp_path, caplog):
+    """A logged file that cannot be copied fails like a tracker fails, and no half copy stays."""
+    tracker = Keeping()
+    hub = _hub(tmp_path, tracker, keep_spool=True)
+    hub.init("project")
+    path = hub.spool_path
+    hub.get("keeping").log_artifact(str(tmp_path / "none"))
+    hub.finish()
+    assert "log_artifact" in caplog.text
+    assert list(spool.files_of(path).iterdir()) == []

@@ -32,11 +32,11 @@ class AimTracker(GeneralTracker):
     libraries = ("aim",)
 
     @on_main_process
-    def __init__(self, run_name: str, logging_dir: str | os.PathLike[str] | None = ".", **kwargs: Any) -> None:
+    def __init__(self, run_name: str, logging_dir: str | os.PathLike[str] | None = ".", **kwargs: object) -> None:
         super().__init__()
         self.run_name = run_name
         self.aim_repo_path = "." if logging_dir is None else os.fspath(logging_dir)
-        self.init_kwargs = kwargs
+        self.init_kwargs: dict[str, Any] = kwargs
         self.writer: Any = None
 
     @on_main_process
@@ -64,7 +64,7 @@ class AimTracker(GeneralTracker):
         self.writer["accel_config"] = json.dumps(document)
 
     @on_main_process
-    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: object) -> None:
         """Log values at a step.
 
         Args:
@@ -137,7 +137,7 @@ class AimTracker(GeneralTracker):
             self.start()
 
 
-def _captioned(value: Any) -> list[tuple[Any, str]]:
+def _captioned(value: object) -> list[tuple[object, str]]:
     if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], str):
         return [(value[0], value[1])]
     return [(image, "") for image in value] if isinstance(value, list) else [(value, "")]

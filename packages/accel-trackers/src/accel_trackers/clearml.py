@@ -9,6 +9,7 @@ from typing import Any
 
 from accel_core.tracking.tracker import GeneralTracker, on_main_process
 from accel_trackers import values as sorting
+from accel_trackers.values import DataFrame
 
 __all__ = ["ClearMLTracker"]
 
@@ -31,10 +32,10 @@ class ClearMLTracker(GeneralTracker):
     libraries = ("clearml",)
 
     @on_main_process
-    def __init__(self, run_name: str | None = None, **kwargs: Any) -> None:
+    def __init__(self, run_name: str | None = None, **kwargs: object) -> None:
         super().__init__()
         self.user_provided_run_name = run_name
-        self.init_kwargs = kwargs
+        self.init_kwargs: dict[str, Any] = kwargs
         self.task: Any = None
         self._ours = False
 
@@ -66,7 +67,7 @@ class ClearMLTracker(GeneralTracker):
         self.task.set_configuration_object("accel_config", config_text=json.dumps(document))
 
     @on_main_process
-    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: object) -> None:
         """Report numbers as scalars, or as single values without a step; texts go to the task's console.
 
         A name such as `eval_loss` becomes the series `eval` of the plot `loss`.
@@ -89,7 +90,7 @@ class ClearMLTracker(GeneralTracker):
             logger.report_text(f"{place}: {text}", print_console=False)
 
     @on_main_process
-    def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+    def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: object) -> None:
         """Report images.
 
         Args:
@@ -108,9 +109,9 @@ class ClearMLTracker(GeneralTracker):
         table_name: str,
         columns: list[str] | None = None,
         data: list[list[Any]] | None = None,
-        dataframe: Any = None,
+        dataframe: DataFrame | None = None,
         step: int | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         """Report a table.
 
@@ -122,11 +123,8 @@ class ClearMLTracker(GeneralTracker):
             step: Number of the step.
             **kwargs: Passed to `report_table`.
         """
-        if dataframe is not None:
-            table = dataframe
-        else:
-            names, rows = sorting.rows(columns, data, None)
-            table = [names, *rows]
+        names, rows = (None, None) if dataframe is not None else sorting.rows(columns, data, None)
+        table = dataframe if rows is None else [names, *rows]
         title, series = _plot(table_name)
         logger = self.task.get_logger()
         logger.report_table(title=title, series=series, table_plot=table, iteration=step, **kwargs)

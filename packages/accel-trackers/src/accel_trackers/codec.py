@@ -172,7 +172,7 @@ def _encode_array(array: Any) -> Json:
     }
 
 
-def _decode_array(written: dict[str, Any]) -> Any:
+def _decode_array(written: dict[str, Any]) -> object:
     import numpy
 
     name = written["dtype"]

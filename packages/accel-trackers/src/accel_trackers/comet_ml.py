@@ -9,6 +9,7 @@ from typing import Any
 
 from accel_core.tracking.tracker import GeneralTracker, on_main_process
 from accel_trackers import values as sorting
+from accel_trackers.values import DataFrame
 
 __all__ = ["CometMLTracker"]
 
@@ -29,10 +30,10 @@ class CometMLTracker(GeneralTracker):
     libraries = ("comet_ml",)
 
     @on_main_process
-    def __init__(self, run_name: str, **kwargs: Any) -> None:
+    def __init__(self, run_name: str, **kwargs: object) -> None:
         super().__init__()
         self.run_name = run_name
-        self.init_kwargs = kwargs
+        self.init_kwargs: dict[str, Any] = kwargs
         self.writer: Any = None
 
     @on_main_process
@@ -59,7 +60,7 @@ class CometMLTracker(GeneralTracker):
         self.writer.log_asset_data(json.dumps(document), name="config.json")
 
     @on_main_process
-    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: object) -> None:
         """Log numbers as metrics; texts as the experiment's others, and in its text tab with their step.
 
         Args:
@@ -79,7 +80,7 @@ class CometMLTracker(GeneralTracker):
             self.writer.log_metrics({f"{name}/{key}": number for key, number in group.items()}, step=step, **kwargs)
 
     @on_main_process
-    def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+    def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: object) -> None:
         """Log lists of images.
 
         Args:
@@ -98,9 +99,9 @@ class CometMLTracker(GeneralTracker):
         table_name: str,
         columns: list[str] | None = None,
         data: list[list[Any]] | None = None,
-        dataframe: Any = None,
+        dataframe: DataFrame | None = None,
         step: int | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         """Log a table as a file of comma-separated values, `<table_name>-<step>.csv`.
 

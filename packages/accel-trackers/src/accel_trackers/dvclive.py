@@ -33,11 +33,11 @@ class DVCLiveTracker(GeneralTracker):
     libraries = ("dvclive",)
 
     @on_main_process
-    def __init__(self, run_name: str | None = None, live: Any | None = None, **kwargs: Any) -> None:
+    def __init__(self, run_name: str | None = None, live: Any = None, **kwargs: object) -> None:
         super().__init__()
         self.run_name = run_name
         self.live = live
-        self.init_kwargs = kwargs
+        self.init_kwargs: dict[str, Any] = kwargs
         self._finished = False
         self._earlier: Path | None = None
 
@@ -76,7 +76,7 @@ class DVCLiveTracker(GeneralTracker):
         Path(self.live.dir, "config.json").write_text(json.dumps(document, indent=1), encoding="utf-8")
 
     @on_main_process
-    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: object) -> None:
         """Log values at a step, and make the step's summary.
 
         Args:
@@ -93,7 +93,7 @@ class DVCLiveTracker(GeneralTracker):
         self.live.next_step()
 
     @on_main_process
-    def log_images(self, values: dict[str, Any], step: int | None = None, **_: Any) -> None:
+    def log_images(self, values: dict[str, Any], step: int | None = None, **_: object) -> None:
         """Store images as PNG files, one for each step.
 
         Args:

@@ -40,7 +40,7 @@ class FlatConfig:
     values: dict[str, Scalar]
     kinds: dict[str, Any]
 
-    def restore(self) -> Any:
+    def restore(self) -> object:
         """Return the configuration as it was nested.
 
         Enumerations, dataclasses and objects of unknown classes come back as `codec.Described`.
@@ -63,11 +63,11 @@ class FlatConfig:
         kind = self.kinds.get(path)
         return isinstance(kind, dict) and "exact" in kind
 
-    def _leaf(self, path: str) -> Any:
+    def _leaf(self, path: str) -> object:
         return codec.decode(self.kinds[path]["exact"]) if self._is_leaf(path) else self.values[path]
 
-    def _container(self, path: str, tree: dict[str, Any]) -> Any:
-        items: dict[Any, Any] = {}
+    def _container(self, path: str, tree: dict[str, Any]) -> object:
+        items: dict[object, object] = {}
         for segment, node in tree.items():
             below = join(path, segment)
             item = self._leaf(node.path) if isinstance(node, _Leaf) else self._container(below, node)
@@ -188,7 +188,7 @@ def join(path: str, segment: str) -> str:
     return f"{path}.{segment}" if path else segment
 
 
-def split(path: str) -> list[Any]:
+def split(path: str) -> list[object]:
     """Return the keys that a path is made of."""
     return [_read_key(segment) for segment in _segments(path)]
 
@@ -212,7 +212,7 @@ def _write_key(key: object) -> str:
     return "[" + codec.dumps(key).replace("\\", "\\\\").replace(".", "\\.") + "]"
 
 
-def _read_key(segment: str) -> Any:
+def _read_key(segment: str) -> object:
     if segment.startswith("["):
         return codec.loads(_unescape(segment)[1:-1])
     return "" if segment == "\\e" else _unescape(segment)

@@ -12,6 +12,7 @@ from typing import Any
 from accel_core.host import environ
 from accel_core.tracking.tracker import GeneralTracker, on_main_process
 from accel_trackers import values as sorting
+from accel_trackers.values import DataFrame
 
 __all__ = ["MLflowTracker"]
 
@@ -126,7 +127,7 @@ class MLflowTracker(GeneralTracker):
         self._client.log_dict(self._run, document, "config.json")
 
     @on_main_process
-    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: object) -> None:
         """Log numbers as metrics, and texts as the artifacts `texts/<name>/<step>.txt`.
 
         Args:
@@ -159,7 +160,7 @@ class MLflowTracker(GeneralTracker):
         return chosen
 
     @on_main_process
-    def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+    def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: object) -> None:
         """Log lists of images.
 
         Args:
@@ -178,9 +179,9 @@ class MLflowTracker(GeneralTracker):
         table_name: str,
         columns: list[str] | None = None,
         data: list[list[Any]] | None = None,
-        dataframe: Any = None,
+        dataframe: DataFrame | None = None,
         step: int | None = None,
-        **_: Any,
+        **_: object,
     ) -> None:
         """Log a table as the artifact `tables/<table_name>.json`, or `tables/<table_name>-<step>.json`.
 
@@ -197,7 +198,7 @@ class MLflowTracker(GeneralTracker):
         self._client.log_table(self._run, by_column, f"tables/{stem}.json")
 
     @on_main_process
-    def log_figure(self, figure: Any, artifact_file: str, **save_kwargs: Any) -> None:
+    def log_figure(self, figure: object, artifact_file: str, **save_kwargs: object) -> None:
         """Log a figure of matplotlib or plotly.
 
         Args:

@@ -186,7 +186,7 @@ def _open(
 ) -> GeneralTracker:
     folder = logging_dir if logging_dir is not None else str(found.path.absolute().parent.parent)
     filter_trackers(target, folder)
-    kind: Any = LOGGER_TYPE_TO_CLASS[target]
+    kind: type[Any] = LOGGER_TYPE_TO_CLASS[target]
     if kind.requires_logging_directory:
         _check_names([found.project], found)
     places = (found.project, folder) if kind.requires_logging_directory else (found.project,)

@@ -27,10 +27,10 @@ class RunTracker(GeneralTracker):
     key: ClassVar[str] = "id"
 
     @on_main_process
-    def __init__(self, run_name: str, **kwargs: Any) -> None:
+    def __init__(self, run_name: str, **kwargs: object) -> None:
         super().__init__()
         self.run_name = run_name
-        self.init_kwargs = kwargs
+        self.init_kwargs: dict[str, Any] = kwargs
         self.run: Any = None
         self._finished = False
 

@@ -44,7 +44,7 @@ class SwanLabTracker(RunTracker):
         self.run.config.update({**table, "accel_config": json.dumps(document)})
 
     @on_main_process
-    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: object) -> None:
         """Log values at a step.
 
         Args:
@@ -60,7 +60,7 @@ class SwanLabTracker(RunTracker):
         self.run.log({**numbers, **texts, **parts.natives}, step=step, **kwargs)
 
     @on_main_process
-    def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+    def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: object) -> None:
         """Log lists of images.
 
         Args:

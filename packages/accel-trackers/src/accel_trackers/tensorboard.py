@@ -33,11 +33,11 @@ class TensorBoardTracker(GeneralTracker):
     libraries = ("tensorboard", "tensorboardX")
 
     @on_main_process
-    def __init__(self, run_name: str, logging_dir: str | os.PathLike[str], **kwargs: Any) -> None:
+    def __init__(self, run_name: str, logging_dir: str | os.PathLike[str], **kwargs: object) -> None:
         super().__init__()
         self.run_name = run_name
         self.logging_dir = os.path.join(os.fspath(logging_dir), run_name)
-        self.init_kwargs = kwargs
+        self.init_kwargs: dict[str, Any] = kwargs
         self.writer: Any = None
 
     @on_main_process
@@ -67,7 +67,7 @@ class TensorBoardTracker(GeneralTracker):
         self.writer.flush()
 
     @on_main_process
-    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: object) -> None:
         """Write numbers as scalars, texts as text and mappings of numbers as one chart of several curves.
 
         Args:
@@ -85,7 +85,7 @@ class TensorBoardTracker(GeneralTracker):
         self.writer.flush()
 
     @on_main_process
-    def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+    def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: object) -> None:
         """Write images.
 
         Args:

@@ -11,6 +11,7 @@ from typing import Any
 from accel_core.tracking.tracker import on_main_process
 from accel_trackers import values as sorting
 from accel_trackers.run import RunTracker
+from accel_trackers.values import DataFrame
 
 __all__ = ["TrackioTracker"]
 
@@ -52,7 +53,7 @@ class TrackioTracker(RunTracker):
         self.run.config.update(self._config)
 
     @on_main_process
-    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: object) -> None:
         """Log values at a step.
 
         Args:
@@ -64,7 +65,7 @@ class TrackioTracker(RunTracker):
         self.run.log({**parts.numbers, **parts.texts, **parts.natives}, step=step, **kwargs)
 
     @on_main_process
-    def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+    def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: object) -> None:
         """Log lists of images.
 
         Args:
@@ -84,9 +85,9 @@ class TrackioTracker(RunTracker):
         table_name: str,
         columns: list[str] | None = None,
         data: list[list[Any]] | None = None,
-        dataframe: Any = None,
+        dataframe: DataFrame | None = None,
         step: int | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         """Log a table.
 

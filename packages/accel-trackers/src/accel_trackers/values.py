@@ -4,13 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from accel_trackers.flatten import as_scalar, flatten
 
-__all__ = ["Parts", "config_table", "rows", "sort"]
+__all__ = ["DataFrame", "Parts", "config_table", "rows", "sort"]
 
 _LARGEST = 2**63
+
+
+class DataFrame(Protocol):
+    """A data frame of pandas, or what has the same columns and `to_numpy`."""
+
+    @property
+    def columns(self) -> Iterable[object]:
+        """Names of the columns."""
+
+    def to_numpy(self, dtype: type[object]) -> Any:
+        """Return the rows as an array."""
 
 
 @dataclass
@@ -48,7 +59,7 @@ def sort(values: Mapping[str, Any], native: Iterable[str] = (), groups: bool = F
     return parts
 
 
-def _place(name: str, value: Any, native: frozenset[str], groups: bool, parts: Parts) -> None:
+def _place(name: str, value: object, native: frozenset[str], groups: bool, parts: Parts) -> None:
     scalar = as_scalar(value)
     if isinstance(scalar, str):
         parts.texts[name] = scalar.encode("utf-8", "backslashreplace").decode()
@@ -72,13 +83,13 @@ def _place(name: str, value: Any, native: frozenset[str], groups: bool, parts: P
                 parts.numbers[full] = shown
 
 
-def _is_native(value: Any, native: frozenset[str]) -> bool:
+def _is_native(value: object, native: frozenset[str]) -> bool:
     if isinstance(value, list | tuple):
         return bool(value) and all(_is_native(item, native) for item in value)
     return type(value).__module__.partition(".")[0] in native
 
 
-def config_table(config: Any) -> tuple[dict[str, bool | int | float | str], dict[str, Any]]:
+def config_table(config: object) -> tuple[dict[str, bool | int | float | str], dict[str, Any]]:
     """Make a table of a configuration, and the document that holds it exactly.
 
     Args:
@@ -91,7 +102,9 @@ def config_table(config: Any) -> tuple[dict[str, bool | int | float | str], dict
     return {path or "value": value for path, value in flat.values.items()}, {"values": flat.values, "kinds": flat.kinds}
 
 
-def rows(columns: list[str] | None, data: list[list[Any]] | None, dataframe: Any) -> tuple[list[str], list[list[Any]]]:
+def rows(
+    columns: list[str] | None, data: list[list[Any]] | None, dataframe: DataFrame | None
+) -> tuple[list[str], list[list[Any]]]:
     """Read a table given as columns and rows, or as a data frame.
 
     Raises:

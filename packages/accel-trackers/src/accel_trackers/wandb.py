@@ -9,6 +9,7 @@ from typing import Any
 from accel_core.tracking.tracker import on_main_process
 from accel_trackers import values as sorting
 from accel_trackers.run import RunTracker
+from accel_trackers.values import DataFrame
 
 __all__ = ["WandBTracker"]
 
@@ -47,7 +48,7 @@ class WandBTracker(RunTracker):
         self.run.config.update({**table, "accel_config": json.dumps(document)}, allow_val_change=True)
 
     @on_main_process
-    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: object) -> None:
         """Log values at a step.
 
         wandb drops what comes for a step before its own; such values are logged at its own step, with the one asked
@@ -65,7 +66,7 @@ class WandBTracker(RunTracker):
         self.run.log(row, step=step, **kwargs)
 
     @on_main_process
-    def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+    def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: object) -> None:
         """Log lists of images.
 
         Args:
@@ -84,9 +85,9 @@ class WandBTracker(RunTracker):
         table_name: str,
         columns: list[str] | None = None,
         data: list[list[Any]] | None = None,
-        dataframe: Any = None,
+        dataframe: DataFrame | None = None,
         step: int | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         """Log a table.
 

@@ -76,7 +76,7 @@ LOGGER_TYPE_TO_CLASS = _TrackerClasses()
 
 
 def is_available(name: str) -> bool:
-    """Tell whether a tracker is known and its library is installed."""
+    """Return whether a tracker is known and its library is installed."""
     return name in LOGGER_TYPE_TO_CLASS and _missing_library(LOGGER_TYPE_TO_CLASS[name]) is None
 
 
@@ -154,7 +154,7 @@ def filter_trackers(
     return chosen
 
 
-def _checked(name: Any, logging_dir: str | os.PathLike[str] | None) -> str:
+def _checked(name: object, logging_dir: str | os.PathLike[str] | None) -> str:
     if not isinstance(name, str) or name not in LOGGER_TYPE_TO_CLASS:
         raise _unknown(name)
     tracker_class = LOGGER_TYPE_TO_CLASS[name]
@@ -174,7 +174,7 @@ def _checked(name: Any, logging_dir: str | os.PathLike[str] | None) -> str:
     return name
 
 
-def _unknown(name: Any) -> ConfigurationError:
+def _unknown(name: object) -> ConfigurationError:
     known = sorted({"all", *LOGGER_TYPE_TO_CLASS})
     close = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
     ours = isinstance(name, str) and name in LoggerType

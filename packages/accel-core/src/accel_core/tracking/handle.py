@@ -76,7 +76,7 @@ class TrackerHandle(GeneralTracker):
             return NULL_RUN
         raise AttributeError(f"{kind.__name__!r} object has no attribute {name!r}")
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         found = self._real()
         if found is not None:
             setattr(found, name, value)
@@ -91,7 +91,7 @@ class TrackerHandle(GeneralTracker):
 
     def _queued(self, name: str, like: Callable[..., Any]) -> Callable[..., None]:
         @functools.wraps(like)
-        def send(*args: Any, **kwargs: Any) -> None:
+        def send(*args: object, **kwargs: object) -> None:
             self._send(self._session, name, args, kwargs)
 
         return send

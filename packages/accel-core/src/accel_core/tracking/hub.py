@@ -300,7 +300,7 @@ class TrackerHub:
     def _add(self, name: str, item: Wanted, kwargs: dict[str, Any]) -> None:
         state = self._state_for(name) if self._resumed else None
         project, logging_dir = self._project, self.logging_dir
-        kind: Any = type(item) if isinstance(item, GeneralTracker) else LOGGER_TYPE_TO_CLASS[name]
+        kind: type[Any] = type(item) if isinstance(item, GeneralTracker) else LOGGER_TYPE_TO_CLASS[name]
 
         def make() -> GeneralTracker:
             made: GeneralTracker
@@ -444,8 +444,8 @@ class TrackerHub:
 
 
 def _log_arguments(
-    values: Mapping[str, Any], step: object = None, **kwargs: Any
-) -> tuple[Mapping[str, Any], object, dict[str, Any]]:
+    values: Mapping[str, Any], step: object = None, **kwargs: object
+) -> tuple[Mapping[str, Any], object, dict[str, object]]:
     """Take the arguments of a tracker's `log` apart: the values, the step, and what is for the library."""
     return values, step, kwargs
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from accel_core.tracking.tracker import GeneralTracker
@@ -18,20 +18,20 @@ class NullRun:
             raise AttributeError(name)
         return self
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         return None
 
-    def __call__(self, *_args: Any, **_kwargs: Any) -> NullRun:
+    def __call__(self, *_args: object, **_kwargs: object) -> NullRun:
         """Take any call."""
         return self
 
-    def __getitem__(self, key: Any) -> NullRun:
+    def __getitem__(self, key: object) -> NullRun:
         return self
 
-    def __setitem__(self, key: Any, value: Any) -> None:
+    def __setitem__(self, key: object, value: object) -> None:
         return None
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[NullRun]:
         return iter(())
 
     def __len__(self) -> int:
@@ -60,7 +60,7 @@ class _Null:
     def __init__(self) -> None:
         return None
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> NullRun:
         if name.startswith("__"):
             raise AttributeError(name)
         return NULL_RUN
@@ -97,8 +97,8 @@ def null_tracker(like: type[GeneralTracker] | GeneralTracker) -> GeneralTracker:
     return null
 
 
-def _no_operation(name: str) -> Any:
-    def do_nothing(_self: Any, *_args: Any, **_kwargs: Any) -> None:
+def _no_operation(name: str) -> Callable[..., None]:
+    def do_nothing(_self: object, *_args: object, **_kwargs: object) -> None:
         return None
 
     do_nothing.__name__ = name

@@ -78,10 +78,10 @@ class GeneralTracker:
         """Store the configuration of the run.
 
         Args:
-            values: Any nesting of anything: see `accel_core.tracking.flatten`.
+            values: Any nesting of anything; `accel_trackers.flatten` makes a table of it.
         """
 
-    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: object) -> None:
         """Store values at a step.
 
         Args:
@@ -112,7 +112,7 @@ def on_main_process(function: _F) -> _F:
     """Make a tracker's method do nothing on other ranks than 0, if the tracker is `main_process_only`."""
 
     @functools.wraps(function)
-    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def run(self: object, *args: object, **kwargs: object) -> object:
         if not getattr(self, "main_process_only", False) or _is_main():
             return function(self, *args, **kwargs)
         return None

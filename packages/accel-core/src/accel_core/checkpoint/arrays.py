@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import torch
 
-__all__ = ["finished", "only_safe_globals"]
+__all__ = ["finished", "only_safe_globals", "tensor_of_array"]
 
 _DTYPE = re.compile(r"(?:[biufc][1-9]\d?|[SU][1-9]\d{0,8})", re.ASCII)
 """Booleans, integers, floats, complex numbers, and texts of a fixed length: what holds no pointers."""
@@ -92,9 +92,22 @@ def _finish(value: Any, done: dict[int, tuple[Any, Any]]) -> Any:
             value[key] = _finish(item, done)
     attributes = getattr(value, "__dict__", None)
     if type(attributes) is dict:
+        if isinstance(value, dict) and any(hasattr(type(value), name) for name in attributes):
+            raise UnpicklingError("Unsupported class: a mapping with attributes that hide its methods")
         for name, item in list(attributes.items()):
             attributes[name] = _finish(item, done)
     return value
+
+
+def tensor_of_array(array: Any) -> torch.Tensor:
+    """Return a tensor of an array that is being read, in memory of its own.
+
+    Raises:
+        UnpicklingError: It is no such array, or its bytes were not read.
+    """
+    if "numpy" not in sys.modules or type(array) is not _array_type() or not array.filled:
+        raise UnpicklingError("Unsupported class: a tensor made from something else than an array")
+    return torch.from_numpy(sys.modules["numpy"].array(array, copy=True, subok=False))
 
 
 def _is_numpys(entry: Any) -> bool:
@@ -118,7 +131,8 @@ class _PlainDtype:
     def named(cls, name: Any, align: Any = False, copy: Any = True) -> _PlainDtype:
         """Take the arguments that NumPy writes for a dtype."""
         if type(name) is not str or not _DTYPE.fullmatch(name):
-            raise UnpicklingError(f"Unsupported class: NumPy's dtype {name!r}; only numbers and fixed texts are read")
+            shown = repr(name[:40]) if type(name) is str else f"of a {type(name).__name__}"
+            raise UnpicklingError(f"Unsupported class: NumPy's dtype {shown}; only numbers and fixed texts are read")
         made = object.__new__(cls)
         made._name, made._order = name, ""
         made.resolve()
@@ -202,7 +216,7 @@ def _array_type() -> Any:
             for size in shape if whole else ():
                 count *= size or 1
             if not whole or count > _MOST_ELEMENTS or type(fortran) is not bool:
-                raise UnpicklingError(f"damaged array: a shape {shape!r:.80}")
+                raise UnpicklingError("damaged array: a shape that is none")
             _check_length(content, 0 if 0 in shape else count * resolved.itemsize)
             super().__setstate__((1, shape, resolved, fortran, content))  # type: ignore[arg-type]
             self.filled = True

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from accel_core.checkpoint import model, names, optimizer, payload
-from accel_core.checkpoint.arrays import finished
+from accel_core.checkpoint import model, names, optimizer, payload, pickles
 from accel_core.checkpoint.format import CheckpointFormat, Part, Source
 from accel_core.checkpoint.parts import FilePart
 from accel_core.checkpoint.report import Restoration
@@ -114,12 +113,21 @@ def load(f: str | os.PathLike[str] | Any, map_location: Any = None, **kwargs: An
         f: Path, or an open binary file.
         map_location: As in `torch.load`.
         **kwargs: Passed to `torch.load`; `weights_only=False` gives up the protection.
+
+    Raises:
+        UnsafeCheckpointError: Reading it would run code, or it is no regular file.
+        CheckpointDamagedError: It is truncated or in another format.
+        CheckpointNotFoundError: There is no such file.
     """
     options = {"weights_only": True} | kwargs
     if not options["weights_only"]:
         return torch.load(f, map_location=map_location, **options)
-    with payload.safe_globals():
-        return finished(torch.load(f, map_location=map_location, **options))
+    if not isinstance(f, (str, os.PathLike)):
+        return pickles.load_object(
+            f, Path(str(getattr(f, "name", "an open file"))), map_location=map_location, **options
+        )
+    with pickles.open_plain(f) as file:
+        return pickles.load_object(file, Path(f), map_location=map_location, **options)
 
 
 def clean_state_dict_for_safetensors(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from packaging.version import Version
 
-from accel_core.checkpoint import payload
+from accel_core.checkpoint import payload, pickles
 from accel_core.checkpoint.digest import digest_of
 from accel_core.errors import AccelError, CheckpointDamagedError, CheckpointError, UnsafeCheckpointError
 from accel_core.testing import requires
@@ -210,5 +210,5 @@ def test_a_class_on_the_list_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
     payload.write_object(tmp_path / "object.bin", {"known": Known()})
     with pytest.raises(UnsafeCheckpointError, match="Known"):
         payload.read_object(tmp_path, "object.bin")
-    monkeypatch.setattr(payload, "TORCH_SAFE_GLOBALS", [*payload.TORCH_SAFE_GLOBALS, Known])
+    monkeypatch.setattr(pickles, "TORCH_SAFE_GLOBALS", [*payload.TORCH_SAFE_GLOBALS, Known])
     assert payload.read_object(tmp_path, "object.bin")["known"].count == 3

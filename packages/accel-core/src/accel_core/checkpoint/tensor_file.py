@@ -1,0 +1,218 @@
+"""Weights in the safetensors format: each tensor read straight into memory when it is asked for."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from accel_core.checkpoint.digest import HashingFile
+from accel_core.checkpoint.manifest import Entry, open_member
+from accel_core.checkpoint.tensor_header import METADATA, StoredTensor, name_of_dtype, read_header
+from accel_core.errors import CheckpointDamagedError, CheckpointError
+
+__all__ = [
+    "TensorFile",
+    "buffer_of",
+    "check_booleans",
+    "storage_key",
+    "stream_tensors",
+    "write_tensors",
+]
+
+_FORMAT = "format"
+
+
+class _Writable(Protocol):
+    def write(self, data: Any, /) -> Any:
+        """Take bytes."""
+
+
+class TensorFile:
+    """The tensors of a safetensors file, each read only when it is asked for.
+
+    Args:
+        folder: The checkpoint.
+        name: File below it.
+        links: Allow links that lead out of the folder.
+
+    Attributes:
+        tensors: What the file holds.
+        aliases: Names of tensors that share the values of another: name to the name that is stored.
+
+    Raises:
+        CheckpointDamagedError: The file is truncated or no safetensors file.
+        UnsafeCheckpointError: It is no regular file or leads out of the folder.
+        FileNotFoundError: There is no such file.
+    """
+
+    def __init__(self, folder: Path, name: str, *, links: bool = False) -> None:
+        self.path = folder / name
+        self._descriptor = open_member(folder, name, links=links)
+        weakref.finalize(self, os.close, self._descriptor)
+        self.tensors, metadata = read_header(self._descriptor, self.path)
+        self.aliases = {
+            alias: stored
+            for alias, stored in metadata.items()
+            if alias != _FORMAT and alias not in self.tensors and stored in self.tensors
+        }
+
+    def read(self, name: str) -> Tensor:
+        """Return a tensor in fresh memory on the CPU.
+
+        Raises:
+            CheckpointError: torch has no such dtype.
+            CheckpointDamagedError: The file became shorter, or holds booleans that are neither 0 nor 1.
+        """
+        stored = self.tensors[self.aliases.get(name, name)]
+        tensor = torch.empty(stored.shape, dtype=stored.dtype)
+        self._read_bytes(stored, tensor)
+        return tensor
+
+    @torch.no_grad()
+    def read_into(self, name: str, destination: Tensor) -> None:
+        """Copy a tensor of equal shape into `destination`; straight into its memory where that is possible."""
+        stored = self.tensors[self.aliases.get(name, name)]
+        plain = type(destination) in (Tensor, torch.nn.Parameter) and destination.device.type == "cpu"
+        if plain and destination.dtype == stored.dtype != torch.bool and destination.is_contiguous():
+            self._read_bytes(stored, destination)
+        else:
+            destination.copy_(self.read(name))
+
+    def _read_bytes(self, stored: StoredTensor, tensor: Tensor) -> None:
+        if not stored.nbytes:
+            return
+        view, position = buffer_of(tensor), stored.start
+        while len(view):
+            count = os.preadv(self._descriptor, [view], position)
+            if not count:
+                raise CheckpointDamagedError(
+                    f"The checkpoint file {str(self.path)!r} is damaged; found that it became shorter while it was "
+                    "read. Load another checkpoint."
+                )
+            view, position = view[count:], position + count
+        check_booleans(tensor, self.path)
+
+
+def check_booleans(tensor: Tensor, path: str | os.PathLike[str]) -> None:
+    """Make sure that the booleans of a file are 0 or 1: torch would count a 2 as two.
+
+    Args:
+        tensor: What was read; of another dtype, nothing is looked at.
+        path: What the file is called in errors.
+
+    Raises:
+        CheckpointDamagedError: There is another byte.
+    """
+    if tensor.dtype == torch.bool and tensor.numel() and int(tensor.view(torch.uint8).max()) > 1:
+        raise CheckpointDamagedError(
+            f"The checkpoint file {os.fspath(path)!r} is damaged; found booleans that are neither 0 nor 1. "
+            "Load another checkpoint."
+        )
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], *, rank: int = 0) -> Entry:
+    """Write a safetensors file and flush it to disk.
+
+    Tensors that are the same memory seen the same way are stored once; the other names go into the metadata.
+
+    Args:
+        path: File to create; its name is the entry's name.
+        tensors: What to write; any strides, any device.
+        rank: Who writes.
+
+    Raises:
+        CheckpointError: A value is no tensor with data, or its dtype or name has no place in the format.
+    """
+    with HashingFile(path) as file:
+        stream_tensors(file, tensors)
+    return Entry(path.name, file.size, file.digest, rank)
+
+
+def stream_tensors(file: _Writable, tensors: Mapping[str, Tensor]) -> None:
+    """Write the safetensors form of `tensors` to anything that has `write`.
+
+    Raises:
+        CheckpointError: A value is no tensor with data, or its dtype or name has no place in the format.
+    """
+    stored, aliases = _distinct(tensors)
+    order = sorted(stored, key=lambda name: (-stored[name].element_size(), name))
+    header: dict[str, Any] = {METADATA: aliases | {_FORMAT: "pt"}}
+    start = 0
+    for name in order:
+        tensor = stored[name]
+        end = start + tensor.numel() * tensor.element_size()
+        form, shape = name_of_dtype(tensor.dtype), list(tensor.shape)
+        if form == "F4":
+            shape[-1] *= 2  # the format counts values, torch the bytes that hold two of them
+        header[name] = {"dtype": form, "shape": shape, "data_offsets": [start, end]}
+        start = end
+    encoded = json.dumps(header, separators=(",", ":")).encode()
+    encoded += b" " * (-len(encoded) % 8)
+    file.write(len(encoded).to_bytes(8, "little") + encoded)
+    for name in order:
+        tensor = stored[name].detach().to("cpu").contiguous()
+        if tensor.numel():
+            file.write(buffer_of(tensor))
+
+
+def storage_key(tensor: Tensor) -> tuple[Any, ...]:
+    """Return what two tensors share if they are the same memory seen the same way."""
+    if not tensor.numel():
+        return (id(tensor),)
+    return (tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
+
+
+def buffer_of(tensor: Tensor) -> memoryview:
+    """Return the bytes of a contiguous CPU tensor without copying them; valid while the tensor lives."""
+    count = tensor.numel() * tensor.element_size()
+    if not count:
+        return memoryview(bytearray())
+    return memoryview((ctypes.c_char * count).from_address(tensor.data_ptr())).cast("B")
+
+
+def _distinct(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Split names into those that are stored and those that are other names for one of them."""
+    seen: dict[tuple[Any, ...], str] = {}
+    stored: dict[str, Tensor] = {}
+    aliases: dict[str, str] = {}
+    for name, tensor in tensors.items():
+        _check_storable(name, tensor)
+        if name == _FORMAT:
+            stored[name] = tensor  # as an alias it would take the place of the format's own note
+            continue
+        first = seen.setdefault(storage_key(tensor), name)
+        if first == name:
+            stored[name] = tensor
+        else:
+            aliases[name] = first
+    return stored, aliases
+
+
+def _check_storable(name: str, tensor: Any) -> None:
+    if name == METADATA:
+        raise CheckpointError(
+            f"A safetensors file keeps the name {METADATA} for itself; got a tensor of that name. Rename it, or save "
+            "with safe_serialization=False."
+        )
+    fits = isinstance(tensor, Tensor) and tensor.device.type != "meta" and tensor.layout == torch.strided
+    form = name_of_dtype(tensor.dtype) if fits else None
+    if form is None or (form == "F4" and not tensor.dim()):
+        raise CheckpointError(
+            f"A safetensors file holds tensors with data only; {name!r} is {_describe(tensor)}. "
+            "Save with safe_serialization=False, or give the model its weights first."
+        )
+
+
+def _describe(value: Any) -> str:
+    if not isinstance(value, Tensor):
+        return f"a {type(value).__name__}"
+    layout = "" if value.layout == torch.strided else f"{str(value.layout).removeprefix('torch.')} "
+    return f"a {layout}{value.dtype} tensor on {value.device}"

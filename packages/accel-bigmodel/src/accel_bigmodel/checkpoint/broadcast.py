@@ -38,6 +38,11 @@ class _SharedShard:
         """Give a tensor's shape."""
         return self._table[name][0]
 
+    def floating(self, name: str) -> bool:
+        """Return whether a tensor holds floating point numbers."""
+        dtype = self._table[name][1]
+        return dtype.is_floating_point or dtype.is_complex
+
     def tensor(self, name: str) -> torch.Tensor:
         """Give a tensor; every process has to ask for it, in the same order."""
         shape, dtype = self._table[name]

@@ -121,8 +121,8 @@ def load_checkpoint_in_model(
         The names that the checkpoint lacks, and those that the model lacks.
 
     Raises:
-        CheckpointMismatchError: When shapes differ, with `strict` names, or with `must_fill` tensors are left empty;
-            all of them are listed.
+        CheckpointMismatchError: When shapes differ, integers are stored for a floating point parameter, names differ with
+            `strict`, or with `must_fill` tensors are left empty; all of them are listed.
         CheckpointError: When a file is missing, damaged or unsafe.
         OffloadError: When weights must be written and `offload_folder` is missing or cannot be.
         DeviceMapError: When the device map misses a tensor, or has it on the disk and elsewhere.
@@ -195,6 +195,8 @@ def _plan(
             shape = source.shard_of(name).shape(name)
             if shape != tuple(tensor.shape) and packed.find(tensor) is None:
                 wrong.append(f"{name}: {shape} in the checkpoint, {tuple(tensor.shape)} in the model")
+            elif not is_buffer and _is_packed(source, name, tensor):
+                wrong.append(f"{name}: integers in the checkpoint, {tensor.dtype} in the model")
     for target in by_tensor.values():
         if target.source:
             plan.targets[target.source] = target
@@ -210,10 +212,16 @@ def _plan(
     plan.unexpected = [name for name in source if name not in known and name not in names and name not in parts]
     if wrong:
         raise CheckpointMismatchError(
-            f"The checkpoint's shapes are not the model's. Found {len(wrong)} that differ: {'; '.join(wrong)}. Load a "
+            f"The checkpoint's tensors are not the model's. Found {len(wrong)} that differ: {'; '.join(wrong)}. Load a "
             "checkpoint of this architecture."
         )
     return plan
+
+
+def _is_packed(source: Checkpoint, name: str, tensor: torch.Tensor) -> bool:
+    """Return whether a checkpoint holds packed weights for a plain parameter: cast, they would be another model's."""
+    plain = tensor.is_floating_point() and packed.find(tensor) is None
+    return plain and not source.shard_of(name).floating(name)
 
 
 def _dtype_for(name: str, tensor: torch.Tensor, dtype: Any, keep_in_fp32: Sequence[str]) -> torch.dtype | None:

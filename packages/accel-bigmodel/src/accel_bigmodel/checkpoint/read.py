@@ -1,9 +1,6 @@
 """The tensors of a checkpoint by name, whatever files it is made of; nothing is read before it is asked for."""
 
-import json
 import os
-import pickle
-import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -12,6 +9,8 @@ import torch
 
 from accel_bigmodel.device_map.check import device_of
 from accel_bigmodel.offload.index import MappedFile
+from accel_core.checkpoint.pickles import load_object, open_plain
+from accel_core.checkpoint.shards import read_index
 from accel_core.errors import (
     CheckpointDamagedError,
     CheckpointMismatchError,
@@ -46,6 +45,10 @@ class SafetensorsShard:
     def shape(self, name: str) -> tuple[int, ...]:
         """Give a tensor's shape, without reading it."""
         return self.file.entries[name].shape
+
+    def floating(self, name: str) -> bool:
+        """Return whether a tensor holds floating point numbers, without reading it."""
+        return _is_floating(self.file.entries[name].dtype)
 
     def tensor(self, name: str) -> torch.Tensor:
         """Give a tensor."""
@@ -83,6 +86,10 @@ class PickledShard:
         """Give a tensor's shape."""
         return tuple(self.tensor(name).shape)
 
+    def floating(self, name: str) -> bool:
+        """Return whether a tensor holds floating point numbers."""
+        return _is_floating(self.tensor(name).dtype)
+
     def tensor(self, name: str) -> torch.Tensor:
         """Give a tensor."""
         tensors = self._read()
@@ -111,6 +118,9 @@ class Shard(Protocol):
     def shape(self, name: str) -> tuple[int, ...]:
         """Give a tensor's shape."""
 
+    def floating(self, name: str) -> bool:
+        """Return whether a tensor holds floating point numbers."""
+
     def tensor(self, name: str) -> torch.Tensor:
         """Give a tensor."""
 
@@ -121,31 +131,19 @@ class Shard(Protocol):
         """Let go what is held."""
 
 
+def _is_floating(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point or dtype.is_complex
+
+
 def _read_pickle(path: str) -> dict[str, torch.Tensor]:
-    try:
-        content: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
-    except pickle.UnpicklingError as failure:
-        if "weights_only" in str(failure).lower() or "unsupported" in str(failure).lower():
-            raise UnsafeCheckpointError(
-                f"A checkpoint file holds more than tensors, and reading that would run code. Found in {path!r}: "
-                f"{str(failure).splitlines()[0]} Save the weights alone, best as safetensors."
-            ) from failure
-        raise _not_a_checkpoint(path, failure) from failure
-    except (RuntimeError, EOFError, ValueError, KeyError, OSError, AttributeError) as failure:
-        raise _not_a_checkpoint(path, failure) from failure
+    with open_plain(path) as file:
+        content: Any = load_object(file, Path(path), mmap=True)
     if not isinstance(content, Mapping):
         raise CheckpointDamagedError(
-            f"A checkpoint file has to hold a state dict. Found {type(content).__name__} in {path!r}. Save "
+            f"A checkpoint file has to hold a state dict; got a {type(content).__name__} in {path!r}. Save "
             "`model.state_dict()`."
         )
     return {str(name): value for name, value in content.items() if isinstance(value, torch.Tensor)}
-
-
-def _not_a_checkpoint(path: str, failure: Exception) -> CheckpointDamagedError:
-    reason = (str(failure).splitlines() or [type(failure).__name__])[0]
-    return CheckpointDamagedError(
-        f"{path!r} is not a whole checkpoint file. Found: {reason}. Fetch or save the file again."
-    )
 
 
 def _not_held(name: str, path: str) -> CheckpointDamagedError:
@@ -197,7 +195,7 @@ def find_files(checkpoint: str | os.PathLike[str]) -> tuple[list[str], dict[str,
         CheckpointDamagedError: When the index cannot be read.
     """
     path = Path(checkpoint)
-    if not path.exists():
+    if not os.path.exists(path):
         raise CheckpointNotFoundError(
             f"A checkpoint is missing. Looked for {str(path)!r}. Check the path, or fetch the files again."
         )
@@ -239,49 +237,20 @@ def _find_in_folder(folder: Path) -> tuple[list[str], dict[str, str] | None]:
 
 
 def _read_index(path: Path) -> tuple[list[str], dict[str, str]]:
-    if not path.is_file():
-        if path.exists():
-            raise UnsafeCheckpointError(
-                f"A checkpoint's index must be a regular file. Found {str(path)!r}, which is none. Name the index "
-                "itself."
+    files: dict[str, str] = {}
+    for name in set((table := read_index(path)).values()):
+        files[name] = str(path.parent / name)
+        if not os.path.exists(files[name]):
+            raise CheckpointNotFoundError(
+                f"A shard of a checkpoint is missing; got nothing at {files[name]!r}, which {str(path)!r} names. "
+                "Fetch it again."
             )
-        raise CheckpointNotFoundError(
-            f"A checkpoint's index is missing. Looked for {str(path)!r}. Check the path, or fetch the file again."
-        )
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        entries = content.get("weight_map", content)
-        names = {str(name): entries[name] for name in entries}
-        for file in names.values():
-            if not isinstance(file, str):
-                raise TypeError(f"a file named {file!r}")
-    except (ValueError, TypeError, AttributeError) as failure:
-        raise CheckpointDamagedError(
-            f"{str(path)!r} is not the index of a checkpoint. Found: {failure}. Fetch or save the checkpoint again."
-        ) from failure
-    weight_map = {name: str(_inside(path, file)) for name, file in names.items()}
-    return sorted(set(weight_map.values())), weight_map
-
-
-def _inside(index: Path, name: str) -> Path:
-    """Resolve a shard's name. Names that lead elsewhere are refused; links, as hub caches use them, are followed."""
-    written = Path(name)
-    if not name or written.is_absolute() or ".." in written.parts or "\\" in name or "\0" in name:
-        raise UnsafeCheckpointError(
-            f"An index may only name files beside it. Found {name!r} in {str(index)!r}. Do not load this checkpoint "
-            "unless you know who wrote it."
-        )
-    file = index.parent / written
-    if not file.exists():
-        raise CheckpointNotFoundError(
-            f"A shard of a checkpoint is missing. Looked for {str(file)!r}, which {str(index)!r} names. Fetch it again."
-        )
-    if not file.is_file():
-        raise UnsafeCheckpointError(
-            f"A checkpoint must be made of regular files. Found {str(file)!r}, which is none. Do not load this "
-            "checkpoint unless you know who wrote it."
-        )
-    return file
+        if not os.path.isfile(files[name]):
+            raise UnsafeCheckpointError(
+                f"A checkpoint must be made of regular files; got {files[name]!r}, which is none. Do not load this "
+                "checkpoint unless you know who wrote it."
+            )
+    return sorted(files.values()), {name: files[file] for name, file in table.items()}
 
 
 class Checkpoint:

@@ -10,7 +10,8 @@ from torch import nn
 
 from accel_bigmodel.checkpoint.read import find_files
 from accel_bigmodel.meta import init_empty_weights
-from accel_bigmodel.offload.index import TensorEntry, header_of
+from accel_bigmodel.offload.index import header_of
+from accel_core.checkpoint.tensor_header import StoredTensor
 from accel_core.errors import CheckpointNotFoundError, ConfigurationError, MissingDependencyError
 from accel_core.host.availability import is_transformers_available
 
@@ -49,7 +50,7 @@ def skeleton_of(source: str | os.PathLike[str]) -> nn.Module:
         raise
     if path.is_file() and path.name == "config.json":
         return model_of_config(path.parent)
-    entries: dict[str, TensorEntry] = {}
+    entries: dict[str, StoredTensor] = {}
     for file in files:
         if not file.endswith(".safetensors"):
             raise ConfigurationError(
@@ -99,7 +100,7 @@ def model_of_config(folder: str | os.PathLike[str], trust_remote_code: bool = Fa
         return model
 
 
-def _built(entries: dict[str, TensorEntry]) -> nn.Module:
+def _built(entries: dict[str, StoredTensor]) -> nn.Module:
     numbered = Counter(
         ".".join(parts[:number])
         for parts in {tuple(name.split(".")[:-1]) for name in entries}

@@ -1,6 +1,5 @@
 """Mappings that give offloaded weights by name, and the documented offload folder (`index.json` and `.dat` files)."""
 
-import ctypes
 import json
 import os
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
@@ -9,8 +8,12 @@ from typing import Any
 
 import torch
 
-from accel_bigmodel.offload.index import MappedFile, TensorEntry, map_file
-from accel_core.errors import ConfigurationError, OffloadError
+from accel_bigmodel.offload.index import MappedFile, map_file
+from accel_core.checkpoint.json_file import read_json
+from accel_core.checkpoint.manifest import check_name
+from accel_core.checkpoint.tensor_file import buffer_of
+from accel_core.checkpoint.tensor_header import StoredTensor
+from accel_core.errors import CheckpointError, ConfigurationError, OffloadError, UnsafeCheckpointError
 from accel_core.modules.sizes import as_dtype
 
 __all__ = [
@@ -34,9 +37,11 @@ def offload_weight(
 ) -> MutableMapping[str, Any] | None:
     """Write one weight into an offload folder, as `<name>.dat` of raw little-endian values.
 
+    The format has no strides: a weight of another layout (channels_last, transposed) comes back equal and contiguous.
+
     Args:
         weight: The tensor.
-        weight_name: Its name.
+        weight_name: Its name, relative to the folder.
         offload_folder: The folder, which must exist.
         index: Where the weight's dtype and shape are noted.
 
@@ -45,15 +50,15 @@ def offload_weight(
 
     Raises:
         OffloadError: When the file cannot be written.
+        UnsafeCheckpointError: When the name is absolute or leads out of the folder.
     """
+    path = _data_file(offload_folder, weight_name)
     tensor = weight.detach().cpu().contiguous()
-    path = os.path.join(offload_folder, f"{weight_name}.dat")
     try:
-        with open(path, "wb") as file:
-            # By address: zero-dimensional tensors and dtypes that numpy lacks need no case of their own.
-            if tensor.numel():
-                file.write((ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr()))
-    except OSError as failure:
+        # Not through a link: what lies in the folder may point anywhere.
+        with open(path, "wb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o666)) as file:
+            file.write(buffer_of(tensor))
+    except (OSError, UnicodeEncodeError) as failure:
         raise OffloadError(
             f"An offloaded weight cannot be written. Found {failure} for {weight_name!r}. Choose an `offload_folder` "
             "that exists, can be written and has room."
@@ -61,6 +66,12 @@ def offload_weight(
     if index is not None:
         index[weight_name] = {"dtype": str(weight.dtype).removeprefix("torch."), "shape": list(weight.shape)}
     return index
+
+
+def _data_file(folder: str | os.PathLike[str], weight_name: str) -> Path:
+    """Return where a weight's values lie, inside the folder whatever its name."""
+    check_name(f"{weight_name}.dat", Path(folder))
+    return Path(folder) / f"{weight_name}.dat"
 
 
 def load_offloaded_weight(weight_file: str | os.PathLike[str], weight_info: Mapping[str, Any]) -> torch.Tensor:
@@ -80,11 +91,11 @@ def load_offloaded_weight(weight_file: str | os.PathLike[str], weight_info: Mapp
 
 
 def _map_weight(weight_file: str | os.PathLike[str], weight_info: Mapping[str, Any]) -> MappedFile:
-    dtype = as_dtype(weight_info["dtype"])
-    assert isinstance(dtype, torch.dtype)
-    shape = tuple(weight_info["shape"])
-    count = torch.Size(shape).numel() * dtype.itemsize
-    file = MappedFile(weight_file, {"": TensorEntry(dtype, shape, 0, count)})
+    dtype, shape = _form(weight_info, weight_file)
+    count = dtype.itemsize
+    for extent in shape:
+        count *= extent
+    file = MappedFile(weight_file, {"": StoredTensor(dtype, shape, 0, count)})
     if file.size != count and not (count == 0):
         raise OffloadError(
             f"An offloaded weight is not whole. Found {file.size} bytes in {os.fspath(weight_file)!r} where {dtype} of "
@@ -93,15 +104,40 @@ def _map_weight(weight_file: str | os.PathLike[str], weight_info: Mapping[str, A
     return file
 
 
+def _form(info: Mapping[str, Any], where: str | os.PathLike[str]) -> tuple[torch.dtype, tuple[int, ...]]:
+    """Return the dtype and shape of an entry of an index, which may hold anything."""
+    name, shape = info.get("dtype"), info.get("shape")
+    dtype = name if isinstance(name, torch.dtype) else getattr(torch, name, None) if isinstance(name, str) else None
+    whole = isinstance(shape, (list, tuple)) and all(type(extent) is int and extent >= 0 for extent in shape)
+    if not isinstance(dtype, torch.dtype) or not whole or not isinstance(shape, (list, tuple)):
+        raise OffloadError(
+            f"An entry of an offload index is no dtype and shape; got {name!r:.40} and {shape!r:.40} for "
+            f"{os.fspath(where)!r}. Offload the model again."
+        )
+    try:
+        torch.empty(tuple(shape), dtype=dtype, device="meta")
+    except (RuntimeError, TypeError, OverflowError) as failure:
+        raise OffloadError(
+            f"An entry of an offload index has a shape that no tensor has; got {shape!r:.80} for "
+            f"{os.fspath(where)!r}. Offload the model again."
+        ) from failure
+    return dtype, tuple(shape)
+
+
 def save_offload_index(index: Mapping[str, Any], offload_folder: str | os.PathLike[str]) -> None:
     """Write the index of an offload folder; entries that it already has stay.
 
     Args:
         index: Dtype and shape, or safetensors file, by weight name. An empty index writes nothing.
         offload_folder: The folder.
+
+    Raises:
+        UnsafeCheckpointError: When a name or file is absolute or leads out of the folder; nothing was written.
     """
     if not index:
         return
+    for name, entry in index.items():
+        _check_entry(name, entry, Path(offload_folder) / INDEX_NAME)
     path = os.path.join(offload_folder, INDEX_NAME)
     entries = _read_index(offload_folder) if os.path.isfile(path) else {}
     entries.update(index)
@@ -110,20 +146,47 @@ def save_offload_index(index: Mapping[str, Any], offload_folder: str | os.PathLi
 
 
 def _read_index(offload_folder: str | os.PathLike[str]) -> dict[str, Any]:
-    path = os.path.join(offload_folder, INDEX_NAME)
+    """Read the index of a folder; what it names lies in the folder, or it is refused."""
+    path = Path(offload_folder) / INDEX_NAME
     try:
-        with open(path, encoding="utf-8") as file:
-            entries = json.load(file)
-    except (OSError, ValueError) as failure:
+        entries = read_json(path.parent, path.name)
+    except (OSError, CheckpointError) as failure:
+        if isinstance(failure, UnsafeCheckpointError):
+            raise
         raise OffloadError(
-            f"The index of an offload folder cannot be read. Found {failure} for {path!r}. Offload the model again."
+            f"The index of an offload folder cannot be read; got {failure} for {str(path)!r}. Offload the model again."
         ) from failure
-    if not isinstance(entries, dict):
+    if not isinstance(entries, dict) or not all(isinstance(entry, dict) for entry in entries.values()):
         raise OffloadError(
-            f"The index of an offload folder is not a mapping. Found {type(entries).__name__} in {path!r}. Offload the "
-            "model again."
+            f"The index of an offload folder is not a mapping of entries. Found a {type(entries).__name__} in "
+            f"{str(path)!r}. Offload the model again."
         )
+    for name, entry in entries.items():
+        _check_entry(name, entry, path)
     return entries
+
+
+def _check_entry(name: str, entry: Mapping[str, Any], index: Path) -> None:
+    """Refuse an entry of an index on disk that leads elsewhere; one that the user passes may lead anywhere."""
+    files = [entry[key] for key in ("safetensors_file", "dat_file") if entry.get(key) is not None]
+    for file in files or [f"{name}.dat"]:
+        if not isinstance(file, str):
+            raise OffloadError(
+                f"The index of an offload folder names no file; got {file!r:.40} for {name!r} in {str(index)!r}. "
+                "Offload the model again."
+            )
+        check_name(file, index)
+        if not Path(os.path.realpath(index.parent / file)).is_relative_to(os.path.realpath(index.parent)):
+            raise UnsafeCheckpointError(
+                f"A link in an offload folder leads out of it; got {file!r} in {str(index)!r}. Copy the file into the "
+                "folder if you trust it."
+            )
+
+
+def _resolved(entry: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Return an entry of an index on disk with its files where they are: beside the index."""
+    files = {key: str(folder / entry[key]) for key in ("safetensors_file", "dat_file") if entry.get(key) is not None}
+    return {**entry, **files}
 
 
 def offload_state_dict(save_dir: str | os.PathLike[str], state_dict: Mapping[str, torch.Tensor]) -> None:
@@ -132,7 +195,13 @@ def offload_state_dict(save_dir: str | os.PathLike[str], state_dict: Mapping[str
     Args:
         save_dir: The folder, made when it does not exist.
         state_dict: The tensors by name.
+
+    Raises:
+        OffloadError: When the folder cannot be written.
+        UnsafeCheckpointError: When a name is absolute or leads out of the folder; nothing was written.
     """
+    for name in state_dict:
+        _data_file(save_dir, name)
     try:
         os.makedirs(save_dir, exist_ok=True)
     except OSError as failure:
@@ -220,7 +289,7 @@ class OffloadedWeightsLoader(Mapping[str, torch.Tensor]):
         self.state_dict = {} if state_dict is None else state_dict
         self.save_folder = save_folder
         if index is None and save_folder is not None:
-            index = _read_index(save_folder)
+            index = {name: _resolved(one, Path(save_folder)) for name, one in _read_index(save_folder).items()}
         self.index = {} if index is None else index
         self.all_keys = [*self.state_dict, *(key for key in self.index if key not in self.state_dict)]
         self.device = device
@@ -305,7 +374,7 @@ class OffloadedWeightsLoader(Mapping[str, torch.Tensor]):
                     f"An offloaded weight has no folder. Found the entry of {key!r} in the index, and no "
                     "`save_folder`. Pass the folder that its `.dat` file is in."
                 )
-            found = _map_weight(Path(self.save_folder) / f"{key}.dat", entry), ""
+            found = _map_weight(_data_file(self.save_folder, key), entry), ""
         self._files[key] = found
         return found
 

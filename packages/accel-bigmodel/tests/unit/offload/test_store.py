@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from accel_bigmodel import (
     OffloadedWeightsLoader,
@@ -15,7 +16,7 @@ from accel_bigmodel import (
     offload_weight,
     save_offload_index,
 )
-from accel_core.errors import ConfigurationError, OffloadError
+from accel_core.errors import ConfigurationError, OffloadError, UnsafeCheckpointError
 
 TENSORS = {
     "a": torch.arange(6.0).reshape(2, 3),
@@ -78,3 +79,95 @@ def test_a_prefix_hides_the_path() -> None:
     assert view["a"].item() == 1
     assert list(view) == ["x.a"]
     assert extract_submodules_state_dict({"a.w": 1, "ab.w": 2, "a": 3}, ["a"]) == {"a.w": 1, "a": 3}  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize("name", ["../evil", "/x-absolute", "a/../../b", "a\0b", "a\\b", "../"])
+def test_names_that_lead_out_are_refused_on_the_way_in(name: str, tmp_path: Path) -> None:
+    """Neither a weight nor an index of such a name is written, nor anything beside it."""
+    folder = tmp_path / "in" / "folder"
+    with pytest.raises(UnsafeCheckpointError, match="leads outside"):
+        offload_state_dict(folder, {"fine": torch.ones(1), name: torch.ones(1)})
+    assert list(tmp_path.iterdir()) == []
+    folder.mkdir(parents=True)
+    with pytest.raises(UnsafeCheckpointError, match="leads outside"):
+        offload_weight(torch.ones(1), name, folder)
+    with pytest.raises(UnsafeCheckpointError, match="leads outside"):
+        save_offload_index({name: {"dtype": "float32", "shape": [1]}}, folder)
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        {"../secret": {"dtype": "float32", "shape": [1]}},
+        {"x": {"dtype": "float32", "shape": [1], "dat_file": "../secret.dat"}},
+        {"x": {"safetensors_file": "/secret.safetensors", "weight_name": "x"}},
+        {"link": {"dtype": "float32", "shape": [1]}},
+    ],
+)
+def test_names_that_lead_out_are_refused_on_the_way_out(index: dict[str, object], tmp_path: Path) -> None:
+    """An index on disk that names a file elsewhere, or a link to one, is refused before anything is read."""
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (tmp_path / "secret.dat").write_bytes(bytes(4))
+    (folder / "link.dat").symlink_to(tmp_path / "secret.dat")
+    (folder / "index.json").write_text(json.dumps(index))
+    with pytest.raises(UnsafeCheckpointError, match=r"index\.json"):
+        OffloadedWeightsLoader(save_folder=folder)
+
+
+def test_a_weight_is_not_written_through_a_link(tmp_path: Path) -> None:
+    """A link that lies where a weight goes is refused, and what it points to stays as it was."""
+    (tmp_path / "kept").write_bytes(b"mine")
+    (tmp_path / "a.dat").symlink_to(tmp_path / "kept")
+    with pytest.raises(OffloadError, match="'a'"):
+        offload_weight(torch.ones(1), "a", tmp_path)
+    assert (tmp_path / "kept").read_bytes() == b"mine"
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        5, [], {}, {"dtype": "float32"}, {"dtype": 3, "shape": [1]}, {"dtype": "save", "shape": [1]},
+        {"dtype": "float32", "shape": [-1]}, {"dtype": "float32", "shape": ["1"]}, {"dtype": "float32", "shape": 1},
+        {"dtype": "float32", "shape": [2**63, 2**63]}, {"dtype": "float32", "shape": [0, 2**63]},
+        {"dtype": "float32", "shape": [float("inf")]}, {"dat_file": 3},
+    ],
+)  # fmt: skip
+def test_entries_that_are_none_are_refused_by_name(entry: object, tmp_path: Path) -> None:
+    """Whatever an index holds for a weight, the error is accel's and names the file."""
+    (tmp_path / "a.dat").write_bytes(bytes(4))
+    (tmp_path / "index.json").write_text(json.dumps({"a": entry}))
+    with pytest.raises(OffloadError, match=r"index\.json|a\.dat"):
+        OffloadedWeightsLoader(save_folder=tmp_path)["a"]
+
+
+@pytest.mark.parametrize("content", [b"{", b"[]", b"\xff\xfe", b"[" * 100_000, b""])
+def test_an_index_that_is_none_is_refused_by_name(content: bytes, tmp_path: Path) -> None:
+    """JSON of another shape, or none, raises with the file's name."""
+    (tmp_path / "index.json").write_bytes(content)
+    with pytest.raises(OffloadError, match=r"index\.json"):
+        OffloadedWeightsLoader(save_folder=tmp_path)
+
+
+def test_files_beside_the_index_are_found(tmp_path: Path) -> None:
+    """Relative files of an index on disk are looked for in its folder, whatever the present one is."""
+    save_file({"w": torch.arange(3.0)}, tmp_path / "x.safetensors")
+    save_offload_index({"a": {"safetensors_file": "x.safetensors", "weight_name": "w"}}, tmp_path)
+    assert OffloadedWeightsLoader(save_folder=tmp_path)["a"].tolist() == [0, 1, 2]
+    save_offload_index({"b": {"safetensors_file": "x.safetensors", "weight_name": "w"}}, tmp_path)
+    assert OffloadedWeightsLoader(save_folder=tmp_path)["a"].tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("layout", ["channels_last", "transposed", "part"])
+def test_another_layout_comes_back_equal_and_contiguous(layout: str, tmp_path: Path) -> None:
+    """The documented limit of the format: values bit for bit, without the strides that they had."""
+    weight = {
+        "channels_last": torch.randn(2, 3, 4, 4).contiguous(memory_format=torch.channels_last),
+        "transposed": torch.randn(3, 4).t(),
+        "part": torch.randn(4, 4)[:, 1:3],
+    }[layout]
+    offload_state_dict(tmp_path, {"w": weight})
+    found = OffloadedWeightsLoader(save_folder=tmp_path)["w"]
+    assert torch.equal(found, weight)
+    assert found.is_contiguous()

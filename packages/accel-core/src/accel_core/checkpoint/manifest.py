@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import importlib.metadata
 import json
@@ -216,10 +217,18 @@ def open_member(folder: Path, name: str, *, links: bool = False) -> int:
 
     Raises:
         UnsafeCheckpointError: The name or a link leads out of the folder, or it is no regular file.
-        FileNotFoundError: There is no such file.
+        FileNotFoundError: There is no such file, nor can there be one of that name.
     """
     check_name(name, folder)
     path = folder / name
+    try:
+        path.lstat()
+    except (UnicodeEncodeError, NotADirectoryError) as error:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), repr(str(path))) from error
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path)) from error
     if not links and not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder)):
         raise UnsafeCheckpointError(
             f"A link in a checkpoint leads out of its folder; {str(path)!r} points to {os.path.realpath(path)!r}. "

@@ -12,7 +12,7 @@ from torch import Tensor
 from accel_core.checkpoint import names, payload
 from accel_core.checkpoint.manifest import check_name
 from accel_core.checkpoint.model import ObjectWeights, StoredWeights
-from accel_core.errors import CheckpointDamagedError, CheckpointNotFoundError
+from accel_core.errors import CheckpointDamagedError, CheckpointError, CheckpointNotFoundError
 
 __all__ = ["ShardedWeights", "open_weights", "read_index"]
 
@@ -115,6 +115,10 @@ def _open_file(path: Path) -> StoredWeights:
         return ObjectWeights(path.parent, path.name, links=True)
     except FileNotFoundError as error:
         raise _not_found(path) from error
+    except OSError as error:
+        raise CheckpointError(
+            f"The weights file {str(path)!r} cannot be read; got {error.strerror}. Allow this user to read it."
+        ) from error
 
 
 def _choose(folder: Path) -> Path:

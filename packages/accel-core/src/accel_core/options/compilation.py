@@ -2,7 +2,7 @@
 
 from accel_core._records import record
 from accel_core.options.enums import DynamoBackend
-from accel_core.options.option import boolean, option, upper
+from accel_core.options.option import Asked, boolean, option, upper
 
 __all__ = ["TORCH_DYNAMO_MODES", "CompilationOptions"]
 
@@ -20,9 +20,20 @@ class CompilationOptions:
         "Compiler behind torch.compile; NO leaves the model uncompiled.",
         choices=tuple(DynamoBackend.list()),
         field="backend",
+        launch_default=None,
+        launch_choices=tuple(backend.lower() for backend in DynamoBackend.list()),
+        launch_text=upper,
+        always=True,
+        asked=Asked("inductor"),
     )
     dynamo_mode: str = option(
-        "ACCELERATE_DYNAMO_MODE", str, "default", "How hard the compiler optimizes.", field="mode"
+        "ACCELERATE_DYNAMO_MODE",
+        str,
+        "default",
+        "How hard the compiler optimizes.",
+        field="mode",
+        launch_choices=tuple(TORCH_DYNAMO_MODES),
+        asked=Asked(),
     )
     dynamo_use_fullgraph: bool = option(
         "ACCELERATE_DYNAMO_USE_FULLGRAPH",
@@ -30,6 +41,8 @@ class CompilationOptions:
         False,
         "Fail rather than break the model into several graphs.",
         field="fullgraph",
+        switch=True,
+        asked=Asked(),
     )
     dynamo_use_dynamic: bool | None = option(
         "ACCELERATE_DYNAMO_USE_DYNAMIC",
@@ -37,6 +50,9 @@ class CompilationOptions:
         None,
         "Compile for shapes that change; unset lets torch find out.",
         field="dynamic",
+        switch=True,
+        launch_default=False,
+        asked=Asked(),
     )
     dynamo_use_regional_compilation: bool = option(
         "ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION",
@@ -44,4 +60,6 @@ class CompilationOptions:
         False,
         "Compile the block that repeats once instead of the whole model.",
         field="use_regional_compilation",
+        switch=True,
+        asked=Asked(),
     )

@@ -1,7 +1,7 @@
 """Options of DeepSpeed."""
 
 from accel_core._records import record
-from accel_core.options.option import boolean, names, number_or_auto, option
+from accel_core.options.option import Asked, boolean, names, number_or_auto, option
 
 __all__ = ["DEEPSPEED_MULTINODE_LAUNCHERS", "OFFLOAD_DEVICES", "DeepSpeedOptions"]
 
@@ -19,6 +19,7 @@ class DeepSpeedOptions:
         None,
         "JSON file that configures DeepSpeed in place of the options below.",
         field="hf_ds_config",
+        asked=Asked(when=(("own_deepspeed_file", "yes"),)),
     )
     zero_stage: int = option(
         "ACCELERATE_DEEPSPEED_ZERO_STAGE",
@@ -26,15 +27,7 @@ class DeepSpeedOptions:
         2,
         "What is sharded: 0 nothing, 1 optimizer states, 2 gradients too, 3 parameters too.",
         choices=(0, 1, 2, 3),
-    )
-    gradient_accumulation_steps: int | str = option(
-        "ACCELERATE_GRADIENT_ACCUMULATION_STEPS",
-        number_or_auto(int),
-        "auto",
-        "Batches whose gradients are added up before the optimizer steps.",
-    )
-    gradient_clipping: float | str = option(
-        "ACCELERATE_GRADIENT_CLIPPING", number_or_auto(float), "auto", "Largest norm of the gradient; 0 does not clip."
+        asked=Asked("2", when=(("own_deepspeed_file", "no"),)),
     )
     offload_optimizer_device: str = option(
         "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE",
@@ -42,6 +35,7 @@ class DeepSpeedOptions:
         "none",
         "Where optimizer states live outside the device.",
         choices=OFFLOAD_DEVICES,
+        asked=Asked("none", when=(("own_deepspeed_file", "no"),)),
     )
     offload_param_device: str = option(
         "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE",
@@ -49,24 +43,45 @@ class DeepSpeedOptions:
         "none",
         "Where parameters live outside the device; stage 3 only.",
         choices=OFFLOAD_DEVICES,
+        asked=Asked("none", when=(("own_deepspeed_file", "no"),)),
     )
-    offload_optimizer_nvme_path: str = option(
-        "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_NVME_PATH", str, "none", "Folder for optimizer states on a disk."
+    gradient_accumulation_steps: int | str = option(
+        "ACCELERATE_GRADIENT_ACCUMULATION_STEPS",
+        number_or_auto(int),
+        "auto",
+        "Batches whose gradients are added up before the optimizer steps.",
+        launch_parser=int,
+        asked=Asked("1", when=(("own_deepspeed_file", "no"),), text="Batches per optimizer step?"),
     )
-    offload_param_nvme_path: str = option(
-        "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_NVME_PATH", str, "none", "Folder for parameters on a disk."
-    )
-    zero3_init_flag: bool | None = option(
-        "ACCELERATE_DEEPSPEED_ZERO3_INIT",
-        boolean,
-        None,
-        "Whether models are sharded while they are built; unset means so in stage 3.",
+    gradient_clipping: float | str = option(
+        "ACCELERATE_GRADIENT_CLIPPING",
+        number_or_auto(float),
+        "auto",
+        "Largest norm of the gradient; 0 does not clip.",
+        launch_parser=float,
+        asked=Asked(
+            None, when=(("own_deepspeed_file", "no"),), text="Clip gradients at which norm? (empty: not)", optional=True
+        ),
     )
     zero3_save_16bit_model: bool = option(
         "ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL",
         boolean,
         False,
         "Whether stage 3 gathers 16-bit weights when a model is saved.",
+        asked=Asked("no", when=(("own_deepspeed_file", "no"),)),
+    )
+    zero3_init_flag: bool | None = option(
+        "ACCELERATE_DEEPSPEED_ZERO3_INIT",
+        boolean,
+        None,
+        "Whether models are sharded while they are built; unset means so in stage 3.",
+        asked=Asked("no"),
+    )
+    offload_optimizer_nvme_path: str = option(
+        "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_NVME_PATH", str, "none", "Folder for optimizer states on a disk."
+    )
+    offload_param_nvme_path: str = option(
+        "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_NVME_PATH", str, "none", "Folder for parameters on a disk."
     )
     deepspeed_moe_layer_cls_names: tuple[str, ...] | None = option(
         "ACCELERATE_DEEPSPEED_MOE_LAYER_CLS_NAMES",

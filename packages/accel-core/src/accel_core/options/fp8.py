@@ -1,13 +1,17 @@
 """Options of training in 8-bit floating point."""
 
 from accel_core._records import record
-from accel_core.options.option import boolean, option, upper
+from accel_core.options.option import Asked, boolean, one_or_zero, option, upper
 
 __all__ = ["FP8_ALGORITHMS", "FP8_FORMATS", "MSAMP_LEVELS", "Fp8Options"]
 
 FP8_FORMATS = ("HYBRID", "E4M3", "E5M2")
 FP8_ALGORITHMS = ("max", "most_recent")
 MSAMP_LEVELS = ("O1", "O2")
+
+
+def _as_number(value: object) -> str:
+    return str(one_or_zero(str(value)))
 
 
 @record(frozen=True)
@@ -21,6 +25,8 @@ class Fp8Options:
         "Library that computes in 8 bits.",
         choices=("AO", "TE", "MSAMP"),
         field="backend",
+        launch_choices=("ao", "te", "msamp"),
+        asked=Asked("ao"),
     )
     fp8_use_autocast_during_eval: bool = option(
         "ACCELERATE_FP8_USE_AUTOCAST_DURING_EVAL",
@@ -28,6 +34,7 @@ class Fp8Options:
         False,
         "Whether evaluation computes in 8 bits as well.",
         field="use_autocast_during_eval",
+        switch=True,
     )
     fp8_margin: int = option(
         "ACCELERATE_FP8_MARGIN", int, 0, "Margin of the scaling factor, as a power of two.", field="margin"
@@ -41,6 +48,7 @@ class Fp8Options:
         "HYBRID",
         "Split of the 8 bits: E4M3 or E5M2 in both passes, or HYBRID for E4M3 forward and E5M2 backward.",
         choices=FP8_FORMATS,
+        asked=Asked(),
     )
     fp8_amax_history_len: int = option(
         "ACCELERATE_FP8_AMAX_HISTORY_LEN",
@@ -72,6 +80,7 @@ class Fp8Options:
         False,
         "Whether every block of 32 values has its own scale.",
         field="use_mxfp8_block_scaling",
+        switch=True,
     )
     fp8_opt_level: str = option(
         "ACCELERATE_FP8_OPT_LEVEL",
@@ -87,6 +96,9 @@ class Fp8Options:
         True,
         "Whether torchao gathers sharded weights in 8 bits.",
         field="enable_fsdp_float8_all_gather",
+        launch_parser=one_or_zero,
+        launch_default="true",
+        launch_text=_as_number,
     )
     fp8_pad_inner_dim: bool = option(
         "ACCELERATE_FP8_PAD_INNER_DIM",
@@ -94,4 +106,7 @@ class Fp8Options:
         True,
         "Whether torchao pads inner dims to a multiple of 16.",
         field="pad_inner_dim",
+        launch_parser=one_or_zero,
+        launch_default="true",
+        launch_text=_as_number,
     )

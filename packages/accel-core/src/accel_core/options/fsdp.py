@@ -1,7 +1,7 @@
 """Options of fully sharded data parallelism."""
 
 from accel_core._records import record
-from accel_core.options.option import boolean, member_of, names, option
+from accel_core.options.option import Asked, boolean, member_of, names, option, word
 
 __all__ = [
     "FSDP2_PYTORCH_VERSION",
@@ -30,7 +30,14 @@ class FsdpOptions:
     """How parameters, gradients and optimizer states are sharded over the ranks."""
 
     fsdp_version: int = option(
-        "FSDP_VERSION", int, 1, "Which FSDP: 1 wraps modules, 2 shards in place.", choices=(1, 2)
+        "FSDP_VERSION",
+        int,
+        1,
+        "Which FSDP: 1 wraps modules, 2 shards in place.",
+        choices=(1, 2),
+        launch_parser=word,
+        launch_default="1",
+        asked=Asked("2"),
     )
     fsdp_sharding_strategy: str = option(
         "FSDP_SHARDING_STRATEGY",
@@ -39,6 +46,8 @@ class FsdpOptions:
         "What version 1 shards.",
         choices=tuple(FSDP_SHARDING_STRATEGY),
         field="sharding_strategy",
+        launch_default="FULL_SHARD",
+        asked=Asked(when=(("fsdp_version", "1"),)),
     )
     fsdp_reshard_after_forward: bool = option(
         "FSDP_RESHARD_AFTER_FORWARD",
@@ -46,14 +55,17 @@ class FsdpOptions:
         True,
         "Whether version 2 frees gathered parameters between forward and backward.",
         field="reshard_after_forward",
+        launch_default="true",
+        asked=Asked(when=(("fsdp_version", "2"),)),
     )
-    fsdp_backward_prefetch: str = option(
-        "FSDP_BACKWARD_PREFETCH",
-        member_of(FSDP_BACKWARD_PREFETCH),
-        "NO_PREFETCH",
-        "When version 1 gathers the next parameters in the backward pass.",
-        choices=tuple(FSDP_BACKWARD_PREFETCH),
-        field="backward_prefetch",
+    fsdp_offload_params: bool = option(
+        "FSDP_OFFLOAD_PARAMS",
+        boolean,
+        False,
+        "Whether parameters and gradients live in CPU memory.",
+        field="cpu_offload",
+        launch_default="false",
+        asked=Asked(),
     )
     fsdp_auto_wrap_policy: str = option(
         "FSDP_AUTO_WRAP_POLICY",
@@ -62,6 +74,7 @@ class FsdpOptions:
         "How the modules that are sharded one by one are chosen.",
         choices=tuple(FSDP_AUTO_WRAP_POLICY),
         field="auto_wrap_policy",
+        asked=Asked("TRANSFORMER_BASED_WRAP"),
     )
     fsdp_transformer_layer_cls_to_wrap: tuple[str, ...] | None = option(
         "FSDP_TRANSFORMER_CLS_TO_WRAP",
@@ -69,6 +82,7 @@ class FsdpOptions:
         None,
         "Class names of the blocks to shard one by one, between commas.",
         field="transformer_cls_names_to_wrap",
+        asked=Asked(when=(("fsdp_auto_wrap_policy", "TRANSFORMER_BASED_WRAP"),), optional=True),
     )
     fsdp_min_num_params: int = option(
         "FSDP_MIN_NUM_PARAMS",
@@ -76,20 +90,17 @@ class FsdpOptions:
         0,
         "Number of parameters from which a module is sharded on its own.",
         field="min_num_params",
+        launch_default=100_000_000,
+        asked=Asked(when=(("fsdp_auto_wrap_policy", "SIZE_BASED_WRAP"),)),
     )
-    fsdp_offload_params: bool = option(
-        "FSDP_OFFLOAD_PARAMS",
-        boolean,
-        False,
-        "Whether parameters and gradients live in CPU memory.",
-        field="cpu_offload",
-    )
-    fsdp_ignored_modules: str | None = option(
-        "FSDP_IGNORED_MODULES",
-        str,
-        None,
-        "Regular expression over names of modules that are left unsharded.",
-        field="ignored_modules",
+    fsdp_backward_prefetch: str = option(
+        "FSDP_BACKWARD_PREFETCH",
+        member_of(FSDP_BACKWARD_PREFETCH),
+        "NO_PREFETCH",
+        "When version 1 gathers the next parameters in the backward pass.",
+        choices=tuple(FSDP_BACKWARD_PREFETCH),
+        field="backward_prefetch",
+        asked=Asked("BACKWARD_PRE", when=(("fsdp_version", "1"),)),
     )
     fsdp_state_dict_type: str | None = option(
         "FSDP_STATE_DICT_TYPE",
@@ -98,20 +109,7 @@ class FsdpOptions:
         "Layout of checkpoints; unset means full for version 1 and sharded for version 2.",
         choices=tuple(FSDP_STATE_DICT_TYPE),
         field="state_dict_type",
-    )
-    fsdp_use_orig_params: bool = option(
-        "FSDP_USE_ORIG_PARAMS",
-        boolean,
-        False,
-        "Whether version 1 keeps the original parameters visible.",
-        field="use_orig_params",
-    )
-    fsdp_sync_module_states: bool = option(
-        "FSDP_SYNC_MODULE_STATES",
-        boolean,
-        False,
-        "Whether version 1 sends the weights of rank 0 to all ranks.",
-        field="sync_module_states",
+        asked=Asked("SHARDED_STATE_DICT"),
     )
     fsdp_forward_prefetch: bool = option(
         "FSDP_FORWARD_PREFETCH",
@@ -119,20 +117,17 @@ class FsdpOptions:
         False,
         "Whether version 1 gathers the next parameters in the forward pass.",
         field="forward_prefetch",
+        launch_default="false",
+        asked=Asked(when=(("fsdp_version", "1"),)),
     )
-    fsdp_activation_checkpointing: bool = option(
-        "FSDP_ACTIVATION_CHECKPOINTING",
+    fsdp_use_orig_params: bool = option(
+        "FSDP_USE_ORIG_PARAMS",
         boolean,
         False,
-        "Whether activations are computed again in the backward pass.",
-        field="activation_checkpointing",
-    )
-    fsdp_activation_checkpointing_offload: bool = option(
-        "FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD",
-        boolean,
-        False,
-        "Whether what activation checkpointing keeps lives in CPU memory; version 2 only.",
-        field="activation_checkpointing_offload",
+        "Whether version 1 keeps the original parameters visible.",
+        field="use_orig_params",
+        launch_default="true",
+        asked=Asked(when=(("fsdp_version", "1"),)),
     )
     fsdp_cpu_ram_efficient_loading: bool = option(
         "FSDP_CPU_RAM_EFFICIENT_LOADING",
@@ -140,4 +135,39 @@ class FsdpOptions:
         False,
         "Whether only one process loads the weights of a pretrained model.",
         field="cpu_ram_efficient_loading",
+        launch_default="true",
+        asked=Asked(),
+    )
+    fsdp_sync_module_states: bool = option(
+        "FSDP_SYNC_MODULE_STATES",
+        boolean,
+        False,
+        "Whether version 1 sends the weights of rank 0 to all ranks.",
+        field="sync_module_states",
+        launch_default="true",
+        asked=Asked(when=(("fsdp_version", "1"),)),
+    )
+    fsdp_activation_checkpointing: bool = option(
+        "FSDP_ACTIVATION_CHECKPOINTING",
+        boolean,
+        False,
+        "Whether activations are computed again in the backward pass.",
+        field="activation_checkpointing",
+        launch_default="false",
+        asked=Asked(),
+    )
+    fsdp_ignored_modules: str | None = option(
+        "FSDP_IGNORED_MODULES",
+        str,
+        None,
+        "Regular expression over names of modules that are left unsharded.",
+        field="ignored_modules",
+    )
+    fsdp_activation_checkpointing_offload: bool = option(
+        "FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD",
+        boolean,
+        False,
+        "Whether what activation checkpointing keeps lives in CPU memory; version 2 only.",
+        field="activation_checkpointing_offload",
+        launch_default="false",
     )

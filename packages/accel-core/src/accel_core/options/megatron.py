@@ -1,7 +1,7 @@
 """Options of Megatron-LM."""
 
 from accel_core._records import record
-from accel_core.options.option import boolean, option
+from accel_core.options.option import Asked, boolean, boolean_as_text, option
 
 __all__ = ["MegatronOptions"]
 
@@ -11,15 +11,69 @@ class MegatronOptions:
     """How a model is cut over ranks, and what is computed again."""
 
     megatron_lm_tp_degree: int = option(
-        "MEGATRON_LM_TP_DEGREE", int, 1, "Ranks that share one matrix product.", field="tp_degree"
+        "MEGATRON_LM_TP_DEGREE",
+        int,
+        1,
+        "Ranks that share one matrix product.",
+        field="tp_degree",
+        launch_default=1,
+        asked=Asked(),
     )
-    megatron_lm_pp_degree: int = option("MEGATRON_LM_PP_DEGREE", int, 1, "Stages of the pipeline.", field="pp_degree")
+    megatron_lm_pp_degree: int = option(
+        "MEGATRON_LM_PP_DEGREE", int, 1, "Stages of the pipeline.", field="pp_degree", launch_default=1, asked=Asked()
+    )
+    megatron_lm_num_micro_batches: int = option(
+        "MEGATRON_LM_NUM_MICRO_BATCHES",
+        int,
+        1,
+        "Number of parts that a batch is cut into for the pipeline.",
+        field="num_micro_batches",
+        asked=Asked("1"),
+    )
+    megatron_lm_sequence_parallelism: bool = option(
+        "MEGATRON_LM_SEQUENCE_PARALLELISM",
+        boolean,
+        False,
+        "Whether activations between matrix products are split along the sequence.",
+        field="sequence_parallelism",
+        launch_parser=boolean_as_text,
+        asked=Asked("no"),
+    )
+    megatron_lm_recompute_activations: bool = option(
+        "MEGATRON_LM_RECOMPUTE_ACTIVATIONS",
+        boolean,
+        False,
+        "Whether attention's activations are computed again in the backward pass.",
+        field="recompute_activations",
+        launch_parser=boolean_as_text,
+        asked=Asked("yes"),
+    )
+    megatron_lm_use_distributed_optimizer: bool = option(
+        "MEGATRON_LM_USE_DISTRIBUTED_OPTIMIZER",
+        boolean,
+        False,
+        "Whether optimizer states are split over data-parallel ranks.",
+        field="use_distributed_optimizer",
+        launch_parser=boolean_as_text,
+        asked=Asked("no"),
+    )
+    megatron_lm_gradient_clipping: float = option(
+        "MEGATRON_LM_GRADIENT_CLIPPING",
+        float,
+        1.0,
+        "Largest norm of the gradient; 0 does not clip.",
+        field="gradient_clipping",
+        launch_default=1.0,
+        asked=Asked(),
+    )
     megatron_lm_use_custom_fsdp: bool = option(
         "MEGATRON_LM_USE_CUSTOM_FSDP",
         boolean,
         False,
         "Whether Megatron's own FSDP shards the model.",
         field="use_custom_fsdp",
+        launch_parser=boolean,
+        launch_default=False,
     )
     megatron_lm_overlap_cpu_optimizer_d2h_h2d: bool = option(
         "MEGATRON_LM_OVERLAP_CPU_OPTIMIZER_D2H_H2D",
@@ -27,6 +81,8 @@ class MegatronOptions:
         False,
         "Whether copies of an offloaded optimizer overlap with its work.",
         field="overlap_cpu_optimizer_d2h_h2d",
+        launch_parser=boolean,
+        launch_default=False,
     )
     megatron_lm_no_load_optim: bool = option(
         "MEGATRON_LM_NO_LOAD_OPTIM",
@@ -34,6 +90,8 @@ class MegatronOptions:
         False,
         "Whether optimizer states in a checkpoint are passed over.",
         field="no_load_optim",
+        launch_parser=boolean,
+        launch_default=False,
     )
     megatron_lm_eod_mask_loss: bool = option(
         "MEGATRON_LM_EOD_MASK_LOSS",
@@ -41,6 +99,8 @@ class MegatronOptions:
         False,
         "Whether end-of-document tokens are left out of the loss.",
         field="eod_mask_loss",
+        launch_parser=boolean,
+        launch_default=False,
     )
     megatron_lm_no_save_optim: bool = option(
         "MEGATRON_LM_NO_SAVE_OPTIM",
@@ -48,6 +108,8 @@ class MegatronOptions:
         False,
         "Whether checkpoints leave out optimizer states.",
         field="no_save_optim",
+        launch_parser=boolean,
+        launch_default=False,
     )
     megatron_lm_optimizer_cpu_offload: bool = option(
         "MEGATRON_LM_OPTIMIZER_CPU_OFFLOAD",
@@ -55,6 +117,8 @@ class MegatronOptions:
         False,
         "Whether optimizer states live in CPU memory.",
         field="optimizer_cpu_offload",
+        launch_parser=boolean,
+        launch_default=False,
     )
     megatron_lm_use_precision_aware_optimizer: bool = option(
         "MEGATRON_LM_USE_PRECISION_AWARE_OPTIMIZER",
@@ -62,6 +126,8 @@ class MegatronOptions:
         False,
         "Whether optimizer states may be kept in low precision.",
         field="use_precision_aware_optimizer",
+        launch_parser=boolean,
+        launch_default=False,
     )
     megatron_lm_decoder_last_pipeline_num_layers: int | None = option(
         "MEGATRON_LM_DECODER_LAST_PIPELINE_NUM_LAYERS",
@@ -97,6 +163,7 @@ class MegatronOptions:
         True,
         "Whether Megatron chooses the attention kernel.",
         field="attention_backend",
+        launch_parser=boolean_as_text,
     )
     megatron_lm_expert_model_parallel_size: int = option(
         "MEGATRON_LM_EXPERT_MODEL_PARALLEL_SIZE",
@@ -120,6 +187,7 @@ class MegatronOptions:
         True,
         "Whether attention's softmax computes in 32 bits.",
         field="attention_softmax_in_fp32",
+        launch_parser=boolean_as_text,
     )
     megatron_lm_expert_tensor_parallel_size: int = option(
         "MEGATRON_LM_EXPERT_TENSOR_PARALLEL_SIZE",
@@ -134,6 +202,7 @@ class MegatronOptions:
         True,
         "Whether the loss is averaged over tokens instead of samples.",
         field="calculate_per_token_loss",
+        launch_parser=boolean_as_text,
     )
     megatron_lm_use_rotary_position_embeddings: bool = option(
         "MEGATRON_LM_USE_ROTARY_POSITION_EMBEDDINGS",
@@ -141,39 +210,5 @@ class MegatronOptions:
         True,
         "Whether positions are embedded by rotation.",
         field="use_rotary_position_embeddings",
-    )
-    megatron_lm_num_micro_batches: int = option(
-        "MEGATRON_LM_NUM_MICRO_BATCHES",
-        int,
-        1,
-        "Number of parts that a batch is cut into for the pipeline.",
-        field="num_micro_batches",
-    )
-    megatron_lm_gradient_clipping: float = option(
-        "MEGATRON_LM_GRADIENT_CLIPPING",
-        float,
-        1.0,
-        "Largest norm of the gradient; 0 does not clip.",
-        field="gradient_clipping",
-    )
-    megatron_lm_sequence_parallelism: bool = option(
-        "MEGATRON_LM_SEQUENCE_PARALLELISM",
-        boolean,
-        False,
-        "Whether activations between matrix products are split along the sequence.",
-        field="sequence_parallelism",
-    )
-    megatron_lm_recompute_activations: bool = option(
-        "MEGATRON_LM_RECOMPUTE_ACTIVATIONS",
-        boolean,
-        False,
-        "Whether attention's activations are computed again in the backward pass.",
-        field="recompute_activations",
-    )
-    megatron_lm_use_distributed_optimizer: bool = option(
-        "MEGATRON_LM_USE_DISTRIBUTED_OPTIMIZER",
-        boolean,
-        False,
-        "Whether optimizer states are split over data-parallel ranks.",
-        field="use_distributed_optimizer",
+        launch_parser=boolean_as_text,
     )

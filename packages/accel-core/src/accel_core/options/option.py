@@ -20,17 +20,41 @@ from accel_core.errors import ConfigurationError
 from accel_core.host import environ
 
 __all__ = [
+    "Asked",
     "Option",
     "boolean",
-    "boolean_triple",
+    "boolean_as_text",
     "member_of",
     "names",
     "number_or_auto",
+    "one_or_zero",
     "option",
     "option_named",
     "options_of",
     "upper",
+    "word",
 ]
+
+
+_UNSAID: Any = object()
+"""Stands for a default of the launcher that a row leaves to its table."""
+
+
+@record(frozen=True)
+class Asked:
+    """The question that `accel config` asks about an option.
+
+    Attributes:
+        default: Answer of a person who only presses return; the launcher's default where None.
+        when: Answers that must have been given before, by the name of their option.
+        text: The question; the option's help where empty.
+        optional: Whether an empty answer is allowed.
+    """
+
+    default: str | None = None
+    when: tuple[tuple[str, str], ...] = ()
+    text: str = ""
+    optional: bool = False
 
 
 @record(frozen=True)
@@ -45,6 +69,15 @@ class Option:
         help: One sentence for the command line, the question and the reference.
         choices: Values allowed, empty where any is.
         field: Name of the plugin's field that it fills.
+        switch: Whether the flag takes no value and means yes.
+        launch_parser: Turns text into the value that the launcher hands to the processes; None checks the text with
+            `parser` and keeps it.
+        launch_default: Value of the launcher where nobody says anything; None leaves the choice to the processes.
+        launch_choices: Words that the launcher takes, where they differ from `choices`.
+        launch_text: Turns the launcher's value into the text that the processes get.
+        always: Whether the processes get `default` where the launcher has no value.
+        only_with: Name of an option that has to be above 1 for this one to be handed on.
+        asked: The question of `accel config`, or None where none is asked.
     """
 
     name: str
@@ -54,6 +87,14 @@ class Option:
     help: str
     choices: tuple[Any, ...] = ()
     field: str = ""
+    switch: bool = False
+    launch_parser: Callable[[str], Any] | None = None
+    launch_default: Any = _UNSAID
+    launch_choices: tuple[str, ...] = ()
+    launch_text: Callable[[Any], str] = str
+    always: bool = False
+    only_with: str = ""
+    asked: Asked | None = None
 
     @property
     def flag(self) -> str:
@@ -105,16 +146,19 @@ class Option:
             return self.default
         return self.parse(text, f"the environment variable {self.environment}")
 
+    @property
+    def launch_default_said(self) -> bool:
+        """Return whether the row says the launcher's default itself."""
+        return self.launch_default is not _UNSAID
+
     def write(self, value: Any) -> str:
         """Return the text that the environment of a child process carries for `value`.
 
         Reading the text with `parse` gives an equal value.
         """
-        if isinstance(value, bool):
-            return str(value).lower()
         if isinstance(value, (list, tuple)):
-            return ",".join(self.write(part) for part in value)
-        return str(value)
+            return ",".join(map(str, value))
+        return self.launch_text(value)
 
 
 def option(
@@ -125,39 +169,46 @@ def option(
     *,
     choices: tuple[Any, ...] = (),
     field: str = "",
+    switch: bool = False,
+    launch_parser: Callable[[str], Any] | None = None,
+    launch_default: Any = _UNSAID,
+    launch_choices: tuple[str, ...] = (),
+    launch_text: Callable[[Any], str] = str,
+    always: bool = False,
+    only_with: str = "",
+    asked: Asked | None = None,
 ) -> Any:
-    """Define one option of a table.
-
-    Args:
-        environment: Environment variable that holds it.
-        parser: Turns text into the value; raises ValueError for text that it cannot read.
-        default: Value where nobody says anything.
-        help: One sentence.
-        choices: Values allowed after parsing, empty where any is.
-        field: Name of the plugin's field that it fills; the option's own name where empty.
+    """Define one option of a table; the arguments are the attributes of `Option`.
 
     Returns:
         A dataclass field.
     """
-    return dataclasses.field(
+    row = Option(
+        name="",
+        environment=environment,
+        parser=parser,
         default=default,
-        metadata={"environment": environment, "parser": parser, "help": help, "choices": choices, "field": field},
+        help=help,
+        choices=choices,
+        field=field,
+        switch=switch,
+        launch_parser=launch_parser,
+        launch_default=launch_default,
+        launch_choices=launch_choices,
+        launch_text=launch_text,
+        always=always,
+        only_with=only_with,
+        asked=asked,
     )
+    return dataclasses.field(default=default, metadata={"option": row})
 
 
 def options_of(table: type) -> tuple[Option, ...]:
     """Return the options of a table in the order of their definition."""
     return tuple(
-        Option(
-            name=field.name,
-            environment=field.metadata["environment"],
-            parser=field.metadata["parser"],
-            default=field.default,
-            help=field.metadata["help"],
-            choices=field.metadata["choices"],
-            field=field.metadata["field"] or field.name,
-        )
+        dataclasses.replace(row, name=field.name, field=row.field or field.name)
         for field in dataclasses.fields(table)
+        for row in (field.metadata["option"],)
     )
 
 
@@ -209,14 +260,17 @@ def names(text: str) -> tuple[str, ...]:
     return tuple(word.strip() for word in text.split(",") if word.strip())
 
 
-def boolean_triple(text: str) -> tuple[bool, bool, bool]:
-    """Read three truth values between commas, with or without brackets around them.
+def boolean_as_text(text: str) -> str:
+    """Check that a text says yes or no, and keep it as it is."""
+    boolean(text)
+    return text.strip()
 
-    Raises:
-        ValueError: There are not three.
-    """
-    words = names(text.strip("()[] "))
-    if len(words) != 3:
-        raise ValueError(f"three yes-or-no values between commas are needed, not {len(words)}")
-    first, second, third = (boolean(word) for word in words)
-    return first, second, third
+
+def one_or_zero(text: str) -> int:
+    """Read a truth value as 1 or 0."""
+    return int(boolean(text))
+
+
+def word(text: str) -> str:
+    """Read a word without the space around it."""
+    return text.strip()

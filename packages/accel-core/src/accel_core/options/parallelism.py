@@ -1,7 +1,7 @@
 """Options of the device mesh."""
 
 from accel_core._records import record
-from accel_core.options.option import boolean, option
+from accel_core.options.option import Asked, boolean, option
 
 __all__ = [
     "BETA_CP_AVAILABLE_PYTORCH_VERSION",
@@ -34,15 +34,26 @@ class ParallelismOptions:
         1,
         "Ranks that hold copies of the whole model.",
         field="dp_replicate_size",
+        asked=Asked(),
     )
     parallelism_config_dp_shard_size: int = option(
-        "PARALLELISM_CONFIG_DP_SHARD_SIZE", int, 1, "Ranks that share one copy of the model.", field="dp_shard_size"
+        "PARALLELISM_CONFIG_DP_SHARD_SIZE",
+        int,
+        1,
+        "Ranks that share one copy of the model.",
+        field="dp_shard_size",
+        asked=Asked(),
     )
     parallelism_config_tp_size: int = option(
-        "PARALLELISM_CONFIG_TP_SIZE", int, 1, "Ranks that share one matrix product.", field="tp_size"
+        "PARALLELISM_CONFIG_TP_SIZE", int, 1, "Ranks that share one matrix product.", field="tp_size", asked=Asked()
     )
     parallelism_config_cp_size: int = option(
-        "PARALLELISM_CONFIG_CP_SIZE", int, 1, "Ranks that share one sequence by context parallelism.", field="cp_size"
+        "PARALLELISM_CONFIG_CP_SIZE",
+        int,
+        1,
+        "Ranks that share one sequence by context parallelism.",
+        field="cp_size",
+        asked=Asked(),
     )
     parallelism_config_cp_backend: str = option(
         "PARALLELISM_CONFIG_CP_BACKEND",
@@ -59,6 +70,7 @@ class ParallelismOptions:
         "How keys and values travel: gathered at once, or passed on in a ring.",
         choices=CP_STRATEGIES,
         field="cp_comm_strategy",
+        only_with="parallelism_config_cp_size",
     )
     parallelism_config_sp_size: int = option(
         "PARALLELISM_CONFIG_SP_SIZE",
@@ -81,6 +93,7 @@ class ParallelismOptions:
         None,
         "Length of all sequences, in tokens, where it is fixed.",
         field="sp_seq_length",
+        only_with="parallelism_config_sp_size",
     )
     parallelism_config_sp_seq_length_is_variable: bool = option(
         "PARALLELISM_CONFIG_SP_SEQ_LENGTH_IS_VARIABLE",
@@ -88,6 +101,8 @@ class ParallelismOptions:
         True,
         "Whether sequences differ in length from batch to batch.",
         field="sp_seq_length_is_variable",
+        launch_parser=boolean,
+        only_with="parallelism_config_sp_size",
     )
     parallelism_config_sp_attn_implementation: str | None = option(
         "PARALLELISM_CONFIG_SP_ATTN_IMPLEMENTATION",
@@ -95,4 +110,6 @@ class ParallelismOptions:
         None,
         "Attention that each rank computes on its heads.",
         field="sp_attn_implementation",
+        launch_default="sdpa",
+        only_with="parallelism_config_sp_size",
     )

@@ -15,8 +15,6 @@ from accel_core.options.option import options_of
         (options.boolean, "0", False),
         (options.upper, " eager ", "EAGER"),
         (options.names, "A, B,,C ", ("A", "B", "C")),
-        (options.boolean_triple, "(True, False, 1)", (True, False, True)),
-        (options.boolean_triple, "0,0,1", (False, False, True)),
         (options.member_of(["ONE", "TWO"]), "two", "TWO"),
         (options.member_of(["ONE", "TWO"]), "1", "ONE"),
         (options.member_of(["ONE", "TWO"]), "3", "3"),
@@ -50,12 +48,11 @@ def test_unreadable_environment_names_the_variable(monkeypatch: pytest.MonkeyPat
         options.option_named(CompilationOptions, "backend").read()
 
 
-@pytest.mark.parametrize("value", [True, False, 3, 0.5, "word", ("A", "B"), (True, False, True)])
+@pytest.mark.parametrize("value", [True, False, 3, 0.5, "word", ("A", "B")])
 def test_written_values_read_back(value: object) -> None:
     """What is written for a child process parses to the same value."""
     parsers = {bool: options.boolean, int: int, float: float, str: str, tuple: options.names}
-    parser = options.boolean_triple if value == (True, False, True) else parsers[type(value)]
-    row = options.Option("row", "ROW", parser, None, "A row.")
+    row = options.Option("row", "ROW", parsers[type(value)], None, "A row.")
     assert row.parse(row.write(value), "the test") == value
 
 

@@ -6,12 +6,9 @@ from importlib import import_module
 from typing import Any, Protocol, TextIO
 
 from accel_core.errors import ConfigurationError
-from accel_launch.questions.question import Question
+from accel_launch.questions.question import BACK, Question
 
-__all__ = ["BACK", "Asker", "LineAsker", "ask_all", "asker_for"]
-
-BACK = "<"
-"""The answer that goes one question back."""
+__all__ = ["Asker", "LineAsker", "ask_all", "asker_for"]
 
 
 class Asker(Protocol):

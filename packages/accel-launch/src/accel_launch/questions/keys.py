@@ -6,8 +6,7 @@ from typing import Any
 import questionary
 
 from accel_core.errors import ConfigurationError
-from accel_launch.questions.ask import BACK
-from accel_launch.questions.question import Question
+from accel_launch.questions.question import BACK, Question
 
 __all__ = ["TerminalAsker"]
 

@@ -2,16 +2,22 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from accel_core.errors import ConfigurationError
 from accel_launch.settings.model import Setting
 from accel_launch.settings.resolve import read
 
-__all__ = ["Answers", "Question", "always", "from_setting"]
+__all__ = ["BACK", "Answers", "Question", "When", "always", "from_setting"]
+
+BACK = "<"
+"""The answer that goes one question back."""
 
 Answers = Mapping[str, Any]
 """What was answered so far, by the key of the question."""
+
+When: TypeAlias = Callable[[Answers], bool]
+"""Says from earlier answers whether to ask."""
 
 
 def always(answers: Answers) -> bool:
@@ -39,7 +45,7 @@ class Question:
     choices: tuple[str, ...] = ()
     default: str = ""
     parse: Callable[[str], Any] = str
-    when: Callable[[Answers], bool] = always
+    when: When = always
     path: tuple[str, ...] = ()
     optional: bool = False
 
@@ -77,7 +83,7 @@ class Question:
 
 def from_setting(
     setting: Setting,
-    when: Callable[[Answers], bool],
+    when: When,
     *,
     text: str = "",
     default: str | None = None,

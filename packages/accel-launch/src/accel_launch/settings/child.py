@@ -1,37 +1,34 @@
 """The environment contract: what the launcher's settings become in the environment of the processes."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Mapping
+from typing import Any
 
-from accel_core.host.environ import str_to_bool
 from accel_launch.settings.layout import layout_of
 from accel_launch.settings.resolve import Settings
 from accel_launch.settings.table import BY_KEY
 
-__all__ = ["ACTIVE", "child_environment", "engine_environment"]
+__all__ = ["active", "child_environment", "engine_environment"]
 
-ACTIVE: dict[str, Callable[[Settings], bool]] = {
-    "dynamo": lambda settings: True,
-    "deepspeed": lambda settings: bool(settings["use_deepspeed"]),
-    "fsdp": lambda settings: bool(settings["use_fsdp"]),
-    "megatron": lambda settings: bool(settings["use_megatron_lm"]),
-    "parallelism": lambda settings: bool(settings["use_parallelism_config"]),
-    "fp8": lambda settings: settings["mixed_precision"] == "fp8",
+_SWITCHES = {
+    "deepspeed": "use_deepspeed",
+    "fsdp": "use_fsdp",
+    "megatron": "use_megatron_lm",
+    "parallelism": "use_parallelism_config",
 }
-"""Which engines a run uses, by the name in `Setting.engine`."""
+"""The setting that turns an engine on, by the name in `Setting.engine`."""
 
-_ONLY_WITH = {
-    "parallelism_config_cp_comm_strategy": "parallelism_config_cp_size",
-    "parallelism_config_sp_seq_length": "parallelism_config_sp_size",
-    "parallelism_config_sp_seq_length_is_variable": "parallelism_config_sp_size",
-    "parallelism_config_sp_attn_implementation": "parallelism_config_sp_size",
-}
-_USE = {
-    "deepspeed": "ACCELERATE_USE_DEEPSPEED",
-    "fsdp": "ACCELERATE_USE_FSDP",
-    "megatron": "ACCELERATE_USE_MEGATRON_LM",
-    "parallelism": "ACCELERATE_USE_PARALLELISM_CONFIG",
-}
+
+def active(engine: str, settings: Mapping[str, Any]) -> bool:
+    """Return whether a run uses an engine.
+
+    Args:
+        engine: Name in `Setting.engine`.
+        settings: Settings of the run.
+    """
+    if engine == "fp8":
+        return bool(settings["mixed_precision"] == "fp8")
+    return engine == "dynamo" or bool(settings[_SWITCHES[engine]])
 
 
 def child_environment(settings: Settings) -> dict[str, str]:
@@ -70,36 +67,18 @@ def engine_environment(settings: Settings) -> dict[str, str]:
     Args:
         settings: Settings of the run.
     """
-    found = {name: "true" for engine, name in _USE.items() if ACTIVE[engine](settings)}
+    found = {BY_KEY[key].environment: "true" for engine, key in _SWITCHES.items() if active(engine, settings)}
     for key, setting in BY_KEY.items():
-        if not setting.engine or not ACTIVE[setting.engine](settings):
+        option = setting.option
+        if option is None or not active(setting.engine, settings):
             continue
-        value = settings[key]
-        if key == "dynamo_backend":
-            value = value or "no"
-        if value is None or (key in _ONLY_WITH and int(settings[_ONLY_WITH[key]]) == 1):
-            continue
-        found[setting.environment] = as_text(key, value)
-    if ACTIVE["fp8"](settings):
+        value = option.default if option.always and settings[key] is None else settings[key]
+        if value is not None and not (option.only_with and int(settings[option.only_with]) == 1):
+            found[setting.environment] = option.write(value)
+    if active("fp8", settings):
         for name, value in zip(("FPROP", "DGRAD", "WGRAD"), settings["fp8_override_linear_precision"], strict=True):
             found[f"ACCELERATE_FP8_OVERRIDE_{name}"] = str(value)
     return found
-
-
-def as_text(key: str, value: object) -> str:
-    """Return a value as the processes get it.
-
-    Args:
-        key: Name of the setting.
-        value: Its value.
-    """
-    if key == "dynamo_backend":
-        return str(value).upper()
-    if key in ("fp8_enable_fsdp_float8_all_gather", "fp8_pad_inner_dim"):
-        return str(int(str_to_bool(str(value))))
-    if isinstance(value, (list, tuple)):
-        return ",".join(map(str, value))
-    return str(value)
 
 
 def _threads(settings: Settings) -> int:

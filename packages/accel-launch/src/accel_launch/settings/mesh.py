@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from accel_launch.settings.child import ACTIVE
+from accel_launch.settings.child import active
 from accel_launch.settings.layout import layout_of
 from accel_launch.settings.resolve import Settings
 
@@ -63,7 +63,7 @@ def mesh_of(settings: Settings) -> Mesh:
         The mesh; one axis `dp` where no parallelism is configured, or every axis of it has one rank.
     """
     processes = layout_of(settings).processes
-    if ACTIVE["megatron"](settings):
+    if active("megatron", settings):
         sizes = {
             "cp": int(settings["megatron_lm_context_parallel_size"] or 1),
             "tp": int(settings["megatron_lm_tp_degree"]),
@@ -72,6 +72,6 @@ def mesh_of(settings: Settings) -> Mesh:
         shared = pipeline * math.prod(sizes.values())
         return Mesh({"pp": pipeline, "dp": max(1, processes // shared), **sizes}, processes)
     sizes = {axis: int(settings[f"parallelism_config_{axis}_size"]) for axis in _AXES}
-    if not ACTIVE["parallelism"](settings) or math.prod(sizes.values()) == 1:
+    if not active("parallelism", settings) or math.prod(sizes.values()) == 1:
         return Mesh({"dp": processes}, processes)
     return Mesh(sizes, processes)

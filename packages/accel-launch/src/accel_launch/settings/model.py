@@ -1,14 +1,14 @@
 """What a setting is, and the settings that every launch has.
 
 One row per setting says how it is written on the command line, in a configuration file and in the environment. Rows of
-the training engines come from the option tables of accel-core (`accel_launch.settings.engines`).
+the training engines come from the option tables of accel-core (`accel_launch.settings.table`).
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from accel_core.options.option import boolean
+from accel_core.options.option import Option, boolean
 
 __all__ = ["HARDWARE", "LAUNCH", "Setting"]
 
@@ -32,6 +32,7 @@ class Setting:
         path: Keys that lead to it in a configuration file, empty where a file cannot say it.
         environment: Variable that says it to the launcher, empty where none does.
         engine: Engine that the setting belongs to; only a run with that engine hands it to the processes.
+        option: The row of the training side that it is made of, if it is made of one.
     """
 
     key: str
@@ -46,6 +47,7 @@ class Setting:
     path: tuple[str, ...] = ()
     environment: str = ""
     engine: str = ""
+    option: Option | None = None
 
     @property
     def words(self) -> tuple[str, ...]:

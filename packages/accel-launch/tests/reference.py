@@ -1,0 +1,76 @@
+"""Prints docs/reference/options.md, made from the rows of the settings.
+
+Run it from the root of the repository after a row has changed:
+
+    python packages/accel-launch/tests/reference.py > docs/reference/options.md
+"""
+
+import sys
+from collections.abc import Iterator
+
+from accel_launch.settings.model import Setting
+from accel_launch.settings.table import ALL
+
+HEAD = """# Options
+
+Every option of `accel launch`: it can be said as a flag, in the environment and in the configuration file, and the
+first of these that says it counts ([launching.md](../guides/launching.md)). A default in brackets is what the training
+process takes where the launcher hands nothing on. This page is made from the rows that the programs use; do not edit it.
+"""
+
+
+def lines() -> Iterator[str]:
+    """Return the lines of the page."""
+    yield HEAD
+    topic = ""
+    for setting in ALL:
+        if setting.topic != topic:
+            topic = setting.topic
+            yield f"\n## {topic}\n"
+            yield "| flag | what it says | values | default | environment | file |"
+            yield "|---|---|---|---|---|---|"
+        yield row(setting)
+
+
+def row(setting: Setting) -> str:
+    """Return the line of one setting."""
+    flags = " ".join(f"`{word}`" for word in setting.words)
+    cells = [flags, help_of(setting), values(setting), default(setting)]
+    cells += [code(setting.environment), code(".".join(setting.path))]
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def help_of(setting: Setting) -> str:
+    """Return what it says, and when the processes get it."""
+    option = setting.option
+    if option is None or not option.only_with:
+        return setting.help
+    return f"{setting.help} Only with `--{option.only_with.replace('_', '-')}` above 1."
+
+
+def values(setting: Setting) -> str:
+    """Return the values that it takes."""
+    if setting.kind in ("switch", "off-switch"):
+        return "switch"
+    if setting.choices:
+        return ", ".join(code(str(choice)) for choice in setting.choices)
+    return {int: "whole number", float: "number"}.get(setting.parse, "yes or no" if setting.yes_or_no else "text")  # type: ignore[call-overload, no-any-return]
+
+
+def default(setting: Setting) -> str:
+    """Return its default."""
+    if setting.kind in ("switch", "off-switch"):
+        return ""
+    if setting.default not in (None, ""):
+        return code(str(setting.default))
+    option = setting.option
+    return "" if option is None or option.default is None else f"({code(str(option.default))})"
+
+
+def code(text: str) -> str:
+    """Return a text in the font of code."""
+    return f"`{text}`" if text else ""
+
+
+if __name__ == "__main__":
+    sys.stdout.write("\n".join(lines()) + "\n")

@@ -1,0 +1,67 @@
+"""The reference of options, and what it costs to add one."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[4]
+SCRIPT = ROOT / "packages" / "accel-launch" / "tests" / "reference.py"
+PAGE = ROOT / "docs" / "reference" / "options.md"
+
+
+@pytest.mark.skipif(not PAGE.exists(), reason="only in the repository")
+def test_reference_says_what_the_rows_say() -> None:
+    """docs/reference/options.md is what the script prints: change a row, run the script."""
+    done = subprocess.run([sys.executable, str(SCRIPT)], capture_output=True, text=True, check=True)
+    assert PAGE.read_text() == done.stdout, f"Run {SCRIPT.relative_to(ROOT)}."
+
+
+ROW = """
+    fsdp_colour: str = option(
+        "FSDP_COLOUR", str, "red", "Which colour shards have.", choices=("red", "blue"), asked=Asked("blue")
+    )
+"""
+
+
+@pytest.mark.skipif(not PAGE.exists(), reason="only in the repository")
+def test_one_row_makes_an_option(tmp_path: Path) -> None:
+    """One row in one file gives flag, help, checks, variable, file key, child environment, question and reference."""
+    sources = [ROOT / "packages" / name / "src" for name in ("accel-core", "accel-launch")]
+    for source in sources:
+        shutil.copytree(source, tmp_path / "src", dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+    table = tmp_path / "src" / "accel_core" / "options" / "fsdp.py"
+    table.write_text(table.read_text() + ROW)
+    shutil.copy(SCRIPT, tmp_path)
+    (tmp_path / "train.py").touch()
+    variables = {**os.environ, "PYTHONPATH": str(tmp_path / "src"), "HF_HOME": str(tmp_path), "FSDP_COLOUR": ""}
+
+    def run(*words: str, answers: str = "", **more: str) -> str:
+        done = subprocess.run(
+            [sys.executable, *words],
+            cwd=tmp_path,
+            env={**variables, **more},
+            input=answers,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return done.stdout + done.stderr
+
+    launch = ("-m", "accel_launch", "launch", "--use-fsdp", "--cpu", "--dry-run")
+    assert "Which colour shards have." in run("-m", "accel_launch", "launch", "--help")
+    assert "FSDP_COLOUR=blue" in run(*launch, "--fsdp-colour", "blue", "train.py")
+    assert "invalid choice: 'green'" in run(*launch, "--fsdp-colour", "green", "train.py")
+    assert "'green', as the variable FSDP_COLOUR says" in run(*launch, "train.py", FSDP_COLOUR="green")
+    (tmp_path / "c.yaml").write_text("distributed_type: FSDP\nuse_cpu: true\nfsdp_config:\n  fsdp_colour: blue\n")
+    assert "FSDP_COLOUR=blue" in run(*launch, "--config-file", "c.yaml", "train.py")
+    assert "| `--fsdp-colour` | Which colour shards have. | `red`, `blue` | (`red`) |" in run("reference.py")
+    answers = "\nseveral CPU processes\n1\n\nno\nFSDP\n" + "\n" * 60
+    asked = run("-m", "accel_launch", "config", "--config-file", "d.yaml", answers=answers)
+    assert "Which colour shards have [red/blue] (blue)" in asked
+    assert "fsdp_colour: blue" in (tmp_path / "d.yaml").read_text()
+    core = "from accel_core.options.option import option_named\nfrom accel_core.options.fsdp import FsdpOptions\n"
+    assert "blue" in run("-c", core + "print(option_named(FsdpOptions, 'fsdp_colour').read())", FSDP_COLOUR="blue")

@@ -29,8 +29,9 @@ from accel_bigmodel.hooks.hook import add_hook_to_module
 from accel_bigmodel.hooks.prefetch import Prefetch, attach_prefetch
 from accel_bigmodel.memory import get_max_memory
 from accel_bigmodel.offload.placeholders import is_placeholder
-from accel_bigmodel.offload.store import INDEX_NAME, OffloadedWeightsLoader, offload_state_dict
-from accel_bigmodel.placement import TiedTensors, as_device, retie_parameters
+from accel_bigmodel.offload.reuse import offload_once
+from accel_bigmodel.offload.store import OffloadedWeightsLoader
+from accel_bigmodel.placement import TiedTensors, as_device, in_normal_mode, retie_parameters
 from accel_core.errors import ConfigurationError, OffloadError
 from accel_core.logging import get_logger
 from accel_core.modules import packed
@@ -50,6 +51,7 @@ logger = get_logger(__name__)
 _AWAY = ("cpu", "disk")
 
 
+@in_normal_mode
 def cpu_offload(
     model: nn.Module,
     execution_device: torch.device | None = None,
@@ -87,6 +89,7 @@ def cpu_offload(
     return model
 
 
+@in_normal_mode
 def disk_offload(
     model: nn.Module,
     offload_dir: str | os.PathLike[str],
@@ -100,7 +103,8 @@ def disk_offload(
 
     Args:
         model: The model, changed in place.
-        offload_dir: The folder; an offload folder that is already there is used as it is.
+        offload_dir: The folder. One that already holds this model's weights is used as it is, and one that holds any
+            weights gives them to an empty model.
         execution_device: Where the forward runs; by default where the model's first parameter is.
         offload_buffers: Whether buffers are on disk too.
         preload_module_classes: Classes whose instances load their submodules' weights too.
@@ -108,10 +112,15 @@ def disk_offload(
 
     Returns:
         The model.
+
+    Raises:
+        OffloadError: When the folder holds other weights than the model, lacks some, or cannot be written.
     """
     device = _execution_device(model, execution_device)
-    if not os.path.isfile(os.path.join(offload_dir, INDEX_NAME)):
-        offload_state_dict(offload_dir, _whole_state(model))
+    needed = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    if offload_buffers:
+        needed |= {name for name, _ in model.named_buffers(remove_duplicate=False)}
+    offload_once(offload_dir, _whole_state(model), needed)
     add_hook_to_module(model, AlignDevicesHook(io_same_device=True), append=True)
     attach_align_device_hook(
         model,
@@ -144,6 +153,7 @@ def _whole_state(model: nn.Module) -> dict[str, torch.Tensor]:
     return state
 
 
+@in_normal_mode
 def cpu_offload_with_hook(
     model: nn.Module,
     execution_device: int | str | torch.device | None = None,
@@ -164,6 +174,7 @@ def cpu_offload_with_hook(
     return model, UserCpuOffloadHook(model, hook)
 
 
+@in_normal_mode
 def dispatch_model(
     model: nn.Module,
     device_map: Mapping[str, AnyDevice],
@@ -201,7 +212,7 @@ def dispatch_model(
         DeviceMapError: When the map misses a tensor, or an offloaded block is larger than the device it comes to.
         DeviceUnavailableError: When the map names a device that is not here.
         ConfigurationError: When tensors of parts that stay on a device are empty.
-        OffloadError: When weights have to be written and no `offload_dir` is given.
+        OffloadError: When weights have to be written and no `offload_dir` is given, or it holds another model's.
     """
     check_device_map(model, device_map)
     check_devices(device_map)
@@ -256,7 +267,7 @@ def _dispatch(
     compute = {name: main if _is(device, *_AWAY) else device for name, device in places.items()}
     tied = find_tied_parameters(model)
     check_tied_parameters_on_same_device(tied, places)
-    weights = _offloaded_weights(model, places, away, state_dict, offload_dir, offload_index)
+    weights = _offloaded_weights(model, places, away, state_dict, offload_dir, offload_index, offload_buffers)
     tied_copies = _tied_copies(tied, places, away, weights)
     attach_align_device_hook_on_blocks(
         model,
@@ -290,6 +301,7 @@ def _offloaded_weights(
     state_dict: dict[str, torch.Tensor] | None,
     offload_dir: str | os.PathLike[str] | None,
     offload_index: Mapping[str, Any] | None,
+    offload_buffers: bool,
 ) -> OffloadedWeightsLoader | None:
     """Find or write the weights that wait on the CPU and on disk."""
     on_disk = [name for name in places if away[name] and _is(places[name], "disk")]
@@ -308,9 +320,10 @@ def _offloaded_weights(
                 f"submodules need to be offloaded: {', '.join(on_disk)}. Found no folder and no index of weights on "
                 "disk. Pass `offload_dir`."
             )
-        if not os.path.isfile(os.path.join(offload_dir, INDEX_NAME)):
-            own = _whole_state(model) if own is None else own
-            offload_state_dict(offload_dir, {n: v for n, v in own.items() if _is(_home(n, places), "disk")})
+        own = _whole_state(model) if own is None else own
+        buffers = set() if offload_buffers else {name for name, _ in model.named_buffers(remove_duplicate=False)}
+        there = {n: v for n, v in own.items() if _is(_home(n, places), "disk")}
+        offload_once(offload_dir, there, there.keys() - buffers)
     if not on_disk:
         weights = OffloadedWeightsLoader(state_dict=kept, index={})
     else:
@@ -395,7 +408,7 @@ class _Refusal:
         move = getattr(type(self.model), self.method)
         if "_hf_hook" not in self.model.__dict__:  # its hooks were taken off: it is a plain model again
             return move(self.model, *args, **kwargs)
-        logger.warning("You shouldn't move a model that is dispatched using accelerate hooks.")
+        logger.warning("You shouldn't move a model that a device map placed: parts of it would leave their devices.")
         if any(parameter.is_meta for parameter in self.model.parameters()):
             raise OffloadError(
                 "You can't move a model that has some modules offloaded to cpu or disk. Found weights that are not in "
@@ -404,6 +417,7 @@ class _Refusal:
         return move(self.model, *args, **kwargs)
 
 
+@in_normal_mode
 def load_checkpoint_and_dispatch(
     model: nn.Module,
     checkpoint: str | os.PathLike[str],

@@ -1,8 +1,9 @@
 """One tensor of a module put on a device, and the state dict of a model whose tensors are spread out."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
-from typing import Any
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import nn
@@ -13,7 +14,47 @@ from accel_core.modules import packed
 from accel_core.modules.sizes import as_dtype
 from accel_core.modules.traversal import owner_of
 
-__all__ = ["as_device", "check_device_same", "moved_tensors", "retie_parameters", "set_module_tensor_to_device"]
+__all__ = [
+    "as_device",
+    "check_device_same",
+    "in_normal_mode",
+    "moved_tensors",
+    "normal_tensors",
+    "retie_parameters",
+    "set_module_tensor_to_device",
+]
+
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+
+def normal_tensors() -> contextlib.AbstractContextManager[object]:
+    """Return a context in which new tensors are normal ones, also inside `torch.inference_mode()`.
+
+    Tensors that outlive a call are made in it: an inference tensor has no version to tell writes by, and can never take
+    part in a backward pass (https://docs.pytorch.org/docs/stable/notes/autograd.html#inference-mode).
+    """
+    return torch.inference_mode(False) if torch.is_inference_mode_enabled() else contextlib.nullcontext()
+
+
+def in_normal_mode(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """Have a function run so that the tensors it makes are normal ones, also inside `torch.inference_mode()`.
+
+    Args:
+        function: The function.
+
+    Returns:
+        It, of the same signature.
+    """
+
+    @functools.wraps(function)
+    def run(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        with normal_tensors():
+            return function(*args, **kwargs)
+
+    return run
+
 
 TiedTensors = dict[int, dict[torch.device, torch.Tensor]]
 

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -48,18 +54,35 @@ class Addition:
 def copy_of_the_tree(folder: Path) -> Path:
     """Copy the sources and the documentation, and let the copies stand for the installed distributions.
 
-    Entry points are read from the metadata that lies first on the path: that of the copied pyproject files.
+    Entry points are read from the metadata that lies first on the path: `entry_points` writes those of the copies.
     """
     shutil.copytree(ROOT / "docs", folder / "docs")
     shutil.copy(ROOT / "CONTRIBUTING.md", folder)
     for package in (ROOT / "packages").iterdir():
         if (package / "src").is_dir():
             shutil.copytree(
-                package / "src", folder / "packages" / package.name / "src", ignore=shutil.ignore_patterns("__pycache__")
+                package / "src",
+                folder / "packages" / package.name / "src",
+                ignore=shutil.ignore_patterns("__pycache__"),
             )
             for name in ("pyproject.toml", "README.md"):
                 shutil.copy(package / name, folder / "packages" / package.name)
     return folder
+
+
+def entry_points(folder: Path) -> Path:
+    """Write the metadata of the copies, as an installer makes it of their pyproject files; return where it lies."""
+    site = folder / "site"
+    for pyproject in (folder / "packages").glob("*/pyproject.toml"):
+        project = tomllib.loads(pyproject.read_text())["project"]
+        metadata = site / f"{project['name'].replace('-', '_')}-0.1.0.dist-info"
+        metadata.mkdir(parents=True)
+        (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: 0.1.0\n")
+        lines = []
+        for group, points in project.get("entry-points", {}).items():
+            lines += [f"[{group}]", *(f"{name} = {value}" for name, value in points.items())]
+        (metadata / "entry_points.txt").write_text("\n".join(lines) + "\n")
+    return site
 
 
 _CORE = "packages/accel-core/src/accel_core"
@@ -78,6 +101,11 @@ DEVICE = Addition(
     },
 )  # fmt: skip
 """A kind of hardware that torch drives by a name of its own. ("meta" stands in: torch has to know the name.)"""
+
+_ECHO_ROW = (
+    '    Row("echo", "accel_core.strategies.echo:EchoStrategy", '
+    'plugin="accel_core.plugins.echo:EchoPlugin", flag="ACCELERATE_USE_ECHO"),'
+)
 
 STRATEGY = Addition(
     new={
@@ -104,41 +132,91 @@ class EchoStrategy(DataParallelStrategy):
 
 from dataclasses import dataclass, field
 
-from accel_core.options.echo import EchoOptions
-from accel_core.options.option import option_named
+from accel_core._records import record
+from accel_core.options.option import option, option_named
 from accel_core.plugins.handlers import KwargsHandler
 
-__all__ = ["EchoPlugin"]
+__all__ = ["EchoOptions", "EchoPlugin"]
+
+
+@record(frozen=True)
+class EchoOptions:
+    """Options of the strategy."""
+
+    loudness: int = option("ECHO_LOUDNESS", int, 1, "How much each model counts.")
 
 
 @dataclass
 class EchoPlugin(KwargsHandler):
     """How loud it is."""
 
-    loudness: int = field(default_factory=lambda: option_named(EchoOptions, "echo_loudness").read())
-''',
-        f"{_CORE}/options/echo.py": '''"""Options of the strategy echo."""
-
-from accel_core.options.option import option, options
-
-__all__ = ["EchoOptions"]
-
-
-@options
-class EchoOptions:
-    """How loud it is."""
-
-    echo_loudness: int = option("ECHO_LOUDNESS", int, 1, "How much each model counts.")
+    loudness: int = field(default_factory=lambda: option_named(EchoOptions, "loudness").read())
 ''',
     },
     behind={
         f"{_CORE}/strategies/registry.py": [
             (
                 "ORDER: tuple[Row, ...] = (",
-                '    Row("echo", "accel_core.strategies.echo:EchoStrategy", plugin="accel_core.plugins.echo:EchoPlugin",\n'
-                '        flag="ACCELERATE_USE_ECHO", shown_as="echo_plugin"),',
-            ),
-        ],
+                _ECHO_ROW,
+            )
+        ]
     },
 )
 """A built-in strategy with a plugin, which has one option."""
+
+TRACKER = Addition(
+    new={
+        "packages/accel-trackers/src/accel_trackers/lines.py": '''"""Lines of JSON in one file a run."""
+
+import json
+import pathlib
+
+from accel_core.tracking.tracker import GeneralTracker, on_main_process
+
+__all__ = ["LinesTracker"]
+
+
+class LinesTracker(GeneralTracker):
+    """Writes each call as a line of JSON."""
+
+    name = "lines"
+    requires_logging_directory = True
+    libraries = ("json",)
+
+    @on_main_process
+    def __init__(self, run_name, logging_dir):
+        super().__init__()
+        self.path = pathlib.Path(logging_dir, f"{run_name}.jsonl")
+
+    @property
+    def tracker(self):
+        """The file."""
+        return self.path
+
+    @on_main_process
+    def store_init_configuration(self, values):
+        """Write the configuration."""
+        self._write(values)
+
+    @on_main_process
+    def log(self, values, step=None, **kwargs):
+        """Write values."""
+        self._write({"step": step, **values})
+
+    def _write(self, values):
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a") as file:
+            file.write(json.dumps(values, default=str) + "\\n")
+'''
+    },
+    behind={
+        "packages/accel-trackers/src/accel_trackers/__init__.py": [
+            ('    "DVCLiveTracker": "accel_trackers.dvclive",', '    "LinesTracker": "accel_trackers.lines",')
+        ],
+        "packages/accel-trackers/pyproject.toml": [
+            ('[project.entry-points."accel.trackers"]', 'lines = "accel_trackers.lines:LinesTracker"')
+        ],
+        "packages/accel-trackers/README.md": [("| `dvclive` | DVCLive | `[dvclive]` |", "| `lines` | – | – |")],
+    },
+)
+"""A tracker, which needs no library; one that needs one has its extra in the same pyproject.toml."""

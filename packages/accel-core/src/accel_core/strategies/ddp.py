@@ -35,7 +35,9 @@ class DataParallelStrategy(Strategy):
 
     def __init__(self, parts: Parts) -> None:
         super().__init__(parts)
-        self._settings: DistributedDataParallelKwargs = parts.plugin or DistributedDataParallelKwargs()
+        # A subclass may have a plugin of its own, beside the arguments of DDP.
+        given = (plugin for plugin in parts.plugins if isinstance(plugin, DistributedDataParallelKwargs))
+        self._settings = next(given, None) or DistributedDataParallelKwargs()
         # A wrapper holds its model, so a strong reference to it would keep both alive for ever.
         self._wrappers: MutableMapping[torch.nn.Module, ReferenceType[DistributedDataParallel]] = WeakIdKeyDictionary()
 

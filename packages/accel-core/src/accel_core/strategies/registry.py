@@ -162,16 +162,23 @@ def choose(request: Request) -> Choice:
     """
     foreign = _foreign(request)
     if foreign is not None:
-        own = () if foreign.plugin_type is None else (foreign.plugin_type,)
-        return Choice(foreign, tuple(p for p in request.plugins if isinstance(p, own)))
+        return Choice(foreign, _plugins_for(foreign, request.plugins))
     row = _claimant(request)
     if not row.home:
         raise EngineUnavailableError(
             f"The engine {row.name!r} was asked for (by plugin or ACCELERATE_USE_*), and accel-core does not contain "
             "it yet. Remove the plugin or variable to train data parallel; accel never does that on its own."
         )
-    plugins = row.of(request.plugins) or ((_load(row.plugin)(),) if row.plugin else ())
-    return Choice(_load(row.home), plugins, row.flag, row.shown_as, is_engine=row.name not in ("ddp", "single"))
+    strategy: type[Strategy] = _load(row.home)
+    made = () if row.of(request.plugins) or not row.plugin else (_load(row.plugin)(),)
+    plugins = (*made, *_plugins_for(strategy, request.plugins))
+    return Choice(strategy, plugins, row.flag, row.shown_as, is_engine=row.name not in ("ddp", "single"))
+
+
+def _plugins_for(strategy: type[Strategy], given: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the plugins of a strategy, then those of the strategies that it builds on."""
+    kinds = [kind for base in strategy.__mro__ if (kind := vars(base).get("plugin_type")) is not None]
+    return tuple(plugin for kind in kinds for plugin in given if isinstance(plugin, kind))
 
 
 def _claimant(request: Request) -> Row:

@@ -147,3 +147,20 @@ def test_engines_not_built_are_unwrapped_all_the_same() -> None:
     inner = torch.nn.Linear(1, 1)
     wrapper._fsdp_wrapped_module = inner
     assert unwrap.extract_model_from_parallel(wrapper) is inner
+
+
+def test_a_strategy_on_ddp_gets_its_plugin_and_those_of_ddp() -> None:
+    """Arguments of DDP reach a subclass that has a plugin of its own, behind that plugin."""
+
+    class Plugin(KwargsHandler):
+        """A plugin of its own."""
+
+    class OnDdp(DataParallelStrategy):
+        """A subclass."""
+
+        name = "on-ddp"
+        plugin_type = Plugin
+
+    arguments, own = DistributedDataParallelKwargs(static_graph=True), Plugin()
+    found = registry._plugins_for(OnDdp, (arguments, own, object()))
+    assert found == (own, arguments)

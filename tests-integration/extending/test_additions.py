@@ -1,0 +1,140 @@
+"""What adding one of each thing touches, and that it then works through every door.
+
+Each is added to a copy of the tree by the edits of `additions.py`. (An option: in the tests of accel-launch.)
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+import additions
+from additions import Addition
+
+LIMITS = {"a device": (additions.DEVICE, 2), "a strategy": (additions.STRATEGY, 4), "a tracker": (additions.TRACKER, 4)}
+
+
+def run(tree: Path, source: str, *, pytest_on: str = "", **variables: str) -> str:
+    """Run a program on a changed copy of the tree and return what it printed."""
+    paths = [str(additions.entry_points(tree)), *map(str, (tree / "packages").glob("*/src"))]
+    environment = {
+        **os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "", "OMP_NUM_THREADS": "1",
+        **variables,
+    }  # fmt: skip
+    (tree / "program.py").write_text(source)
+    words = (
+        ["-m", "pytest", "-q", "-p", "no:cacheprovider", "program.py", *pytest_on.split()]
+        if pytest_on
+        else ["program.py"]
+    )
+    done = subprocess.run(
+        [sys.executable, *words], cwd=tree, env=environment, capture_output=True, text=True, timeout=400
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def changed(tmp_path: Path, addition: Addition) -> Path:
+    """Return a copy of the tree with an addition in it."""
+    tree = additions.copy_of_the_tree(tmp_path)
+    addition.apply(tree)
+    return tree
+
+
+@pytest.mark.parametrize("what", LIMITS)
+def test_an_addition_touches_few_files(what: str) -> None:
+    """The edits touch no more files than CONTRIBUTING.md says."""
+    addition, limit = LIMITS[what]
+    assert addition.files <= limit
+    rows = (additions.ROOT / "CONTRIBUTING.md").read_text()
+    row = re.search(rf"^\| {what} \|.*\| (\d) \|$", rows, re.MULTILINE)
+    assert row is not None, what
+    assert int(row[1]) == limit
+
+
+def test_a_device(tmp_path: Path) -> None:
+    """A row and a label make a device: chosen, labelled, conforming, known to the launcher and to every table."""
+    tree = changed(tmp_path, additions.DEVICE)
+    run(
+        tree,
+        """
+import torch
+from accel_core.devices import registry
+from accel_core.options.enums import DistributedType
+from accel_core.options.hardware import HARDWARE
+from accel_core.precision.scaler import get_grad_scaler
+from accel_core.testing.conformance.device import DeviceConformance
+
+class TestAbacus(DeviceConformance):
+    device = registry.named("meta")
+
+def test_doors():
+    assert registry.ORDER[0] == "meta"
+    assert registry.named("meta").label is DistributedType.MULTI_ABACUS
+    assert [row.visible_variable for row in HARDWARE if row.name == "meta"] == ["ABACUS_VISIBLE_DEVICES"]
+""",
+        pytest_on="-W ignore",
+    )
+
+
+def test_a_strategy(tmp_path: Path) -> None:
+    """It is chosen by its plugin and by its variable, gets its plugin with the option's value, and conforms."""
+    tree = changed(tmp_path, additions.STRATEGY)
+    told = """
+import torch
+from accel_core.accelerator import Accelerator
+from accel_core.plugins.echo import EchoPlugin
+accelerator = Accelerator(cpu=True, kwargs_handlers=HANDLERS)
+strategy = accelerator._runtime.strategy
+print(type(strategy).__name__, strategy.parts.plugin.loudness)
+"""
+    assert run(tree, told.replace("HANDLERS", "[EchoPlugin(loudness=5)]")).split() == ["EchoStrategy", "5"]
+    shutil.rmtree(tree / "site")
+    chosen = run(tree, told.replace("HANDLERS", "None"), ACCELERATE_USE_ECHO="true", ECHO_LOUDNESS="7")
+    assert chosen.split() == ["EchoStrategy", "7"]
+    shutil.rmtree(tree / "site")
+    run(
+        tree,
+        """
+from accel_core.plugins.echo import EchoPlugin
+from accel_core.strategies.echo import EchoStrategy
+from accel_core.testing.conformance.strategy import StrategyConformance
+
+class TestEcho(StrategyConformance):
+    strategy = EchoStrategy
+    sizes = (2,)
+
+    def arguments(self):
+        return {"kwargs_handlers": [EchoPlugin()]}
+""",
+        pytest_on="-W ignore -k equals_one_process",
+    )
+
+
+def test_a_tracker(tmp_path: Path) -> None:
+    """It is found by its word, listed as available, importable by its class, and a run logs through it."""
+    tree = changed(tmp_path, additions.TRACKER)
+    printed = run(
+        tree,
+        """
+from accel_core.accelerator import Accelerator
+from accel_core.tracking.discovery import get_available_trackers
+from accel_trackers import LinesTracker
+accelerator = Accelerator(cpu=True, log_with="lines", project_dir="runs")
+accelerator.init_trackers("first", config={"rate": 0.5})
+accelerator.log({"loss": 2.0}, step=1)
+accelerator.end_training()
+print("lines" in map(str, get_available_trackers()), type(accelerator.get_tracker("lines", unwrap=False)).__name__)
+print(open("runs/first.jsonl").read())
+""",
+    )
+    assert '{"rate": 0.5}' in printed
+    assert '{"step": 1, "loss": 2.0}' in printed
+    assert printed.startswith("True")

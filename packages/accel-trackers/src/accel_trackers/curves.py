@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from accel_core.errors import MissingDependencyError, TrackerError
+from accel_core.tracking.session import describe_error
 from accel_trackers import spool
 from accel_trackers.values import sort
 
@@ -38,17 +39,18 @@ def read_runs(place: Path) -> tuple[list[Run], list[str]]:
 
     Returns:
         Runs that logged a number (one that is in a spool file and in event files comes twice), and for each spool
-        file that is refused, why.
+        file or folder of event files that is refused, why.
 
     Raises:
         MissingDependencyError: Event files are there and tensorboard is not.
     """
-    events = [place] if place.is_file() and "tfevents" in place.name else sorted(place.rglob("*tfevents*"))
+    events = [place] if place.is_file() and "tfevents" in place.name else []
+    events = events or sorted(path for path in place.rglob("*tfevents*") if path.is_file())
     files = [] if events == [place] else spool.find(place)
-    read = [_from_spool(path) for path in files]
+    folders = sorted({path.parent for path in events})
+    read = [_from_spool(path) for path in files] + [_from_events(folder, place) for folder in folders]
     runs = [found for found in read if isinstance(found, Run)]
     refused = [found for found in read if isinstance(found, str)]
-    runs += [_from_events(folder, place) for folder in sorted({path.parent for path in events})]
     return sorted((run for run in runs if run.curves), key=lambda run: run.started), refused
 
 
@@ -66,7 +68,8 @@ def _from_spool(path: Path) -> Run | str:
     return Run(f"{found.project}  {_when(found.started)}  run {found.run_id}", found.started, curves)
 
 
-def _from_events(folder: Path, place: Path) -> Run:
+def _from_events(folder: Path, place: Path) -> Run | str:
+    """Return the run of a folder of event files, or why tensorboard does not read them."""
     try:
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     except ImportError as error:
@@ -75,11 +78,16 @@ def _from_events(folder: Path, place: Path) -> Run:
             'pip install "accel-trackers[tensorboard]"'
         ) from error
     events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
-    events.Reload()
-    curves: dict[str, Curve] = {
-        tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]
-    }
-    started = float(events.FirstEventTimestamp())
+    try:
+        events.Reload()
+        curves: dict[str, Curve] = {
+            tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]
+        }
+        started = float(events.FirstEventTimestamp())
+    except Exception as error:
+        # Its reader raises whatever the first wrong byte brings up: errors of protobuf, of files, of its own.
+        what = describe_error(error)
+        return f"The event files in {folder} cannot be read by tensorboard; it raised {what}. Remove them."
     name = str(folder.relative_to(place)) if folder != place and folder.is_relative_to(place) else folder.name
     return Run(f"{name}  {_when(started)}  event files", started, curves)
 

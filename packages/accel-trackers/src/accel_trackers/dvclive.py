@@ -65,7 +65,7 @@ class DVCLiveTracker(GeneralTracker):
 
     @on_main_process
     def store_init_configuration(self, values: dict[str, Any]) -> None:
-        """Store the configuration as parameters, and exactly in `config.json` beside them.
+        """Store the configuration as parameters, and exactly in `config.json` in the same folder.
 
         Args:
             values: Any nesting of anything.

@@ -25,7 +25,7 @@ _MOST_METRICS = 1000
 class MLflowTracker(GeneralTracker):
     """Logs to a run of MLflow.
 
-    The run is the active one of the thread that called `init_trackers`, so MLflow's own functions work beside.
+    The run is the active one of the thread that called `init_trackers`, so MLflow's own functions write to it as well.
 
     Args:
         experiment_name: The experiment; MLFLOW_EXPERIMENT_NAME has priority.

@@ -105,7 +105,7 @@ class SpoolRecorder:
             )
 
     def keep_file(self, path: str, seconds: float) -> str:
-        """Copy a file or folder beside the spool file, under the same name.
+        """Copy a file or folder into the spool's own folder, under the same name.
 
         Raises:
             OSError: It does not exist or cannot be copied, or not within `seconds`.

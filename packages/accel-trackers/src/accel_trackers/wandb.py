@@ -51,8 +51,8 @@ class WandBTracker(RunTracker):
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: object) -> None:
         """Log values at a step.
 
-        wandb drops what comes for a step before its own; such values are logged at its own step, with the one asked
-        for beside them under `accel/step`.
+        wandb drops what comes for a step before its own; such values are logged at its own step, and the one asked
+        for is stored as `accel/step`.
 
         Args:
             values: By name: numbers, texts, wandb's media, arrays, figures; anything else as its text.

@@ -339,6 +339,19 @@ def test_show_reads_event_files(tmp_path, capsys):
     assert "\naccuracy\n1 |" in out
 
 
+@requires("tensorboard")
+@pytest.mark.parametrize("content", [b"", b"junk" * 50])
+def test_show_draws_past_event_files_of_junk(tmp_path, capsys, content):
+    """An event file that tensorboard does not read is one line, and the other runs are drawn."""
+    (tmp_path / "events.out.tfevents.1.junk").write_bytes(content)
+    (tmp_path / "events.out.tfevents.folder").mkdir()
+    _spool(tmp_path / "good.spool.jsonl", LOG)
+    assert run(_arguments("show", tmp_path)) == 0
+    printed = capsys.readouterr()
+    assert f"The event files in {tmp_path} cannot be read by tensorboard" in printed.err
+    assert "• p" in printed.out
+
+
 def test_draw_marks_every_run_and_counts_what_is_not_finite():
     """Each curve has its mark, in the place of its values; undefined values are counted."""
     text = draw("x", {"a": [(0, 0.0), (4, 4.0)], "b": [(0, 4.0), (4, float("nan"))]}, width=5, height=5)

@@ -95,7 +95,7 @@ def register_tracker_class(tracker_class: type[GeneralTracker]) -> None:
         tracker_class: A subclass of `GeneralTracker` with a `name`.
 
     Raises:
-        ConfigurationError: It is no such class, or its name is empty.
+        ConfigurationError: It is not such a class, or its name is empty.
     """
     if not (isinstance(tracker_class, type) and issubclass(tracker_class, GeneralTracker)):
         raise ConfigurationError(

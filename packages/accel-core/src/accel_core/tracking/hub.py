@@ -451,7 +451,7 @@ def _log_arguments(
 
 
 def _is_round(count: int) -> bool:
-    """Return whether a count is 1, 10, 100 and so on: how often a repeated failure is told."""
+    """Return whether a count is 1, 10, 100 and so on: when a repeated failure is worth a warning."""
     return str(count).strip("0") == "1"
 
 

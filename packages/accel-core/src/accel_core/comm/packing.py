@@ -100,6 +100,8 @@ class Layout:
             for block in segment.blocks:
                 part = room[block.first : block.last]
                 pieces = leaves if block.is_all else [leaves[member] for member in block.members]
+                # One call of torch for a whole block, into the buffer itself: with many small tensors it is the
+                # calls that cost, and a stack needs no reshaping of each.
                 if block.shape is not None:
                     torch.stack(pieces, out=part.view(len(pieces), *block.shape))
                 elif len(pieces) == 1:
@@ -118,6 +120,7 @@ class Layout:
             held = rows[:, segment.start : segment.stop].view(segment.dtype)
             for block in segment.blocks:
                 part = held[:, block.first : block.last]
+                # Copies, by the functions that end in `_copy`: a view into the frame changes with the next operation.
                 if block.shape is not None:
                     count = len(block.members)
                     stacked = part.view(len(part), count, *block.shape).transpose(0, 1)
@@ -174,6 +177,7 @@ class Window(NamedTuple):
 
 def window_of(transport: Transport, layout: Layout, block: Block) -> Window:
     """Return the views into the frames of a transport for a layout that is one stack."""
+    # Making these views costs as much as the copy of 64 small tensors; a training loop sends the same few layouts.
     window: Window | None = transport.windows.get(layout.digest)
     if window is None:
         if len(transport.windows) >= _REMEMBERED:
@@ -270,6 +274,7 @@ def _lay_out(leaves: Sequence[torch.Tensor], spec: TreeSpec, device: torch.devic
         parts = _blocks(leaves, members)
         stop = start + parts[-1].last * dtype.itemsize
         segments.append(Segment(dtype, parts, start, stop))
+        # A view of bytes as wider numbers has to begin at a multiple of their size.
         start = -(-stop // _ALIGNMENT) * _ALIGNMENT
     shapes = tuple(leaf.shape for leaf in leaves)
     at_home = all(leaf.device == device for leaf in leaves)

@@ -16,6 +16,7 @@ from accel_core.devices import registry
 from accel_core.errors import ConfigurationError, DeviceUnavailableError, EngineUnavailableError
 from accel_core.host.environ import patch_environment
 from accel_core.logging import get_logger
+from accel_core.options.hardware import HARDWARE
 from accel_core.options.option import Option, options_of
 from accel_core.precision.fp8 import backend
 from accel_core.process import world
@@ -60,7 +61,7 @@ def _rank(**others: str) -> Callable[[], bool]:
 
 
 def _visible(device: str, name: str) -> Callable[[], bool]:
-    return lambda: registry.named(device).visible_variable == name
+    return lambda: [row.visible_variable for row in HARDWARE if row.name == device] == [name]
 
 
 def _writes_errors_only() -> bool:

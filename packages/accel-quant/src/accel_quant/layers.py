@@ -22,7 +22,6 @@ __all__ = [
     "get_parameter_device",
     "has_4bit_bnb_layers",
     "is_named",
-    "packed_layers",
     "replace_with_bnb_layers",
 ]
 
@@ -165,13 +164,6 @@ def _name_parts(layer: Any, state: dict[str, Any], prefix: str, _metadata: Any) 
         parts = () if form is None else form.parts(weight)
         for suffix in parts:
             state.setdefault(prefix + (suffix or "weight"), torch.empty(0, dtype=torch.uint8, device="meta"))
-
-
-def packed_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Give the packed layers of a model by name."""
-    for name, layer in model.named_modules():
-        if is_instance(layer, "Linear8bitLt", "Linear4bit"):
-            yield name, layer
 
 
 def get_keys_to_not_convert(model: nn.Module) -> list[str]:

@@ -121,8 +121,8 @@ def load_checkpoint_in_model(
         The names that the checkpoint lacks, and those that the model lacks.
 
     Raises:
-        CheckpointMismatchError: When shapes differ, integers are stored for a floating point parameter, names differ with
-            `strict`, or with `must_fill` tensors are left empty; all of them are listed.
+        CheckpointMismatchError: When shapes differ, integers are stored for a floating point parameter, names differ
+            with `strict`, or tensors are left empty with `must_fill`; all of them are listed.
         CheckpointError: When a file is missing, damaged or unsafe.
         OffloadError: When weights must be written and `offload_folder` is missing or cannot be.
         DeviceMapError: When the device map misses a tensor, or has it on the disk and elsewhere.

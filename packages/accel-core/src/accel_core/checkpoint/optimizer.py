@@ -54,6 +54,11 @@ def _differences(state: Any, optimizer: Any) -> list[str]:
             found.append(
                 f"group {number} has {sorted(theirs - ours)} and lacks {sorted(ours - theirs)}: another optimizer"
             )
+        found += [
+            f"{name} of group {number} is a {type(group[name]).__name__} instead of a number"
+            for name in sorted(ours & theirs)
+            if _is_number(own[name]) and not _is_number(group[name])
+        ]
         if len(group["params"]) != len(own["params"]):
             found.append(f"group {number} has {len(group['params'])} parameters instead of {len(own['params'])}")
         else:
@@ -63,9 +68,13 @@ def _differences(state: Any, optimizer: Any) -> list[str]:
     current = getattr(optimizer, "state", {})
     for key, entries in state["state"].items():
         parameter = parameters.get(key)
-        if parameter is None or not isinstance(entries, Mapping):
+        if parameter is None:
             continue
         own_entries = current.get(parameter, {})
+        if not isinstance(entries, Mapping):
+            if isinstance(own_entries, Mapping):
+                found.append(f"the state of parameter {key} is a {type(entries).__name__} instead of a dict")
+            continue
         for name, value in entries.items():
             problem = _entry_difference(name, value, parameter, own_entries.get(name))
             if problem:
@@ -74,12 +83,20 @@ def _differences(state: Any, optimizer: Any) -> list[str]:
 
 
 def _entry_difference(name: str, value: Any, parameter: Tensor, own: Any) -> str | None:
-    if not isinstance(value, Tensor):
-        return None
     expected = parameter if name in _LIKE_PARAMETER else own
+    if not isinstance(value, Tensor):
+        # Optimizers begin with None for a tensor, and older ones counted steps in plain numbers.
+        foreign = isinstance(value, (str, bytes, list, tuple, Mapping))
+        due = isinstance(expected, (int, float, Tensor)) or name == "step"
+        return f"is a {type(value).__name__} instead of a tensor" if foreign and due else None
     if not isinstance(expected, Tensor) or expected.numel() == 0 or tuple(value.shape) == tuple(expected.shape):
         return None
     return f"has shape {tuple(value.shape)} instead of {tuple(expected.shape)}"
+
+
+def _is_number(value: Any) -> bool:
+    """Return whether a value is a number; switches, which may also be None, are none."""
+    return isinstance(value, (int, float, Tensor)) and not isinstance(value, bool)
 
 
 def _is_state(state: Any) -> bool:
@@ -88,4 +105,5 @@ def _is_state(state: Any) -> bool:
         and isinstance(state.get("state"), Mapping)
         and isinstance(state.get("param_groups"), list)
         and all(isinstance(group, Mapping) and isinstance(group.get("params"), list) for group in state["param_groups"])
+        and all(isinstance(one, (int, str)) for group in state["param_groups"] for one in group["params"])
     )

@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol, runtime_checkable
+
+from torch import Tensor
 
 from accel_core.checkpoint import names, payload
 from accel_core.checkpoint.format import Part, Source
 from accel_core.checkpoint.parts import FilePart
 from accel_core.checkpoint.report import Finding, Restoration, finding_of
 from accel_core.checkpoint.run import Run
-from accel_core.errors import CheckpointError, ConfigurationError
+from accel_core.errors import CheckpointError
 
-__all__ = ["Stateful", "check_stateful", "extra_components", "parts", "restorations"]
+__all__ = ["Stateful", "extra_components", "parts", "restorations"]
+
+_POSITION: dict[str, tuple[type, ...]] = {
+    "epoch": (int,),
+    "offset": (int,),
+    "unit": (str,),
+    "seed": (int, type(None)),
+    "order": (dict,),
+}
+"""What every version of the file of a position holds, and of which types."""
 
 
 @runtime_checkable
@@ -25,24 +36,6 @@ class Stateful(Protocol):
 
     def load_state_dict(self, state: Any) -> Any:
         """Put back what `state_dict` returned."""
-
-
-def check_stateful(objects: Any) -> None:
-    """Make sure that objects can be registered for checkpointing.
-
-    Raises:
-        ConfigurationError: Some have no `state_dict` or no `load_state_dict`.
-    """
-    wrong = [
-        f"\n\t- Item at index {index}, `{type(item).__name__}`"
-        for index, item in enumerate(objects)
-        if not isinstance(item, Stateful)
-    ]
-    if wrong:
-        raise ConfigurationError(
-            "All `objects` must include a `state_dict` and `load_state_dict` function to be stored. The following "
-            f"inputs are invalid:{''.join(wrong)}\nGive them both methods, or leave them out."
-        )
 
 
 def parts(run: Run) -> list[Part]:
@@ -77,22 +70,22 @@ def restorations(run: Run, source: Source) -> list[Restoration]:
     rank = run.world.rank
     found: list[Restoration] = []
 
-    def add(name: str, component: str, target: Any, *, keys: bool = True) -> None:
-        found.append(_restoration(source, name, component, target, rank, keys=keys))
+    def add(name: str, component: str, target: Any, differ: Callable[[Any, Any], str | None] = _accept) -> None:
+        found.append(_restoration(source, name, component, target, rank, differ))
 
     for index, scheduler in enumerate(run.schedulers):
-        add(names.scheduler_name(index), f"scheduler {index}", scheduler)
+        add(names.scheduler_name(index), f"scheduler {index}", scheduler, _key_difference)
     for index, loader in enumerate(run.dataloaders):
         position, state = names.sampler_name(index), names.dataloader_name(index)
         cursor = _cursor(loader)
         if cursor is not None and _present(source, position):
-            add(position, f"data position {index}", cursor, keys=False)
+            add(position, f"data position {index}", cursor, _position_difference)
         if _keeps_state(loader) and _present(source, state):
-            add(state, f"data loader {index}", loader, keys=False)
+            add(state, f"data loader {index}", loader)
     if run.scaler is not None:
-        add(names.SCALER_NAME, "scaler", run.scaler, keys=False)
+        add(names.SCALER_NAME, "scaler", run.scaler, _scaler_difference)
     for index, item in enumerate(run.custom_objects):
-        add(names.custom_name(index), f"registered object {index}", item, keys=False)
+        add(names.custom_name(index), f"registered object {index}", item)
     return found
 
 
@@ -117,20 +110,46 @@ def extra_components(run: Run, models: int, source: Source) -> list[Finding]:
     return found
 
 
-def _restoration(source: Source, name: str, component: str, target: Any, rank: int, *, keys: bool) -> Restoration:
+def _restoration(
+    source: Source, name: str, component: str, target: Any, rank: int, differ: Callable[[Any, Any], str | None]
+) -> Restoration:
     try:
         state = payload.read_object(source.folder, name, **source.load_kwargs)
     except (CheckpointError, OSError) as error:
         return Restoration(component, findings=[finding_of(error, component, rank)])
-    findings = []
-    if keys:
-        problem = _key_difference(target.state_dict(), state)
-        findings += [Finding(component, "mismatch", problem, rank)] if problem else []
+    problem = None if differ is _accept else differ(target.state_dict(), state)
+    findings = [Finding(component, "mismatch", problem, rank)] if problem else []
     unit = getattr(target, "unit", None)
     if unit is not None and isinstance(state, Mapping) and state.get("offset") and state.get("unit") != unit:
         detail = f"counts {state.get('unit')}, and the loader counts {unit}"
         findings.append(Finding(component, "mismatch", detail, rank))
     return Restoration(component, lambda: target.load_state_dict(state), findings, files=frozenset({name}))
+
+
+def _accept(own: Any, state: Any) -> None:
+    """Find nothing: only the object itself knows the form of its state."""
+
+
+def _position_difference(own: Any, state: Any) -> str | None:
+    """Compare the form of a loader's position with that of this version, which reads its own and all before it."""
+    if not isinstance(state, Mapping):
+        return f"the file holds a {type(state).__name__} instead of a dict"
+    version, newest = state.get("version"), own.get("version", 0)
+    if type(version) is not int or not 1 <= version <= newest:
+        return f"has the version {version!r:.40} and this accel reads 1 to {newest}"
+    for key, types in _POSITION.items():
+        value = state.get(key, ...)
+        if not isinstance(value, types) or isinstance(value, bool):
+            return f"holds {'no' if value is ... else 'a ' + type(value).__name__ + ' for its'} {key}"
+    negative = [key for key in ("epoch", "offset") if state[key] < 0]
+    if negative or not all(isinstance(one, Tensor) for one in state["order"].values()):
+        return f"holds {negative[0] + ' that is negative' if negative else 'an order that is no states of generators'}"
+    return None
+
+
+def _scaler_difference(own: Any, state: Any) -> str | None:
+    """Compare the state of a gradient scaler; one that is switched off has none and takes any."""
+    return _key_difference(own, state) if own else None
 
 
 def _key_difference(own: Any, state: Any) -> str | None:

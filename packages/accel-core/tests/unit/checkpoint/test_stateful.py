@@ -2,14 +2,19 @@
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
-from accel_core.checkpoint import folder
+from accel_core.checkpoint import folder, names, payload
+from accel_core.checkpoint.manifest import Manifest
 from accel_core.checkpoint.run import BareRun
 from accel_core.data.prepare import prepare_data_loader
+from accel_core.errors import CheckpointMismatchError
 from accel_core.testing import requires
 
 
@@ -46,3 +51,40 @@ def test_a_stateful_loader_goes_on_where_it_was_saved(streams: bool, tmp_path: P
     folder.load_state(resumed, tmp_path / "ckpt")
     assert [batch.tolist() for batch in resumed.dataloaders[0]] == rest
     assert [batch.tolist() for batch in resumed.dataloaders[0]] == again
+
+
+_POSITION = {"version": 1, "epoch": 0, "offset": 0, "unit": "samples", "seed": None, "order": {}}
+
+
+@pytest.mark.usefixtures("fresh_state")
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        (["list"], "a list instead of a dict"),
+        ({"seed": 3}, "the version None"),
+        ({**_POSITION, "version": 99}, "the version 99"),
+        ({**_POSITION, "epoch": "first"}, "a str for its epoch"),
+        ({**_POSITION, "offset": -1}, "offset that is negative"),
+        ({**_POSITION, "order": {"loader": "text"}}, "no states of generators"),
+        ({key: value for key, value in _POSITION.items() if key != "order"}, "no order"),
+    ],
+)
+def test_a_position_of_another_form_is_found_before_anything_changes(
+    state: object, message: str, tmp_path: Path
+) -> None:
+    """A `sampler.bin` of another version or form, whose checksum is right, is refused and the model stays as it was."""
+    loader = prepare_data_loader(DataLoader(range(4), batch_size=2), num_processes=1, process_index=0)
+    run = BareRun([nn.Linear(2, 2)], dataloaders=[loader])
+    folder.save_state(run, tmp_path / "ckpt")
+    (tmp_path / "ckpt" / "sampler.bin").unlink()
+    entry = payload.write_object(tmp_path / "ckpt" / "sampler.bin", state)
+    manifest = Manifest.read(tmp_path / "ckpt")
+    assert manifest is not None
+    entries = tuple(entry if one.name == entry.name else one for one in manifest.entries)
+    (tmp_path / "ckpt" / names.MANIFEST_NAME).unlink()
+    replace(manifest, entries=entries).write(tmp_path / "ckpt")
+    other = BareRun([nn.Linear(2, 2)], dataloaders=[loader])
+    before = other.models[0].weight.detach().clone()
+    with pytest.raises(CheckpointMismatchError, match=message):
+        folder.load_state(other, tmp_path / "ckpt")
+    assert torch.equal(other.models[0].weight, before)

@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import nn
 
+from accel_bigmodel.arguments import add_arguments
 from accel_bigmodel.checkpoint.skeleton import Layer, Part, model_of_config, skeleton_of
-from accel_bigmodel.commands.estimate import add_arguments
 from accel_bigmodel.meta import init_empty_weights
 from accel_bigmodel.sizes import compute_module_sizes, get_max_layer_size
 from accel_core.errors import ConfigurationError, MissingDependencyError

@@ -1,23 +1,7 @@
 """`accel estimate-memory`: what a model takes, per dtype."""
 
-import argparse
+from accel_bigmodel.arguments import add_arguments as add_arguments
 
 name = "estimate-memory"
 help = "Say how much memory a model needs to run and to train."
 run = "accel_bigmodel.estimate:estimate_command"
-
-DTYPES = ("float32", "float16", "int8", "int4")
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's options.
-
-    Args:
-        parser: An empty parser.
-    """
-    parser.add_argument("model_name", help="local checkpoint or config, or a name that transformers or timm knows")
-    parser.add_argument("--library_name", "--library-name", default=None, choices=["timm", "transformers"])
-    parser.add_argument("--dtypes", nargs="+", default=list(DTYPES), choices=DTYPES, help="dtypes to count in")
-    parser.add_argument(
-        "--trust_remote_code", "--trust-remote-code", action="store_true", help="run the model's own code"
-    )

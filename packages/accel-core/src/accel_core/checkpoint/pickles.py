@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
-from torch import _weights_only_unpickler as unpickler
 
+from accel_core._torch import weights_only_unpickler as unpickler
 from accel_core.checkpoint.arrays import finished, numpy_loadable
 from accel_core.checkpoint.digest import HashingFile
 from accel_core.checkpoint.manifest import Entry, open_member

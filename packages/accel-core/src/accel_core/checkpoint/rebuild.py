@@ -17,8 +17,8 @@ from pickle import UnpicklingError
 from typing import Any
 
 import torch
-from torch import _weights_only_unpickler as unpickler
 
+from accel_core._torch import weights_only_unpickler as unpickler
 from accel_core.checkpoint.arrays import only_safe_globals, tensor_of_array
 
 __all__ = ["closed_list"]

@@ -1,0 +1,21 @@
+"""The options of `accel estimate-memory`, declared without torch for the command and for the module that runs it."""
+
+import argparse
+
+__all__ = ["DTYPES", "add_arguments"]
+
+DTYPES = ("float32", "float16", "int8", "int4")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options.
+
+    Args:
+        parser: An empty parser.
+    """
+    parser.add_argument("model_name", help="local checkpoint or config, or a name that transformers or timm knows")
+    parser.add_argument("--library_name", "--library-name", default=None, choices=["timm", "transformers"])
+    parser.add_argument("--dtypes", nargs="+", default=list(DTYPES), choices=DTYPES, help="dtypes to count in")
+    parser.add_argument(
+        "--trust_remote_code", "--trust-remote-code", action="store_true", help="run the model's own code"
+    )

@@ -37,7 +37,7 @@ PRIVATE_NAMES = (
     ),
     PrivateName(
         "torch._weights_only_unpickler:_get_allowed_globals",
-        "What a pickled file may name has to be narrower than torch's list, which has constructors of unwritten memory; "
+        "What a pickled file may name has to be less than torch's list, which has constructors of unwritten memory; "
         "torch.serialization only adds to it.",
         "2.13",
     ),

@@ -38,6 +38,7 @@ from accel_core.state.gradient import GradientState
 from accel_core.state.run import AcceleratorState, settle_precision
 from accel_core.strategies import registry as strategies
 from accel_core.strategies.parts import Parts, PrecisionRequest
+from accel_core.strategies.strategy import Strategy
 from accel_core.tracking.hub import TrackerHub
 from accel_core.tracking.settings import TrackerKwargs
 
@@ -114,8 +115,6 @@ def resolve(given: Arguments) -> tuple[Runtime, AcceleratorState]:
     init = handlers.get("InitProcessGroupKwargs")
     here = world.ensure(given.cpu, **(init.to_kwargs() if init is not None else {}))
     mesh = parallelism.get_device_mesh(here.device.type) if parallelism is not None and here.size > 1 else None
-    gradient_state = GradientState(window)
-    accumulation = Accumulation(gradient_state)
     strategy = choice.strategy(
         Parts(
             world=here,
@@ -124,27 +123,33 @@ def resolve(given: Arguments) -> tuple[Runtime, AcceleratorState]:
             precision=precision,
             device_placement=given.device_placement,
             compilation=compilation,
-            accumulation=accumulation,
+            accumulation=Accumulation(GradientState(window)),
             data=data,
             plugins=choice.plugins,
         )
     )
-    runtime = Runtime(
-        world=here,
+    runtime = _wire(given, strategy, handlers, project)
+    return runtime, _publish(given, runtime, choice, parallelism)
+
+
+def _wire(given: Arguments, strategy: Strategy, handlers: dict[str, Any], project: ProjectConfiguration) -> Runtime:
+    """Put a strategy and everything around it together."""
+    parts = strategy.parts
+    settings = handlers.get("TrackerKwargs")
+    profile = handlers.get("ProfileKwargs") or ProfileKwargs()
+    return Runtime(
+        world=parts.world,
         strategy=strategy,
-        gradient_state=gradient_state,
-        accumulation=accumulation,
-        data=data,
+        gradient_state=parts.accumulation.gradient_state,
+        accumulation=parts.accumulation,
+        data=parts.data,
         project=project,
-        hub=TrackerHub(given.log_with, project.logging_dir, here.is_main, settings=handlers.get("TrackerKwargs")),
-        handlers=Handlers(
-            given=handlers, autocast=precision.autocast, profile=handlers.get("ProfileKwargs") or ProfileKwargs()
-        ),
+        hub=TrackerHub(given.log_with, project.logging_dir, parts.world.is_main, settings=settings),
+        handlers=Handlers(given=handlers, autocast=parts.precision.autocast, profile=profile),
         rng_types=list(given.rng_types) if given.rng_types is not None else ["generator"],
         device_placement=given.device_placement,
         step_scheduler_with_optimizer=given.step_scheduler_with_optimizer,
     )
-    return runtime, _publish(given, runtime, choice, parallelism)
 
 
 def _publish(

@@ -14,7 +14,7 @@ import torch
 from accel_core._records import record
 from accel_core.data.loader import PreparedLoader
 from accel_core.data.prepare import prepare_data_loader
-from accel_core.errors import PreparationError
+from accel_core.errors import ConfigurationError, PreparationError
 from accel_core.mesh.layout import Layout
 from accel_core.optim import lomo
 from accel_core.optim.accumulation import Accumulation
@@ -243,10 +243,15 @@ class Runtime:
         """Compute gradients of a batch's loss, and complete those of a weighted window; see `Accelerator.backward`."""
         accumulation, strategy = self.accumulation, self.strategy
         rate = kwargs.pop("learning_rate", None) if kwargs else None
-        loss = accumulation.share_of(loss, weight, strategy.divides_loss)
         if rate is not None and any(lomo.is_lomo(optimizer) for optimizer in self.optimizers):
-            lomo.backward(self.optimizers, loss, rate)
+            if weight is not None:
+                raise ConfigurationError(
+                    "A LOMO optimizer updates inside backward, before the weights of a window are known; got a weight. "
+                    "Pass the mean loss, without weight."
+                )
+            lomo.backward(self.optimizers, accumulation.share_of(loss, None, strategy.divides_loss), rate)
             return
+        loss = accumulation.share_of(loss, weight, strategy.divides_loss)
         strategy.backward(loss, **kwargs)
         if weight is not None and self.gradient_state.sync_gradients:
             factor = accumulation.close_weighted(self.world)

@@ -452,6 +452,8 @@ def test_lomo_updates_inside_backward() -> None:
     assert losses == sorted(losses, reverse=True)
     with pytest.raises(PreparationError, match="learning_rate"):
         accelerator.lomo_backward(loss, None)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match=r"LOMO.*got a weight"):
+        accelerator.backward(model(x).sum(), weight=8, learning_rate=0.05)
 
 
 def test_lomo_backward_without_its_optimizer_is_refused() -> None:

@@ -111,7 +111,7 @@ def resolve(given: Arguments) -> tuple[Runtime, AcceleratorState]:
     layout = choice.strategy.lay_out(rank, processes, parallelism, next(iter(choice.plugins), None))
     project = _project(given)
 
-    # Everything that can be refused was, so from here on ranks meet.
+    # All contradictions were refused; from here on ranks meet.
     init = handlers.get("InitProcessGroupKwargs")
     here = world.ensure(given.cpu, **(init.to_kwargs() if init is not None else {}))
     mesh = parallelism.get_device_mesh(here.device.type) if parallelism is not None and here.size > 1 else None

@@ -8,6 +8,7 @@ in ACCELERATE_STRATEGY.
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Callable
 from importlib.metadata import entry_points
 from typing import Any
@@ -61,9 +62,10 @@ class Row:
 
     def of(self, plugins: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return those of `plugins` that are this row's."""
-        if not plugins or not self.plugin:
+        module, _, name = self.plugin.partition(":")
+        if module not in sys.modules:  # nobody can have made a plugin whose module was never imported
             return ()
-        kind: type = _load(self.plugin)
+        kind: type = getattr(sys.modules[module], name)
         return tuple(plugin for plugin in plugins if isinstance(plugin, kind))
 
 

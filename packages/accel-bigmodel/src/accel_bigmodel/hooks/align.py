@@ -1,5 +1,6 @@
 """The hook that brings a module's inputs and weights together on one device for its forward."""
 
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -25,7 +26,7 @@ _STAYS = frozenset({int, float, bool, str, bytes, type(None)})
 
 
 def move_to(values: Any, device: torch.device, skip_keys: str | Sequence[str] | None = None) -> Any:
-    """Give arguments or an output on a device, as they are when nothing has to move.
+    """Return arguments or an output on a device, as they are when nothing has to move.
 
     Args:
         values: A tuple or dict of arguments, or an output.
@@ -77,7 +78,14 @@ class AlignDevicesHook(ModelHook):
         tied_params_map: Copies on devices by the address of the original; a tied weight is copied once per device.
     """
 
-    keeps_weights_while_running = True
+    _pre_is_overridden = False
+    _post_is_overridden = False
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Note what a subclass does around a forward; its methods are called there, and these of the class are not."""
+        super().__init_subclass__(**kwargs)
+        cls._pre_is_overridden = cls.pre_forward is not AlignDevicesHook.pre_forward
+        cls._post_is_overridden = cls.post_forward is not AlignDevicesHook.post_forward
 
     def __init__(
         self,
@@ -104,10 +112,13 @@ class AlignDevicesHook(ModelHook):
         self.buffer_original_devices: dict[str, torch.device] = {}
         self.tied_params_names: set[str] = set()
         self._target: tuple[Any, torch.device | None] = (None, None)
-        # The weights kept for the last module that came without a map; each module's own are in its residency.
-        self._own_map: Mapping[str, torch.Tensor] | None = None
         # At the root of a model whose weights travel ahead: what has to know when a pass is over.
         self._schedules: tuple[Schedule[Weights], ...] = ()
+        self._begin()
+
+    def _begin(self) -> None:
+        # Where the inputs of the forwards that run came from, innermost last: one hook serves several threads.
+        self._running = threading.local()
 
     def __repr__(self) -> str:
         """Name the device and what the hook does there."""
@@ -119,7 +130,14 @@ class AlignDevicesHook(ModelHook):
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the schedules out of copies and pickles: a copy loads its weights when it needs them."""
-        return {**self.__dict__, "_schedules": ()}
+        state = {**self.__dict__, "_schedules": ()}
+        del state["_running"]
+        return state
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        """Begin without forwards."""
+        self.__dict__.update(state)
+        self._begin()
 
     @property
     def device(self) -> torch.device | None:
@@ -145,7 +163,9 @@ class AlignDevicesHook(ModelHook):
         residency = residency_of(module, self)
         if residency is None:
             residency = Residency(module, self)
-        residency.send_away(self)
+        kept = residency.send_away()
+        if kept is not None:
+            self.weights_map = kept
         if device is not None:
             staying = (
                 get_non_persistent_buffers(module, recurse=self.place_submodules, fqns=True)
@@ -157,35 +177,53 @@ class AlignDevicesHook(ModelHook):
         return module
 
     def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Bring the module's weights in, to be read and written, and its inputs along."""
-        return self._enter(module, args, kwargs, writable=True)
-
-    def enter_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Bring the module's weights in for its forward, which reads them, and its inputs along.
-
-        Args:
-            module: The module whose forward follows.
-            args: Its positional arguments.
-            kwargs: Its keyword arguments.
-
-        Returns:
-            The arguments to call the forward with.
-        """
-        return self._enter(module, args, kwargs, writable=False)
-
-    def _enter(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], writable: bool
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Bring the module's weights in, to be read and written until `post_forward`, and its inputs along."""
         if self.io_same_device:
             self.input_device = find_device([args, kwargs])
-        if self.offload:
-            residency = residency_of(module, self)
-            if residency is None:
-                self.init_hook(module)
-                residency = residency_of(module, self)
-            assert residency is not None
-            residency.load(self, writable)
+        residency = self._residency(module)
+        if residency is not None:
+            residency.hold()
         return self.move_inputs(module, args, kwargs)
+
+    def enter_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Bring the module's weights in for its forward, which reads them, and its inputs along."""
+        overridden = self._pre_is_overridden
+        residency = None
+        if self.offload:
+            residency = residency_of(module, self) or self._residency(module)
+        if residency is not None:
+            residency.enter(writable=overridden)
+        try:
+            if overridden:  # what a subclass does before a forward; the weights are there already
+                args, kwargs = self.pre_forward(module, *args, **kwargs)
+            else:
+                if self.io_same_device:
+                    self.input_device = find_device([args, kwargs])
+                args, kwargs = self.move_inputs(module, args, kwargs)
+        except BaseException:
+            if residency is not None:
+                residency.leave()
+            self._end_pass()
+            raise
+        if self.io_same_device:
+            self._origins().append(self.input_device)
+        return args, kwargs
+
+    def _residency(self, module: nn.Module) -> Residency | None:
+        """Return the residency of a module's weights; None when this hook offloads nothing."""
+        if not self.offload:
+            return None
+        residency = residency_of(module, self)
+        if residency is None:  # somebody put the hook there without `add_hook_to_module`
+            self.init_hook(module)
+            residency = residency_of(module, self)
+        return residency
+
+    def _origins(self) -> list[torch.device | None]:
+        found: list[torch.device | None] | None = getattr(self._running, "origins", None)
+        if found is None:
+            found = self._running.origins = []
+        return found
 
     def move_inputs(
         self,
@@ -193,7 +231,7 @@ class AlignDevicesHook(ModelHook):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Give the inputs on the execution device.
+        """Return the inputs on the execution device.
 
         Args:
             module: The module they are for.
@@ -213,35 +251,46 @@ class AlignDevicesHook(ModelHook):
         return args, kwargs
 
     def post_forward(self, module: nn.Module, output: Any) -> Any:
-        """Send the module's weights away and its output back."""
-        if self.offload:
-            residency = residency_of(module, self)
-            if residency is not None:
-                residency.release(self)
-        for schedule in self._schedules:
-            schedule.end_pass()
-        return self.move_output(module, output) if self.io_same_device else output
+        """Let the module's weights go that `pre_forward` brought, and send its output back."""
+        residency = residency_of(module, self) if self.offload else None
+        if residency is not None:
+            residency.let_go()
+        return self._sent_back(output, self.input_device) if self.io_same_device else output
 
-    def move_output(self, module: nn.Module, output: Any) -> Any:
-        """Give the output where the inputs came from.
+    def leave_forward(self, module: nn.Module, output: Any) -> Any:
+        """Send the module's weights away after the last of its forwards, and its output back."""
+        if not self.io_same_device and not self._post_is_overridden:
+            self._end(module)
+            return output
+        try:
+            if self.io_same_device:
+                self.input_device = self._origins()[-1]
+            if self._post_is_overridden:
+                return self.post_forward(module, output)
+            return self._sent_back(output, self.input_device)
+        finally:
+            self._end(module)
 
-        Args:
-            module: The module it is of.
-            output: The output.
-
-        Returns:
-            The output, moved if the hook does so.
-        """
-        if self.io_same_device and self.input_device is not None:
-            return move_to(output, self.input_device, self.skip_keys)
-        return output
+    def _sent_back(self, output: Any, device: torch.device | None) -> Any:
+        return output if device is None else move_to(output, device, self.skip_keys)
 
     def abort_forward(self, module: nn.Module) -> None:
         """Send the module's weights away after a forward that raised."""
-        if self.offload:
-            residency = residency_of(module, self)
-            if residency is not None:
-                residency.release(self)
+        self._end(module)
+
+    def _end(self, module: nn.Module) -> None:
+        if self.io_same_device:
+            self._origins().pop()
+        try:
+            if self.offload:
+                residency = residency_of(module, self)
+                if residency is not None:
+                    residency.leave()
+        finally:
+            if self._schedules:
+                self._end_pass()
+
+    def _end_pass(self) -> None:
         for schedule in self._schedules:
             schedule.end_pass()
 
@@ -250,5 +299,5 @@ class AlignDevicesHook(ModelHook):
         if self.offload:
             residency = residency_of(module, self)
             if residency is not None:
-                residency.restore(self)
+                residency.restore()
         return module

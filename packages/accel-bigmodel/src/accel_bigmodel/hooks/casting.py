@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from accel_bigmodel.hooks.hook import ModelHook, add_hook_to_module
+from accel_bigmodel.placement import in_normal_mode
 
 __all__ = ["SUPPORTED_PYTORCH_LAYERS_FOR_UPCASTING", "LayerwiseCastingHook", "attach_layerwise_casting_hooks"]
 
@@ -35,20 +36,24 @@ class LayerwiseCastingHook(ModelHook):
         self.compute_dtype = compute_dtype
         self.non_blocking = non_blocking
 
+    @in_normal_mode
     def init_hook(self, module: nn.Module) -> nn.Module:
         """Cast the layer to its storage dtype."""
         return module.to(dtype=self.storage_dtype, non_blocking=self.non_blocking)
 
+    @in_normal_mode
     def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Cast the layer to its compute dtype."""
         module.to(dtype=self.compute_dtype, non_blocking=self.non_blocking)
         return args, kwargs
 
+    @in_normal_mode
     def post_forward(self, module: nn.Module, output: Any) -> Any:
         """Cast the layer back."""
         module.to(dtype=self.storage_dtype, non_blocking=self.non_blocking)
         return output
 
+    @in_normal_mode
     def abort_forward(self, module: nn.Module) -> None:
         """Cast the layer back after a forward that raised."""
         module.to(dtype=self.storage_dtype, non_blocking=self.non_blocking)

@@ -7,7 +7,7 @@ from torch import nn
 
 from accel_bigmodel.hooks.align import move_to
 from accel_bigmodel.hooks.hook import ModelHook, remove_hook_from_module
-from accel_bigmodel.placement import as_device
+from accel_bigmodel.placement import as_device, in_normal_mode, normal_tensors
 from accel_core.devices.memory import clear_device_cache
 
 __all__ = ["CpuOffload", "UserCpuOffloadHook"]
@@ -32,6 +32,7 @@ class CpuOffload(ModelHook):
             execution_device = torch.device("cpu") if found is None else as_device(found)
         self.execution_device = execution_device
 
+    @in_normal_mode
     def init_hook(self, module: nn.Module) -> nn.Module:
         """Send the model to the CPU."""
         return module.to("cpu")
@@ -47,7 +48,8 @@ class CpuOffload(ModelHook):
                 clear_device_cache()
         first = next(module.parameters(), None)
         if first is None or first.device != device:
-            module.to(device)
+            with normal_tensors():  # the model stays on the device after the call
+                module.to(device)
         return move_to(args, device), move_to(kwargs, device)
 
 

@@ -1,8 +1,8 @@
 """Hooks around `forward`, and how they are put on a module and taken off again."""
 
-import functools
 import sys
 from collections.abc import Callable
+from types import MethodType
 from typing import Any, cast
 
 import torch
@@ -74,11 +74,46 @@ class ModelHook:
         return module
 
     def abort_forward(self, module: nn.Module) -> None:
-        """Act when the forward, or a hook before it, raised: `post_forward` will not be called.
+        """Act when the forward, or another hook, raised: `post_forward` will not be called.
 
         Args:
             module: The module whose forward failed.
         """
+
+    def enter_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Begin a forward; once this has returned, exactly one of `leave_forward` and `abort_forward` follows.
+
+        When this raises, the hook has cleaned up behind itself.
+
+        Args:
+            module: The module whose forward follows.
+            args: Its positional arguments.
+            kwargs: Its keyword arguments.
+
+        Returns:
+            The arguments to call the forward with; by default what `pre_forward` returns.
+        """
+        try:
+            return self.pre_forward(module, *args, **kwargs)
+        except BaseException:
+            self.abort_forward(module)
+            raise
+
+    def leave_forward(self, module: nn.Module, output: Any) -> Any:
+        """End a forward that returned. When this raises, the hook has cleaned up behind itself.
+
+        Args:
+            module: The module whose forward ran.
+            output: What it returned.
+
+        Returns:
+            What the caller gets; by default what `post_forward` returns.
+        """
+        try:
+            return self.post_forward(module, output)
+        except BaseException:
+            self.abort_forward(module)
+            raise
 
 
 class SequentialHook(ModelHook):
@@ -115,65 +150,90 @@ class SequentialHook(ModelHook):
             module = hook.detach_hook(module)
         return module
 
-    @property
-    def keeps_weights_while_running(self) -> bool:
-        """Whether some hook's weights stay until the last of several overlapping forwards is done."""
-        return any(getattr(hook, "keeps_weights_while_running", False) for hook in self.hooks)
-
     def enter_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Pass the arguments of a forward that follows through every hook."""
-        for hook in self.hooks:
-            args, kwargs = getattr(hook, "enter_forward", hook.pre_forward)(module, *args, **kwargs)
+        """Enter every hook; when one cannot, those before it are told that the forward will not come."""
+        entered = 0
+        try:
+            for hook in self.hooks:
+                args, kwargs = hook.enter_forward(module, *args, **kwargs)
+                entered += 1
+        except BaseException:
+            for hook in self.hooks[:entered]:
+                hook.abort_forward(module)
+            raise
         return args, kwargs
 
-    def move_inputs(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Pass the arguments of a forward inside the forward through every hook; weights are there already."""
-        for hook in self.hooks:
-            if getattr(hook, "keeps_weights_while_running", False):
-                args, kwargs = cast(Any, hook).move_inputs(module, args, kwargs)
-            else:
-                args, kwargs = hook.pre_forward(module, *args, **kwargs)
-        return args, kwargs
-
-    def move_output(self, module: nn.Module, output: Any) -> Any:
-        """Pass the output of a forward inside the forward through every hook; weights stay."""
-        for hook in self.hooks:
-            if getattr(hook, "keeps_weights_while_running", False):
-                output = cast(Any, hook).move_output(module, output)
-            else:
-                output = hook.post_forward(module, output)
+    def leave_forward(self, module: nn.Module, output: Any) -> Any:
+        """Leave every hook; when one cannot, those after it are told that the forward failed."""
+        left = 0
+        try:
+            for hook in self.hooks:
+                left += 1
+                output = hook.leave_forward(module, output)
+        except BaseException:
+            for hook in self.hooks[left:]:
+                hook.abort_forward(module)
+            raise
         return output
 
     def abort_forward(self, module: nn.Module) -> None:
-        """Tell every hook."""
+        """Abort every hook."""
         for hook in self.hooks:
-            _abort(hook, module)
+            hook.abort_forward(module)
 
 
-def _abort(hook: Any, module: nn.Module) -> None:
-    """Tell a hook of a failed forward; hooks of other libraries need not know the event."""
-    abort = getattr(hook, "abort_forward", None)
-    if abort is not None:
-        abort(module)
+class _ClassForward:
+    """The forward of a module's class, for classes where that function has another name.
+
+    A bound method is pickled by the name of its function. That of a container such as `nn.ModuleList` is
+    `_forward_unimplemented`, which its class does not have: such a method could be pickled and not loaded.
+
+    Args:
+        module: The module.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+
+    @property
+    def __wrapped__(self) -> Callable[..., Any]:
+        """The method, for `inspect.signature`."""
+        return cast("Callable[..., Any]", MethodType(type(self.module).forward, self.module))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the class's forward."""
+        return type(self.module).forward(self.module, *args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        """Look up what a method would have, such as `__func__` and `__name__`."""
+        if "module" not in self.__dict__:  # it is being copied or unpickled
+            raise AttributeError(name)
+        return getattr(self.__wrapped__, name)
+
+
+def _picklable(module: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a module's forward in a form that another process can load."""
+    function = getattr(forward, "__func__", None)
+    if function is not None and function is type(module).forward and function.__name__ != "forward":
+        return _ClassForward(module)
+    return forward
 
 
 class HookedForward:
     """The forward of a module that carries a hook. It can be copied and pickled with the module.
 
+    It shows name, signature and attributes of the forward that it surrounds, and holds nothing but the module: what it
+    copied of that forward would be bound to the process and the module that it was made for.
+
     Args:
         module: The module.
-        forward: The forward to run between the hook's events.
     """
 
-    def __init__(self, module: nn.Module, forward: Callable[..., Any]) -> None:
-        functools.update_wrapper(self, forward)
+    def __init__(self, module: nn.Module) -> None:
         self.module = module
-        self.depth = 0
 
     def of(self, module: nn.Module) -> "HookedForward":
-        """Give the forward of a module that was copied from this one's, with its hook.
+        """Return the forward of a module that was copied from this one's, with its hook.
 
         Args:
             module: The copy.
@@ -181,7 +241,24 @@ class HookedForward:
         Returns:
             Its forward.
         """
-        return HookedForward(module, module._old_forward)  # type: ignore[arg-type]
+        if isinstance(module.__dict__["_old_forward"], _ClassForward):
+            module.__dict__["_old_forward"] = _ClassForward(module)
+        return HookedForward(module)
+
+    @property
+    def __wrapped__(self) -> Callable[..., Any]:
+        """The module's forward without the hook, for `inspect.signature`."""
+        forward: Callable[..., Any] | None = self.module.__dict__.get("_old_forward")
+        if forward is None:
+            raise AttributeError("__wrapped__")
+        return forward
+
+    def __getattr__(self, name: str) -> Any:
+        """Look up names, and whatever else libraries put there, on the module's own forward."""
+        module = self.__dict__.get("module")
+        if module is None or "_old_forward" not in module.__dict__:  # being copied or unpickled
+            raise AttributeError(name)
+        return getattr(module.__dict__["_old_forward"], name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the hook and the forward; a compiled graph is left for the hook and entered again for the forward."""
@@ -200,53 +277,49 @@ class HookedForward:
         Returns:
             What the hook makes of the forward's output.
         """
-        module = self.module
-        hook: Any = module._hf_hook
-        return self.surround(hook, getattr(hook, "enter_forward", hook.pre_forward), hook.post_forward, args, kwargs)
+        hook: ModelHook = self.module.__dict__["_hf_hook"]
+        return self.surround(hook, hook.enter_forward, hook.leave_forward, args, kwargs)
 
     def surround(
         self,
-        hook: Any,
-        before: Callable[..., Any],
-        after: Callable[..., Any],
+        hook: ModelHook,
+        enter: Callable[..., tuple[tuple[Any, ...], dict[str, Any]]],
+        leave: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """Run the forward between two events of its hook.
+        """Run the forward between entering and leaving its hook.
 
-        A forward that is entered again before it returns (recursion, another thread) finds its weights there: only
-        the last one to leave sends them away.
+        Args:
+            hook: The hook.
+            enter: Its `enter_forward`, as it is to be called.
+            leave: Its `leave_forward`, as it is to be called.
+            args: Positional arguments of the forward.
+            kwargs: Keyword arguments of the forward.
+
+        Returns:
+            What the hook makes of the forward's output.
         """
-        module: Any = self.module
-        counts = getattr(hook, "keeps_weights_while_running", False)
-        self.depth += 1
+        module = self.module
+        args, kwargs = enter(module, *args, **kwargs)
         try:
-            if counts and self.depth > 1:
-                args, kwargs = hook.move_inputs(module, args, kwargs)
-            else:
-                args, kwargs = before(module, *args, **kwargs)
+            forward = module.__dict__["_old_forward"]
             if hook.no_grad:
                 with torch.no_grad():
-                    output = module._old_forward(*args, **kwargs)
+                    output = forward(*args, **kwargs)
             else:
-                output = module._old_forward(*args, **kwargs)
-            if counts and self.depth > 1:
-                return hook.move_output(module, output)
-            return after(module, output)
+                output = forward(*args, **kwargs)
         except BaseException:
-            if self.depth == 1:
-                _abort(hook, module)
+            hook.abort_forward(module)
             raise
-        finally:
-            self.depth -= 1
+        return leave(module, output)
 
 
 def _run_eagerly(forward: HookedForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run with the hook's own work outside of any graph that torch.compile is recording."""
-    hook: Any = forward.module._hf_hook
+    hook: ModelHook = forward.module.__dict__["_hf_hook"]
     disable = cast(Any, torch.compiler.disable)
-    before, after = disable(getattr(hook, "enter_forward", hook.pre_forward)), disable(hook.post_forward)
-    return forward.surround(hook, before, after, args, kwargs)
+    return forward.surround(hook, disable(hook.enter_forward), disable(hook.leave_forward), args, kwargs)
 
 
 _runner: Callable[..., Any] | None = None
@@ -282,10 +355,10 @@ def add_hook_to_module(module: nn.Module, hook: ModelHook, append: bool = False)
     forward = module.forward
     own = module.__dict__.get("forward")
     module = hook.init_hook(module)
-    object.__setattr__(module, "_old_forward", forward)
+    object.__setattr__(module, "_old_forward", _picklable(module, forward))
     object.__setattr__(module, "_hf_hook", hook)
     object.__setattr__(module, "_accel_own_forward", own)
-    object.__setattr__(module, "forward", HookedForward(module, forward))
+    object.__setattr__(module, "forward", HookedForward(module))
     return module
 
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from accel_bigmodel.hooks.align import AlignDevicesHook
 from accel_bigmodel.hooks.hook import SequentialHook
-from accel_bigmodel.hooks.residency import PrefetchBinding, Residency, residency_of
+from accel_bigmodel.hooks.residency import PrefetchBinding, Residency, residencies_of
 from accel_bigmodel.memory import accelerator_module
 from accel_bigmodel.offload.prefetch import MapTransport, StreamTransport, TransferSpec, Weights
 from accel_bigmodel.offload.schedule import Block, Schedule, Transport
@@ -16,7 +16,7 @@ from accel_bigmodel.offload.store import OffloadedWeightsLoader, PrefixedDataset
 from accel_core.modules import packed
 from accel_core.modules.sizes import convert_file_size_to_int
 
-__all__ = ["Prefetch", "attach_prefetch", "schedules_of"]
+__all__ = ["Prefetch", "attach_prefetch"]
 
 Prefetch = bool | int | str | None
 _LEAST_WINDOW = 64 * 2**20
@@ -69,31 +69,11 @@ def attach_prefetch(model: nn.Module, prefetch: Prefetch = None) -> tuple[Schedu
     return tuple(schedules)
 
 
-def schedules_of(model: nn.Module) -> tuple[Schedule[Weights], ...]:
-    """Give the schedules that a dispatched model's weights travel by.
-
-    Args:
-        model: The model.
-
-    Returns:
-        The schedules; empty when weights are loaded when they are needed.
-    """
-    found = {
-        id(residency.binding.schedule): residency.binding.schedule
-        for residency, _ in _residencies(model)
-        if residency.binding is not None
-    }
-    return tuple(found.values())
-
-
 def _residencies(model: nn.Module) -> Iterator[tuple[Residency, AlignDevicesHook]]:
     for module in model.modules():
-        root = getattr(module, "_hf_hook", None)
-        for hook in root.hooks if isinstance(root, SequentialHook) else (root,):
-            if isinstance(hook, AlignDevicesHook) and hook.offload:
-                residency = residency_of(module, hook)
-                if residency is not None and residency.slots:
-                    yield residency, hook
+        for residency in residencies_of(module):
+            if residency.slots and isinstance(residency.hook, AlignDevicesHook):
+                yield residency, residency.hook
 
 
 def _store_of(residency: Residency, hook: AlignDevicesHook) -> tuple[OffloadedWeightsLoader, str] | None:

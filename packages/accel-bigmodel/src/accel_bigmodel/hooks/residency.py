@@ -1,27 +1,51 @@
 """Whether the offloaded weights of one (hook, module) pair are in memory, and how they come and go."""
 
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from threading import get_ident
+from typing import Protocol, cast
 
 import torch
 from torch import nn
 
-from accel_bigmodel.offload.placeholders import forbid_gradient, forget, is_placeholder, placeholder_for
+from accel_bigmodel.hooks.slot import Slot, Store, packed_key, share_memory
+from accel_bigmodel.offload.placeholders import OffloadedTensor, forget, is_placeholder
 from accel_bigmodel.offload.prefetch import Weights
 from accel_bigmodel.offload.schedule import Block, Schedule
 from accel_bigmodel.offload.store import OffloadedWeightsLoader, PrefixedDataset
-from accel_bigmodel.placement import as_device
+from accel_bigmodel.placement import TiedTensors, as_device, normal_tensors
 from accel_core.errors import OffloadError
 from accel_core.modules import packed
 from accel_core.modules.traversal import get_non_persistent_buffers, owner_of
 
-__all__ = ["Residency", "Slot", "residency_of"]
+__all__ = [
+    "OffloadingHook", "OwnWeights", "PrefetchBinding", "Residency", "packed_key", "residencies_of", "residency_of",
+]  # fmt: skip
 
 _KEY = "_accel_residencies"
+# Copies of tied weights are noted in one map for all modules of a model, which several threads may run.
+_tied_lock = threading.Lock()
 
 
-def residency_of(module: nn.Module, hook: Any) -> "Residency | None":
+class OwnWeights(dict[str, torch.Tensor]):
+    """The weights that a module had itself, kept for a hook that was given none."""
+
+
+class OffloadingHook(Protocol):
+    """What a residency reads of the hook that it belongs to."""
+
+    weights_map: Mapping[str, torch.Tensor] | None
+    tied_params_map: TiedTensors | None
+    offload_buffers: bool
+    place_submodules: bool
+
+    @property
+    def device(self) -> torch.device | None:
+        """Where the weights are computed with; None leaves them where they are."""
+
+
+def residency_of(module: nn.Module, hook: object) -> "Residency | None":
     """Find the residency of a hook's weights in a module.
 
     Args:
@@ -38,132 +62,17 @@ def residency_of(module: nn.Module, hook: Any) -> "Residency | None":
     return None
 
 
-def packed_key(name: str, suffix: str) -> str:
-    """Name a stored part of a packed parameter: `""` is the weights themselves, other parts lie beside them.
+def residencies_of(module: nn.Module) -> Sequence["Residency"]:
+    """Return what a module's hooks offload of it, one residency for each.
 
     Args:
-        name: The parameter's name.
-        suffix: The part.
+        module: The module.
 
     Returns:
-        The part's name in a state dict.
+        The residencies; empty when nothing of it is offloaded.
     """
-    if not suffix:
-        return name
-    path, _, _ = name.rpartition(".")
-    return f"{path}.{suffix}" if path else suffix
-
-
-class Slot:
-    """One offloaded tensor: where it sits in its module, its placeholder, and the original if it still exists."""
-
-    __slots__ = (
-        "cached",
-        "cls",
-        "device",
-        "key",
-        "name",
-        "original",
-        "placeholder",
-        "requires_grad",
-        "shape",
-        "source",
-        "store"
-    )  # fmt: skip
-
-    def __init__(self, name: str, store: dict[str, Any], key: str, block: str) -> None:
-        tensor = store[key]
-        self.name = name
-        self.store = store
-        self.key = key
-        self.cls = nn.Parameter if is_placeholder(tensor) else type(tensor)
-        self.device = tensor.device
-        self.requires_grad = tensor.requires_grad
-        self.shape = tensor.shape
-        self.original: torch.Tensor | None = None if is_placeholder(tensor) else tensor
-        form = packed.find(tensor)
-        self.placeholder = (
-            placeholder_for(tensor, name, block) if form is None else form.move(tensor, torch.device("meta"))
-        )
-        self.source: torch.Tensor | None = None
-        self.cached: torch.Tensor | None = None
-
-    def __getstate__(self) -> tuple[None, dict[str, Any]]:
-        """Leave out what a copy finds again by itself."""
-        state = {name: getattr(self, name) for name in self.__slots__}
-        return None, {**state, "source": None, "cached": None}
-
-    def loaded(self, weights: Mapping[str, torch.Tensor], value: torch.Tensor, device: torch.device | None) -> Any:
-        """Give the tensor to compute with.
-
-        Args:
-            weights: All weights of the module, for the parts of packed ones.
-            value: The weight.
-            device: Where it has to be; None leaves it where it is.
-
-        Returns:
-            The tensor that takes the placeholder's place.
-        """
-        if value is self.source and self.cached is not None and device in (None, self.cached.device):
-            return self.cached
-        placeholder = self.placeholder
-        form = packed.find(placeholder)
-        if form is not None:
-            stored = {suffix: weights[packed_key(self.name, suffix)] for suffix in form.parts(placeholder)}
-            return form.rebuild(placeholder, {**stored, "": value}, device or value.device)
-        return self.adopted(value.detach().to(device=device, dtype=placeholder.dtype), value)
-
-    def parts(self) -> Sequence[str]:
-        """Name the stored parts of the tensor: `""` for a plain one."""
-        form = packed.find(self.placeholder)
-        return ("",) if form is None else form.parts(self.placeholder)
-
-    def adopted(self, data: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """Give the tensor to compute with, of data that is where it has to be.
-
-        Args:
-            data: The data.
-            value: The weight it was made of; when it shares its memory with it, the result is used again.
-
-        Returns:
-            The tensor that takes the placeholder's place.
-
-        Raises:
-            OffloadError: When it has another shape than its place.
-        """
-        if value is self.source and self.cached is not None and data is value:
-            return self.cached
-        if value.shape != self.shape:
-            raise OffloadError(
-                f"An offloaded weight has another shape than its place. Found {tuple(value.shape)} for {self.name!r}, "
-                f"which is {tuple(self.shape)}. Put a weight of that shape into the weights map."
-            )
-        made = self._wrapped(data.detach())
-        if data.device == value.device and data.data_ptr() == value.data_ptr():
-            self.source, self.cached = value, made
-        return made
-
-    def detach_from(self, value: torch.Tensor) -> None:
-        """Replace the loaded tensor by a copy if it shares its memory with a weight in a file's map.
-
-        Args:
-            value: The weight in the map.
-        """
-        loaded = self.store[self.key]
-        if loaded.device == value.device and loaded.numel() and loaded.data_ptr() == value.data_ptr():
-            self.store[self.key] = self._wrapped(loaded.detach().clone())
-
-    def _wrapped(self, data: torch.Tensor) -> torch.Tensor:
-        if not isinstance(self.placeholder, nn.Parameter):
-            return data
-        requires_grad = self.requires_grad and (data.is_floating_point() or data.is_complex())
-        if self.cls is nn.Parameter:
-            made: torch.Tensor = nn.Parameter(data, requires_grad=requires_grad)
-        else:
-            made = torch.Tensor._make_subclass(self.cls, data, requires_grad)
-        if requires_grad:
-            forbid_gradient(made, self.name)
-        return made
+    found: Sequence[Residency] = module.__dict__.get(_KEY, ())
+    return found
 
 
 @dataclass
@@ -192,48 +101,86 @@ class PrefetchBinding:
 class Residency:
     """The offloaded tensors of one module under one hook.
 
+    The weights are in memory while some forward of the module runs, or while somebody holds them. Forwards are counted,
+    not serialised: a forward that is entered while another one runs (recursion, another thread) finds the weights
+    there, and the last one to leave sends them away. The lock is held while weights come or go, never while a module
+    computes, so that a forward which waits for threads of its own cannot wait for itself.
+
     Args:
         module: The module.
         hook: The hook.
     """
 
-    def __init__(self, module: nn.Module, hook: Any) -> None:
+    def __init__(self, module: nn.Module, hook: OffloadingHook) -> None:
         self.module = module
         self.hook = hook
         self.resident = False
-        self.own_map: Mapping[str, torch.Tensor] | None = None
+        self.held = False
+        self.own_map: OwnWeights | None = None
         self.binding: PrefetchBinding | None = None
-        block = getattr(hook.weights_map, "prefix", "").rstrip(".") or type(module).__name__
+        self._begin()
+        prefix = hook.weights_map.prefix if isinstance(hook.weights_map, PrefixedDataset) else ""
+        block = prefix.rstrip(".") or type(module).__name__
         self.slots = [
             Slot(name, store, key, block)
             for name, store, key in _places(module, hook.offload_buffers, hook.place_submodules)
         ]
-        prefix = getattr(hook.weights_map, "prefix", "")
         for slot in self.slots:
             if is_placeholder(slot.placeholder):
-                slot.placeholder.__dict__["weight_name"] = prefix + slot.name
+                notes = slot.placeholder.__dict__
+                notes["weight_name"] = prefix + slot.name
+                notes["names"] = [*notes.get("names", ()), prefix + slot.name]
         module.__dict__.setdefault(_KEY, []).append(self)
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave the schedule out of copies and pickles: a copy loads its weights when it needs them."""
-        return {**self.__dict__, "binding": None}
+    def _begin(self) -> None:
+        self._lock = threading.RLock()
+        self._threads: list[int] = []
+        self._stream: torch.Stream | None = None
 
-    def send_away(self, hook: Any) -> None:
-        """Empty the module: its tensors are in the hook's weights map from now on."""
-        if hook.weights_map is None or hook.weights_map is hook._own_map:
-            self.own_map = hook.weights_map = hook._own_map = self._kept()
-        for slot in self.slots:
-            original = slot.original
-            if original is not None and not original.is_meta and not self._shares(hook, slot, original):
+    def __getstate__(self) -> dict[str, object]:
+        """Leave the schedule and what belongs to threads out of copies and pickles."""
+        state = {**self.__dict__, "binding": None}
+        for name in ("_lock", "_threads", "_stream"):
+            del state[name]
+        return state
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        """Begin without forwards; a copy loads its weights when it needs them."""
+        self.__dict__.update(state)
+        self._begin()
+
+    def send_away(self) -> OwnWeights | None:
+        """Empty the module: its tensors are in the hook's weights map from now on.
+
+        Returns:
+            The weights map that the hook has to take, when it was given none; else None.
+
+        Raises:
+            OffloadError: When the map lacks a weight; the module is as it was.
+        """
+        given = self.hook.weights_map
+        kept = None
+        if given is None or isinstance(given, OwnWeights):
+            kept = self._kept() if self.own_map is None else self.own_map
+        weights: Mapping[str, torch.Tensor] = kept if kept is not None else self.weights()
+        shared = [self._shares(slot, weights) for slot in self.slots]
+        if kept is not None:
+            self.own_map = kept
+        for slot, shares in zip(self.slots, shared, strict=True):
+            # Keeping the original costs nothing while it shares its memory with the map's weight.
+            if slot.original is not None and not slot.original.is_meta and not shares:
                 slot.original = None
             slot.store[slot.key] = slot.placeholder
+            slot.placed = None
         self.resident = False
+        return kept
 
-    def _kept(self) -> dict[str, torch.Tensor]:
-        """Keep the module's own tensors on the CPU, for a hook that was given no weights."""
-        kept: dict[str, torch.Tensor] = {}
+    def _kept(self) -> OwnWeights:
+        """Keep the module's own tensors on the CPU."""
+        kept = OwnWeights()
         for slot in self.slots:
             tensor = slot.store[slot.key]
+            assert tensor is not None
             form = packed.find(tensor)
             if form is None:
                 kept[slot.name] = tensor.to("cpu")
@@ -242,180 +189,401 @@ class Residency:
                     kept[packed_key(slot.name, suffix)] = part.to("cpu")
         return kept
 
-    def _shares(self, hook: Any, slot: Slot, original: torch.Tensor) -> bool:
-        """Tell whether keeping the original costs nothing: it shares its memory with the map's weight."""
+    def _shares(self, slot: Slot, weights: Mapping[str, torch.Tensor]) -> bool:
+        """Return whether the original shares its memory with the map's weight."""
+        if slot.original is None or slot.original.is_meta:
+            return False
         try:
-            value = self.weights(hook)[slot.name]
+            value = weights[slot.name]
         except KeyError:
             raise OffloadError(
                 f"A weight has no value in the weights map. Looked for {slot.name!r} of "
                 f"{type(self.module).__name__}. Pass a map that holds every tensor of the module."
             ) from None
-        return (
-            packed.find(original) is None
-            and value.device == original.device
-            and (value.data_ptr() == original.data_ptr())
-        )
+        return packed.find(slot.original) is None and share_memory(value, slot.original)
 
-    def weights(self, hook: Any) -> Mapping[str, torch.Tensor]:
-        """Give the weights map as it is now: the hook's, or the module's own when the hook was given none.
+    def weights(self) -> Mapping[str, torch.Tensor]:
+        """Return the weights map as it is now: the hook's, or the module's own when the hook was given none."""
+        given = self.hook.weights_map
+        if self.own_map is not None and isinstance(given, OwnWeights):
+            return self.own_map  # one hook may serve several modules, and shows the weights of the last
+        assert given is not None
+        return given
 
-        Args:
-            hook: The hook.
+    def values(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the offloaded weights as they are stored, parts of packed ones each, by name in the module.
 
-        Returns:
-            The weights by name in the module.
+        Yields:
+            Pairs of name and tensor; tensors that somebody put in the place of an offloaded one are left out.
         """
-        given: Mapping[str, torch.Tensor] = hook.weights_map
-        own = self.own_map
-        return given if own is None or given is not hook._own_map else own
+        weights = self.weights()
+        for slot in self.slots:
+            if slot.is_ours or self._tie(slot):
+                for suffix in slot.parts():
+                    key = packed_key(slot.name, suffix)
+                    yield key, self._value(slot, weights) if not suffix else weights[key]
 
-    def load(self, hook: Any, writable: bool = False) -> None:
-        """Put the weights in place; nothing happens when they are.
+    def _value(self, slot: Slot, weights: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        if slot.tied_to is not None and isinstance(weights, PrefixedDataset):
+            return weights.dataset[slot.tied_to]
+        return weights[slot.name]
+
+    def enter(self, *, writable: bool = False) -> None:
+        """Begin a forward: the weights are in place until the last forward has left.
 
         Args:
-            hook: The hook.
-            writable: Whether somebody may write to them: weights that are views of a file's map are then copied.
+            writable: Whether the forward may write to weights that are views of a file's map: they are then copied.
 
         Raises:
-            OffloadError: When a weight is not in the map.
+            OffloadError: When a weight cannot be loaded; no forward has begun then.
         """
-        weights = self.weights(hook)
-        device = hook.device
-        if self.binding is not None and not writable and self._prefetched(self.binding, weights, device):
-            return
-        in_files = _file_names(weights)
-        tied = hook.tied_params_map
-        slot = None
+        with self._lock:
+            self._threads.append(get_ident())
+            try:
+                if self.resident:
+                    self._share_stream()
+                elif writable or self.binding is not None or not self._place_again():
+                    self._load(writable)
+            except BaseException:
+                self._threads.pop()
+                raise
+
+    def leave(self) -> None:
+        """End a forward that was begun on this thread."""
+        with self._lock:
+            self._threads.remove(get_ident())
+            if not self._threads and not self.held:
+                self._unload()
+
+    def hold(self) -> None:
+        """Put the weights in place, to be read and written, until `let_go`; inside a forward they are there already."""
+        with self._lock:
+            if get_ident() in self._threads:
+                return
+            if self.held and not self._threads:
+                self._unload(compare=True)  # what was written since is kept, and the map is read again
+            self._load(writable=True)
+            self.held = True
+
+    def let_go(self) -> None:
+        """Take the weights out again, unless a forward runs; what was written to them stays."""
+        with self._lock:
+            if get_ident() in self._threads:
+                return
+            held, self.held = self.held, False
+            if not self._threads:
+                self._unload(compare=held)
+
+    def _load(self, writable: bool) -> None:
+        device = self.hook.device
+        # What is made here outlives the forward (parameters over a file's map are used again), and an inference tensor
+        # could never take part in a backward pass.
+        with normal_tensors():
+            self._place(device, writable)
+        self.resident = True
+        if device is not None and device.type not in ("cpu", "meta", "mps"):
+            self._stream = torch.accelerator.current_stream(device)
+
+    def _place_again(self) -> bool:
+        """Put in place what the last forward computed with, and return whether nothing has changed since.
+
+        This is the whole cost of a forward whose weights share their memory with the map's, so it asks little.
+        """
+        hook = self.hook
+        if hook.tied_params_map:
+            return False
+        device, weights = hook.device, self.weights()
         try:
             for slot in self.slots:
-                value = weights[slot.name]
-                if tied:
-                    slot.store[slot.key] = self._tied(slot, weights, value, device, tied)
-                else:
-                    slot.store[slot.key] = slot.loaded(weights, value, device)
-                if in_files is not None and (writable or not isinstance(slot.placeholder, nn.Parameter)):
-                    slot.detach_from(value)
-        except KeyError as failure:
-            self.release(hook)
-            name = slot.name if slot is not None else "?"
-            raise OffloadError(
-                f"An offloaded weight is not in its weights map. Looked for {name!r} of {type(self.module).__name__}, "
-                f"found no {failure}. Pass a map that holds every tensor of the module."
-            ) from failure
-        except BaseException:
-            self.release(hook)
-            raise
+                placeholder = slot.placeholder
+                if (
+                    slot.cached is None
+                    or slot.cached_for is not device
+                    or slot.store.get(slot.key) is not placeholder
+                    or placeholder.__dict__.get("changes", 0) != slot.changes
+                    or weights[slot.name] is not slot.source
+                ):
+                    return False
+                slot.store[slot.key] = slot.placed = slot.cached
+        except KeyError:
+            return False
         self.resident = True
+        return True
+
+    def _share_stream(self) -> None:
+        """Have this thread's stream wait for the weights that another thread's brought, and the allocator for both."""
+        if self._stream is None:
+            return
+        stream = torch.accelerator.current_stream(self._stream.device)
+        if stream == self._stream:
+            return
+        stream.wait_stream(self._stream)
+        for slot in self.slots:
+            if slot.placed is not None and slot.placed.device == stream.device:
+                slot.placed.record_stream(stream)
+
+    def _place(self, device: torch.device | None, writable: bool) -> None:
+        try:
+            weights = self.weights()
+            binding = self.binding
+            if binding is None or writable or not self._prefetched(binding, weights, device):
+                self._fetch(weights, device, writable)
+        except BaseException:
+            self._unload()
+            raise
+
+    def _fetch(self, weights: Mapping[str, torch.Tensor], device: torch.device | None, writable: bool) -> None:
+        """Put weights in place that nothing brought ahead."""
+        in_files = _has_files(weights)
+        tied = self.hook.tied_params_map
+        for slot in self.slots:
+            present = slot.store.get(slot.key)
+            if present is not slot.placeholder and not slot.is_ours and not self._tie(slot):
+                continue
+            slot.refresh()
+            value = self._looked_up(slot, weights)
+            made = _load_tied(slot, weights, value, device, tied) if tied else slot.loaded(weights, value, device)
+            if in_files and (writable or not slot.is_parameter):
+                made = slot.copied(made, value)
+            slot.place(made, value, device)
+
+    def _looked_up(self, slot: Slot, weights: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        try:
+            return weights[slot.name] if slot.tied_to is None else self._value(slot, weights)
+        except KeyError as failure:
+            raise OffloadError(
+                f"An offloaded weight is not in its weights map. Looked for {slot.name!r} of "
+                f"{type(self.module).__name__}, found no {failure}. Pass a map that holds every tensor of the module."
+            ) from failure
+
+    def _tie(self, slot: Slot) -> bool:
+        """Take over a tie that was made by hand, by assigning another weight's placeholder.
+
+        Returns:
+            Whether the slot's place holds a placeholder; else somebody's own tensor is there, and is left alone.
+
+        Raises:
+            OffloadError: When the placeholder stands for no weight of this model as it is stored.
+        """
+        present = slot.store.get(slot.key)
+        if not isinstance(present, OffloadedTensor):
+            return False
+        name = present.__dict__.get("weight_name", "?")
+        weights = self.hook.weights_map
+        known = isinstance(weights, PrefixedDataset) and name in weights.dataset
+        if not known or present.__dict__.get("computed") or present.size() != slot.shape:
+            raise OffloadError(
+                "A parameter was made from an offloaded weight while it was away, and holds no values; got a parameter "
+                f"made from {name!r} in the place of {slot.name!r} of {type(self.module).__name__}. Compute it under "
+                "`align_module_device`, or tie and change weights before they are offloaded."
+            )
+        slot.take_placeholder(present, name)
+        if self.binding is not None:
+            self._leave_schedule(self.binding)  # it would bring the weight of before
+        return True
 
     def _prefetched(
-        self, binding: "PrefetchBinding", weights: Mapping[str, torch.Tensor], device: torch.device | None
+        self, binding: PrefetchBinding, weights: Mapping[str, torch.Tensor], device: torch.device | None
     ) -> bool:
-        """Take the weights that the schedule brings; tell whether it could."""
-        if weights is not binding.weights_map or device != binding.device:
-            # Somebody put other weights or another device there: from now on they are loaded when they are needed.
-            self._leave(binding)
+        """Take the weights that the schedule brings, and return whether it could."""
+        # Somebody put other weights, another device or another tie there: from now on they are loaded when needed.
+        ties = any(not slot.is_ours and self._tie(slot) for slot in self.slots)
+        if ties or weights is not binding.weights_map or device != binding.device:
+            self._leave_schedule(binding)
             return False
-        if self.resident:
-            return True
+        # Acquired before anything is placed: when placing fails, `_unload` releases the block exactly once.
         content = binding.schedule.acquire(binding.block)
         binding.acquired = True
         store = binding.store
         for slot, tensor, source in zip(self.slots, content.tensors, content.sources, strict=True):
+            if not slot.is_ours:
+                continue
+            slot.refresh()
             if store.stored(binding.prefix + slot.name) is source:
-                slot.store[slot.key] = slot.adopted(tensor, source)
-                if not isinstance(slot.placeholder, nn.Parameter):
-                    slot.detach_from(source)
+                made, value = slot.adopted(tensor, source), source
+                if not slot.is_parameter:
+                    made = slot.copied(made, source)
             else:
-                slot.store[slot.key] = slot.loaded(weights, weights[slot.name], device)
-        self.resident = True
+                value = weights[slot.name]
+                made = slot.loaded(weights, value, device)
+            slot.place(made, value, device)
         return True
 
-    def _leave(self, binding: "PrefetchBinding") -> None:
+    def _leave_schedule(self, binding: PrefetchBinding) -> None:
+        self.binding = None
         if binding.acquired:
             binding.acquired = False
             binding.schedule.release(binding.block)
         binding.schedule.forget(binding.block)
-        self.binding = None
 
-    def _tied(
-        self, slot: Slot, weights: Mapping[str, torch.Tensor], value: torch.Tensor, device: Any, tied: Any
-    ) -> torch.Tensor:
-        """Load a weight that other modules may have loaded already."""
-        copies = tied.get(value.data_ptr()) if not value.is_meta else None
-        if copies is None:
-            loaded: torch.Tensor = slot.loaded(weights, value, device)
-            return loaded
-        key = as_device(device) if device is not None else value.device
-        made = copies.get(key)
-        if made is None:
-            made = copies[key] = slot.loaded(weights, value, device)
-        return made  # type: ignore[no-any-return]
+    def _unload(self, compare: bool = False) -> None:
+        """Take the weights out; nothing happens when they are away.
 
-    def release(self, hook: Any) -> None:
-        """Take the weights out again; nothing happens when they are away."""
-        tied = hook.tied_params_map
+        Args:
+            compare: Whether to look for writes that torch does not count, such as those through `.data`.
+        """
+        tied = self.hook.tied_params_map
+        if tied:
+            _drop_tied(tied, [slot.placed for slot in self.slots])
+        copies: list[tuple[Slot, torch.Tensor, torch.Tensor]] = []
         for slot in self.slots:
-            if tied:
-                loaded = slot.store[slot.key]
-                for copies in tied.values():
-                    for device in [key for key, copy in copies.items() if copy is loaded]:
-                        del copies[device]
-            slot.store[slot.key] = slot.placeholder
+            placed, slot.placed = slot.placed, None
+            if placed is None:
+                continue
+            if slot.store.get(slot.key) is placed:
+                slot.store[slot.key] = slot.placeholder
+                if slot.value is not None:
+                    copies.append((slot, placed, slot.value))
+            # Else somebody put a tensor of their own there, and decides what becomes of the weight.
+            slot.value = None
         self.resident = False
-        binding = self.binding
-        if binding is not None and binding.acquired:
-            binding.acquired = False
-            binding.schedule.release(binding.block)
+        self._stream = None
+        if not copies and self.binding is None:
+            return
+        try:
+            for slot, placed, value in copies:
+                self._keep_written(slot, placed, value, compare)
+        finally:
+            # Last, because it may raise; by then the module is as it is between forwards.
+            binding = self.binding
+            if binding is not None and binding.acquired:
+                binding.acquired = False
+                binding.schedule.release(binding.block)
 
-    def restore(self, hook: Any) -> None:
+    def _keep_written(self, slot: Slot, placed: torch.Tensor, value: torch.Tensor, compare: bool) -> None:
+        """Store a weight that was written to in a copy, which is about to be dropped."""
+        if slot.version is None or packed.find(slot.placeholder) is not None:
+            return
+        # Batch normalisation updates its statistics without counting it as a write.
+        compare = compare or (self.module.training and not slot.is_parameter)
+        if placed._version == slot.version and not (compare and _differ(placed, value)):
+            return
+        with normal_tensors():
+            weights = self.weights()
+            now = weights.get(slot.name) if slot.tied_to is None else self._value(slot, weights)
+            if now is None or (now is not value and _differ(now, value)):
+                return  # somebody has put another value into the map meanwhile, which counts
+            dataset = weights.dataset if isinstance(weights, PrefixedDataset) else weights
+            target = dataset.state_dict if isinstance(dataset, OffloadedWeightsLoader) else dataset
+            if not isinstance(target, MutableMapping):
+                raise OffloadError(
+                    "An offloaded weight was written to, and its weights map cannot take the new value; got "
+                    f"{slot.name!r} of {type(self.module).__name__} in a {type(target).__name__}. Use a mutable "
+                    "mapping, or write to the weight before it is offloaded."
+                )
+            kept = placed.detach().to("cpu")
+            if isinstance(weights, PrefixedDataset):
+                for name in {*slot.placeholder.__dict__.get("names", ()), weights.prefix + slot.name}:
+                    if name in dataset:
+                        target[name] = kept
+            else:
+                target[slot.name] = kept
+
+    def restore(self) -> None:
         """Give the module its tensors back where they were; tensors that were empty before are empty again."""
         if self.binding is not None:
-            self._leave(self.binding)
-        weights = self.weights(hook)
+            self._leave_schedule(self.binding)
+        self._unload()
+        weights = self.weights()
         for slot in self.slots:
-            original = slot.original
-            if original is None and slot.device.type != "meta":
-                original = self._rebuilt(slot, weights)
-            if original is not None:
-                slot.store[slot.key] = original
-                forget(original)
+            if slot.is_ours or self._tie(slot):
+                slot.refresh()
+                restored = self._restored(slot, weights)
+                if restored is not None:
+                    slot.store[slot.key] = restored
+            if slot.original is not None:
+                forget(slot.original)
         residencies = self.module.__dict__[_KEY]
         residencies.remove(self)
         if not residencies:
             del self.module.__dict__[_KEY]
 
-    def _rebuilt(self, slot: Slot, weights: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Make the tensor again on its device, once for all modules that share it."""
-        shared: torch.Tensor | None = slot.placeholder.__dict__.get("_restored")
+    def _restored(self, slot: Slot, weights: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
+        """Return the tensor as the module had it, with its present value; one for all modules that share it."""
+        notes = slot.placeholder.__dict__
+        shared: torch.Tensor | None = notes.get("_restored")
         if shared is not None:
             return shared
-        form = packed.find(slot.placeholder)
-        if form is not None:
-            made: torch.Tensor = slot.loaded(weights, weights[slot.name], slot.device)
-        else:
-            data = weights[slot.name].detach().to(device=slot.device, dtype=slot.placeholder.dtype, copy=True)
-            made = data
-            if isinstance(slot.placeholder, nn.Parameter):
-                made = torch.Tensor._make_subclass(slot.cls, data, slot.requires_grad)
-        slot.placeholder.__dict__["_restored"] = made
+        made = slot.original if slot.tied_to is None else None
+        if made is None and slot.device.type == "meta":
+            return None
+        if made is None:
+            made = self._rebuilt(slot, weights)
+        elif not made.is_meta and packed.find(made) is None:
+            value = self._value(slot, weights)
+            if not share_memory(value, made):  # the map has had another value since
+                made.data = value.detach().to(device=made.device, dtype=slot.dtype, copy=True)
+            elif made.dtype != slot.dtype:
+                made.data = made.data.to(slot.dtype)
+            if made.requires_grad != slot.requires_grad:
+                made.requires_grad_(slot.requires_grad)
+        notes["_restored"] = made
         return made
 
+    def _rebuilt(self, slot: Slot, weights: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Make the tensor again on its device."""
+        value = self._value(slot, weights)
+        if packed.find(slot.placeholder) is not None:
+            return slot.loaded(weights, value, slot.device)
+        with normal_tensors():
+            # In the layout that it had, which files do not keep.
+            data = torch.empty_strided(slot.shape, slot.placeholder.stride(), dtype=slot.dtype, device=slot.device)
+            data.copy_(value.detach())
+        if not slot.is_parameter:
+            return data
+        return torch.Tensor._make_subclass(slot.cls, data, slot.requires_grad)
 
-def _file_names(weights: Mapping[str, torch.Tensor]) -> OffloadedWeightsLoader | None:
-    """Give the store behind a map if some of its weights are in files."""
+
+def _load_tied(
+    slot: Slot,
+    weights: Mapping[str, torch.Tensor],
+    value: torch.Tensor,
+    device: torch.device | None,
+    tied: TiedTensors,
+) -> torch.Tensor:
+    """Load a weight that other modules may have loaded already."""
+    copies = tied.get(value.data_ptr()) if not value.is_meta else None
+    if copies is None:
+        return slot.loaded(weights, value, device)
+    key = as_device(device) if device is not None else value.device
+    with _tied_lock:
+        made = copies.get(key)
+        if made is None or made.shape != slot.shape or made.dtype != slot.dtype:
+            made = copies[key] = slot.loaded(weights, value, device)
+    return made
+
+
+def _drop_tied(tied: TiedTensors, dropped: Sequence[torch.Tensor | None]) -> None:
+    """Forget copies of tied weights that a module lets go of; modules that still use them hold them themselves."""
+    with _tied_lock:
+        for copies in tied.values():
+            for device in [key for key, copy in copies.items() if any(copy is tensor for tensor in dropped)]:
+                del copies[device]
+
+
+def _differ(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether two tensors differ in any bit, once they are of one dtype."""
+    if one.shape != other.shape:
+        return True
+    first = one.detach().to("cpu").contiguous()
+    second = other.detach().to(device="cpu", dtype=one.dtype).contiguous()
+    return not torch.equal(first.view(-1).view(torch.uint8), second.view(-1).view(torch.uint8))
+
+
+def _has_files(weights: Mapping[str, torch.Tensor]) -> bool:
+    """Return whether some weights of a map are in files."""
     store = weights.dataset if isinstance(weights, PrefixedDataset) else weights
-    return store if isinstance(store, OffloadedWeightsLoader) and store.index else None
+    return isinstance(store, OffloadedWeightsLoader) and bool(store.index)
 
 
-def _places(module: nn.Module, include_buffers: bool, recurse: bool) -> list[tuple[str, dict[str, Any], str]]:
+def _places(module: nn.Module, include_buffers: bool, recurse: bool) -> list[tuple[str, Store, str]]:
     """List where the offloaded tensors sit: name, holding dict, key; non-persistent buffers are in no map and stay."""
     left_out = get_non_persistent_buffers(module, recurse=recurse, fqns=recurse)
     names = [name for name, _ in module.named_parameters(recurse=recurse, remove_duplicate=False)]
-    places: list[tuple[str, dict[str, Any], str]] = []
+    places: list[tuple[str, Store, str]] = []
     for name in names:
         owner, key = owner_of(module, name)
-        places.append((name, owner._parameters, key))
+        places.append((name, cast(Store, owner._parameters), key))
     if include_buffers:
         for name, _ in module.named_buffers(recurse=recurse, remove_duplicate=False):
             if name not in left_out:

@@ -1,21 +1,19 @@
 """The state dict of a model whose weights are partly elsewhere."""
 
-from typing import Any
-
 import torch
 from torch import nn
 
-from accel_bigmodel.hooks.hook import SequentialHook
-from accel_bigmodel.hooks.residency import packed_key, residency_of
-from accel_bigmodel.placement import as_device
+from accel_bigmodel.hooks.residency import residencies_of
+from accel_bigmodel.placement import as_device, in_normal_mode
 
 __all__ = ["HeldByHooks", "get_state_dict_from_offload", "get_state_dict_offloaded_model"]
 
 
+@in_normal_mode
 def get_state_dict_offloaded_model(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Give a model's whole state dict on the CPU, offloaded weights included.
+    """Return a model's whole state dict on the CPU, offloaded weights included.
 
-    Weights in files are given as views of their memory maps: nothing is read before it is used.
+    Weights in files are returned as views of their memory maps: nothing is read before it is used.
 
     Args:
         model: The model.
@@ -42,6 +40,7 @@ def get_state_dict_offloaded_model(model: nn.Module) -> dict[str, torch.Tensor]:
     return {**ordered, **{name: tensor for name, tensor in state.items() if name not in ordered}}
 
 
+@in_normal_mode
 def get_state_dict_from_offload(
     module: nn.Module,
     module_name: str,
@@ -69,18 +68,10 @@ def get_state_dict_from_offload(
 
 
 def _offloaded_of(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Give the weights that a module's own hook keeps away, by name in the module."""
+    """Return the weights that a module's own hooks keep away, by name in the module."""
     found: dict[str, torch.Tensor] = {}
-    hook: Any = getattr(module, "_hf_hook", None)
-    members: tuple[Any, ...] = tuple(hook.hooks) if isinstance(hook, SequentialHook) else (hook,)
-    for member in members:
-        residency = residency_of(module, member)
-        if residency is None or not member.offload:
-            continue
-        weights = residency.weights(member)
-        for slot in residency.slots:
-            for suffix in slot.parts():
-                found[packed_key(slot.name, suffix)] = weights[packed_key(slot.name, suffix)]
+    for residency in residencies_of(module):
+        found.update(residency.values())
     return found
 
 
@@ -88,9 +79,9 @@ class HeldByHooks:
     """Tells the core about models whose weights hooks keep away (`accel_core.modules.offloaded.OffloadedWeights`)."""
 
     def holds(self, model: nn.Module) -> bool:
-        """Tell whether some weights are not in the model."""
-        return any("_accel_residencies" in module.__dict__ for module in model.modules())
+        """Return whether some weights are not in the model."""
+        return any(residencies_of(module) for module in model.modules())
 
     def state_dict(self, model: nn.Module) -> dict[str, torch.Tensor]:
-        """Give the whole state dict."""
+        """Return the whole state dict."""
         return get_state_dict_offloaded_model(model)

@@ -16,11 +16,29 @@ from accel_core.errors import OffloadError
 __all__ = ["OffloadedTensor", "forbid_gradient", "is_placeholder", "placeholder_for"]
 
 
+_DUNDER_WRITES = frozenset({
+    "__setitem__", "__delitem__", "__iadd__", "__isub__", "__imul__", "__imatmul__", "__itruediv__", "__ifloordiv__",
+    "__imod__", "__ipow__", "__iand__", "__ior__", "__ixor__", "__ilshift__", "__irshift__",
+})  # fmt: skip
+# They change what the placeholder itself says of the weight, which counts when the weight is loaded.
+# Python makes these anew at every look-up: they are compared, not identified.
+_SET_FLAG = (torch.Tensor.requires_grad_, torch.Tensor.requires_grad.__set__)  # type: ignore[attr-defined]
+_SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
+_HARMLESS = frozenset({torch.Tensor.requires_grad_, torch.Tensor.detach_})
+# What they return has the weight's values, at most in another dtype: it can stand for the weight.
+_KEEP_VALUES = frozenset({
+    torch.Tensor.data.__get__, torch.Tensor.detach, torch.Tensor.clone, torch.Tensor.contiguous, torch.Tensor.to,  # type: ignore[attr-defined]
+    torch.Tensor.half, torch.Tensor.float, torch.Tensor.double, torch.Tensor.bfloat16, torch.Tensor.type,
+    torch.Tensor.requires_grad_, torch.detach, torch.clone,
+})  # fmt: skip
+
+
 class OffloadedTensor(torch.Tensor):
     """A tensor on the meta device that stands for a weight living elsewhere.
 
-    Shape, dtype, and whatever else the meta device can answer are answered. An operation that needs the values, or
-    that mixes it with real tensors, raises an error with the weight's name instead of computing on nothing.
+    Shape, dtype, and whatever else the meta device can answer are answered. An operation that needs the values, that
+    mixes it with real tensors or that would write to it raises an error with the weight's name instead of computing on
+    nothing. `requires_grad_`, and casts in place such as those of `nn.Module.to`, are noted for the next load.
     """
 
     weight_name: str
@@ -29,58 +47,120 @@ class OffloadedTensor(torch.Tensor):
     @classmethod
     def __torch_function__(
         cls,
-        func: Callable[..., Any],
+        func: Callable[..., object],
         types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        """Run an operation on the empty tensor, unless it needs values that are not here."""
+        args: tuple[object, ...] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
+        """Run an operation on the empty tensor, unless it needs values that are not here or would change them."""
         kwargs = kwargs or {}
-        placeholder, mixed = _look_through((args, kwargs), None, False)
-        if placeholder is not None and mixed and func is not torch.Tensor.__setattr__:
-            raise _used_while_offloaded(placeholder)
+        found, mixed = _look_through((args, kwargs), None, False)
+        if found is not None:
+            written = _written(func, args, kwargs)
+            if written is not None:
+                raise _written_while_offloaded(written)
+            if mixed and func is not torch.Tensor.__setattr__:
+                raise _used_while_offloaded(found)
         try:
             with torch._C.DisableTorchFunctionSubclass():
                 result = func(*args, **kwargs)
+                if func == _SET_DATA or func in _SET_FLAG:
+                    _note_change(args[0])
         except (NotImplementedError, RuntimeError, TypeError) as failure:
-            if placeholder is None or "meta" not in str(failure).lower():
+            if found is None or "meta" not in str(failure).lower():
                 raise
-            raise _used_while_offloaded(placeholder) from failure
-        if placeholder is not None and type(result) is torch.Tensor and result.is_meta:
-            return _mark(result.as_subclass(cls), placeholder)
+            raise _used_while_offloaded(found) from failure
+        if found is not None and type(result) is torch.Tensor and result.is_meta:
+            keeps = func in _KEEP_VALUES and result.shape == found.shape and not found.__dict__.get("computed")
+            return _mark(result.as_subclass(cls), found, computed=not keeps)
         return result
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> OffloadedTensor:
+    def __deepcopy__(self, memo: dict[int, object]) -> OffloadedTensor:
         """Copy the placeholder with its names; ties between copies are kept by `memo`."""
         known = memo.get(id(self))
         if isinstance(known, OffloadedTensor):
             return known
         twin = _make(self, self.weight_name, self.block_name)
         memo[id(self)] = twin
-        twin.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        twin.__dict__.update(copy.deepcopy(self.__dict__, cast(Any, memo)))
         return twin
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        """Pickle shape, dtype and names."""
+    def __reduce_ex__(self, protocol: object) -> tuple[object, ...]:
+        """Pickle shape, dtype and names, as a part of the model.
+
+        Raises:
+            OffloadError: When it was taken out of the model, as `state_dict()` does: a file without the weight would
+                look like a checkpoint.
+        """
+        if "computed" in self.__dict__:
+            name = self.__dict__.get("weight_name", "?")
+            raise OffloadError(
+                "An offloaded weight cannot be saved from an empty state dict: the file would hold no values; got "
+                f"{name!r}. Save what `get_state_dict_offloaded_model(model)` returns, or use `save_model`."
+            )
         return _rebuild, (
             tuple(self.shape), self.dtype, self.requires_grad, isinstance(self, nn.Parameter), dict(self.__dict__)
         )  # fmt: skip
 
 
-def _look_through(value: Any, placeholder: OffloadedTensor | None, mixed: bool) -> tuple[OffloadedTensor | None, bool]:
+def _written(
+    func: Callable[..., object], args: tuple[object, ...], kwargs: Mapping[str, object]
+) -> OffloadedTensor | None:
+    """Return the placeholder that an operation would write to, or None.
+
+    The name decides, as it does in torch: writing operations end with an underscore, those of `torch.nn.init` too.
+    """
+    out = kwargs.get("out")
+    if out is not None:
+        return _first_placeholder(out)
+    if func == _SET_DATA:
+        return None if _is_cast(args[0], args[1]) else _first_placeholder(args[0])
+    name = getattr(func, "__name__", "")
+    writes = name in _DUNDER_WRITES or (name.endswith("_") and not name.endswith("__"))
+    if not writes or func in _HARMLESS:
+        return None
+    target = args[0] if args else next(iter(kwargs.values()), None)
+    return _first_placeholder(target)
+
+
+def _is_cast(target: object, value: object) -> bool:
+    """Return whether setting a placeholder's data to a value only changes its dtype, as `nn.Module.to` does."""
+    if not isinstance(target, OffloadedTensor) or not isinstance(value, OffloadedTensor):
+        return False
+    with torch._C.DisableTorchFunctionSubclass():
+        same = target.shape == value.shape
+    names = target.__dict__.get("weight_name"), value.__dict__.get("weight_name")
+    return same and names[0] == names[1] and not value.__dict__.get("computed")
+
+
+def _first_placeholder(value: object) -> OffloadedTensor | None:
+    if isinstance(value, OffloadedTensor):
+        return value
+    if isinstance(value, (list, tuple)):
+        return next((item for item in value if isinstance(item, OffloadedTensor)), None)
+    return None
+
+
+def _note_change(tensor: object) -> None:
+    """Count the changes of flag and dtype, so that a load sees in one look whether it has to ask for them again."""
+    if isinstance(tensor, OffloadedTensor):
+        tensor.__dict__["changes"] = tensor.__dict__.get("changes", 0) + 1
+
+
+def _look_through(value: object, found: OffloadedTensor | None, mixed: bool) -> tuple[OffloadedTensor | None, bool]:
     """Find a placeholder among the arguments, and whether real tensors are among them too."""
     if isinstance(value, torch.Tensor):
         if isinstance(value, OffloadedTensor):
-            return (value if placeholder is None else placeholder), mixed
+            return (value if found is None else found), mixed
         with torch._C.DisableTorchFunctionSubclass():
-            return placeholder, mixed or (not value.is_meta and value.dim() > 0)
+            return found, mixed or (not value.is_meta and value.dim() > 0)
     if isinstance(value, (list, tuple)):
         for item in value:
-            placeholder, mixed = _look_through(item, placeholder, mixed)
+            found, mixed = _look_through(item, found, mixed)
     elif isinstance(value, dict):
         for item in value.values():
-            placeholder, mixed = _look_through(item, placeholder, mixed)
-    return placeholder, mixed
+            found, mixed = _look_through(item, found, mixed)
+    return found, mixed
 
 
 def _used_while_offloaded(placeholder: OffloadedTensor) -> OffloadError:
@@ -94,9 +174,20 @@ def _used_while_offloaded(placeholder: OffloadedTensor) -> OffloadError:
     )
 
 
-def _mark(tensor: torch.Tensor, like: OffloadedTensor) -> torch.Tensor:
+def _written_while_offloaded(placeholder: OffloadedTensor) -> OffloadError:
+    name = placeholder.__dict__.get("weight_name", "?")
+    return OffloadError(
+        f"An offloaded weight cannot be written to while it is away: nothing would change; got weight {name!r}. Write "
+        "to it under `align_module_device`, assign a new parameter to the module, or change the weights before they "
+        "are offloaded."
+    )
+
+
+def _mark(tensor: torch.Tensor, like: OffloadedTensor, *, computed: bool) -> torch.Tensor:
+    """Name a tensor that was made from a placeholder after its weight, and note whether it has the same values."""
     tensor.__dict__["weight_name"] = like.__dict__.get("weight_name", "?")
     tensor.__dict__["block_name"] = like.__dict__.get("block_name", "?")
+    tensor.__dict__["computed"] = computed
     return tensor
 
 
@@ -124,7 +215,7 @@ def _rebuild(
 
 
 def is_placeholder(tensor: object) -> bool:
-    """Tell whether a tensor only stands for an offloaded weight.
+    """Return whether a tensor only stands for an offloaded weight.
 
     Args:
         tensor: Anything.
@@ -187,7 +278,7 @@ def _watch_optimizers() -> None:
         register_optimizer_step_pre_hook(_refuse_offloaded)
 
 
-def _refuse_offloaded(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+def _refuse_offloaded(optimizer: Optimizer, args: object, kwargs: object) -> None:
     if not _watched and not _placeholders:
         return
     for group in optimizer.param_groups:

@@ -1,9 +1,9 @@
 """How weights travel to the device they compute on: through streams, or as pages of a memory map."""
 
-import contextlib
+import functools
 import threading
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +30,12 @@ class TransferSpec:
     dtypes: Sequence[torch.dtype]
     store: OffloadedWeightsLoader
 
+    @functools.cached_property
+    def places(self) -> Sequence[tuple[MappedFile, str]]:
+        """The files that hold the weights, and the names there; weights in memory are left out."""
+        found = (self.store.file_of(name) for name in self.names)
+        return [place for place in found if place is not None]
+
 
 @dataclass
 class Weights:
@@ -44,28 +50,22 @@ class Weights:
     sources: list[torch.Tensor] = field(default_factory=list)
 
 
+def _spec_of(block: Block[Weights]) -> TransferSpec:
+    spec: TransferSpec = block.source
+    return spec
+
+
 class MapTransport:
     """Weights in files, computed with on the CPU: the map's pages are read ahead and given back, nothing is copied."""
 
-    def __init__(self) -> None:
-        self._files: dict[int, list[tuple[MappedFile, str]]] = {}
-
-    def _places(self, block: Block[Weights]) -> list[tuple[MappedFile, str]]:
-        places = self._files.get(id(block))
-        if places is None:
-            spec: TransferSpec = block.source
-            found = (spec.store.file_of(name) for name in spec.names)
-            places = self._files[id(block)] = [place for place in found if place is not None]
-        return places
-
     def start(self, block: Block[Weights]) -> None:
         """Have the kernel read the block's pages ahead."""
-        for file, name in self._places(block):
+        for file, name in _spec_of(block).places:
             file.will_need(name)
 
     def finish(self, block: Block[Weights], ticket: Any) -> Weights:
-        """Give views of the map; tensors of another dtype are cast."""
-        spec: TransferSpec = block.source
+        """Return views of the map; tensors of another dtype are cast."""
+        spec = _spec_of(block)
         sources = [spec.store.stored(name) for name in spec.names]
         return Weights([s.to(dtype) for s, dtype in zip(sources, spec.dtypes, strict=True)], sources)
 
@@ -74,9 +74,9 @@ class MapTransport:
 
     def discard(self, block: Block[Weights], content: Weights) -> None:
         """Give the pages back, unless somebody wrote to them: the map holds the only copy of what was written."""
-        if any(tensor._version for tensor in content.sources):
+        if any(not tensor.is_inference() and tensor._version for tensor in content.sources):
             return
-        for file, name in self._places(block):
+        for file, name in _spec_of(block).places:
             file.done_with(name)
 
 
@@ -92,7 +92,8 @@ class _Staging:
             if buffer.numel() >= nbytes and (event is None or event.query()):
                 del self._free[number]
                 return buffer
-        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=self._pinned)
+        # Under `torch.device(...)` it would be on that device.
+        return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=self._pinned)
 
     def give(self, buffers: Sequence[torch.Tensor], event: Any) -> None:
         self._free.extend((buffer, event) for buffer in buffers)
@@ -120,7 +121,7 @@ class StreamTransport:
         with self._lock:
             if self._worker is None:
                 self._worker = ThreadPoolExecutor(1, thread_name_prefix="accel-prefetch")
-        return self._worker.submit(self._copy, block.source)
+        return self._worker.submit(self._copy, _spec_of(block))
 
     def _copy(self, spec: TransferSpec) -> tuple[Weights, Any]:
         weights = Weights([])
@@ -154,8 +155,7 @@ class StreamTransport:
     def cancel(self, block: Block[Weights], ticket: Future[tuple[Weights, Any]]) -> None:
         """Wait for a copy that is under way and let its memory go."""
         if not ticket.cancel():
-            with contextlib.suppress(torch.OutOfMemoryError):
-                ticket.result()
+            wait([ticket])  # and leave its failure: what nobody wants any more needs no reason
 
     def discard(self, block: Block[Weights], content: Weights) -> None:
         """Let the tensors go; the allocator waits for the computing stream."""

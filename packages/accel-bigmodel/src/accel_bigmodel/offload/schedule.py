@@ -156,9 +156,15 @@ class Schedule(Generic[Content]):
             if block.users == 0:
                 self._bring(block)
             block.users += 1
-            self._look_ahead()
-            assert block.content is not None
-            return block.content
+            content = block.content
+            assert content is not None
+            try:
+                self._look_ahead()
+            except BaseException:
+                # The caller never gets the weights, so it will not release them.
+                self.release(block)
+                raise
+            return content
 
     def release(self, block: Block[Content]) -> None:
         """Let a block's weights go; the room is used for the next ones.
@@ -278,9 +284,12 @@ class Schedule(Generic[Content]):
         block.become(BlockState.EVICTING)
         content, block.content = block.content, None
         assert content is not None
-        self.transport.discard(block, content)
-        block.become(BlockState.OFFLOADED)
-        self._held -= block.nbytes
+        try:
+            self.transport.discard(block, content)
+        finally:
+            # Nobody has the weights any more, whatever the transport says: the block can be brought again.
+            block.become(BlockState.OFFLOADED)
+            self._held -= block.nbytes
 
     def _look_ahead(self) -> None:
         """Send for the next blocks, as many as the budget allows."""
@@ -299,6 +308,10 @@ class Schedule(Generic[Content]):
                 self._send(block)
             except torch.OutOfMemoryError:
                 self._lower_budget()
+                return
+            except Exception:
+                # The block that computes now is not to blame. This one is sent for again when its turn comes, and fails
+                # there as it would without prefetching.
                 return
             self._ahead.append(block)
 

@@ -25,13 +25,21 @@ from accel_bigmodel import (
     remove_hook_from_submodules,
 )
 from accel_bigmodel.hooks.hook import HookedForward
-from accel_bigmodel.hooks.prefetch import schedules_of
+from accel_bigmodel.hooks.residency import residencies_of
 from accel_bigmodel.hooks.state import get_state_dict_offloaded_model
+from accel_bigmodel.offload.prefetch import Weights
+from accel_bigmodel.offload.schedule import Schedule
 from accel_core.errors import OffloadError
 from accel_core.modules import offloaded
 
 CPU = torch.device("cpu")
 X = torch.arange(8.0).reshape(2, 4) / 8
+
+
+def schedules_of(model: nn.Module) -> list[Schedule[Weights]]:
+    """List the schedules that a model's weights travel by."""
+    bindings = [residency.binding for module in model.modules() for residency in residencies_of(module)]
+    return list(dict.fromkeys(binding.schedule for binding in bindings if binding is not None))
 
 
 class Tree(nn.Module):
@@ -364,7 +372,7 @@ def test_disk_weights_in_safetensors_take_no_copy(tmp_path: Path) -> None:
     assert isinstance(hook, AlignDevicesHook)
     hook.enter_forward(model)
     assert model.weight.data_ptr() == address
-    hook.post_forward(model, None)
+    hook.leave_forward(model, None)
     hook.pre_forward(model)
     assert model.weight.data_ptr() != address
     hook.post_forward(model, None)

@@ -1,6 +1,8 @@
 """The production schedule under a transport with a virtual clock: overlap, budget, and any order of completion."""
 
+import functools
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
@@ -300,3 +302,97 @@ def test_outputs_are_bit_equal_under_random_completion_orders(seed: int) -> None
                 schedule.release(blocks[name])
             schedule.end_pass()
             assert torch.equal(x, expected)
+
+
+class Failing(Bus):
+    """A bus one of whose steps fails as often as it is told to."""
+
+    fails: str = ""
+    times: int = 0
+
+    def _step(self, name: str) -> None:
+        if self.fails == name and self.times:
+            self.times -= 1
+            raise OSError(f"no {name}")
+
+    def start(self, block: Block[str]) -> float:
+        """Queue the transfer, or fail."""
+        self._step("start")
+        return super().start(block)
+
+    def finish(self, block: Block[str], ticket: float) -> str:
+        """Wait for it; a transfer that fails holds nothing."""
+        try:
+            self._step("finish")
+        except OSError:
+            self.held -= block.nbytes
+            raise
+        return super().finish(block, ticket)
+
+    def cancel(self, block: Block[str], ticket: float) -> None:
+        """Free its memory, and fail after that."""
+        super().cancel(block, ticket)
+        self._step("cancel")
+
+    def discard(self, block: Block[str], content: str) -> None:
+        """Free its memory, and fail after that."""
+        super().discard(block, content)
+        self._step("discard")
+
+
+@given(
+    fails=st.sampled_from(["start", "finish", "cancel", "discard"]), at=st.integers(0, 20), times=st.integers(1, 3),
+    budget=st.sampled_from([4, 8, 100]),
+)  # fmt: skip
+@settings(max_examples=150, deadline=None)
+def test_a_transport_that_fails_leaves_every_block_usable(fails: str, at: int, times: int, budget: int) -> None:
+    """Whichever step fails, the error reaches the caller as it is, nothing stays held, and the next pass is right."""
+    bus = Failing(Clock())
+    blocks = [Block[str](str(number), 3) for number in range(5)]
+    schedule = Schedule(bus, budget)
+    run(schedule, bus, blocks, [1.0] * 5)
+    errors: list[str] = []
+
+    def attempt(step: Callable[[], object]) -> bool:
+        try:
+            step()
+        except OSError as failure:
+            errors.append(str(failure))
+            return False
+        return True
+
+    for failing in (False, True, False):
+        bus.fails, bus.times = (fails, times) if failing else ("", 0)
+        for block in blocks[at % 5 if failing else 0 :]:
+            if attempt(functools.partial(schedule.acquire, block)):
+                attempt(functools.partial(schedule.release, block))
+        while not attempt(schedule.end_pass):
+            pass
+        assert all(block.state is BlockState.OFFLOADED and block.users == 0 for block in blocks)
+        assert bus.held == schedule.held == 0
+    assert set(errors) <= {f"no {fails}"}
+    bus.fails = ""
+    run(schedule, bus, blocks, [1.0] * 5)
+    assert bus.held == schedule.held == 0
+
+
+def test_a_block_ahead_that_cannot_be_sent_for_fails_at_its_own_turn() -> None:
+    """The block before it computes; the error comes where it would come without prefetching."""
+    bus = Failing(Clock())
+    first, second = Block[str]("a", 1), Block[str]("b", 1)
+    schedule = Schedule(bus, 10)
+    run(schedule, bus, [first, second], [1.0, 1.0])
+
+    class OnlyFirst(Failing):
+        def start(self, block: Block[str]) -> float:
+            if block is second:
+                raise OSError("the file of b is gone")
+            return super().start(block)
+
+    schedule.transport = OnlyFirst(bus.clock)
+    assert schedule.acquire(first) == "a"
+    schedule.release(first)
+    with pytest.raises(OSError, match="the file of b is gone"):
+        schedule.acquire(second)
+    schedule.end_pass()
+    assert schedule.held == 0

@@ -1,0 +1,215 @@
+"""The place of one offloaded tensor in its module, and the tensors that take turns there."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import nn
+
+from accel_bigmodel.offload.placeholders import OffloadedTensor, forbid_gradient, is_placeholder, placeholder_for
+from accel_core.errors import OffloadError
+from accel_core.modules import packed
+
+__all__ = ["Slot", "Store", "packed_key", "share_memory"]
+
+Store = dict[str, torch.Tensor | None]
+
+
+def packed_key(name: str, suffix: str) -> str:
+    """Name a stored part of a packed parameter: `""` is the weights themselves, other parts lie beside them.
+
+    Args:
+        name: The parameter's name.
+        suffix: The part.
+
+    Returns:
+        The part's name in a state dict.
+    """
+    if not suffix:
+        return name
+    path, _, _ = name.rpartition(".")
+    return f"{path}.{suffix}" if path else suffix
+
+
+class Slot:
+    """One offloaded tensor: where it sits in its module, its placeholder, and the original if it still exists.
+
+    Attributes:
+        placed: The tensor that was put in its place, while the weights are in memory.
+        tied_to: The name, in the whole model's weights, of the weight that somebody tied it to by assignment.
+    """
+
+    __slots__ = (
+        "cached", "cached_for", "changes", "cls", "device", "dtype", "is_parameter", "key", "name", "original",
+        "placed", "placeholder", "requires_grad", "shape", "source", "store", "tied_to", "value", "version",
+    )  # fmt: skip
+
+    def __init__(self, name: str, store: Store, key: str, block: str) -> None:
+        tensor = store[key]
+        assert tensor is not None
+        self.name = name
+        self.store = store
+        self.key = key
+        self.is_parameter = isinstance(tensor, nn.Parameter)
+        self.cls = nn.Parameter if is_placeholder(tensor) else type(tensor)
+        self.device = tensor.device
+        self.shape = tensor.shape
+        self.original: torch.Tensor | None = None if is_placeholder(tensor) else tensor
+        form = packed.find(tensor)
+        self.placeholder: torch.Tensor = (
+            placeholder_for(tensor, name, block) if form is None else form.move(tensor, torch.device("meta"))
+        )
+        self.source: torch.Tensor | None = None
+        self.cached: torch.Tensor | None = None
+        self.cached_for: torch.device | None = None
+        self.placed: torch.Tensor | None = None
+        self.value: torch.Tensor | None = None
+        self.version: int | None = None
+        self.tied_to: str | None = None
+        self._read_placeholder()
+
+    def __getstate__(self) -> tuple[None, dict[str, object]]:
+        """Leave out what a copy finds again by itself."""
+        state = {name: getattr(self, name) for name in self.__slots__}
+        return None, {**state, "source": None, "cached": None, "cached_for": None, "value": None, "version": None}
+
+    def _read_placeholder(self) -> None:
+        """Take over what the placeholder says of the weight: it may have been frozen or cast while it was away."""
+        self.changes: int = self.placeholder.__dict__.get("changes", 0)
+        self.dtype = self.placeholder.dtype
+        self.requires_grad = self.placeholder.requires_grad
+        self.source = self.cached = None
+
+    def refresh(self) -> None:
+        """Look whether the placeholder was changed since the last load."""
+        # One look at a counter: asking a tensor subclass for its dtype goes through Python and takes microseconds.
+        if self.placeholder.__dict__.get("changes", 0) != self.changes:
+            self._read_placeholder()
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether the place holds the placeholder or what was loaded for it, and nothing that somebody else put there.
+
+        A parameter that was assigned to the module, or swapped in by `torch.func.functional_call`, is computed with as
+        it is; the weight comes again once its placeholder is back.
+        """
+        present = self.store.get(self.key)
+        return present is not None and (present is self.placeholder or present is self.placed)
+
+    def take_placeholder(self, placeholder: OffloadedTensor, name: str) -> None:
+        """Stand for another weight from now on: somebody assigned that weight's placeholder.
+
+        Args:
+            placeholder: The other weight's placeholder.
+            name: Its name in the whole model's weights.
+        """
+        placeholder.__dict__.pop("computed", None)
+        self.placeholder = placeholder
+        self.tied_to = name
+        self._read_placeholder()
+
+    def place(self, made: torch.Tensor, value: torch.Tensor, device: torch.device | None) -> None:
+        """Put a tensor in the placeholder's place.
+
+        Args:
+            made: The tensor.
+            value: The weight that it was made of.
+            device: The device that was asked for.
+        """
+        self.store[self.key] = self.placed = made
+        if made is self.cached:
+            self.cached_for = device
+            self.value = self.version = None
+        else:
+            self.source = self.cached = None
+            # A copy: what is written to it has to be taken back before it is dropped.
+            self.value = value
+            self.version = None if made.is_inference() else made._version
+
+    def loaded(
+        self, weights: Mapping[str, torch.Tensor], value: torch.Tensor, device: torch.device | None
+    ) -> torch.Tensor:
+        """Return the tensor to compute with.
+
+        Args:
+            weights: All weights of the module, for the parts of packed ones.
+            value: The weight.
+            device: Where it has to be; None leaves it where it is.
+
+        Returns:
+            The tensor that takes the placeholder's place.
+        """
+        if value is self.source and self.cached is not None and device in (None, self.cached.device):
+            return self.cached
+        form = packed.find(self.placeholder)
+        if form is not None:
+            stored = {suffix: weights[packed_key(self.name, suffix)] for suffix in form.parts(self.placeholder)}
+            return form.rebuild(self.placeholder, {**stored, "": value}, device or value.device)
+        return self.adopted(value.detach().to(device=device, dtype=self.dtype), value)
+
+    def parts(self) -> Sequence[str]:
+        """Name the stored parts of the tensor: `""` for a plain one."""
+        form = packed.find(self.placeholder)
+        return ("",) if form is None else form.parts(self.placeholder)
+
+    def adopted(self, data: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        """Return the tensor to compute with, of data that is where it has to be.
+
+        Args:
+            data: The data.
+            value: The weight it was made of; when it shares its memory with it, the result is used again.
+
+        Returns:
+            The tensor that takes the placeholder's place.
+
+        Raises:
+            OffloadError: When it has another shape than its place.
+        """
+        if value is self.source and self.cached is not None and data is value:
+            return self.cached
+        if value.shape != self.shape:
+            raise OffloadError(
+                f"An offloaded weight has another shape than its place. Found {tuple(value.shape)} for {self.name!r}, "
+                f"which is {tuple(self.shape)}. Put a weight of that shape into the weights map."
+            )
+        if data.dtype != self.dtype:  # it was sent for before the model was cast
+            data = data.to(self.dtype)
+        made = self._wrapped(data.detach())
+        if share_memory(data, value):
+            self.source, self.cached = value, made
+        return made
+
+    def copied(self, loaded: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        """Return a loaded tensor, or a copy if it shares its memory with a weight in a file's map.
+
+        Args:
+            loaded: The tensor.
+            value: The weight in the map.
+
+        Returns:
+            A tensor that may be written to.
+        """
+        if not loaded.numel() or not share_memory(loaded, value):
+            return loaded
+        return self._wrapped(loaded.detach().clone())
+
+    def _wrapped(self, data: torch.Tensor) -> torch.Tensor:
+        if not self.is_parameter:
+            return data
+        requires_grad = self.requires_grad and (data.is_floating_point() or data.is_complex())
+        if self.cls is nn.Parameter:
+            made: torch.Tensor = nn.Parameter(data, requires_grad=requires_grad)
+        else:
+            made = torch.Tensor._make_subclass(self.cls, data, requires_grad)
+        if requires_grad:
+            forbid_gradient(made, self.name)
+        return made
+
+
+def share_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether two tensors begin at one place in memory.
+
+    Args:
+        one: A tensor.
+        other: Another.
+    """
+    return one.device == other.device and one.data_ptr() == other.data_ptr()

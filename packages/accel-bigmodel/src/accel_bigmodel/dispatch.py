@@ -142,7 +142,7 @@ def _execution_device(model: nn.Module, asked: torch.device | None) -> torch.dev
 
 
 def _whole_state(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Give the model's tensors by name, packed ones as the plain parts they are stored in."""
+    """Return the model's tensors by name, packed ones as the plain parts they are stored in."""
     state = dict(model.state_dict())
     for name, parameter in model.named_parameters(remove_duplicate=False):
         form = packed.find(parameter)
@@ -337,7 +337,7 @@ def _offloaded_weights(
 def _beside(
     model: nn.Module, places: Mapping[str, AnyDevice], away: Mapping[str, bool], weights: OffloadedWeightsLoader
 ) -> dict[str, torch.Tensor]:
-    """Give the weights in memory that hooks ask for beside the offloaded ones.
+    """Return the weights in memory that hooks ask for beside the offloaded ones.
 
     They are tied to a tensor that stays, or lie in one module with a tensor that has an entry of its own in the map.
     """

@@ -15,7 +15,7 @@ _NAMED = ("mps", "cpu", "disk")
 
 
 def accelerator_module() -> Any | None:
-    """Give torch's module for the accelerator of this machine.
+    """Return torch's module for the accelerator of this machine.
 
     Returns:
         `torch.cuda`, `torch.xpu` or another backend's module; None when there is no accelerator.

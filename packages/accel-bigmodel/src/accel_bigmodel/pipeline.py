@@ -117,7 +117,7 @@ class _Pipeline:
         self._schedules: dict[tuple[int, int], ScheduleGPipe] = {}
 
     def prepare(self, args: Sequence[Any], kwargs: Mapping[str, Any], num_chunks: int) -> ScheduleGPipe:
-        """Give the schedule for batches like these; stages have fixed shapes, so each batch size has its own.
+        """Return the schedule for batches like these; stages have fixed shapes, so each batch size has its own.
 
         Args:
             args: Positional inputs of a batch whose size the micro-batches divide.

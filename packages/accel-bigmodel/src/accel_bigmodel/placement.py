@@ -79,7 +79,7 @@ def as_device(device: int | str | torch.device) -> torch.device:
 
 
 def check_device_same(first_device: torch.device, second_device: torch.device) -> bool:
-    """Tell whether two devices are one, where an accelerator without an index is number 0.
+    """Return whether two devices are one, where an accelerator without an index is number 0.
 
     Args:
         first_device: A device.
@@ -205,7 +205,7 @@ def _cast(value: torch.Tensor, old: torch.Tensor, dtype: Any) -> torch.Tensor:
 def _on_device(
     source: torch.Tensor, old: torch.Tensor, device: torch.device, is_buffer: bool, non_blocking: bool
 ) -> torch.Tensor:
-    """Give the tensor that takes the place of `old`: of its class, with its attributes."""
+    """Return the tensor that takes the place of `old`: of its class, with its attributes."""
     if is_placeholder(source) and device.type == "meta":
         return source
     data = source.detach().to(device, non_blocking=non_blocking)

@@ -22,7 +22,7 @@ NamedModules = list[tuple[str, nn.Module]]
 
 
 def check_tied_parameters_in_config(model: nn.Module) -> bool:
-    """Tell whether a transformers model's configuration ties embeddings.
+    """Return whether a transformers model's configuration ties embeddings.
 
     Args:
         model: The model.
@@ -42,7 +42,7 @@ def check_tied_parameters_in_config(model: nn.Module) -> bool:
 
 
 def declares_ties(module: nn.Module) -> bool:
-    """Tell whether a module says by name which of its tensors are one.
+    """Return whether a module says by name which of its tensors are one.
 
     Args:
         module: The module.

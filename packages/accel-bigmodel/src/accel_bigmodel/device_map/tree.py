@@ -125,7 +125,7 @@ class Node:
                 yield node
 
     def holds(self, other: "Node") -> bool:
-        """Tell whether another node is this one or below it."""
+        """Return whether another node is this one or below it."""
         return self.order <= other.order < self._counts.ends.get(self.order, self.order + 1)
 
 
@@ -144,7 +144,7 @@ class Tree:
         self.ties: list[list[Node]] = []
 
     def at(self, order: int) -> Node:
-        """Give the node of a number."""
+        """Return the node of a number."""
         node = self.root
         while node.order != order:
             node = node.children[bisect_right(node.children, order, key=lambda child: child.order) - 1]

@@ -1,7 +1,9 @@
 """Aligning hooks put on all the modules of a model that need one."""
 
+import contextlib
 from collections.abc import Iterator, Mapping
-from typing import Any
+from dataclasses import dataclass
+from types import TracebackType
 
 import torch
 from torch import nn
@@ -18,6 +20,9 @@ __all__ = [
     "attach_execution_device_hook",
     "has_offloaded_params",
 ]
+
+
+Device = int | str | torch.device | None
 
 
 def _children(module: nn.Module, module_name: str) -> Iterator[tuple[str, nn.Module]]:
@@ -114,7 +119,7 @@ def attach_align_device_hook(
 
 def attach_align_device_hook_on_blocks(
     module: nn.Module,
-    execution_device: torch.device | Mapping[str, Any] | None = None,
+    execution_device: torch.device | Mapping[str, Device] | None = None,
     offload: bool | dict[str, bool] = False,
     weights_map: Mapping[str, torch.Tensor] | None = None,
     offload_buffers: bool = False,
@@ -136,99 +141,135 @@ def attach_align_device_hook_on_blocks(
         preload_module_classes: Classes whose instances load their submodules' weights too.
         tied_params_map: Copies on devices by the address of the original.
     """
-    shared: dict[str, Any] = {"skip_keys": skip_keys, "tied_params_map": tied_params_map}
+    common = _Common(weights_map, offload_buffers, skip_keys, preload_module_classes, tied_params_map)
     if not isinstance(execution_device, Mapping) and not isinstance(offload, dict):
         if offload:
-            attach_align_device_hook(
-                module,
-                execution_device=execution_device,
-                offload=True,
-                weights_map=weights_map,
-                offload_buffers=offload_buffers,
-                module_name=module_name,
-                preload_module_classes=preload_module_classes,
-                **shared,
-            )
+            common.attach_below(module, module_name, execution_device)
         else:
-            hook = AlignDevicesHook(execution_device, io_same_device=True, place_submodules=True, **shared)
-            add_hook_to_module(module, hook)
+            add_hook_to_module(module, common.hook(execution_device, io_same_device=True, place_submodules=True))
         return
-    places: Mapping[str, Any]
     if isinstance(execution_device, Mapping):
-        places = execution_device
+        places: Mapping[str, Device] = execution_device
     else:
         places = dict.fromkeys(offload if isinstance(offload, dict) else (), execution_device)
-    if not isinstance(offload, dict):
-        offload = dict.fromkeys(places, offload)
-    is_root = module_name == ""
-    if module_name in places and module_name in offload:
-        device = places[module_name]
-        if offload[module_name]:
-            attach_align_device_hook(
-                module,
-                execution_device=device,
-                offload=True,
-                weights_map=weights_map,
-                offload_buffers=offload_buffers,
-                module_name=module_name,
-                preload_module_classes=preload_module_classes,
-                **shared,
-            )
-            if not hasattr(module, "_hf_hook"):
-                add_hook_to_module(module, AlignDevicesHook(device, io_same_device=is_root, **shared))
-            elif is_root:
-                add_hook_to_module(module, AlignDevicesHook(io_same_device=True, **shared), append=True)
-        else:
-            hook = AlignDevicesHook(
-                device, offload_buffers=offload_buffers, io_same_device=is_root, place_submodules=True, **shared
-            )
-            add_hook_to_module(module, hook)
-        attach_execution_device_hook(
-            module,
+    away = offload if isinstance(offload, dict) else dict.fromkeys(places, offload)
+    _attach_on_blocks(module, module_name, places, away, common)
+
+
+@dataclass(frozen=True)
+class _Common:
+    """What all hooks of one dispatch share.
+
+    Attributes:
+        weights_map: Offloaded weights by dotted name.
+        offload_buffers: Whether buffers are away too.
+        skip_keys: Keyword arguments and output keys that are not moved.
+        preload_module_classes: Classes whose instances load their submodules' weights too.
+        tied_params_map: Copies on devices by the address of the original.
+    """
+
+    weights_map: Mapping[str, torch.Tensor] | None
+    offload_buffers: bool
+    skip_keys: str | list[str] | None
+    preload_module_classes: list[str] | None
+    tied_params_map: TiedTensors | None
+
+    def hook(
+        self,
+        device: Device = None,
+        *,
+        io_same_device: bool,
+        offload: bool = False,
+        offload_buffers: bool = False,
+        weights_map: Mapping[str, torch.Tensor] | None = None,
+        place_submodules: bool = False,
+    ) -> AlignDevicesHook:
+        """Make a hook of this dispatch."""
+        return AlignDevicesHook(
             device,
-            skip_keys=skip_keys,
-            preload_module_classes=preload_module_classes,
-            tied_params_map=tied_params_map,
-        )
-        below = f"{module_name}." if module_name else ""
-        if not any(name.startswith(below) for name in places if name != module_name):
-            return
-    elif entries := _own_entries(module, module_name, places):
-        sends_away = any(offload.get(name, False) for name in entries)
-        own_map = PrefixedDataset(weights_map, f"{module_name}." if module_name else "") if weights_map else None
-        hook = AlignDevicesHook(
-            places[entries[0]],
-            offload=sends_away,
-            weights_map=own_map if sends_away else None,
-            offload_buffers=offload_buffers,
-            io_same_device=is_root,
-            **shared,
-        )
-        add_hook_to_module(module, hook, append=True)
-    elif is_root:
-        hook = AlignDevicesHook(places.get(""), io_same_device=True, **shared)
-        add_hook_to_module(module, hook, append=True)
-    for child_name, child in _children(module, module_name):
-        attach_align_device_hook_on_blocks(
-            child,
-            execution_device=places,
             offload=offload,
+            io_same_device=io_same_device,
             weights_map=weights_map,
             offload_buffers=offload_buffers,
-            module_name=child_name,
-            preload_module_classes=preload_module_classes,
-            **shared,
+            place_submodules=place_submodules,
+            skip_keys=self.skip_keys,
+            tied_params_map=self.tied_params_map,
+        )
+
+    def attach_below(self, module: nn.Module, module_name: str, device: Device) -> None:
+        """Offload a module and everything below it."""
+        attach_align_device_hook(
+            module,
+            execution_device=device,
+            offload=True,
+            weights_map=self.weights_map,
+            offload_buffers=self.offload_buffers,
+            module_name=module_name,
+            skip_keys=self.skip_keys,
+            preload_module_classes=self.preload_module_classes,
+            tied_params_map=self.tied_params_map,
         )
 
 
-def _own_entries(module: nn.Module, module_name: str, places: Mapping[str, Any]) -> list[str]:
+def _attach_on_blocks(
+    module: nn.Module, name: str, places: Mapping[str, Device], away: Mapping[str, bool], common: _Common
+) -> None:
+    """Put hooks on a module if the map names it or a tensor of its own, and on the blocks below it."""
+    if name in places and name in away:
+        _attach_to_block(module, name, places[name], away[name], common)
+        below = f"{name}." if name else ""
+        if not any(entry.startswith(below) for entry in places if entry != name):
+            return
+    elif entries := _own_entries(module, name, places):
+        sends_away = any(away.get(entry, False) for entry in entries)
+        weights = common.weights_map
+        own_map = PrefixedDataset(weights, f"{name}." if name else "") if weights and sends_away else None
+        hook = common.hook(
+            places[entries[0]],
+            offload=sends_away,
+            weights_map=own_map,
+            offload_buffers=common.offload_buffers,
+            io_same_device=not name,
+        )
+        add_hook_to_module(module, hook, append=True)
+    elif not name:
+        add_hook_to_module(module, common.hook(places.get(""), io_same_device=True), append=True)
+    for child_name, child in _children(module, name):
+        _attach_on_blocks(child, child_name, places, away, common)
+
+
+def _attach_to_block(module: nn.Module, name: str, device: Device, away: bool, common: _Common) -> None:
+    """Put hooks on a block that the map names, and on what is below it."""
+    is_root = not name
+    if away:
+        common.attach_below(module, name, device)
+        if not hasattr(module, "_hf_hook"):
+            add_hook_to_module(module, common.hook(device, io_same_device=is_root))
+        elif is_root:
+            # Behind the offloading hook: the output goes back once the weights are gone.
+            add_hook_to_module(module, common.hook(io_same_device=True), append=True)
+    else:
+        hook = common.hook(
+            device, offload_buffers=common.offload_buffers, io_same_device=is_root, place_submodules=True
+        )
+        add_hook_to_module(module, hook)
+    attach_execution_device_hook(
+        module,
+        device,
+        skip_keys=common.skip_keys,
+        preload_module_classes=common.preload_module_classes,
+        tied_params_map=common.tied_params_map,
+    )
+
+
+def _own_entries(module: nn.Module, module_name: str, places: Mapping[str, Device]) -> list[str]:
     """List the entries of a device map that name a module's own tensors."""
     prefix = f"{module_name}." if module_name else ""
     return [f"{prefix}{key}" for key in (*module._parameters, *module._buffers) if f"{prefix}{key}" in places]
 
 
 def has_offloaded_params(module: nn.Module) -> bool:
-    """Tell whether a module's own hook keeps its weights away between forwards.
+    """Return whether a module's own hook keeps its weights away between forwards.
 
     Args:
         module: The module.
@@ -261,8 +302,8 @@ class align_module_device:  # noqa: N801  the name of an existing API
     def __init__(self, module: nn.Module, execution_device: torch.device | None = None) -> None:
         self._module = module
         self._device = execution_device
-        self._moved: Any = None
-        self._kept_device: Any = None
+        self._moved: contextlib.AbstractContextManager[None] | None = None
+        self._kept_device: Device = None
 
     def __enter__(self) -> None:
         """Bring the weights to the device."""
@@ -280,12 +321,16 @@ class align_module_device:  # noqa: N801  the name of an existing API
             self._moved = moved_tensors(self._module, torch.device(self._device))
             self._moved.__enter__()
 
-    def __exit__(self, *failure: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, failure: BaseException | None, trace: TracebackType | None
+    ) -> None:
         """Put the weights back where they were."""
         hook = _offloading_hook(self._module)
         if self._moved is not None:
-            self._moved.__exit__(*failure)
+            self._moved.__exit__(kind, failure, trace)
             self._moved = None
         elif hook is not None:
-            hook.post_forward(self._module, None)
-            hook.execution_device = self._kept_device
+            try:
+                hook.post_forward(self._module, None)
+            finally:
+                hook.execution_device = self._kept_device

@@ -102,7 +102,7 @@ def _store_of(residency: Residency, hook: AlignDevicesHook) -> tuple[OffloadedWe
 
 
 def _has_room(device: torch.device, count: int) -> bool:
-    """Tell whether so many bytes are free on a device, or free inside torch's cache."""
+    """Return whether so many bytes are free on a device, or free inside torch's cache."""
     module = accelerator_module()
     if module is None or not hasattr(module, "mem_get_info"):
         return True

@@ -142,7 +142,7 @@ class Schedule(Generic[Content]):
         return self._held
 
     def acquire(self, block: Block[Content]) -> Content:
-        """Give a block's weights, and send for the next ones.
+        """Return a block's weights, and send for the next ones.
 
         Args:
             block: The block that computes now.

@@ -16,10 +16,10 @@ class OffloadedWeights(Protocol):
     """A holder of weights that a model shows as empty."""
 
     def holds(self, model: nn.Module) -> bool:
-        """Tell whether some tensors of the model are held elsewhere."""
+        """Return whether some tensors of the model are held elsewhere."""
 
     def state_dict(self, model: nn.Module) -> dict[str, torch.Tensor]:
-        """Give the model's whole state dict on the CPU, under the names of `model.state_dict()`."""
+        """Return the model's whole state dict on the CPU, under the names of `model.state_dict()`."""
 
 
 _holders: list[OffloadedWeights] = []
@@ -51,7 +51,7 @@ def find(model: nn.Module) -> OffloadedWeights | None:
 
 
 def state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Give a model's state dict, wherever its weights live.
+    """Return a model's state dict, wherever its weights live.
 
     Args:
         model: The model.

@@ -24,13 +24,13 @@ class PackedParameter(Protocol):
     """Name of the format, unique among the registered ones."""
 
     def matches(self, parameter: torch.Tensor) -> bool:
-        """Tell whether a parameter, full or empty, is of this format."""
+        """Return whether a parameter, full or empty, is of this format."""
 
     def nbytes(self, parameter: torch.Tensor) -> int:
         """Count the bytes that the packed weights and their statistics occupy."""
 
     def move(self, parameter: torch.Tensor, device: torch.device) -> nn.Parameter:
-        """Give the same packed weights on another device; on meta, an empty parameter that keeps its class."""
+        """Return the same packed weights on another device; on meta, an empty parameter that keeps its class."""
 
     def pack(
         self, parameter: torch.Tensor, value: torch.Tensor, device: torch.device, statistics: torch.Tensor | None = None
@@ -51,7 +51,7 @@ class PackedParameter(Protocol):
         """Name what `unpack` gives for a parameter, which may be empty: `""`, then the suffixes of its statistics."""
 
     def unpack(self, parameter: torch.Tensor) -> Mapping[str, torch.Tensor]:
-        """Give what must be stored to rebuild the parameter: plain tensors by suffix, `""` for the weights.
+        """Return what must be stored to rebuild the parameter: plain tensors by suffix, `""` for the weights.
 
         A part with suffix `SCB` of `layer.weight` is stored as `layer.SCB`.
         """
@@ -93,7 +93,7 @@ def unregister(name: str) -> None:
 
 
 def any_known() -> bool:
-    """Tell whether any packed format is registered; without one, `find` finds nothing.
+    """Return whether any packed format is registered; without one, `find` finds nothing.
 
     Returns:
         True when there is one.

@@ -27,7 +27,7 @@ _WRITTEN_SIZE = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([KMGT]i?[bB])\s*", re.I
 
 
 def dtype_byte_size(dtype: torch.dtype | CustomDtype) -> int | float:
-    """Give the bytes of one element of a dtype.
+    """Return the bytes of one element of a dtype.
 
     Args:
         dtype: A torch dtype, or a `CustomDtype` that torch has no dtype for.

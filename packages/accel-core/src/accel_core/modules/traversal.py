@@ -97,7 +97,7 @@ def get_module_children_bottom_up(
 
 
 def has_repeated_blocks(module: nn.Module) -> bool:
-    """Tell whether a module lists several blocks of one class, as a transformer lists its layers.
+    """Return whether a module lists several blocks of one class, as a transformer lists its layers.
 
     Args:
         module: The module to ask; every `nn.ModuleList` below it counts.

@@ -15,7 +15,7 @@ HEAD = """# Options
 
 Every option of `accel launch`: it can be said as a flag, in the environment and in the configuration file, and the
 first of these that says it counts ([launching.md](../guides/launching.md)). A default in brackets is what the training
-process takes where the launcher hands nothing on. This page is made from the rows that the programs use; do not edit it.
+process takes where the launcher hands nothing on. This page is made from the rows in use; do not edit it.
 """
 
 

@@ -4,6 +4,7 @@ Built-in commands are a static table, so that `accel --help` starts nothing; ent
 word is not one of them.
 """
 
+import argparse
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -13,7 +14,7 @@ from typing import NamedTuple
 from accel_core.errors import AccelError, ConfigurationError
 from accel_launch._version import __version__
 from accel_launch.arguments import Parser
-from accel_launch.command import AnyCommand, resolve_runner
+from accel_launch.command import AnyCommand, Command, resolve_runner
 from accel_launch.terminal import colours_wanted, paint
 
 __all__ = ["BUILT_IN", "build_parser", "find_command", "main"]
@@ -37,15 +38,13 @@ BUILT_IN: dict[str, _Entry] = {
     "tpu-config": _Entry(
         "Configure", "Run commands on every machine of a TPU pod before training.", "accel_launch.commands.tpu"
     ),
-    "completion": _Entry(
-        "Configure", "Print the completion script for your shell.", "accel_launch.commands.completion"
-    ),
+    "completion": _Entry("Configure", "Print the completion script for your shell.", None),
     "estimate-memory": _Entry("Look", "Say how much memory a model needs (accel-bigmodel).", None),
     "plan": _Entry("Look", "Plan where a model's weights go (accel-bigmodel).", None),
     "trackers": _Entry("Look", "Show and replay what trackers recorded (accel-trackers).", None),
     "env": _Entry("Look", "Show versions, devices and configuration, for a bug report.", "accel_launch.commands.env"),
 }
-"""Commands of the help: topic, one sentence, and the module that holds `COMMAND`; None for an entry point's."""
+"""Commands of the help: topic, one sentence, and the module that holds `COMMAND`; None where it is elsewhere."""
 
 
 def find_command(word: str) -> AnyCommand:
@@ -61,6 +60,8 @@ def find_command(word: str) -> AnyCommand:
         ConfigurationError: Nobody offers such a command.
     """
     name = word.replace("_", "-")
+    if name == "completion":
+        return _completion()
     entry = BUILT_IN.get(name)
     if entry is not None and entry.place is not None:
         command: AnyCommand = import_module(entry.place).COMMAND
@@ -77,6 +78,27 @@ def find_command(word: str) -> AnyCommand:
     near = get_close_matches(name, known, n=1)
     hint = f"Did you mean `accel {near[0]}`?" if near else "Run `accel --help` for the list."
     raise ConfigurationError(f"There is no command `{word}`; known are {', '.join(known)}. {hint}")
+
+
+def _completion() -> AnyCommand:
+    """Return the command that knows all others; it is put together here, where they are known."""
+    completion = import_module("accel_launch.commands.completion")
+
+    def run(args: argparse.Namespace) -> int:
+        if args.words is None:
+            print(completion.script_for(args.shell), end="")
+        else:
+            names = {*BUILT_IN, *import_module("accel_launch.contributed").commands()}
+            print("\n".join(completion.complete(args.words, names, lambda word: build_parser(find_command(word)))))
+        return 0
+
+    return Command(
+        "completion",
+        BUILT_IN["completion"].help,
+        completion.add_arguments,
+        run,
+        "Put `source <(accel completion bash)` into ~/.bashrc.",
+    )
 
 
 def build_parser(command: AnyCommand) -> Parser:

@@ -11,7 +11,7 @@ from typing import Any
 from accel_launch.cli import build_parser, find_command, main
 from accel_launch.command import resolve_runner
 from accel_launch.commands.configure import default_config, update_config
-from accel_launch.commands.facts import facts, show_env
+from accel_launch.commands.environment_report import environment_report, show_env
 from accel_launch.commands.start import launch, settings_from
 from accel_launch.launchers.deepspeed import DeepSpeedLauncher
 from accel_launch.launchers.launcher import Launcher
@@ -149,7 +149,7 @@ def update_config_command(args: argparse.Namespace) -> None:
 def env_command(args: argparse.Namespace) -> dict[str, Any]:
     """Print what a bug report needs, and return it."""
     show_env(args)
-    return facts()
+    return environment_report()
 
 
 def test_command(args: argparse.Namespace) -> None:

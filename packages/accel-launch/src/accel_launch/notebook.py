@@ -83,8 +83,7 @@ def notebook_launcher(
         num_processes: Processes on this machine; one per GPU when None, one without GPUs.
         mixed_precision: "no", "fp16", "bf16" or "fp8".
         use_port: Port of machine 0 for several machines; one machine gets a free port unless another than the
-            default is
-            said.
+            default is said.
         master_addr: Address of machine 0.
         node_rank: Number of this machine.
         num_nodes: Machines.
@@ -101,16 +100,9 @@ def notebook_launcher(
         StateError: An Accelerator was made, or CUDA used, before; the message names the import that did.
         LaunchError: A process failed; the message ends with the traceback of the one that failed first.
     """
-    if mixed_precision.lower() not in _PRECISIONS:
-        raise ConfigurationError(f"Mixed precision cannot be {mixed_precision!r}. Use one of {', '.join(_PRECISIONS)}.")
-    if not 0 <= node_rank < num_nodes:
-        raise ConfigurationError(
-            f"node_rank counts from 0 and is less than num_nodes; got {node_rank} of {num_nodes}. Correct one of them."
-        )
     gpus = count_gpus(snapshot())
     number = num_processes if num_processes is not None else max(1, gpus)
-    if number < 1:
-        raise ConfigurationError(f"A run needs at least one process; got {number}. Give a number from 1.")
+    _check(mixed_precision, number, node_rank, num_nodes)
     variables = {"accelerate_mixed_precision": mixed_precision.lower()}
     if gpus < number:
         variables["accelerate_use_cpu"] = "true"
@@ -137,6 +129,18 @@ def notebook_launcher(
             log_line_prefix_template=log_line_prefix_template,
             local_addr="127.0.0.1" if num_nodes == 1 else None,
         )
+
+
+def _check(mixed_precision: str, processes: int, node_rank: int, num_nodes: int) -> None:
+    """Refuse arguments that cannot be meant."""
+    if mixed_precision.lower() not in _PRECISIONS:
+        raise ConfigurationError(f"Mixed precision cannot be {mixed_precision!r}. Use one of {', '.join(_PRECISIONS)}.")
+    if not 0 <= node_rank < num_nodes:
+        raise ConfigurationError(
+            f"node_rank counts from 0 and is less than num_nodes; got {node_rank} of {num_nodes}. Correct one of them."
+        )
+    if processes < 1:
+        raise ConfigurationError(f"A run needs at least one process; got {processes}. Give a number from 1.")
 
 
 def debug_launcher(function: Callable[..., Any], args: Sequence[Any] = (), num_processes: int = 2) -> None:

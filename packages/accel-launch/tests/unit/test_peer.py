@@ -183,7 +183,7 @@ def compare_with_torchrun(case: str, command: list[str], settings: Any, theirs: 
     assert list(settings.arguments) == theirs["training_script_args"]
     for key in ("max_restarts", "monitor_interval", "role", "tee", "log_dir", "rdzv_conf"):
         assert settings[key] == theirs[key]
-        assert (f"--{key.replace('_', '-')}={settings[key]}" in command) == settings.explicit(key)
+        assert (f"--{key.replace('_', '-')}={settings[key]}" in command) == settings.is_set(key)
     assert ("--module" in command, "--no-python" in command) == (bool(theirs["module"]), bool(theirs["no_python"]))
     if layout.machines > 1:
         if not case.startswith("file nodes"):

@@ -1,13 +1,12 @@
 """`accel completion`: a script that lets the shell complete commands and options."""
 
 import argparse
-from importlib import import_module
+from collections.abc import Callable, Iterable
 
 from accel_core.errors import ConfigurationError
 from accel_launch.arguments import Parser
-from accel_launch.command import AnyCommand, Command
 
-__all__ = ["COMMAND", "complete"]
+__all__ = ["add_arguments", "complete", "script_for"]
 
 _SCRIPTS = {
     "bash": """_accel_complete() {
@@ -31,27 +30,27 @@ complete -c accel -F
 }
 
 
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of the command."""
     parser.add_argument("--words", nargs=argparse.REMAINDER, default=None, help=argparse.SUPPRESS)
     parser.add_argument("shell", nargs="?", choices=tuple(_SCRIPTS), help="Your shell.")
 
 
-def complete(words: list[str]) -> list[str]:
+def complete(words: list[str], names: Iterable[str], parser_of: Callable[[str], Parser]) -> list[str]:
     """Return what may stand where the last word stands.
 
     Args:
         words: Words after `accel`, the last one unfinished.
+        names: Every command.
+        parser_of: Returns the parser of a command.
 
     Returns:
         Commands for the first word; options, or the choices of the option before, for a later one.
     """
-    cli = import_module("accel_launch.cli")
     current = words[-1] if words else ""
     if len(words) <= 1:
-        names = sorted({*cli.BUILT_IN, *import_module("accel_launch.contributed").commands()})
-        return [name for name in names if name.startswith(current)]
-    command: AnyCommand = cli.find_command(words[0])
-    parser: Parser = cli.build_parser(command)
+        return sorted(name for name in names if name.startswith(current))
+    parser = parser_of(words[0])
     before = words[-2]
     for action in parser._actions:
         if before in action.option_strings and action.choices:
@@ -62,20 +61,15 @@ def complete(words: list[str]) -> list[str]:
     return sorted(flag for flag in flags if flag.startswith(current))
 
 
-def _run(args: argparse.Namespace) -> int:
-    if args.words is not None:
-        print("\n".join(complete(args.words)))
-        return 0
-    if args.shell is None:
-        raise ConfigurationError(f"No shell was named. Use one of {', '.join(_SCRIPTS)}.")
-    print(_SCRIPTS[args.shell], end="")
-    return 0
+def script_for(shell: str | None) -> str:
+    """Return the script that lets a shell complete `accel`.
 
+    Args:
+        shell: Name of the shell.
 
-COMMAND = Command(
-    "completion",
-    "Print the completion script for your shell.",
-    _add_arguments,
-    _run,
-    "Put `source <(accel completion bash)` into ~/.bashrc.",
-)
+    Raises:
+        ConfigurationError: No shell was named.
+    """
+    if shell is None:
+        raise ConfigurationError(f"No shell was named; known are {', '.join(_SCRIPTS)}. Name one.")
+    return _SCRIPTS[shell]

@@ -1,4 +1,4 @@
-"""`accel env`: its options. What it shows is in `accel_launch.commands.facts`."""
+"""`accel env`: its options. What it shows is in `accel_launch.commands.environment_report`."""
 
 import argparse
 
@@ -16,5 +16,5 @@ COMMAND = Command(
     "env",
     "Show versions, devices and configuration, for a bug report.",
     _add_arguments,
-    "accel_launch.commands.facts:show_env",
+    "accel_launch.commands.environment_report:show_env",
 )

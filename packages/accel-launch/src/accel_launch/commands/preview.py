@@ -11,7 +11,7 @@ from accel_launch.launchers.launcher import Launcher
 from accel_launch.settings.batch import batch_of
 from accel_launch.settings.layout import layout_of
 from accel_launch.settings.mesh import Mesh, mesh_of
-from accel_launch.settings.resolve import Said, Settings
+from accel_launch.settings.resolve import Resolved, Settings
 from accel_launch.settings.table import BY_KEY
 from accel_launch.terminal import colours_wanted, paint
 
@@ -39,7 +39,7 @@ def explanation(settings: Settings) -> list[dict[str, Any]]:
             "where": said.where,
             "over": [
                 {"value": _shown(key, weaker.value), "origin": weaker.origin, "where": weaker.where}
-                for weaker in said.over
+                for weaker in said.overridden
                 if weaker.origin != "default"
             ],
         }
@@ -91,7 +91,7 @@ def plan(settings: Settings, launcher: Launcher) -> dict[str, Any]:
     layout, mesh, batch = layout_of(settings), mesh_of(settings), batch_of(settings)
     machines = []
     for rank in range(layout.machines):
-        there = replace(settings, said={**settings.said, "machine_rank": Said(rank, "flag", "--machine-rank")})
+        there = replace(settings, said={**settings.said, "machine_rank": Resolved(rank, "flag", "--machine-rank")})
         first = rank * layout.per_machine
         machines.append(
             {

@@ -245,14 +245,14 @@ def _rendezvous(settings: Settings, layout: Layout) -> RendezvousHandler:
         part.partition("=")[::2] for part in str(settings["rdzv_conf"]).split(",") if part.strip()
     )
     backend = str(settings["rdzv_backend"])
-    if layout.fewest_machines != layout.machines and not settings.explicit("rdzv_backend"):
+    if layout.fewest_machines != layout.machines and not settings.is_set("rdzv_backend"):
         backend = "c10d"
     configuration.setdefault("rank", layout.machine_rank)
     host, port = str(settings["main_process_ip"]), int(settings["main_process_port"])
-    own = layout.machine_rank == 0 and (backend == "static" or settings.explicit("machine_rank"))
+    own = layout.machine_rank == 0 and (backend == "static" or settings.is_set("machine_rank"))
     if backend in ("static", "c10d") and (own or layout.machine_rank > 0):
         check_main_machine(host, port, own=own, seconds=float(configuration.get("timeout", 300)))
-    if backend == "c10d" and settings.explicit("machine_rank"):
+    if backend == "c10d" and settings.is_set("machine_rank"):
         configuration.setdefault("is_host", str(layout.machine_rank == 0))
     configuration.setdefault("timeout", 900)
     parameters = RendezvousParameters(

@@ -35,7 +35,7 @@ class Launcher(ABC):
 
     @abstractmethod
     def claims(self, settings: Settings) -> bool:
-        """Tell whether this launcher is the one for these settings."""
+        """Return whether this launcher is the one for these settings."""
 
     @abstractmethod
     def command(self, settings: Settings) -> list[str]:

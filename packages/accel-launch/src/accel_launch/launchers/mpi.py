@@ -23,7 +23,7 @@ _NOT_FORWARDED = {"PATH", "PYTHONPATH", "LD_LIBRARY_PATH"}
 
 
 def flavour(program: str) -> str:
-    """Tell which MPI a program belongs to.
+    """Return which MPI a program belongs to.
 
     Args:
         program: Path of mpirun or mpiexec.
@@ -63,7 +63,7 @@ class MpiLauncher(Launcher):
         program = next((name for name in ("mpirun", "mpiexec") if shutil.which(name, path=search)), None)
         if program is None:
             raise MissingDependencyError(
-                "Starting over --mpirun-hostfile needs mpirun or mpiexec; found neither on PATH. Install Open MPI, "
+                "Starting over --mpirun-hostfile needs mpirun or mpiexec; got neither on PATH. Install Open MPI, "
                 "Intel MPI, MVAPICH2 or MPICH."
             )
         kind = flavour(str(shutil.which(program, path=search)))

@@ -15,10 +15,10 @@ from accel_core.errors import LaunchError
 
 __all__ = ["check_agreement", "check_main_machine", "facts_of_machine", "own_address"]
 
-_PATIENCE = 300.0
+_CONNECT_TIMEOUT_S = 300.0
 
 
-def check_main_machine(host: str, port: int, *, own: bool, seconds: float = _PATIENCE) -> None:
+def check_main_machine(host: str, port: int, *, own: bool, seconds: float = _CONNECT_TIMEOUT_S) -> None:
     """Check that machine 0 can be reached, or on machine 0 that its port is free.
 
     Args:
@@ -137,6 +137,6 @@ def check_agreement(store: Any, rank: int, size: int, facts: dict[str, Any], *, 
         if others:
             told = ", ".join(f"{found} on machine {machine}" for machine, found in others.items())
             raise LaunchError(
-                f"The machines differ in {name}; found {value} on machine 0 and {told}. Give all machines the same, "
+                f"The machines differ in {name}; got {value} on machine 0 and {told}. Give all machines the same, "
                 "then start again."
             )

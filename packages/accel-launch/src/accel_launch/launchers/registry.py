@@ -32,7 +32,7 @@ def _points() -> Iterable[Any]:
 
 
 def _somebody_offers(folders: Iterable[str]) -> bool:
-    """Tell quickly whether any distribution may offer a launcher; reading all metadata properly takes 30 ms."""
+    """Return quickly whether any distribution may offer a launcher; reading all metadata properly takes 30 ms."""
     mark = f"[{ENTRY_POINT_GROUP}]".encode()
     for folder in dict.fromkeys(folders):
         path = Path(folder or ".")
@@ -62,7 +62,7 @@ def choose(settings: Settings) -> Launcher:
     claimants: list[Launcher] = [launcher for launcher in offered if launcher.claims(settings)]
     if len(claimants) > 1:
         raise ConfigurationError(
-            f"Several launchers claim this run; found {', '.join(launcher.name for launcher in claimants)}. "
+            f"Several launchers claim this run; got {', '.join(launcher.name for launcher in claimants)}. "
             "Uninstall all but one of the packages that offer them."
         )
     if claimants:

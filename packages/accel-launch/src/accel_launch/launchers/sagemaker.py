@@ -24,6 +24,12 @@ SAGEMAKER_PARALLEL_EC2_INSTANCES = ["ml.p3.16xlarge", "ml.p3dn.24xlarge", "ml.p4
 """Instances on which SageMaker runs its own data parallelism."""
 
 
+_DISTRIBUTION = {
+    "DATA_PARALLEL": {"smdistributed": {"dataparallel": {"enabled": True}}},
+    "MODEL_PARALLEL": {"smdistributed": {"modelparallel": {"enabled": True}}},
+}
+
+
 def hyperparameters(words: Sequence[str]) -> dict[str, Any]:
     """Turn the script's words into SageMaker's hyperparameters.
 
@@ -42,7 +48,7 @@ def hyperparameters(words: Sequence[str]) -> dict[str, Any]:
         name = rest.pop(0)
         if not name.startswith("-") or not rest or (rest[0].startswith("--")):
             raise ConfigurationError(
-                f"SageMaker passes words to the script as `--name value` pairs; found {name!r} alone. Give it a "
+                f"SageMaker passes words to the script as `--name value` pairs; got {name!r} alone. Give it a "
                 f"value, as in `{name} true`."
             )
         found[name.lstrip("-")] = _typed(rest.pop(0))
@@ -85,10 +91,6 @@ def job_description(settings: Settings, environment: Mapping[str, str]) -> dict[
             f"SageMaker's data parallelism runs on {', '.join(SAGEMAKER_PARALLEL_EC2_INSTANCES)}; {settings.file} says "
             f"{config['ec2_instance_type']}. Choose one of these, or distributed_type NO."
         )
-    distribution = {
-        "DATA_PARALLEL": {"smdistributed": {"dataparallel": {"enabled": True}}},
-        "MODEL_PARALLEL": {"smdistributed": {"modelparallel": {"enabled": True}}},
-    }.get(kind)
     return {
         "image_uri": config.get("image_uri"),
         "entry_point": script.name,
@@ -101,7 +103,7 @@ def job_description(settings: Settings, environment: Mapping[str, str]) -> dict[
         "instance_count": config.get("num_machines", 1),
         "instance_type": config["ec2_instance_type"],
         "debugger_hook_config": False,
-        "distribution": distribution,
+        "distribution": _DISTRIBUTION.get(kind),
         "hyperparameters": hyperparameters(settings.arguments),
         "environment": {
             **environment,

@@ -40,7 +40,7 @@ class TorchrunLauncher(Launcher):
         else:
             words += ["--standalone"]
         for key in ("max_restarts", "monitor_interval", "role", "tee", "log_dir", "rdzv_conf"):
-            if settings.explicit(key):
+            if settings.is_set(key):
                 words.append(f"--{key.replace('_', '-')}={settings[key]}")
         if settings["module"]:
             words += ["--module"]

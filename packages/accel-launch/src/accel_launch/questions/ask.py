@@ -22,7 +22,7 @@ class Asker(Protocol):
 
     @property
     def person(self) -> bool:
-        """Tell whether a person answers, who can be asked again."""
+        """Return whether a person answers, who can be asked again."""
 
 
 class LineAsker:

@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
             "Choose 0 < at < steps."
         )
     if not Path(args.script).is_file():
-        raise ConfigurationError(f"There is no script {args.script!r}; found nothing. Pass the path of a script.")
+        raise ConfigurationError(f"There is no such script; got {args.script!r}. Pass the path of a script.")
     with tempfile.TemporaryDirectory(prefix="accel-check-resume-") as folder:
         place = Path(folder)
         saved = str(place / "state")

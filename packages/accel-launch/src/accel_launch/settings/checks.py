@@ -66,11 +66,11 @@ def check_settings(settings: Settings) -> None:
         said = [key for key in keys if settings[key]]
         if len(said) > 1:
             names = " and ".join(f"--{key.replace('_', '-')} ({_who(settings, key)})" for key in said)
-            raise ConfigurationError(f"Only one of these can be meant; found {names}. Leave one out.")
+            raise ConfigurationError(f"Only one of these can be meant; got {names}. Leave one out.")
     layout = layout_of(settings)
     if settings["multi_gpu"] and settings.said["multi_gpu"].origin == "flag" and layout.processes < 2:
         raise ConfigurationError(
-            f"--multi-gpu needs at least 2 processes; found {layout.processes}. Say --num-processes, or leave it out."
+            f"--multi-gpu needs at least 2 processes; got {layout.processes}. Say --num-processes, or leave it out."
         )
     if layout.machines > 1 and not settings["mpirun_hostfile"] and not settings["deepspeed_hostfile"]:
         _check_machines(settings)
@@ -122,7 +122,7 @@ def _check_mesh(settings: Settings, processes: int) -> None:
     if processes % product:
         told = " x ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 1)
         raise ConfigurationError(
-            f"The mesh does not fit the processes; found {told} = {product} for {processes} processes. Change an "
+            f"The mesh does not fit the processes; got {told} = {product} for {processes} processes. Change an "
             "axis, or --num-processes."
         )
 
@@ -155,9 +155,9 @@ def check_deepspeed_file(settings: Settings) -> None:
     for key, path in _SAME_AS_FILE.items():
         there = _lookup(config, path)
         here = settings[key]
-        if there not in (None, "auto") and settings.explicit(key) and not _same(there, here):
+        if there not in (None, "auto") and settings.is_set(key) and not _same(there, here):
             raise _conflict(settings, key, here, f"{name} says {'.'.join(path)} = {shortened(json.dumps(there))}")
-    if settings.explicit("mixed_precision"):
+    if settings.is_set("mixed_precision"):
         for kind in ("fp16", "bf16"):
             enabled = _lookup(config, (kind, "enabled"))
             wanted = settings["mixed_precision"] == kind

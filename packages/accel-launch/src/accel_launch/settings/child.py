@@ -109,11 +109,11 @@ def _deepspeed_keys_of_file(settings: Settings) -> list[str]:
     said = {
         key
         for key, value in settings.said.items()
-        for source in (value, *value.over)
+        for source in (value, *value.overridden)
         if source.origin == "file" and BY_KEY[key].path[:1] == ("deepspeed_config",)
     }
     found = [key for key in settings.file_order if key in said]
     mixed = settings.said["mixed_precision"]
-    if any(source.origin == "file" for source in (mixed, *mixed.over)):
+    if any(source.origin == "file" for source in (mixed, *mixed.overridden)):
         found.append("mixed_precision")
     return found

@@ -4,14 +4,14 @@ import re
 from collections.abc import Callable, Mapping
 
 from accel_core.errors import ConfigurationError
-from accel_launch.settings.resolve import Said
+from accel_launch.settings.resolve import Resolved
 
 __all__ = ["expand_hosts", "recognise"]
 
 _FIRST_PORT, _PORTS = 20000, 20000
 
 
-def recognise(environment: Mapping[str, str]) -> dict[str, Said]:
+def recognise(environment: Mapping[str, str]) -> dict[str, Resolved]:
     """Return what the surrounding scheduler says about a launch.
 
     Args:
@@ -30,14 +30,14 @@ def recognise(environment: Mapping[str, str]) -> dict[str, Said]:
     return {}
 
 
-def _slurm(environment: Mapping[str, str]) -> dict[str, Said]:
+def _slurm(environment: Mapping[str, str]) -> dict[str, Resolved]:
     if "SLURM_STEP_ID" not in environment or "SLURM_STEP_NUM_TASKS" not in environment:
         return {}
     machines = int(environment.get("SLURM_STEP_NUM_NODES", environment.get("SLURM_NNODES", "1")))
     tasks = int(environment["SLURM_STEP_NUM_TASKS"])
     if tasks > machines:
         raise ConfigurationError(
-            f"Under srun the launcher runs once on each machine; found {tasks} tasks on {machines} machines. Start "
+            f"Under srun the launcher runs once on each machine; got {tasks} tasks on {machines} machines. Start "
             "it with `srun --ntasks-per-node=1 accel launch …`."
         )
     if machines == 1:
@@ -45,22 +45,22 @@ def _slurm(environment: Mapping[str, str]) -> dict[str, Said]:
     hosts = expand_hosts(environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_NODELIST", ""))
     job = int(environment.get("SLURM_JOB_ID", "0"))
     return {
-        "num_machines": Said(machines, "cluster", "SLURM_STEP_NUM_NODES"),
-        "machine_rank": Said(int(environment.get("SLURM_NODEID", "0")), "cluster", "SLURM_NODEID"),
-        "main_process_ip": Said(hosts[0] if hosts else None, "cluster", "SLURM_STEP_NODELIST"),
-        "main_process_port": Said(_FIRST_PORT + job % _PORTS, "cluster", "SLURM_JOB_ID"),
-        "rdzv_id": Said(f"slurm-{job}-{environment['SLURM_STEP_ID']}", "cluster", "SLURM_JOB_ID"),
+        "num_machines": Resolved(machines, "cluster", "SLURM_STEP_NUM_NODES"),
+        "machine_rank": Resolved(int(environment.get("SLURM_NODEID", "0")), "cluster", "SLURM_NODEID"),
+        "main_process_ip": Resolved(hosts[0] if hosts else None, "cluster", "SLURM_STEP_NODELIST"),
+        "main_process_port": Resolved(_FIRST_PORT + job % _PORTS, "cluster", "SLURM_JOB_ID"),
+        "rdzv_id": Resolved(f"slurm-{job}-{environment['SLURM_STEP_ID']}", "cluster", "SLURM_JOB_ID"),
     }
 
 
-def _inside_torchrun(environment: Mapping[str, str]) -> dict[str, Said]:
+def _inside_torchrun(environment: Mapping[str, str]) -> dict[str, Resolved]:
     if not {"RANK", "LOCAL_RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID"} <= environment.keys():
         return {}
     where = "TORCHELASTIC_RUN_ID: torchrun started this process as a rank"
-    return {"nproc_per_node": Said(1, "cluster", where), "num_machines": Said(1, "cluster", where)}
+    return {"nproc_per_node": Resolved(1, "cluster", where), "num_machines": Resolved(1, "cluster", where)}
 
 
-def _torchrun_variables(environment: Mapping[str, str]) -> dict[str, Said]:
+def _torchrun_variables(environment: Mapping[str, str]) -> dict[str, Resolved]:
     names = {
         "PET_NNODES": "nnodes",
         "PET_NODE_RANK": "machine_rank",
@@ -77,21 +77,21 @@ def _torchrun_variables(environment: Mapping[str, str]) -> dict[str, Said]:
     for name, key in names.items():
         text = environment.get(name, "")
         if text and (key not in numbers or text.isdigit()):
-            said[key] = Said(int(text) if key in numbers else text, "cluster", name)
+            said[key] = Resolved(int(text) if key in numbers else text, "cluster", name)
     return said
 
 
-def _kubernetes(environment: Mapping[str, str]) -> dict[str, Said]:
+def _kubernetes(environment: Mapping[str, str]) -> dict[str, Resolved]:
     if "KUBERNETES_SERVICE_HOST" not in environment or "LOCAL_RANK" in environment:
         return {}
     wanted = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")
     if not all(environment.get(name) for name in wanted) or int(environment["WORLD_SIZE"]) < 2:
         return {}
     return {
-        "num_machines": Said(int(environment["WORLD_SIZE"]), "cluster", "WORLD_SIZE of the pod"),
-        "machine_rank": Said(int(environment["RANK"]), "cluster", "RANK of the pod"),
-        "main_process_ip": Said(environment["MASTER_ADDR"], "cluster", "MASTER_ADDR of the pod"),
-        "main_process_port": Said(int(environment["MASTER_PORT"]), "cluster", "MASTER_PORT of the pod"),
+        "num_machines": Resolved(int(environment["WORLD_SIZE"]), "cluster", "WORLD_SIZE of the pod"),
+        "machine_rank": Resolved(int(environment["RANK"]), "cluster", "RANK of the pod"),
+        "main_process_ip": Resolved(environment["MASTER_ADDR"], "cluster", "MASTER_ADDR of the pod"),
+        "main_process_port": Resolved(int(environment["MASTER_PORT"]), "cluster", "MASTER_PORT of the pod"),
     }
 
 
@@ -102,17 +102,17 @@ _MPI_NAMES = (
 )
 
 
-def _mpi(environment: Mapping[str, str]) -> dict[str, Said]:
+def _mpi(environment: Mapping[str, str]) -> dict[str, Resolved]:
     if "SLURM_STEP_ID" in environment:
         return {}
     for size, rank in _MPI_NAMES:
         if int(environment.get(size, "1")) > 1 and rank in environment:
             where = f"{size}: mpirun started this process as a rank"
-            return {"nproc_per_node": Said(1, "cluster", where), "num_machines": Said(1, "cluster", where)}
+            return {"nproc_per_node": Resolved(1, "cluster", where), "num_machines": Resolved(1, "cluster", where)}
     return {}
 
 
-_READERS: tuple[Callable[[Mapping[str, str]], dict[str, Said]], ...] = (
+_READERS: tuple[Callable[[Mapping[str, str]], dict[str, Resolved]], ...] = (
     _inside_torchrun,
     _torchrun_variables,
     _slurm,

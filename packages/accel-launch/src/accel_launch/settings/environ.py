@@ -16,7 +16,7 @@ def snapshot() -> Mapping[str, str]:
 
 
 def wants_colours(terminal: bool) -> bool:
-    """Tell whether output may carry colours.
+    """Return whether output may carry colours.
 
     Args:
         terminal: Whether it goes to a terminal.

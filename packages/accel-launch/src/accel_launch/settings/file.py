@@ -17,7 +17,7 @@ from accel_launch.settings.location import default_file
 from accel_launch.settings.migrate import SCHEMA, migrate
 from accel_launch.settings.model import Setting
 from accel_launch.settings.reading import read_text, shortened
-from accel_launch.settings.resolve import Said, read
+from accel_launch.settings.resolve import Resolved, read
 from accel_launch.settings.table import BY_KEY, BY_PATH
 
 __all__ = ["CLUSTER_ONLY", "ConfigFile", "as_document", "load", "read_document", "sections", "write"]
@@ -95,7 +95,7 @@ class ConfigFile:
         line = self.lines.get(keys)
         return f"{self.path}:{line}" if line else str(self.path)
 
-    def settings_of(self, written: set[str]) -> dict[str, Said]:
+    def settings_of(self, written: set[str]) -> dict[str, Resolved]:
         """Return what the file says about a launch.
 
         Args:
@@ -107,7 +107,7 @@ class ConfigFile:
         Raises:
             ConfigurationError: A value cannot be read or is not allowed.
         """
-        said: dict[str, Said] = {}
+        said: dict[str, Resolved] = {}
         for path in sorted(BY_PATH, key=lambda path: self.lines.get(path, 0)):
             setting = BY_PATH[path]
             value: Any = self.config
@@ -115,11 +115,11 @@ class ConfigFile:
                 value = value.get(key) if isinstance(value, dict) else None
             if value is None or (setting.key == "cpu" and written & {"multi_gpu", "tpu"}):
                 continue
-            said[setting.key] = Said(_value(setting, value, self.where(*path)), "file", self.where(*path))
+            said[setting.key] = Resolved(_value(setting, value, self.where(*path)), "file", self.where(*path))
         threads = self.config.get("num_cpu_threads_per_process")
         if threads is not None:
             place = self.where("num_cpu_threads_per_process")
-            said["num_cpu_threads_per_process"] = Said(
+            said["num_cpu_threads_per_process"] = Resolved(
                 _value(BY_KEY["num_cpu_threads_per_process"], threads, place), "file", place
             )
         said.update(_hardware(self, written))
@@ -272,13 +272,13 @@ def _type(file: ConfigFile) -> str:
     return "NO" if kind is False else str(kind)
 
 
-def _hardware(file: ConfigFile, written: set[str]) -> dict[str, Said]:
+def _hardware(file: ConfigFile, written: set[str]) -> dict[str, Resolved]:
     kind, place = _type(file), file.where("distributed_type")
-    found: dict[str, Said] = {}
+    found: dict[str, Resolved] = {}
     if not written & (_HARDWARE - {"use_megatron_lm"}) and _ENGINE_OF_TYPE.get(kind):
-        found[_ENGINE_OF_TYPE[kind]] = Said(True, "file", place)
+        found[_ENGINE_OF_TYPE[kind]] = Resolved(True, "file", place)
     if file.config.get("parallelism_config") and (found.get("use_fsdp") or "use_fsdp" in written):
-        found["use_parallelism_config"] = Said(True, "file", file.where("parallelism_config"))
+        found["use_parallelism_config"] = Resolved(True, "file", file.where("parallelism_config"))
     return found
 
 

@@ -27,7 +27,7 @@ class Mesh:
 
     @property
     def fits(self) -> bool:
-        """Tell whether the axes hold every process."""
+        """Return whether the axes hold every process."""
         return math.prod(self.sizes.values()) == self.processes
 
     @property

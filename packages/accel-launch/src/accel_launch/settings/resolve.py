@@ -10,27 +10,27 @@ from accel_launch.arguments import given
 from accel_launch.settings.model import Setting
 from accel_launch.settings.reading import shortened
 
-__all__ = ["ORIGINS", "Said", "Settings", "read", "resolve", "written_in"]
+__all__ = ["ORIGINS", "Resolved", "Settings", "read", "resolve", "written_in"]
 
 ORIGINS = ("flag", "environment", "cluster", "file", "default")
 """Who can say a setting, the strongest first; `cluster` is what a scheduler's own variables mean."""
 
 
 @dataclass(frozen=True)
-class Said:
+class Resolved:
     """The value of a setting and who said it.
 
     Attributes:
         value: The value, parsed.
         origin: One of `ORIGINS`.
         where: The flag, the variable, the file and line, or a few words.
-        over: What weaker sources said, the strongest first.
+        overridden: What weaker sources said, the strongest first.
     """
 
     value: Any
     origin: str
     where: str
-    over: tuple["Said", ...] = ()
+    overridden: tuple["Resolved", ...] = ()
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Settings(Mapping[str, Any]):
         config: Everything that it says, by its own keys.
     """
 
-    said: Mapping[str, Said]
+    said: Mapping[str, Resolved]
     script: str | None = None
     arguments: tuple[str, ...] = ()
     inherited: Mapping[str, str] = field(default_factory=dict)
@@ -67,8 +67,8 @@ class Settings(Mapping[str, Any]):
         """Return the number of settings."""
         return len(self.said)
 
-    def explicit(self, key: str) -> bool:
-        """Tell whether anybody said the setting, so that it is not merely a default.
+    def is_set(self, key: str) -> bool:
+        """Return whether anybody said the setting, so that it is not merely a default.
 
         Args:
             key: Name of the setting.
@@ -81,9 +81,9 @@ def resolve(
     args: argparse.Namespace,
     *,
     environment: Mapping[str, str],
-    cluster: Mapping[str, Said] | None = None,
-    file: Mapping[str, Said] | None = None,
-) -> dict[str, Said]:
+    cluster: Mapping[str, Resolved] | None = None,
+    file: Mapping[str, Resolved] | None = None,
+) -> dict[str, Resolved]:
     """Decide every setting.
 
     Args:
@@ -101,22 +101,22 @@ def resolve(
     """
     table = tuple(table)
     written = written_in(table, args)
-    decided: dict[str, Said] = {}
+    decided: dict[str, Resolved] = {}
     for setting in table:
         if setting.key in decided:
             continue
-        sources: list[Said] = []
+        sources: list[Resolved] = []
         if setting.key in written:
-            sources.append(Said(getattr(args, setting.key), "flag", setting.words[-1]))
+            sources.append(Resolved(getattr(args, setting.key), "flag", setting.words[-1]))
         text = environment.get(setting.environment, "") if setting.environment else ""
         if text != "":
             sources.append(
-                Said(read(setting, text, f"the variable {setting.environment}"), "environment", setting.environment)
+                Resolved(read(setting, text, f"the variable {setting.environment}"), "environment", setting.environment)
             )
         sources.extend(source[setting.key] for source in (cluster, file) if source and setting.key in source)
-        sources.append(Said(setting.default, "default", "default"))
+        sources.append(Resolved(setting.default, "default", "default"))
         first = sources[0]
-        decided[setting.key] = Said(first.value, first.origin, first.where, tuple(sources[1:]))
+        decided[setting.key] = Resolved(first.value, first.origin, first.where, tuple(sources[1:]))
     return decided
 
 

@@ -8,7 +8,6 @@ import pytest
 
 from accel_core.errors import ConfigurationError
 from accel_launch import cli, contributed
-from accel_launch.commands.completion import complete
 from accel_launch.commands.test import words_for
 from accel_launch.questions.ask import BACK, LineAsker, ask_all
 from accel_launch.questions.question import Question
@@ -128,10 +127,15 @@ def test_tpu_config_prints_the_command(home: Path, capsys: pytest.CaptureFixture
 
 def test_completion_knows_commands_options_and_choices(capsys: pytest.CaptureFixture[str]) -> None:
     """The shell gets commands, then options, then an option's choices."""
-    assert complete(["lau"]) == ["launch"]
-    assert complete(["launch", "--mixed-p"]) == ["--mixed-precision"]
-    assert complete(["launch", "--mixed-precision", "b"]) == ["bf16"]
-    assert complete(["launch", "tr"]) == []
+    cases = {
+        "lau": "launch",
+        "launch --mixed-p": "--mixed-precision",
+        "launch --mixed-precision b": "bf16",
+        "launch tr": "",
+    }
+    for words, expected in cases.items():
+        assert cli.main(["completion", "--words", *words.split()]) == 0
+        assert capsys.readouterr().out == f"{expected}\n"
     assert cli.main(["completion", "--words", "launch", "--fsdp-ver"]) == 0
     assert capsys.readouterr().out == "--fsdp-version\n"
     for shell in ("bash", "zsh", "fish"):

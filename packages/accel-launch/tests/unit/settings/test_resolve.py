@@ -11,7 +11,7 @@ from accel_core.options.option import boolean
 from accel_launch.commands.launch import launch_command_parser
 from accel_launch.settings.file import read_document
 from accel_launch.settings.model import Setting
-from accel_launch.settings.resolve import Said, resolve
+from accel_launch.settings.resolve import Resolved, resolve
 from accel_launch.settings.table import ALL, BY_KEY
 
 PARSER = launch_command_parser()
@@ -42,7 +42,7 @@ def words(setting: Setting, text: str) -> list[str]:
     return [setting.words[-1]] if setting.kind in ("switch", "off-switch") else [setting.words[-1], text]
 
 
-def what_file_says(setting: Setting, text: str) -> dict[str, Said]:
+def what_file_says(setting: Setting, text: str) -> dict[str, Resolved]:
     """Return what a file with the setting on its last line says; none can say a setting without a place in files."""
     if not setting.path:
         return {}
@@ -61,7 +61,7 @@ def test_stronger_source_wins(key: str) -> None:
     silent, said = PARSER.parse_args(["s.py"]), PARSER.parse_args([*words(setting, by_flag), "s.py"])
     file = what_file_says(setting, by_file)
     environment = {setting.environment: by_environment} if setting.environment else {}
-    expected: list[tuple[Any, dict[str, str], dict[str, Said], str]] = [
+    expected: list[tuple[Any, dict[str, str], dict[str, Resolved], str]] = [
         (said, environment, file, "flag"),
         (silent, environment, file, "environment" if environment else "file" if file else "default"),
         (silent, {}, file, "file" if file else "default"),
@@ -70,7 +70,7 @@ def test_stronger_source_wins(key: str) -> None:
     for args, variables, contents, origin in expected:
         found = resolve(ALL, args, environment=variables, file=contents)[key]
         assert found.origin == origin
-        assert [weaker.origin for weaker in found.over] == [
+        assert [weaker.origin for weaker in found.overridden] == [
             name
             for name in ("environment", "file", "default")
             if {"environment": bool(variables), "file": bool(contents), "default": True}[name] and name != origin
@@ -122,8 +122,8 @@ def test_wrong_type_is_refused(key: str, capsys: pytest.CaptureFixture[str]) -> 
 def test_cluster_stands_between_environment_and_file() -> None:
     """A scheduler's variables win over the file and lose against accel's own."""
     args = launch_command_parser().parse_args(["s.py"])
-    cluster = {"num_machines": Said(3, "cluster", "SLURM_STEP_NUM_NODES")}
-    file = {"num_machines": Said(5, "file", "config.yaml:1")}
+    cluster = {"num_machines": Resolved(3, "cluster", "SLURM_STEP_NUM_NODES")}
+    file = {"num_machines": Resolved(5, "file", "config.yaml:1")}
     assert resolve(ALL, args, environment={}, cluster=cluster, file=file)["num_machines"].value == 3
     variables = {"ACCEL_NUM_MACHINES": "2"}
     assert resolve(ALL, args, environment=variables, cluster=cluster, file=file)["num_machines"].value == 2

@@ -13,7 +13,7 @@ import torch
 from accel_launch.settings import environ
 from accel_launch.settings.location import default_file
 
-__all__ = ["facts", "show_env"]
+__all__ = ["environment_report", "show_env"]
 
 _PREFIXES = (
     "ACCEL_",
@@ -29,11 +29,11 @@ _PREFIXES = (
 _SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD")
 
 
-def facts() -> dict[str, Any]:
+def environment_report() -> dict[str, Any]:
     """Gather versions, devices and variables.
 
     Returns:
-        Facts by name, in the order of showing.
+        What a bug report needs by name, in the order of showing.
     """
     versions = {
         dist.metadata["Name"]: dist.version
@@ -72,7 +72,7 @@ def _variables() -> dict[str, str]:
 
 
 def show_env(args: argparse.Namespace) -> int:
-    """Print the facts.
+    """Print the report.
 
     Args:
         args: Parsed command line: config_file, json.
@@ -80,7 +80,7 @@ def show_env(args: argparse.Namespace) -> int:
     Returns:
         0.
     """
-    found = facts()
+    found = environment_report()
     configuration = _configuration(args.config_file)
     if args.json:
         print(json.dumps({"facts": found, "environment": _variables(), "configuration": configuration}, indent=2))

@@ -1,20 +1,13 @@
 """The questions about one's own machines, in their order."""
 
 from accel_launch.questions.question import Answers, Question, When, from_setting
+from accel_launch.settings.devices import SEVERAL_DEVICES
 from accel_launch.settings.table import BY_KEY
 
 __all__ = ["CLUSTER", "ENVIRONMENT"]
 
 _YES_NO = ("no", "yes")
-_GPU_TYPES = {
-    "several GPUs": "MULTI_GPU",
-    "several NPUs": "MULTI_NPU",
-    "several MLUs": "MULTI_MLU",
-    "several SDAAs": "MULTI_SDAA",
-    "several MUSAs": "MULTI_MUSA",
-    "several XPUs": "MULTI_XPU",
-    "several HPUs": "MULTI_HPU",
-}
+_GPU_TYPES = {f"several {label.removeprefix('MULTI_')}s": label for label in SEVERAL_DEVICES}
 _MACHINES = ("this machine, one process", "several CPU processes", *_GPU_TYPES, "TPU")
 
 ENVIRONMENT = Question(

@@ -4,6 +4,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from accel_launch.settings.devices import visible_variable
 from accel_launch.settings.layout import layout_of
 from accel_launch.settings.resolve import Settings
 from accel_launch.settings.table import BY_KEY
@@ -48,7 +49,7 @@ def child_environment(settings: Settings) -> dict[str, str]:
     if settings["cpu"] and layout_of(settings).per_machine == 1:
         found.update({"KMP_AFFINITY": "granularity=fine,compact,1,0", "KMP_BLOCKTIME": "1"})
     if settings["gpu_ids"] not in (None, "all"):
-        found["CUDA_VISIBLE_DEVICES"] = str(settings["gpu_ids"])
+        found[visible_variable(settings.config.get("distributed_type"))] = str(settings["gpu_ids"])
     if settings["debug"]:
         found["ACCELERATE_DEBUG_MODE"] = "true"
     if settings["enable_cpu_affinity"]:

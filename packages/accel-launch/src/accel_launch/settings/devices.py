@@ -4,7 +4,25 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-__all__ = ["count_gpus"]
+from accel_core.options.enums import DistributedType
+from accel_core.options.hardware import HARDWARE
+
+__all__ = ["SEVERAL_DEVICES", "count_gpus", "visible_variable"]
+
+_VISIBLE = {row.label.value: row.visible_variable for row in HARDWARE if row.name not in ("cpu", "mps", "xla")}
+_GPU = DistributedType.MULTI_GPU.value
+
+SEVERAL_DEVICES = tuple(sorted(_VISIBLE, key=lambda label: (label != _GPU, label)))
+"""What a configuration file calls several devices of a kind, the most usual kind first."""
+
+
+def visible_variable(label: object) -> str:
+    """Return the variable that says which devices a process sees.
+
+    Args:
+        label: What the configuration file calls the kind of device; GPUs of NVIDIA or AMD where it names none.
+    """
+    return _VISIBLE.get(str(label)) or str(_VISIBLE[_GPU])
 
 
 def count_gpus(environment: Mapping[str, str], gpu_ids: str | None = None) -> int:
@@ -18,7 +36,7 @@ def count_gpus(environment: Mapping[str, str], gpu_ids: str | None = None) -> in
         Number of GPUs; those named by `gpu_ids` or `CUDA_VISIBLE_DEVICES` where one says so.
     """
     present = _present()
-    named = gpu_ids if gpu_ids not in (None, "", "all") else environment.get("CUDA_VISIBLE_DEVICES")
+    named = gpu_ids if gpu_ids not in (None, "", "all") else environment.get(visible_variable(_GPU))
     if named is None or present == 0:
         return present
     return len([word for word in named.split(",") if word.strip() and word.strip() != "-1"])

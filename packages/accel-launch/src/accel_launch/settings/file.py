@@ -13,6 +13,7 @@ import yaml
 from accel_core.errors import ConfigurationError
 from accel_core.options.enums import ComputeEnvironment, SageMakerDistributedType
 from accel_launch.settings import document
+from accel_launch.settings.devices import SEVERAL_DEVICES
 from accel_launch.settings.location import default_file
 from accel_launch.settings.migrate import SCHEMA, migrate
 from accel_launch.settings.model import Setting
@@ -55,13 +56,7 @@ _ENGINE_OF_TYPE = {
     "FSDP": "use_fsdp",
     "MEGATRON_LM": "use_megatron_lm",
     "XLA": "tpu",
-    "MULTI_GPU": "multi_gpu",
-    "MULTI_NPU": "multi_gpu",
-    "MULTI_MLU": "multi_gpu",
-    "MULTI_SDAA": "multi_gpu",
-    "MULTI_MUSA": "multi_gpu",
-    "MULTI_XPU": "multi_gpu",
-    "MULTI_HPU": "multi_gpu",
+    **dict.fromkeys(SEVERAL_DEVICES, "multi_gpu"),
     "MULTI_CPU": "cpu",
     "NO": "",
 }

@@ -6,6 +6,9 @@ from pathlib import Path
 import pytest
 
 from accel_core.errors import ConfigurationError
+from accel_launch.commands.launch import launch_command_parser
+from accel_launch.commands.start import settings_from
+from accel_launch.settings.child import child_environment
 from accel_launch.settings.config import ClusterConfig, load_config_from_file, write_basic_config
 from accel_launch.settings.file import load, write
 
@@ -106,3 +109,17 @@ def test_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigurationError, match="cannot be written"):
         write({}, tmp_path / "file" / "config.yaml")
+
+
+def test_devices_of_each_kind_are_chosen_by_their_own_variable(tmp_path: Path) -> None:
+    """gpu_ids of a file reach the processes in the variable of the file's kind of device, and of GPUs by default."""
+    script = str(tmp_path / "s.py")
+    found = {}
+    for label in ("MULTI_NPU", "MULTI_GPU", "NO"):
+        path = tmp_path / "c.yaml"
+        path.write_text(f"distributed_type: {label!r}\nnum_processes: 2\ngpu_ids: 1,2\n")
+        args = launch_command_parser().parse_args(["--config-file", str(path), script])
+        found[label] = child_environment(settings_from(args))
+    assert found["MULTI_NPU"]["ASCEND_RT_VISIBLE_DEVICES"] == "1,2"
+    assert "CUDA_VISIBLE_DEVICES" not in found["MULTI_NPU"]
+    assert [found[label]["CUDA_VISIBLE_DEVICES"] for label in ("MULTI_GPU", "NO")] == ["1,2"] * 2

@@ -6,12 +6,10 @@ import re
 import sys
 from typing import Any, ClassVar
 
+from accel_launch.settings.given import GIVEN
 from accel_launch.terminal import colours_wanted, paint
 
-__all__ = ["GIVEN", "Group", "HelpFormatter", "Parser", "given"]
-
-GIVEN = "_given"
-"""Attribute of the namespace that holds the options that were really written on the command line."""
+__all__ = ["Group", "HelpFormatter", "Parser"]
 
 _FLAG = re.compile(r"(?<![\w-])(--?[a-zA-Z][\w-]*)")
 _HEADING = re.compile(r"^([A-Z][^\n]*:)$", re.MULTILINE)
@@ -127,12 +125,3 @@ def _both_spellings(flags: tuple[str, ...]) -> list[str]:
             if word not in words and (word == flag or flag.startswith("--")):
                 words.append(word)
     return words
-
-
-def given(args: argparse.Namespace) -> set[str]:
-    """Return the destinations that were written on the command line.
-
-    Args:
-        args: What `Parser.parse_args` returned.
-    """
-    return set(getattr(args, GIVEN, ()))

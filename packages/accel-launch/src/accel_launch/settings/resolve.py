@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from accel_core.errors import ConfigurationError
-from accel_launch.arguments import given
+from accel_launch.settings.given import given
 from accel_launch.settings.model import Setting
 from accel_launch.settings.reading import shortened
 

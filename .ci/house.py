@@ -1,8 +1,9 @@
 """One table of what the packages are made of, and the limits that they keep.
 
 Run by `nox -s house`. Columns: lines and code lines of a package's source; median and largest file (lines); functions
-over 50 lines; share of annotations that are a bare `Any`; names that nothing uses (vulture, less those of Accelerate's
-public interface and of `.ci/house-allowed.txt`); private names of torch; comments per 100 code lines.
+over 50 lines without their docstring; share of annotations that are a bare `Any`; names that nothing uses (vulture,
+less those of Accelerate's public interface and of `.ci/house-allowed.txt`); private names of torch; comments per 100
+code lines.
 """
 
 from __future__ import annotations
@@ -105,7 +106,9 @@ def _look_at(node: ast.AST, path: Path, found: Findings) -> None:
         own = [argument for argument in arguments if argument is not None and argument.arg not in ("self", "cls")]
         for annotation in [*(argument.annotation for argument in own), node.returns]:
             _count_annotation(annotation, f"{path}:{node.lineno} {node.name}", found)
-        length = (node.end_lineno or node.lineno) - node.lineno + 1
+        documented = isinstance(node.body[0], ast.Expr) and isinstance(node.body[0].value, ast.Constant)
+        text = (node.body[0].end_lineno or 0) - node.body[0].lineno + 1 if documented else 0
+        length = (node.end_lineno or node.lineno) - node.lineno + 1 - text
         if length > LONGEST_FUNCTION:
             found.long.append((length, f"{path}:{node.lineno} {node.name}"))
     elif isinstance(node, ast.AnnAssign):

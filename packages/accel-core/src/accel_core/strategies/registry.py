@@ -172,9 +172,9 @@ def choose(request: Request) -> Choice:
             "it yet. Remove the plugin or variable to train data parallel; accel never does that on its own."
         )
     strategy: type[Strategy] = _load(row.home)
-    made = () if row.of(request.plugins) or not row.plugin else (_load(row.plugin)(),)
-    plugins = (*made, *_plugins_for(strategy, request.plugins))
-    return Choice(strategy, plugins, row.flag, row.shown_as, is_engine=row.name not in ("ddp", "single"))
+    own = row.of(request.plugins) or ((_load(row.plugin)(),) if row.plugin else ())
+    others = (plugin for plugin in _plugins_for(strategy, request.plugins) if all(plugin is not one for one in own))
+    return Choice(strategy, (*own, *others), row.flag, row.shown_as, is_engine=row.name not in ("ddp", "single"))
 
 
 def _plugins_for(strategy: type[Strategy], given: tuple[Any, ...]) -> tuple[Any, ...]:

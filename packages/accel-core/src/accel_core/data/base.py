@@ -190,9 +190,14 @@ class LoaderBase(DataLoaderAdapter, DataLoaderStateMixin):
 
     @property
     def readers(self) -> list[int]:
-        """Who reads the data: number of ranks, of workers, samples of a batch, and whether batches are split."""
+        """Who reads the data: number of ranks and workers, samples of a batch, whether batches are split, and in order."""
         spec = self.spec
-        return [spec.ranks, self.num_workers, spec.batch_size or 0, int(spec.split)]
+        return [spec.ranks, self.num_workers, spec.batch_size or 0, int(spec.split), int(self.keeps_order)]
+
+    @property
+    def keeps_order(self) -> bool:
+        """Whether batches come in the order of their indices, whichever worker is first."""
+        return self.num_workers < 2 or bool(getattr(self, "in_order", True))
 
     @property
     def total_batch_size(self) -> int:

@@ -87,7 +87,7 @@ class DataLoaderDispatcher(PreparedLoader):
     @property
     def readers(self) -> list[int]:
         """Who reads the data: rank 0 alone, so what it reads depends on its workers and batches, not on the ranks."""
-        return [1, self.num_workers, self._own_batch_size() or 0, 0]
+        return [1, self.num_workers, self._own_batch_size() or 0, 0, int(self.keeps_order)]
 
     def state_dict(self) -> Any:
         """Return the state of the `StatefulDataLoader` on rank 0, which reads; the other ranks have none."""

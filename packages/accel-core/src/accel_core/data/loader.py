@@ -179,6 +179,12 @@ class PreparedLoader(LoaderBase):
 
     def _check_readers(self, pending: dict[str, Any]) -> None:
         before, now = pending.get("readers"), self.readers
+        if not self.keeps_order or (before is not None and not before[4]):
+            raise CheckpointMismatchError(
+                "Batches that workers give out of order are not the first ones of the epoch; got the position "
+                f"{pending['offset']} of a loader with in_order=False and {now[1]} workers. Use in_order=True "
+                "in runs that are resumed, or begin this epoch anew with `loader.cursor.rewind()`."
+            )
         streams = isinstance(self.dataset, IterableDataset)
         if before is None:
             inside = streams and self.num_workers > 1 and bool(pending["offset"] % self.step_units(None))

@@ -470,6 +470,25 @@ def test_samplers_that_draw_from_pythons_generator(size):
     assert len(read) == 3
 
 
+def test_batches_out_of_order_have_no_position():
+    """A position of a loader whose workers may overtake each other is refused by it, and can be given up."""
+    kwargs = {"num_workers": 2, "multiprocessing_context": "fork", "in_order": False}
+    loader = prepare_data_loader(DataLoader(range(12), batch_size=2, **kwargs), num_processes=1, process_index=0)
+    steps = iter(loader)
+    next(steps)
+    position = loader.cursor.state_dict()
+    del steps
+    loader.cursor.load_state_dict(position)
+    with pytest.raises(CheckpointMismatchError, match="position 2 of a loader with in_order=False and 2 workers"):
+        values(loader)
+    other = prepare_data_loader(DataLoader(range(12), batch_size=2), num_processes=1, process_index=0)
+    other.cursor.load_state_dict(position)
+    with pytest.raises(CheckpointMismatchError, match="out of order"):
+        values(other)
+    loader.cursor.rewind()
+    assert sorted(value for batch in loader for value in batch.tolist()) == list(range(12))
+
+
 def test_a_stream_with_a_length_goes_on_behind_its_last_batch():
     """A position behind the last, short batch of a stream that tells its length gives nothing more."""
 

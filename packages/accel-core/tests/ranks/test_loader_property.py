@@ -20,7 +20,7 @@ from accel_core.process.world import ensure
 from accel_core.state.gradient import GradientState
 from accel_core.testing import requires, world
 
-CASES = int(os.environ.get("ACCEL_LOADER_CASES", "300"))
+CASES = int(os.environ.get("ACCEL_LOADER_CASES", "200"))
 ON_RANKS = max(20, CASES // 20)
 SAMPLERS = ("sequential", "random", "generator", "seedable", "grouped", "bucket", "eager bucket", "listed", "pythonic")
 

@@ -190,7 +190,7 @@ class LoaderBase(DataLoaderAdapter, DataLoaderStateMixin):
 
     @property
     def readers(self) -> list[int]:
-        """Who reads the data: number of ranks and workers, samples of a batch, whether batches are split, and in order."""
+        """Who reads the data: number of ranks and workers, samples of a batch, whether it is split, and in order."""
         spec = self.spec
         return [spec.ranks, self.num_workers, spec.batch_size or 0, int(spec.split), int(self.keeps_order)]
 

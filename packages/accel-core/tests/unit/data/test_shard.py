@@ -149,7 +149,7 @@ def test_streams(split, drop_last):
 
 @pytest.mark.parametrize(
     "sizes",
-    [{"dp_replicate": 4, "dp_shard": 32, "tp": 8}, {"dp_shard": 64, "cp": 4, "tp": 4}, {"dp_shard": 1024}],
+    [{"dp_replicate": 4, "dp_shard": 32, "tp": 8}, {"dp_shard": 64, "cp": 4, "tp": 4}],
     ids=str,
 )
 @pytest.mark.parametrize("even", [True, False])

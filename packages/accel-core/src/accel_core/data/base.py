@@ -40,6 +40,7 @@ class EpochState:
         order: States of the generators when the order was drawn.
         drawn_late: Whether `order` was captured at the draw of the first index, and not when the epoch began.
         replay: A position whose order is drawn once more in this iteration.
+        advance: Notes in the gradient state that a batch is given; looked up once, not at every batch.
         state: State of the `StatefulDataLoader` behind the batch given last.
     """
 
@@ -54,6 +55,7 @@ class EpochState:
     order: Order | None = None
     drawn_late: bool = False
     replay: dict[str, Any] | None = None
+    advance: Callable[[Any], None] | None = None
     state: Any = None
 
     def without_batches(self) -> EpochState:
@@ -306,13 +308,15 @@ class LoaderBase(DataLoaderAdapter, DataLoaderStateMixin):
             units: How far the step moves the position.
             last: Whether no other batch follows.
         """
-        if not epoch.served:
+        if epoch.skipped and not epoch.served:
             epoch.offset += epoch.skipped
         epoch.offset += units
         epoch.served += 1
-        self.counts = counts
+        # Setting any attribute of a torch loader costs a call, so full steps set none.
+        if self.counts is not counts:
+            self.counts = counts
         if last:
             self.end_of_dataloader = True
             if counts is not None and not self._drop_last:
                 self.remainder = counts.total
-        self.gradient_state._advance(self)
+        (epoch.advance or self.gradient_state._advance)(self)

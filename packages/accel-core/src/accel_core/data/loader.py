@@ -80,6 +80,7 @@ class PreparedLoader(LoaderBase):
         self.set_epoch(self.iteration)
         self.epoch = epoch = EpochState(step=self.skip_batches, skipped_steps=self.skip_batches)
         self.begin()
+        epoch.advance = self.gradient_state._advance
         return epoch
 
     def _agree_on_seed(self) -> None:

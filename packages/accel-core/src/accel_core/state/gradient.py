@@ -160,8 +160,8 @@ class GradientState:
         for reading in self._readings:
             if reading.loader() is dataloader:
                 reading.served += 1
-            else:
-                stale = stale or reading.left_open
+            elif reading.left_open:
+                stale = True
         if stale:
             self._readings = [each for each in self._readings if not (each.left_open and each.is_beside(dataloader))]
         fresh = self._fresh

@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import gc
+import io
+import multiprocessing
+import multiprocessing.util
+import os
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +23,8 @@ __all__ = ["Handle", "finish", "own_ranks", "start"]
 class Handle:
     """A save that is under way.
 
-    The process does not exit before it is done.
+    The process does not exit before it is done. If it fails and nobody asks, the process ends with a report on standard
+    error and status 1.
     """
 
     def __init__(self, work: Callable[[], object], target: Path) -> None:
@@ -25,7 +34,7 @@ class Handle:
         self._thread.start()
 
     def done(self) -> bool:
-        """Tell whether the save has ended, well or not."""
+        """Return whether the save has ended, well or not."""
         return not self._thread.is_alive()
 
     def wait(self, timeout: float | None = None) -> Path:
@@ -55,12 +64,23 @@ class Handle:
             self._error = error
 
 
+class _LastStatus:
+    """Ends the process with status 1 when the interpreter deletes it, after everything else has ended."""
+
+    def __del__(self, leave: Callable[[int], None] = os._exit) -> None:
+        leave(1)
+
+
 _in_flight: Handle | None = None
+_watching = False
 
 
 def start(work: Callable[[], object], target: Path) -> Handle:
     """Start the one save in flight; `finish` must have been called."""
-    global _in_flight
+    global _in_flight, _watching
+    if not _watching:
+        _watching = True
+        _watch_the_end()
     _in_flight = Handle(work, target)
     return _in_flight
 
@@ -79,3 +99,56 @@ def own_ranks(world: World) -> Ranks:
     Every rank calls it, from the thread that trains.
     """
     return Ranks(world, "save_state in the background", lane="checkpoint")
+
+
+def _watch_the_end() -> None:
+    """Have `_report_failure` called when this process ends; every process that is forked from it does so for itself."""
+    if multiprocessing.parent_process() is None:
+        atexit.register(_end_process)
+    else:
+        # A process of multiprocessing ends without atexit, after its finalizers; the lowest priority is called last.
+        multiprocessing.util.Finalize(None, _end_child, exitpriority=-1000)
+    os.register_at_fork(after_in_child=_forget)
+
+
+def _forget() -> None:
+    global _in_flight, _watching
+    _in_flight, _watching = None, False
+
+
+def _end_process() -> None:
+    """Report, and let the status be 1: atexit cannot set it, and leaving here would skip what others registered."""
+    if _report_failure():
+        _flush_open_files()
+        # The attributes of sys go after those of every other module.
+        sys._accel_last_status = _LastStatus()  # type: ignore[attr-defined]
+
+
+def _flush_open_files() -> None:
+    """Write out what files hold back: one that is closed by the interpreter only might be closed too late."""
+    for item in gc.get_objects():
+        if issubclass(type(item), io.IOBase):
+            with contextlib.suppress(OSError, ValueError):
+                item.flush()
+
+
+def _end_child() -> None:
+    if _report_failure():
+        # Not every file: what its parent holds back for one is in a forked process too, and would be written twice.
+        sys.stdout.flush()
+        os._exit(1)
+
+
+def _report_failure() -> bool:
+    """Wait for the save in flight; if it failed and nobody was told, tell standard error."""
+    target = _in_flight.target if _in_flight is not None else None
+    try:
+        finish()
+    except BaseException as error:
+        sys.stderr.write(
+            f"accel: the save of {str(target)!r} in the background failed, and the process ended without asking for "
+            f"its outcome. It ends with status 1.\n{type(error).__name__}: {error}\n"
+        )
+        sys.stderr.flush()
+        return True
+    return False

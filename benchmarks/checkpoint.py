@@ -59,9 +59,9 @@ def warm_memory(nbytes: int) -> None:
 
 def timed(call: Any, nbytes: int) -> float:
     """Return the seconds of a call that fills so much memory or cache, with nothing waiting for the disk beforehand."""
-    disposal = sys.modules.get("accel_core.checkpoint.disposal")
-    if disposal is not None:
-        disposal.wait()
+    deferred_delete = sys.modules.get("accel_core.checkpoint.deferred_delete")
+    if deferred_delete is not None:
+        deferred_delete.wait()
     os.sync()
     warm_memory(nbytes)
     begin = time.perf_counter()

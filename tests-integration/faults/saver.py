@@ -6,11 +6,14 @@ rank is in stands on a board, a small file that survives the process.
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import random
+import shutil
 import signal
 import time
+import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -19,7 +22,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from accel_core.checkpoint import commit, folder, redo, transaction
+from accel_core.checkpoint import commit, folder, transaction
+from accel_core.checkpoint.in_place import Journal
 from accel_core.checkpoint.manifest import Manifest
 from accel_core.checkpoint.parts import FilePart
 from accel_core.checkpoint.ranks import Ranks
@@ -28,7 +32,7 @@ from accel_core.process import world
 
 SETTINGS: dict[str, Any] = globals().get("SETTINGS", {})
 WIDTH = 16
-COMMIT_CALLS = ("open", "close", "fsync", "rename", "replace", "link", "mkdir", "unlink", "rmdir", "scandir", "write")
+CHANGING_CALLS = ("open", "fsync", "rename", "replace", "link", "mkdir", "unlink", "rmdir", "write", "chmod")
 
 
 class Count:
@@ -104,43 +108,88 @@ def watch_phases(board: mmap.mmap, rank: int, pause: float) -> None:
     wrap(transaction, "_make_room", "make room")
     wrap(FilePart, "write", "write")
     wrap(Ranks, "exchange", "agree")
-    wrap(commit, "take_over_foreign_files", "link foreign")
+    wrap(Journal, "prepare", "prepare")
     wrap(Manifest, "write", "manifest")
-    wrap(transaction, "flush_folder", "flush")
-    wrap(commit, "put_in_place", "put in place")
-    wrap(commit, "discard", "delete")
+    wrap(commit, "flush_tree", "flush")
+    wrap(commit, "publish", "put in place")
+    wrap(Journal, "commit", "commit")
+    wrap(Journal, "place", "place")
+    wrap(Journal, "clear", "delete")
     wrap(commit, "prune", "prune")
 
 
 def die_after(calls: int) -> None:
-    """Kill this process after so many system calls of the commit, beginning with the manifest."""
+    """Kill this process after so many system calls from now on."""
     left = [calls]
-    armed = [False]
 
     def wrap(owner: Any, name: str) -> None:
         original = getattr(owner, name)
 
         def wrapped(*args: Any, **kwargs: Any) -> Any:
             result = original(*args, **kwargs)
-            if armed[0]:
-                left[0] -= 1
-                if left[0] <= 0:
-                    os.kill(os.getpid(), signal.SIGKILL)
+            left[0] -= 1
+            if left[0] <= 0:
+                os.kill(os.getpid(), signal.SIGKILL)
             return result
 
         setattr(owner, name, wrapped)
 
-    for name in COMMIT_CALLS:
+    for name in CHANGING_CALLS:
         wrap(os, name)
-    wrap(commit, "_exchange")
-    complete = transaction.Transaction._complete
+    wrap(commit, "_rename_if_absent")
 
-    def armed_complete(self: transaction.Transaction, entries: list[Any]) -> None:
-        armed[0] = True
-        complete(self, entries)
-        armed[0] = False
 
-    transaction.Transaction._complete = armed_complete  # type: ignore[method-assign]
+def save_and_die(run: BareRun, target: str, count: int, calls: int) -> int:
+    """Save in a process of its own that dies after so many system calls; return its exit code."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            fill(run, count)
+            die_after(calls)
+            folder.save_state(run, target)
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def die_at_every_call(run: BareRun, target: str) -> None:
+    """Save and die after the 1st, 2nd, … system call, and again while the next save recovers; load after each death."""
+
+    def on_disk() -> int:
+        there = commit.latest(folder.checkpoints_folder(run)) if SETTINGS["automatic"] else commit.find(Path(target))
+        if there is None:
+            return 0
+        folder.load_state(run, None if SETTINGS["automatic"] else target)
+        return count_of(run)
+
+    code, calls, before = -signal.SIGKILL, 0, on_disk()
+    while code:
+        calls += 1
+        for deadly in (calls, random.randrange(1, 20))[: 1 + (calls % 3 == 0)]:
+            if SETTINGS.get("fresh") and deadly == calls:
+                for name in os.listdir(SETTINGS["directory"]):
+                    if "ckpt" in name:
+                        shutil.rmtree(os.path.join(SETTINGS["directory"], name))
+                before = 0
+            code = save_and_die(run, target, before + 1, deadly)
+            found = on_disk()
+            assert found in (before, before + 1), f"{deadly} calls: {before} was there, and {found} was loaded"
+            assert code in (0, -signal.SIGKILL)
+            assert code or found == before + 1
+            before = found
+            if code == 0:
+                break
+    with open(SETTINGS["log"], "a") as log:
+        log.write(f"{calls}\n")
+
+
+def no_links(*args: Any, **kwargs: Any) -> None:
+    """Be a filesystem that has no hard links."""
+    raise OSError(errno.EPERM, "Operation not permitted")
 
 
 def main() -> None:
@@ -156,14 +205,18 @@ def main() -> None:
         "ACCELERATE_DEBUG_RDV_FILE": SETTINGS["meeting"],
     }
     random.seed(SETTINGS["seed"] + rank)
-    if SETTINGS.get("inside"):
-        redo.is_needed = Path.is_dir
+    if SETTINGS.get("plain"):
+        os.link = no_links
+        commit._renameat2 = lambda: None  # type: ignore[assignment, misc]
     world.ensure(cpu=True, timeout=timedelta(seconds=SETTINGS.get("timeout", 60)))
     run = build()
     run.project.project_dir = SETTINGS["directory"]
     run.project.automatic_checkpoint_naming = SETTINGS["automatic"]
     run.project.total_limit = 2
     target = os.path.join(SETTINGS["directory"], "ckpt")
+    if SETTINGS.get("every_call"):
+        die_at_every_call(run, target)
+        return
     there = commit.latest(folder.checkpoints_folder(run)) if SETTINGS["automatic"] else commit.find(Path(target))
     if there is not None:
         folder.load_state(run, None if SETTINGS["automatic"] else target)
@@ -171,8 +224,6 @@ def main() -> None:
     with open(SETTINGS["board"], "r+b") as file, mmap.mmap(file.fileno(), 0) as board:
         if SETTINGS.get("pause") is not None:
             watch_phases(board, rank, SETTINGS["pause"])
-        if SETTINGS.get("die_after"):
-            die_after(SETTINGS["die_after"])
         for count in range(begin, begin + SETTINGS["saves"]):
             fill(run, count)
             folder.save_state(run, target)

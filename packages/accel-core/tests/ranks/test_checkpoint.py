@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from accel_core.accelerator import Accelerator
-from accel_core.checkpoint import background, folder, payload, preemption
+from accel_core.checkpoint import background, commit, folder, payload, preemption
 from accel_core.checkpoint.run import BareRun
 from accel_core.comm.objects import gather_object
 from accel_core.errors import CheckpointDamagedError, CheckpointError, CheckpointMismatchError
@@ -192,6 +192,82 @@ def test_nodes_without_a_common_disk_get_a_folder_each(tmp_path: Path) -> None:
     folder.save_state(own, disk / "second")
     assert ("model.safetensors" in os.listdir(disk / "second")) == (rank == 0)
     assert "accel_manifest.json" in os.listdir(disk / "second")
+
+
+def on_own_disk(own: BareRun) -> BareRun:
+    """Let a run believe that its rank is a machine of its own, with a disk of its own."""
+    own.world = replace(own.world, local_rank=0, local_size=1)
+    own.project.save_on_each_node = True
+    return own
+
+
+def save_and_stop(own: BareRun, target: Path, step: str, stopping: int) -> None:
+    """Save as far as a rank that is killed at a step lets the ranks come; neither tidies up, as if killed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(commit, "undo", lambda staging, target: None)
+        if step == "publish":
+            publish = commit.publish
+            patch.setattr(commit, "publish", stop if own.world.rank == stopping else publish)
+        elif own.world.rank == stopping:
+            patch.setattr(*{"write": (payload, "write_object"), "complete": (commit, "complete")}[step], stop)
+        raised(folder.save_state, own, target)
+
+
+def stop(*args: Any, **kwargs: Any) -> Any:
+    """Come no further."""
+    raise OSError(5, "killed here")
+
+
+@world(2)
+def test_ranks_with_their_own_disks_load_the_same_save(tmp_path: Path) -> None:
+    """One rank is killed at any step of a save: both load the newest save that both hold, named and numbered."""
+    rank = ensure().rank
+    for automatic in (False, True):
+        for step in ("write", "complete", "publish"):
+            disk = tmp_path / f"{automatic}-{step}" / f"node{rank}"
+            own = on_own_disk(build(1))
+            own.project.set_directories(str(disk))
+            own.project.automatic_checkpoint_naming = automatic
+            folder.save_state(own, disk / "ckpt")
+            own.step = 2
+            save_and_stop(own, disk / "ckpt", step, stopping=1)
+            other = on_own_disk(build(9))
+            other.project.set_directories(str(disk))
+            other.project.automatic_checkpoint_naming = automatic
+            folder.load_state(other, None if automatic else disk / "ckpt")
+            expected = 2 if step == "publish" else 1
+            assert everywhere(other.step) == [expected] * 2
+            other.step = 3
+            folder.save_state(other, disk / "ckpt")
+            again = on_own_disk(build(9))
+            again.project.set_directories(str(disk))
+            again.project.automatic_checkpoint_naming = automatic
+            folder.load_state(again, None if automatic else disk / "ckpt")
+            assert everywhere(again.step) == [3, 3]
+
+
+@world(2)
+def test_ranks_that_load_different_checkpoints_are_refused(tmp_path: Path) -> None:
+    """Each rank names another folder: the same error everywhere, with who has what, and no rank is changed."""
+    for number in range(2):
+        folder.save_state(build(number), tmp_path / f"ckpt{number}")
+    other = build(5)
+    weight = other.models[0].weight.clone()
+    errors = everywhere(raised(folder.load_state, other, tmp_path / f"ckpt{other.world.rank}"))
+    assert errors[0] == errors[1]
+    assert errors[0][0] == CheckpointMismatchError.__name__
+    assert "rank 0: save " in errors[0][1]
+    assert "rank 1: save " in errors[0][1]
+    for number in range(2):
+        for name in ("accel_manifest.json", "accel_progress.json"):
+            if other.world.rank == 0:
+                (tmp_path / f"ckpt{number}" / name).unlink()
+    dist.barrier()
+    errors = everywhere(raised(folder.load_state, other, tmp_path / f"ckpt{other.world.rank}"))
+    assert errors[0] == errors[1]
+    assert "do not hold the same save" in errors[0][1]
+    assert torch.equal(other.models[0].weight, weight)
+    folder.load_state(other, tmp_path / "ckpt1")
 
 
 @world(2)

@@ -1,47 +1,112 @@
-"""Putting a finished folder in place in one step, and settling what a crash left behind.
+"""Making a save the checkpoint in one step, finding the newest one, and settling what a crash left behind.
 
-The states that a crash can leave, and what becomes of each, are the table in docs/concepts/checkpoints.md.
+A target that does not exist is made beside its place and renamed. A target that exists is saved into without being
+moved (`in_place`): renaming a hidden folder inside it is the commit. The states that a crash can leave:
+
+| # | target | elsewhere | loading gives | next save |
+|---|---|---|---|---|
+| 1 | absent | – | nothing | – |
+| 2 | whole | – | target | – |
+| 3 | absent | beside: incomplete | nothing | deletes it |
+| 4 | absent | beside: complete | what is beside | renames it |
+| 5 | whole | inside: writing, complete or not | target | deletes it |
+| 6 | no checkpoint | inside: writing, incomplete | nothing | deletes it |
+| 7 | no checkpoint | inside: writing, complete | what is inside | commits and places it |
+| 8 | any, a mixture too | inside: committed | what is inside | places it |
+| 9 | whole | inside: gone, in any state | target | deletes it |
+| 10 | no checkpoint, foreign files | beside: complete | what is beside | moves it inside, places it |
+| 11 | without its manifest | inside: a note of what is deleted | nothing | deletes the rest of it |
+| 12 | damaged by something else | – | an error | replaces it |
+
+and those of versions that exchanged whole folders: whatever complete folder they left beside a target that is none
+(`.tmp-`, then `.old-`), or inside a target that they could not exchange, which counted before the target itself.
+
+Where every machine has its own disk, all disks are prepared (5) before any is committed (8): a kill leaves either every
+disk with the save before, or every disk with the new one. docs/concepts/checkpoints.md says the same for users.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import functools
+import json
 import logging
 import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from accel_core.checkpoint import disposal, names, redo
-from accel_core.checkpoint.digest import flush_folder
+from accel_core._records import record
+from accel_core.checkpoint import deferred_delete, names
+from accel_core.checkpoint.digest import HashingFile, digest_of_bytes, flush_folder
+from accel_core.checkpoint.in_place import lies_inside, owned_files, state_journal
 from accel_core.checkpoint.manifest import Manifest, is_complete
 from accel_core.errors import CheckpointError
 
 __all__ = [
-    "discard",
+    "Held",
+    "complete",
     "find",
+    "flush_tree",
+    "holdings",
     "latest",
-    "leftovers",
     "numbered",
     "prune",
-    "put_in_place",
+    "publish",
     "settle",
     "stage",
     "staging_of",
-    "take_over_foreign_files",
+    "undo",
+    "unsettled",
 ]
 
 logger = logging.getLogger(__name__)
 
-_RENAME_EXCHANGE = 2
+_RENAME_NOREPLACE = 1
 _AT_FDCWD = -100
-_NO_EXCHANGE = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP)
+_NOT_SUPPORTED = frozenset({errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP})
+_PRUNED = "pruned.json"
+_PREFIX = "checkpoint_"
+
+
+@record(frozen=True)
+class Held:
+    """One checkpoint that a disk holds for a target.
+
+    Attributes:
+        folder: Where its files are.
+        identity: Which save it is; the same on all disks that this save was written to.
+        whole: Whether all of its files are there with their sizes.
+        settled: Whether its save was committed, as far as this disk knows.
+        written_at: Nanoseconds since the epoch.
+    """
+
+    folder: Path
+    identity: str
+    whole: bool
+    settled: bool
+    written_at: int
+
+    @property
+    def of_this_version(self) -> bool:
+        """Whether its save has an id: older versions gave none."""
+        return self.identity.startswith("save ")
 
 
 def stage(target: Path, identity: str) -> Path:
-    """Make the empty folder that a save to `target` writes into; folders that are made above it are flushed too."""
+    """Make the empty folder that the save `identity` writes into; folders that are made above it are flushed too.
+
+    Raises:
+        CheckpointError: The target is no folder.
+    """
+    if os.path.lexists(target):
+        if not target.is_dir():
+            raise CheckpointError(
+                f"A checkpoint is saved into a folder; {str(target)!r} is none. Move it, or pass another folder."
+            )
+        return state_journal(target).begin(identity)
     made = []
     place = target.parent
     while not place.exists():
@@ -50,132 +115,129 @@ def stage(target: Path, identity: str) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
     for folder in made:
         flush_folder(folder.parent)
-    staging = staging_of(target, identity)
+    staging = names.beside(target, names.STAGING, identity)
     staging.mkdir()
     return staging
 
 
-def staging_of(target: Path, identity: str) -> Path:
-    """Return the folder that a save to `target` writes into: beside it, or inside where it cannot be exchanged."""
-    if redo.is_needed(target):
-        return redo.staging_of(target, identity)
-    return names.beside(target, names.STAGING, identity)
+def staging_of(target: Path, identity: str) -> Path | None:
+    """Return the folder that `stage` made; `None` on a disk where it did not."""
+    inside = state_journal(target).staging_of(identity)
+    beside = names.beside(target, names.STAGING, identity)
+    return inside if inside.is_dir() else beside if beside.is_dir() else None
 
 
-def put_in_place(staging: Path, target: Path, identity: str) -> None:
-    """Make `staging` the checkpoint `target` in one step, and delete what was there.
+def complete(staging: Path, target: Path, manifest: Manifest) -> None:
+    """Finish what was staged, all of it on disk: from then on it can be published.
 
     Args:
-        staging: A complete folder beside the target, flushed to disk.
-        target: Where the checkpoint belongs.
-        identity: Id of this save.
+        staging: What `stage` returned, with every file but the manifest.
+        target: Where it belongs.
+        manifest: The list of its files.
 
     Raises:
-        CheckpointError: The target is something that cannot be replaced.
+        CheckpointError: Something in the target stands where a file belongs.
     """
-    if staging.parent == target:
-        redo.apply(staging, target)
-        _discard_previous(staging, target / target.name, target)
-        return
-    try:
-        os.rename(staging, target)
-    except OSError as error:
-        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-            raise CheckpointError(
-                f"The checkpoint {str(target)!r} cannot be put in place; found {error.strerror} when renaming "
-                f"{str(staging)!r}. The target must be a folder."
-            ) from error
-    else:
-        flush_folder(target.parent)
-        return
-    previous = staging
-    if not _exchange(staging, target):
-        previous = names.beside(target, names.OLD, identity)
-        os.rename(target, previous)
-        try:
-            os.rename(staging, target)
-        except OSError:
-            os.rename(previous, target)
-            raise
-    flush_folder(target.parent)
-    _discard_previous(previous, target, target)
+    if staging.parent != target.parent:
+        state_journal(target).prepare(staging, *owned_files(target))
+    manifest.write(staging)
+    flush_tree(staging)
 
 
-def _discard_previous(folder: Path, name: Path, target: Path) -> None:
-    """Delete what a save does not need any more; the checkpoint is complete already, so a failure is no error."""
-    try:
-        discard(folder, name)
-    except OSError as error:
-        logger.warning(
-            "The checkpoint %s is complete, but what was there before could not be deleted: %s. "
-            "The next save to the same folder tries again.",
-            target,
-            error,
-        )
-
-
-def discard(folder: Path, target: Path) -> None:
-    """Delete a folder; from the first moment on nothing takes it for a checkpoint.
-
-    The space of large files is freed a little later: `disposal.wait` waits for that.
+def publish(staging: Path, target: Path) -> None:
+    """Make `staging` the checkpoint in one step, and bring its files to their places.
 
     Args:
-        folder: What to delete.
-        target: The checkpoint beside which it stands, or `folder` itself.
+        staging: What `complete` finished.
+        target: Where it belongs.
+
+    Raises:
+        CheckpointError: It says which checkpoint stands now.
     """
-    gone = folder
-    parsed = names.split_beside(folder.name)
-    if parsed is None or parsed[0] != names.GONE:
-        gone = names.beside(target, names.GONE, names.fresh_id())
-        os.rename(folder, gone)
-        if parsed is None:
-            flush_folder(gone.parent)
-    disposal.remove(gone)
+    journal = state_journal(target)
+    try:
+        if staging.parent == target.parent and _rename_if_absent(staging, target):
+            _flush_renamed(target)
+            return
+        if staging.parent == target.parent:
+            # Somebody made the folder while this save was written: it is theirs, and is saved into like any other.
+            journal.prepare(staging, *owned_files(target))
+            flush_tree(staging)
+        committed = journal.commit(staging)
+    except OSError as error:
+        raise CheckpointError(
+            f"The save to {str(target)!r} could not be committed; found {error}. What was there before stands. See to "
+            "the cause and save again."
+        ) from error
+    try:
+        journal.place(committed)
+    except OSError as error:
+        raise CheckpointError(
+            f"The new checkpoint stands, and load_state({str(target)!r}) reads it from {str(committed)!r}, but not all "
+            f"of its files could be put in place; found {error}. See to the cause and save again."
+        ) from error
+    _clear(target)
 
 
-def leftovers(target: Path) -> Iterator[tuple[str, Path]]:
-    """Yield prefix and path of every folder that saves to `target` left beside it."""
-    if not target.parent.is_dir():
-        return
-    for entry in sorted(os.scandir(target.parent), key=lambda entry: entry.name):
-        parsed = names.split_beside(entry.name)
-        if parsed is not None and parsed[1] == target.name and entry.is_dir(follow_symlinks=False):
-            yield parsed[0], Path(entry.path)
+def undo(staging: Path, target: Path) -> None:
+    """Delete what a save that is not to be committed wrote; what cannot be deleted is left for the next save."""
+    with contextlib.suppress(OSError):
+        if staging.parent == target.parent:
+            _discard(staging, target)
+        else:
+            state_journal(target).clear()
+
+
+def holdings(target: Path) -> list[Held]:
+    """Return what this disk holds for a target, best first; empty where there is nothing to read."""
+    journal = state_journal(target)
+    committed = journal.committed()
+    if committed is not None:
+        # The target may be a mixture now, whatever its own manifest says.
+        return [_held(committed, settled=True)]
+    placed = _held(target, settled=True) if target.is_dir() else None
+    found = [_held(path, settled=False) for path in journal.prepared()]
+    if placed is None or not placed.whole or not placed.of_this_version:
+        # Only older versions leave something beside or inside a folder that holds a checkpoint.
+        pending = _pending_of_older(target)
+        if pending is not None:
+            return [_held(pending, settled=True)]
+        found += [_held(path, settled=False) for path in _complete_beside(target)]
+    if placed is not None:
+        found.append(placed)
+    return sorted(found, key=lambda held: (held.whole, held.settled), reverse=True)
 
 
 def find(target: Path) -> Path | None:
     """Return the folder that holds the newest complete checkpoint saved to `target`; `None` if there is none."""
-    inside = redo.pending(target)
-    if inside is not None:
-        return inside
-    if is_complete(target):
-        return target
-    candidates = [
-        (prefix == names.STAGING, _written_at(path), path)
-        for prefix, path in leftovers(target)
-        if prefix != names.GONE and is_complete(path, foreign=prefix == names.OLD)
-    ]
-    return max(candidates)[2] if candidates else None
+    best = next(iter(holdings(target)), None)
+    return best.folder if best is not None and best.whole else None
 
 
-def settle(target: Path) -> None:
-    """Bring `target` and what stands beside it to rest: recover what is complete, delete the rest."""
-    best = find(target)
-    if best is not None and best.parent == target:
-        redo.apply(best, target)
-    elif best is not None and best != target:
-        if os.path.lexists(target):
-            take_over_foreign_files(target, best)
-            discard(target, target)
-        os.rename(best, target)
-        flush_folder(target.parent)
-    for path in list(redo.folders(target)):
-        discard(path, target / target.name)
-    for _, path in list(leftovers(target)):
-        discard(path, target)
+def settle(target: Path, identity: str | None = None) -> None:
+    """Bring a target to rest: put in place what is to be kept, delete the rest of what saves left.
+
+    Args:
+        target: The checkpoint.
+        identity: The save that the disks of all ranks hold, empty if there is none: then nothing counts that was not
+            committed. Where `None`, what this disk holds best.
+    """
+    journal = state_journal(target)
+    if os.path.lexists(journal.folder / _PRUNED):
+        _delete_pruned(target)
+    whole = [held for held in holdings(target) if held.whole]
+    counting = whole if identity is None else [held for held in whole if held.settled]
+    best = next((held for held in whole if held.identity == identity), next(iter(counting), None))
+    older = [] if best is not None and best.of_this_version else list(_left_inside_by_older(target))
+    if best is not None and best.folder != target:
+        _adopt(best.folder, target)
+    if os.path.lexists(journal.folder):
+        journal.clear()
+    for path in [*_left_beside(target), *older]:
+        _discard(path, target)
 
 
-def latest(directory: Path, prefix: str = "checkpoint_") -> Path | None:
+def latest(directory: Path, prefix: str = _PREFIX) -> Path | None:
     """Return the latest complete checkpoint in a directory, or `None`.
 
     Args:
@@ -183,7 +245,7 @@ def latest(directory: Path, prefix: str = "checkpoint_") -> Path | None:
         prefix: What stands before the number.
 
     Returns:
-        The folder; it may be one that a crash left under another name beside its target.
+        The folder; it may be one that a crash left under another name beside its target, or inside it.
     """
     for target in reversed(numbered(directory, prefix)):
         found = find(target)
@@ -192,75 +254,219 @@ def latest(directory: Path, prefix: str = "checkpoint_") -> Path | None:
     return None
 
 
-def numbered(directory: Path, prefix: str = "checkpoint_") -> list[Path]:
-    """Return the checkpoints in a directory by rising number, also those that stand only under a name beside theirs."""
+def numbered(directory: Path, prefix: str = _PREFIX) -> list[Path]:
+    """Return the folders named like checkpoints by rising number, also those that a crash left beside their names.
+
+    A number is written as accel writes it: `checkpoint_0001` is not one of the series.
+    """
     found: dict[int, Path] = {}
     if directory.is_dir():
         for entry in os.scandir(directory):
             parsed = names.split_beside(entry.name)
             name = parsed[1] if parsed else entry.name
             number = name[len(prefix) :]
-            if name.startswith(prefix) and number.isdecimal() and entry.is_dir(follow_symlinks=False):
+            canonical = number.isascii() and number.isdecimal() and number == str(int(number))
+            if name.startswith(prefix) and canonical and entry.is_dir(follow_symlinks=False):
                 found[int(number)] = directory / name
     return [found[number] for number in sorted(found)]
 
 
-def prune(newest: Path, limit: int, prefix: str = "checkpoint_") -> None:
+def unsettled(directory: Path, prefix: str = _PREFIX) -> list[Path]:
+    """Return the numbered checkpoints of a directory that a crash left something of."""
+    if not directory.is_dir():
+        return []
+    beside = {parsed[1] for parsed in map(names.split_beside, os.listdir(directory)) if parsed}
+    return [
+        target
+        for target in numbered(directory, prefix)
+        if target.name in beside or os.path.lexists(state_journal(target).folder)
+    ]
+
+
+def prune(newest: Path, limit: int, prefix: str = _PREFIX) -> None:
     """Delete the oldest of a numbered series, so that `limit` remain; never `newest`, which is complete.
+
+    Folders that no save wrote are not counted and not touched, whatever their names; of a checkpoint, what others put
+    into it stays.
 
     Args:
         newest: The checkpoint that was just put in place.
         limit: How many to keep, at least one.
         prefix: What stands before the number.
     """
-    others = [target for target in numbered(newest.parent, prefix) if target != newest and target.is_dir()]
+    others = [
+        target
+        for target in numbered(newest.parent, prefix)
+        if target != newest and target.is_dir() and owned_files(target)[0]
+    ]
     for target in others[: max(0, len(others) + 1 - max(1, limit))]:
-        discard(target, target)
+        _delete_or_warn(target)
 
 
-def take_over_foreign_files(target: Path, staging: Path) -> None:
-    """Hard-link into `staging` whatever lies in `target` and is not part of a checkpoint.
-
-    Links stay links; folders are made anew. A file that the new checkpoint holds too is left out.
-    """
-    if not target.is_dir():
-        return
-    listed = _listed(target)
-    _take_over(target, staging, Path(), listed)
+def flush_tree(folder: Path) -> None:
+    """Flush the entries of a folder and of all folders in it to disk."""
+    for place, _, _ in os.walk(folder, topdown=False):
+        flush_folder(Path(place))
 
 
-def _take_over(source: Path, destination: Path, below: Path, listed: frozenset[str]) -> None:
-    for entry in os.scandir(source / below):
-        inner = below / entry.name
-        copy = destination / inner
-        if entry.is_dir(follow_symlinks=False):
-            made = not copy.is_dir()
-            copy.mkdir(exist_ok=True)
-            _take_over(source, destination, inner, listed)
-            if made and not os.listdir(copy) and os.listdir(source / inner):
-                copy.rmdir()
-            continue
-        ours = inner.as_posix() in listed or (below == Path() and names.belongs_to_checkpoint(entry.name))
-        if not ours and not os.path.lexists(copy):
-            _link(source / inner, copy)
-
-
-def _link(source: Path, copy: Path) -> None:
+def _held(folder: Path, *, settled: bool) -> Held:
     try:
-        os.link(source, copy, follow_symlinks=False)
-    except OSError as error:
-        if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, *_NO_EXCHANGE):
-            raise
-        shutil.copy2(source, copy, follow_symlinks=False)
-
-
-def _listed(target: Path) -> frozenset[str]:
-    """Return the names that the manifest of the previous checkpoint lists; none where it cannot be read."""
-    try:
-        manifest = Manifest.read(target)
+        manifest = Manifest.read(folder)
     except (CheckpointError, OSError):
-        return frozenset()
-    return frozenset(entry.name for entry in manifest.entries) if manifest else frozenset()
+        return Held(folder, "damaged", False, settled, 0)
+    if manifest is None:
+        return Held(folder, "", is_complete(folder), settled, 0)
+    identity = f"save {manifest.save}" if manifest.save else f"content {_content_of(manifest)}"
+    return Held(folder, identity, is_complete(folder), settled, manifest.written_at)
+
+
+def _content_of(manifest: Manifest) -> str:
+    """Return what stands for the id in a manifest that has none: a digest of what all ranks share."""
+    shared = sorted(
+        f"{entry.name} {entry.digest}"
+        for entry in manifest.entries
+        if entry.name.startswith((names.SAFE_MODEL_NAME, names.MODEL_NAME, names.OPTIMIZER_NAME, names.PROGRESS_NAME))
+    )
+    return digest_of_bytes("\n".join(shared).encode())[:12]
+
+
+def _left_beside(target: Path) -> Iterator[Path]:
+    """Yield every folder that saves to `target` left beside it."""
+    if target.parent.is_dir():
+        for entry in sorted(os.scandir(target.parent), key=lambda entry: entry.name):
+            if names.is_beside(entry.name, target) and entry.is_dir(follow_symlinks=False):
+                yield Path(entry.path)
+
+
+def _complete_beside(target: Path) -> list[Path]:
+    """Return what is complete beside a target, best first."""
+    found = [
+        (path.name.startswith(names.STAGING), _written_at(path), path)
+        for path in _left_beside(target)
+        if not path.name.startswith(names.GONE) and is_complete(path, foreign=path.name.startswith(names.OLD))
+    ]
+    return [path for _, _, path in sorted(found, reverse=True)]
+
+
+def _left_inside_by_older(target: Path) -> Iterator[Path]:
+    """Yield what versions that exchanged folders left inside a target that they could not exchange."""
+    if target.is_dir():
+        for entry in sorted(os.scandir(target), key=lambda entry: entry.name):
+            parsed = names.split_beside(entry.name)
+            if parsed is not None and parsed[1] == target.name:
+                yield Path(entry.path)
+
+
+def _pending_of_older(target: Path) -> Path | None:
+    found = [
+        path
+        for path in _left_inside_by_older(target)
+        if path.name.startswith(names.STAGING) and path.is_dir() and is_complete(path, foreign=False)
+    ]
+    return max(found, key=_written_at) if found else None
+
+
+def _adopt(folder: Path, target: Path) -> None:
+    """Bring a complete folder, from wherever a crash left it, to its place."""
+    journal = state_journal(target)
+    if folder.parent == target.parent and _rename_if_absent(folder, target):
+        flush_folder(target.parent)
+        return
+    if folder != journal.committed():
+        if folder.stat().st_dev != target.stat().st_dev:
+            copied = journal.begin(names.fresh_id())
+            shutil.copytree(folder, copied, symlinks=True, dirs_exist_ok=True)
+            os.sync()
+            folder = copied
+        journal.prepare(folder, *owned_files(target))
+        flush_tree(folder)
+        folder = journal.commit(folder)
+    journal.place(folder)
+
+
+def _delete_or_warn(target: Path) -> None:
+    try:
+        _begin_to_delete(target)
+    except OSError as error:
+        logger.warning("The checkpoint %s beyond total_limit could not be deleted: %s.", target, error)
+
+
+def _begin_to_delete(target: Path) -> None:
+    """Note which files of a checkpoint go, and delete them, and its folder unless others keep something there."""
+    journal = state_journal(target)
+    owned, _ = owned_files(target)
+    owned.append(names.MANIFEST_NAME)
+    journal.folder.mkdir(mode=0o700, exist_ok=True)
+    (journal.folder / _PRUNED).unlink(missing_ok=True)
+    with HashingFile(journal.folder / _PRUNED) as file:
+        file.write(json.dumps(sorted(owned)).encode())
+    flush_folder(journal.folder)
+    flush_folder(target)
+    _delete_pruned(target)
+
+
+def _delete_pruned(target: Path) -> None:
+    journal = state_journal(target)
+    note = journal.folder / _PRUNED
+    try:
+        owned = [name for name in json.loads(note.read_bytes()) if isinstance(name, str)]
+    except ValueError:
+        owned = []  # a crash left a part of the note: nothing was deleted yet
+    owned = [name for name in owned if lies_inside(target, name)]
+    # What says that a checkpoint is whole goes first, so that no half of one is taken for one.
+    for name in (names.MANIFEST_NAME, names.random_states_name(0)) if owned else ():
+        (target / name).unlink(missing_ok=True)
+    held = [deferred_delete.hold(target / name) for name in owned]
+    for name in owned:
+        with contextlib.suppress(NotADirectoryError):
+            (target / name).unlink(missing_ok=True)
+    deferred_delete.release([descriptor for descriptor in held if descriptor is not None])
+    note.unlink()
+    with contextlib.suppress(OSError):
+        journal.folder.rmdir()
+    folders = {parent for name in owned for parent in Path(name).parents}
+    for folder in sorted(folders, key=lambda folder: -len(folder.parts)):
+        # A folder in which others keep something is not empty, and stays.
+        with contextlib.suppress(OSError):
+            (target / folder).rmdir()
+
+
+def _discard(folder: Path, target: Path) -> None:
+    """Delete a folder that a save left; from the first moment on nothing takes it for a checkpoint."""
+    gone = folder
+    try:
+        if not folder.name.startswith(names.GONE):
+            gone = names.beside(folder.parent / target.name, names.GONE, names.fresh_id())
+            os.rename(folder, gone)
+        if gone.is_dir() and not gone.is_symlink():
+            deferred_delete.remove(gone)
+        else:
+            gone.unlink()
+    except OSError as error:
+        logger.warning("What an earlier save left could not be deleted: %s. The next save tries again.", error)
+
+
+def _flush_renamed(target: Path) -> None:
+    try:
+        flush_folder(target.parent)
+    except OSError as error:
+        raise CheckpointError(
+            f"The new checkpoint {str(target)!r} is whole and in its place, but a power loss may take it: its name "
+            f"could not be flushed to disk; found {error}. See to the disk and save again."
+        ) from error
+
+
+def _clear(target: Path) -> None:
+    """Delete what a save does not need any more; the checkpoint is in its place already, so a failure is no error."""
+    try:
+        state_journal(target).clear()
+    except OSError as error:
+        logger.warning(
+            "The checkpoint %s is complete, but what the save left could not be deleted: %s. "
+            "The next save to the same folder tries again.",
+            target,
+            error,
+        )
 
 
 def _written_at(folder: Path) -> int:
@@ -274,15 +480,27 @@ def _renameat2() -> Callable[..., int] | None:
     return getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
 
 
-def _exchange(first: Path, second: Path) -> bool:
-    """Exchange two folders in one step; return whether the system can."""
+def _rename_if_absent(source: Path, target: Path) -> bool:
+    """Rename a folder unless the target exists; return whether it was done.
+
+    Where the system cannot do both in one step, an empty folder that appears in between is replaced.
+    """
     renameat2 = _renameat2()
-    if renameat2 is None:
+    if renameat2 is not None:
+        flags = ctypes.c_uint(_RENAME_NOREPLACE)
+        if renameat2(_AT_FDCWD, os.fsencode(source), _AT_FDCWD, os.fsencode(target), flags) == 0:
+            return True
+        number = ctypes.get_errno()
+        if number == errno.EEXIST:
+            return False
+        if number not in _NOT_SUPPORTED:
+            raise OSError(number, os.strerror(number), str(source), None, str(target))
+    if os.path.lexists(target):
         return False
-    done = renameat2(_AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second), ctypes.c_uint(_RENAME_EXCHANGE))
-    if done == 0:
-        return True
-    number = ctypes.get_errno()
-    if number in _NO_EXCHANGE:
-        return False
-    raise OSError(number, os.strerror(number), str(first), None, str(second))
+    try:
+        os.rename(source, target)
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+            return False
+        raise
+    return True

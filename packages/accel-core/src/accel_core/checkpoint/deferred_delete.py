@@ -1,4 +1,4 @@
-"""Deleting large folders without waiting until the disk has freed their blocks."""
+"""Deleting and replacing large files without waiting until the disk has freed their blocks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["remove", "wait"]
+__all__ = ["hold", "release", "remove", "wait"]
 
 _LARGE = 1 << 20
 _MOST_HELD = 64
@@ -19,19 +19,53 @@ _MOST_HELD = 64
 _freeing: list[threading.Thread] = []
 
 
+def hold(path: str | os.PathLike[str]) -> int | None:
+    """Open a large file that has no other name, so that its blocks outlive its name.
+
+    Args:
+        path: A file that is about to be deleted or replaced.
+
+    Returns:
+        A descriptor for `release`; `None` for anything that is freed quickly.
+    """
+    # Opening another's file can fail for any reason that the file has; then its blocks are freed at once instead.
+    with contextlib.suppress(OSError):
+        found = os.lstat(path)
+        if stat.S_ISREG(found.st_mode) and found.st_nlink == 1 and found.st_size >= _LARGE:
+            return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    return None
+
+
+def release(held: list[int]) -> None:
+    """Close what `hold` opened, in a thread: it waits while the system frees the blocks.
+
+    If the process dies first, the system closes them.
+    """
+    if not held:
+        return
+    thread = threading.Thread(target=_close, args=(held,), name="accel-deferred-delete", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:  # the interpreter is about to end
+        _close(held)
+    else:
+        _freeing.append(thread)
+
+
 def remove(folder: Path) -> None:
     """Delete a folder; its names are gone when the call returns, the space of its large files a little later.
-
-    A file that is open loses its name at once and its blocks when it is closed, which a thread does. If the process
-    dies first, the system closes it.
 
     Args:
         folder: What to delete.
 
     Raises:
-        OSError: Something in it cannot be deleted.
+        OSError: Something in it cannot be deleted, or is the root of another filesystem; then nothing was deleted.
     """
-    held = list(_hold(folder))
+    for place, inner, _ in os.walk(folder):
+        for name in inner:
+            if os.path.ismount(os.path.join(place, name)):
+                raise OSError(errno.EBUSY, "Another filesystem is mounted in it", os.path.join(place, name))
+    held = list(_hold_all(folder))
     try:
         shutil.rmtree(folder)
     except OSError as error:
@@ -41,33 +75,24 @@ def remove(folder: Path) -> None:
             raise
         # A network filesystem gives an open file that is deleted another name in its folder until it is closed.
         shutil.rmtree(folder)
-    if held:
-        thread = threading.Thread(target=_close, args=(held,), name="accel-disposal", daemon=True)
-        try:
-            thread.start()
-        except RuntimeError:  # the interpreter is about to end
-            _close(held)
-        else:
-            _freeing.append(thread)
+    release(held)
 
 
 def wait() -> None:
-    """Wait until the space of everything that was removed is free."""
+    """Wait until the space of everything that was removed or released is free."""
     while _freeing:
         _freeing.pop().join()
 
 
-def _hold(folder: Path) -> Iterator[int]:
-    """Open the large files of a folder that have no other name; at most so many."""
+def _hold_all(folder: Path) -> Iterator[int]:
+    """Hold the large files of a folder; at most so many."""
     count = 0
     for place, _, files in os.walk(folder):
         for name in files:
-            path = os.path.join(place, name)
-            with contextlib.suppress(OSError):
-                found = os.lstat(path)
-                if stat.S_ISREG(found.st_mode) and found.st_nlink == 1 and found.st_size >= _LARGE:
-                    yield os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-                    count += 1
+            held = hold(os.path.join(place, name))
+            if held is not None:
+                yield held
+                count += 1
             if count == _MOST_HELD:
                 return
 

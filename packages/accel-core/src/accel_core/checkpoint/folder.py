@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from accel_core.checkpoint import background, commit, names, progress, stateful
+from accel_core._records import record
+from accel_core.checkpoint import background, names, progress, stateful
+from accel_core.checkpoint.agreement import agree_on_latest, agree_on_save, together
 from accel_core.checkpoint.format import CheckpointFormat, Part, Source
 from accel_core.checkpoint.manifest import Manifest
+from accel_core.checkpoint.opened import Opened
 from accel_core.checkpoint.plain import PLAIN
 from accel_core.checkpoint.ranks import Ranks
 from accel_core.checkpoint.report import Finding, Restoration, RestoreReport
 from accel_core.checkpoint.run import Run
 from accel_core.checkpoint.staging import Buffers
 from accel_core.checkpoint.transaction import Transaction
-from accel_core.errors import CheckpointError, CheckpointNotFoundError, ConfigurationError, UnsafeCheckpointError
+from accel_core.errors import CheckpointDamagedError, CheckpointError, ConfigurationError, UnsafeCheckpointError
 
 __all__ = ["checkpoints_folder", "load_state", "save_state"]
 
@@ -26,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 _buffers = Buffers()
 _CHECKERS = 2
+_ATTEMPTS = 10
+_PAUSE = 0.001
 
 
 def save_state(
@@ -52,43 +58,41 @@ def save_state(
         The folder; with `blocking=False` a `background.Handle`.
 
     Raises:
-        CheckpointError: Writing failed on some rank; every rank raises the same, and what was there before is intact.
+        CheckpointError: Writing failed on some rank; every rank raises the same, and it says which checkpoint stands.
         ConfigurationError: No folder was given, or the automatic name is taken.
     """
     background.finish()
     ranks = Ranks(run.world, "save_state")
-    given: list[Path] = []
-
-    def choose() -> Path:
-        given.append(_target(run, output_dir))
-        return given[0]
-
     automatic = run.project.automatic_checkpoint_naming
+    given = Path()
+    with together(ranks, "Preparing a checkpoint"):
+        given = _target(run, output_dir)
     transaction = Transaction.begin(
         run.world,
         ranks,
-        choose,
+        Path(os.path.realpath(given)),
         each_node=run.project.save_on_each_node,
         limit=run.project.total_limit if automatic else None,
         numbered=automatic,
     )
-    failure: Exception | None = None
     parts: list[Part] = []
     try:
-        parts = _parts(run, transaction, safe_serialization, save_model_func_kwargs)
-        if not blocking:
-            _buffers.begin()
-            parts = [part.snapshot(_buffers) for part in parts]
-            _buffers.end()
-    except Exception as error:
-        failure = error
+        with together(ranks, f"Collecting the state for the checkpoint {str(given)!r}"):
+            parts = _parts(run, transaction, safe_serialization, save_model_func_kwargs)
+            if not blocking:
+                _buffers.begin()
+                parts = [part.snapshot(_buffers) for part in parts]
+                _buffers.end()
+    except BaseException:
+        transaction.abandon()
+        raise
     if blocking:
-        transaction.finish(parts, failure, ranks, threads=True)
+        transaction.finish(parts, ranks, threads=True)
         run.project.iteration += 1
-        return given[0]
+        return given
     own = background.own_ranks(run.world)
     run.project.iteration += 1
-    return background.start(lambda: transaction.finish(parts, failure, own), given[0])
+    return background.start(lambda: transaction.finish(parts, own), given)
 
 
 def load_state(
@@ -125,41 +129,109 @@ def load_state(
     ranks = Ranks(run.world, "load_state")
     place = load_model_func_kwargs.pop("map_location", None)
     options = {} if place is None else {"map_location": run.world.device if place == "on_device" else place}
-    source = _agree_on_source(run, input_dir, options | (load_kwargs or {}), load_model_func_kwargs, ranks)
-    report = RestoreReport(source.folder, source.world_size)
-    models, hooks = list(run.models), list(run.load_state_pre_hooks.values())
+    reading = _read(run, input_dir, options | (load_kwargs or {}), load_model_func_kwargs, ranks, strict=strict)
+    report, plans = reading.report, reading.plans
+    hooks = list(run.load_state_pre_hooks.values())
+    if hooks:
+        late = _load_after_hooks(run, hooks, reading, ranks)
+        _share(report, late, ranks, strict=strict)
+        plans = late + plans
+    _apply(plans, reading, ranks)
+    _tell(report)
+    _count_on(run, reading.opened.target)
+    return report
+
+
+@record
+class _Reading:
+    """A checkpoint that was compared with the run.
+
+    Attributes:
+        source: Where it is read from.
+        opened: What its files were when reading began.
+        report: What was found.
+        plans: How what was compared is restored.
+    """
+
+    source: Source
+    opened: Opened
+    report: RestoreReport
+    plans: list[Restoration]
+
+
+def _read(
+    run: Run,
+    input_dir: str | os.PathLike[str] | None,
+    load_kwargs: dict[str, Any],
+    model_kwargs: dict[str, Any],
+    ranks: Ranks,
+    *,
+    strict: bool,
+) -> _Reading:
+    """Compare a checkpoint with the run, from the beginning again whenever another process replaced it meanwhile."""
+    for attempt in range(_ATTEMPTS):
+        target, source = _agree_on_source(run, input_dir, load_kwargs, model_kwargs, ranks)
+        opened = Opened.look(target, source.folder, _files_to_check(source))
+        failure: CheckpointError | None = None
+        reading = None
+        try:
+            reading = _compare(run, source, opened, ranks, strict=strict)
+        except CheckpointError as error:  # the same on every rank, so every rank comes to the question below
+            failure = error
+        if not any(ranks.exchange(opened.replaced())):
+            if failure is not None:
+                raise failure
+            if reading is not None:
+                return reading
+        time.sleep(_PAUSE * 2**attempt)
+    raise CheckpointError(
+        f"The checkpoint {str(input_dir)!r} could not be read; found that a save replaced it {_ATTEMPTS} times "
+        "meanwhile. Load a copy of it, or save less often."
+    )
+
+
+def _compare(run: Run, source: Source, opened: Opened, ranks: Ranks, *, strict: bool) -> _Reading:
+    """Compare everything that can be compared before load hooks are called."""
     own_format = _format(run)
+    reading = _Reading(source, opened, RestoreReport(source.folder, source.world_size), [])
 
     def everything_else() -> list[Restoration]:
         found = own_format.optimizer_restorations(run, source) + stateful.restorations(run, source)
         return [*found, progress.restoration(run, source), progress.random_restoration(run, source)]
 
-    def those_models() -> list[Restoration]:
-        report.findings += stateful.extra_components(run, len(run.models), source)
-        return own_format.model_restorations(run, models, source)
-
     with ThreadPoolExecutor(max_workers=_CHECKERS, thread_name_prefix="accel-checkpoint") as pool:
         checks = _begin_checks(run, source, pool)
-        plans = _examine(everything_else, ranks)
-        if not hooks:
-            plans = _examine(those_models, ranks) + plans
-        report.findings[:0] = [finding for check in checks for finding in check.result()]
-    _share(report, plans, ranks, strict=strict)
-    if hooks:
-        _call_hooks(hooks, models, source, ranks)
-        late = _examine(those_models, ranks)
-        _share(report, late, ranks, strict=strict)
-        plans = late + plans
-    _apply(plans, report, ranks)
-    _tell(report)
-    _count_on(run, source.folder)
-    return report
+        reading.plans = _examine(everything_else, ranks)
+        if not run.load_state_pre_hooks:
+            reading.plans = _examine(lambda: _model_plans(run, list(run.models), reading), ranks) + reading.plans
+        reading.report.findings[:0] = [finding for check in checks for finding in check.result()]
+    _share(reading.report, reading.plans, ranks, strict=strict)
+    return reading
 
 
-def _count_on(run: Run, folder: Path) -> None:
-    """Let automatic naming go on behind the checkpoint that was loaded, also if a crash left it beside its name."""
-    beside = names.split_beside(folder.name)
-    number = (beside[1] if beside else folder.name).rpartition("_")[2]
+def _model_plans(run: Run, models: list[Any], reading: _Reading) -> list[Restoration]:
+    reading.report.findings += stateful.extra_components(run, len(run.models), reading.source)
+    return _format(run).model_restorations(run, models, reading.source)
+
+
+def _load_after_hooks(run: Run, hooks: list[Callable[..., None]], reading: _Reading, ranks: Ranks) -> list[Restoration]:
+    """Let load hooks do their part, and compare the models that they left to be loaded."""
+    models = list(run.models)
+    with together(ranks, "Calling the load hooks"):
+        for hook in hooks:
+            hook(models, str(reading.source.folder))
+    late = _examine(lambda: _model_plans(run, models, reading), ranks)
+    if any(ranks.exchange(reading.opened.replaced())):
+        raise CheckpointError(
+            f"The checkpoint {str(reading.source.folder)!r} was replaced while load hooks read it; found another save "
+            "there. Start the run again: what the hooks loaded may be of two saves."
+        )
+    return late
+
+
+def _count_on(run: Run, target: Path) -> None:
+    """Continue automatic numbering after the loaded checkpoint, wherever a crash left its files."""
+    number = target.name.rpartition("_")[2]
     if run.project.automatic_checkpoint_naming and number.isdecimal():
         run.project.iteration = max(run.project.iteration, int(number) + 1)
 
@@ -180,13 +252,7 @@ def checkpoints_folder(run: Run) -> Path:
 
 def _target(run: Run, output_dir: str | os.PathLike[str] | None) -> Path:
     if run.project.automatic_checkpoint_naming:
-        target = checkpoints_folder(run) / f"checkpoint_{run.project.iteration}"
-        if commit.find(target) is not None:
-            raise ConfigurationError(
-                f"The checkpoint {str(target)!r} exists already, and automatic naming would overwrite it. Load it "
-                "first, which sets the number of the next one, or set project_configuration.iteration."
-            )
-        return target
+        return checkpoints_folder(run) / f"checkpoint_{run.project.iteration}"
     if output_dir is None:
         raise ConfigurationError(
             "save_state needs to know where to; output_dir is None and automatic naming is off. "
@@ -218,38 +284,39 @@ def _agree_on_source(
     load_kwargs: dict[str, Any],
     model_kwargs: dict[str, Any],
     ranks: Ranks,
-) -> Source:
-    failure: Exception | None = None
-    source: Source | None = None
-    try:
-        folder = _folder(run, input_dir)
+) -> tuple[Path, Source]:
+    """Return the target that all ranks load, and where this rank reads it."""
+    given = Path()
+    with together(ranks, f"Opening the checkpoint {str(input_dir)!r}"):
+        given = _asked_for(run, input_dir)
+    if input_dir is None:
+        given = agree_on_latest(given, ranks)
+    target = Path(os.path.realpath(given))
+    held = agree_on_save(target, ranks)
+    with together(ranks, f"Opening the checkpoint {str(given)!r}"):
+        folder = given if held is None or (held.folder == target and given.exists()) else held.folder
         manifest = Manifest.read(folder)
         size = manifest.world_size if manifest else max(1, len(list(folder.glob(f"{names.RNG_STATE_NAME}_*.pkl"))))
         source = Source(folder, manifest, size, load_kwargs, model_kwargs)
-    except (CheckpointError, ConfigurationError, OSError) as error:
-        failure = error
-    ranks.agree(failure, f"Opening the checkpoint {str(input_dir)!r}")
-    if source is None:
-        raise CheckpointError(f"The checkpoint {str(input_dir)!r} was not opened; found no cause. Pass another folder.")
-    return source
+    return target, source
 
 
-def _folder(run: Run, input_dir: str | os.PathLike[str] | None) -> Path:
+def _asked_for(run: Run, input_dir: str | os.PathLike[str] | None) -> Path:
+    """Return the folder to load, or the one in which the latest checkpoint is to be found."""
     if input_dir is not None:
-        target = Path(os.path.expanduser(input_dir))
-        return commit.find(target) or target
+        return Path(os.path.expanduser(input_dir))
     if not run.project.automatic_checkpoint_naming:
         raise ConfigurationError(
             "load_state needs to know where from; input_dir is None and automatic naming is off. Pass a folder."
         )
-    folder = checkpoints_folder(run)
-    latest = commit.latest(folder)
-    if latest is None:
-        raise CheckpointNotFoundError(
-            f"There is no complete checkpoint in {str(folder)!r}; found {len(commit.numbered(folder))} folders named "
-            "checkpoint_<number>. Start the run from the beginning."
-        )
-    return latest
+    return checkpoints_folder(run)
+
+
+def _files_to_check(source: Source) -> list[str]:
+    """Return the names whose files must stay the same while the checkpoint is read."""
+    if source.manifest is not None:
+        return [entry.name for entry in source.manifest.entries]
+    return [name for name in os.listdir(source.folder) if names.belongs_to_checkpoint(name)]
 
 
 def _begin_checks(run: Run, source: Source, pool: ThreadPoolExecutor) -> list[Future[list[Finding]]]:
@@ -280,13 +347,9 @@ def _falls_to(number: int, world: Any) -> bool:
 
 
 def _examine(look: Callable[[], list[Restoration]], ranks: Ranks) -> list[Restoration]:
-    failure: Exception | None = None
     plans: list[Restoration] = []
-    try:
+    with together(ranks, "Comparing a checkpoint with the run"):
         plans = look()
-    except Exception as error:
-        failure = error
-    ranks.agree(failure, "Comparing a checkpoint with the run")
     return plans
 
 
@@ -300,22 +363,13 @@ def _share(report: RestoreReport, plans: list[Restoration], ranks: Ranks, *, str
             raise error
 
 
-def _call_hooks(hooks: list[Callable[..., None]], models: list[Any], source: Source, ranks: Ranks) -> None:
-    failure: Exception | None = None
-    try:
-        for hook in hooks:
-            hook(models, str(source.folder))
-    except Exception as error:
-        failure = error
-    ranks.agree(failure, "Calling the load hooks")
-
-
-def _apply(plans: list[Restoration], report: RestoreReport, ranks: Ranks) -> None:
+def _apply(plans: list[Restoration], reading: _Reading, ranks: Ranks) -> None:
     """Restore what fits on all ranks alike."""
+    report = reading.report
     bad = {found.component for found in report.findings if found.kind != "extra"}
     lost = {found.component for found in report.findings if found.kind in ("damaged", "unsafe")}
-    failure: Exception | None = None
-    try:
+    doing = f"Restoring from {str(report.folder)!r}, whose parts had been found to fit,"
+    with together(ranks, doing, "The run is restored in part only; start it again."):
         for plan in plans:
             if plan.component not in bad and not plan.files & lost:
                 plan.apply()
@@ -323,13 +377,11 @@ def _apply(plans: list[Restoration], report: RestoreReport, ranks: Ranks) -> Non
             elif plan.partial and plan.component not in lost and not plan.files & lost:
                 plan.apply()
                 report.partial.append(plan.component)
-    except Exception as error:
-        failure = error
-    ranks.agree(
-        failure,
-        f"Restoring from {str(report.folder)!r}, whose parts had been found to fit,",
-        "The run is restored in part only; start it again.",
-    )
+        if reading.opened.altered():
+            raise CheckpointDamagedError(
+                f"A file of the checkpoint {str(report.folder)!r} was written into while it was read; found another "
+                "time of change. Save with accel, which replaces files and never writes into one."
+            )
 
 
 def _tell(report: RestoreReport) -> None:

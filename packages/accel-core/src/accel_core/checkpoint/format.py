@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,6 +15,7 @@ from accel_core.checkpoint.manifest import Entry, Manifest
 from accel_core.checkpoint.report import Restoration
 from accel_core.checkpoint.run import Run
 from accel_core.checkpoint.staging import Buffers
+from accel_core.errors import CheckpointMismatchError
 
 __all__ = ["CheckpointFormat", "Part", "Source"]
 
@@ -34,6 +37,22 @@ class Source:
     world_size: int
     load_kwargs: dict[str, Any]
     model_kwargs: dict[str, Any]
+
+    def check_listed(self, name: str) -> None:
+        """Make sure that a file belongs to this save; a folder without a manifest has nothing to say about it.
+
+        Raises:
+            CheckpointMismatchError: The file is there, and the manifest does not list it.
+            FileNotFoundError: It is neither listed nor there.
+        """
+        if self.manifest is None or name in self.manifest:
+            return
+        if not os.path.lexists(self.folder / name):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.folder / name))
+        raise CheckpointMismatchError(
+            f"{name} is in {str(self.folder)!r} but belongs to no save that is there: its manifest does not list it. "
+            "Move the file away, or save again."
+        )
 
 
 class Part(Protocol):

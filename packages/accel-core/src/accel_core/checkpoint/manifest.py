@@ -54,12 +54,14 @@ class Manifest:
         world_size: Number of ranks that wrote it.
         versions: Versions of the installed accel packages and of torch.
         written_at: Nanoseconds since the epoch.
+        save: Id of the save, the same on every disk that the ranks write to; empty in what older versions wrote.
     """
 
     entries: tuple[Entry, ...]
     world_size: int
     versions: dict[str, str] = field(default_factory=dict)
     written_at: int = field(default_factory=time.time_ns)
+    save: str = ""
 
     @classmethod
     def read(cls, folder: Path) -> Manifest | None:
@@ -103,8 +105,9 @@ class Manifest:
             data = json.loads(raw)
             claimed = data.pop("digest")
             entries = tuple(Entry(**entry) for entry in data["entries"])
-            manifest = cls(entries, data["world_size"], data["versions"], data["written_at"])
-            whole = data.keys() == {"entries", "world_size", "versions", "written_at", "format"}
+            manifest = cls(entries, data["world_size"], data["versions"], data["written_at"], data.get("save", ""))
+            whole = data.keys() - {"save"} == {"entries", "world_size", "versions", "written_at", "format"}
+            whole = whole and isinstance(manifest.save, str)
             whole = whole and claimed == _digest(data) and all(_well_typed(entry) for entry in entries)
             whole = whole and type(manifest.world_size) is int and manifest.world_size >= 1
             whole = whole and type(manifest.written_at) is int and data["format"] == _VERSION
@@ -128,6 +131,8 @@ class Manifest:
             "written_at": self.written_at,
             "format": _VERSION,
         }
+        if self.save:
+            data["save"] = self.save
         return json.dumps(data | {"digest": _digest(data)}, indent=1, sort_keys=True).encode() + b"\n"
 
     def write(self, folder: Path) -> None:

@@ -75,18 +75,22 @@ class ObjectWeights:
         destination.copy_(self.tensors[name])
 
 
-def open_weights(folder: Path, index: int) -> StoredWeights:
-    """Open the weights of model number `index`, in whichever of the two formats they are.
+def open_weights(folder: Path, name: str) -> StoredWeights:
+    """Open the weights in a file, in whichever of the two formats its name says.
 
     Raises:
         CheckpointError: The file is damaged or unsafe.
-        FileNotFoundError: There is neither.
+        FileNotFoundError: There is none.
     """
-    plain = names.model_name(index, safe=False)
-    safe = names.model_name(index, safe=True)
-    if not (folder / safe).exists() and (folder / plain).exists():
-        return ObjectWeights(folder, plain)
-    return payload.TensorFile(folder, safe)
+    return payload.TensorFile(folder, name) if name.endswith(".safetensors") else ObjectWeights(folder, name)
+
+
+def _is_safe(source: Source, index: int) -> bool:
+    """Return whether model number `index` was saved as safetensors; the other file may be there, of another save."""
+    plain, safe = names.model_name(index, safe=False), names.model_name(index, safe=True)
+    if source.manifest is not None:
+        return safe in source.manifest or plain not in source.manifest
+    return (source.folder / safe).exists() or not (source.folder / plain).exists()
 
 
 def restoration(model: Any, index: int, source: Source, rank: int) -> Restoration:
@@ -100,7 +104,9 @@ def restoration(model: Any, index: int, source: Source, rank: int) -> Restoratio
     """
     component = f"model {index}"
     try:
-        weights = open_weights(source.folder, index)
+        name = names.model_name(index, safe=_is_safe(source, index))
+        source.check_listed(name)
+        weights = open_weights(source.folder, name)
     except (CheckpointError, OSError) as error:
         return Restoration(component, findings=[finding_of(error, component, rank)])
     found = compare(model, weights, component, rank, **source.model_kwargs)

@@ -5,6 +5,7 @@ The names of state and weight files are those that Accelerate documents, so fold
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import string
@@ -14,7 +15,9 @@ __all__ = [
     "CUSTOM_NAME",
     "DATALOADER_NAME",
     "GONE",
+    "JOURNAL_NAME",
     "MANIFEST_NAME",
+    "MODEL_JOURNAL_NAME",
     "MODEL_NAME",
     "OLD",
     "OPTIMIZER_NAME",
@@ -36,6 +39,7 @@ __all__ = [
     "custom_name",
     "dataloader_name",
     "fresh_id",
+    "is_beside",
     "is_shard",
     "model_name",
     "optimizer_name",
@@ -63,11 +67,20 @@ SAFE_WEIGHTS_INDEX_NAME = f"{SAFE_WEIGHTS_NAME}.index.json"
 PROGRESS_NAME = "accel_progress.json"
 MANIFEST_NAME = "accel_manifest.json"
 
+JOURNAL_NAME = ".accel-saving"
+"""Folder inside a target in which a save gathers its files."""
+
+MODEL_JOURNAL_NAME = ".accel-saving-model"
+"""The same for `save_model`."""
+
 STAGING = ".tmp-"
 OLD = ".old-"
 GONE = ".gone-"
 
 _ID_LENGTH = 12
+_LONGEST_NAME = 255 - len(GONE) - 1 - _ID_LENGTH
+"""Bytes that are left for a target's name beside it, on filesystems with names of 255 bytes."""
+
 _PARTS = re.compile(
     r"(model(_\d+)?\.safetensors|pytorch_model(_\d+)?\.bin|optimizer(_\d+)?\.bin|scheduler(_\d+)?\.bin"
     r"|sampler(_\d+)?\.bin|dl_state_dict(_\d+)?\.bin|scaler\.pt|random_states_\d+\.pkl|custom_checkpoint_\d+\.pkl"
@@ -116,12 +129,12 @@ def custom_name(index: int) -> str:
 
 
 def belongs_to_checkpoint(name: str) -> bool:
-    """Tell whether `name` is a file that `save_state` writes by itself."""
+    """Return whether `name` is a file that `save_state` writes by itself."""
     return _PARTS.fullmatch(name) is not None
 
 
 def is_shard(name: str) -> bool:
-    """Tell whether `name` is a file that `save_model` writes: weights, a shard of them, or their index.
+    """Return whether `name` is a file that `save_model` writes: weights, a shard of them, or their index.
 
     >>> is_shard("model-00001-of-00003.safetensors"), is_shard("model_1.safetensors")
     (True, False)
@@ -135,12 +148,31 @@ def fresh_id() -> str:
 
 
 def beside(target: Path, prefix: str, identity: str) -> Path:
-    """Return the folder that stands beside `target` during a save.
+    """Return the file or folder that stands beside `target` during a save; a very long name is shortened in it.
 
     >>> str(beside(Path("runs/ckpt"), STAGING, "abcdefghijkl"))
     'runs/.tmp-ckpt-abcdefghijkl'
     """
-    return target.parent / f"{prefix}{target.name}-{identity}"
+    return target.parent / f"{prefix}{_shortened(target.name)}-{identity}"
+
+
+def is_beside(name: str, target: Path) -> bool:
+    """Return whether `name` is that of a file or folder that a save to `target` put beside it.
+
+    >>> is_beside(".tmp-ckpt-abcdefghijkl", Path("runs/ckpt"))
+    True
+    """
+    parsed = split_beside(name)
+    return parsed is not None and parsed[1] == _shortened(target.name)
+
+
+def _shortened(name: str) -> str:
+    """Return a name that fits between prefix and id: the name, or its beginning and a digest of it."""
+    raw = os.fsencode(name)
+    if len(raw) <= _LONGEST_NAME:
+        return name
+    digest = hashlib.blake2b(raw, digest_size=8).hexdigest()
+    return os.fsdecode(raw[: _LONGEST_NAME - len(digest) - 1]) + "~" + digest
 
 
 def split_beside(name: str) -> tuple[str, str] | None:

@@ -33,6 +33,7 @@ def restoration(optimizer: Any, index: int, source: Source, rank: int) -> Restor
     """
     component, name = f"optimizer {index}", names.optimizer_name(index)
     try:
+        source.check_listed(name)
         state = payload.read_object(source.folder, name, **source.load_kwargs)
     except (CheckpointError, OSError) as error:
         return Restoration(component, findings=[finding_of(error, component, rank)])

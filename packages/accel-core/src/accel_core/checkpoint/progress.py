@@ -36,6 +36,7 @@ def restoration(run: Run, source: Source) -> Restoration:
     if source.manifest is None:
         return Restoration(component)
     try:
+        source.check_listed(names.PROGRESS_NAME)
         content = payload.read_json(source.folder, names.PROGRESS_NAME)
         counters = content["counters"]
         step = int(content["step"])
@@ -62,6 +63,7 @@ def random_restoration(run: Run, source: Source) -> Restoration:
     known = world.rank < source.world_size
     name = names.random_states_name(world.rank if known else world.rank % source.world_size)
     try:
+        source.check_listed(name)
         states = payload.read_object(source.folder, name, **source.load_kwargs)
         rng.check(states, world)
     except (CheckpointError, OSError) as error:

@@ -114,6 +114,7 @@ def _restoration(
     source: Source, name: str, component: str, target: Any, rank: int, differ: Callable[[Any, Any], str | None]
 ) -> Restoration:
     try:
+        source.check_listed(name)
         state = payload.read_object(source.folder, name, **source.load_kwargs)
     except (CheckpointError, OSError) as error:
         return Restoration(component, findings=[finding_of(error, component, rank)])

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import shutil
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from accel_core._records import record
-from accel_core.checkpoint import commit, disposal, names
-from accel_core.checkpoint.digest import digest_of, flush_folder
+from accel_core.checkpoint import commit, deferred_delete, names
+from accel_core.checkpoint.agreement import common_save, together
+from accel_core.checkpoint.digest import digest_of
 from accel_core.checkpoint.format import Part
 from accel_core.checkpoint.manifest import Entry, Manifest, versions
 from accel_core.checkpoint.ranks import Ranks
+from accel_core.errors import CheckpointError, ConfigurationError, RemoteRankError
 from accel_core.process.world import World
 
 __all__ = ["Transaction"]
 
 _KEEPER = ".keeper"
 _WRITERS = 4
+_AFTER_COMMIT = "What each rank says of its disk holds; load_state takes the newest save that every rank holds."
 
 
 @record(frozen=True)
@@ -31,30 +33,30 @@ class Transaction:
         target: Where the checkpoint goes.
         staging: Where it is written.
         identity: Id of the save.
+        written_at: When it began on the main rank, in nanoseconds since the epoch; the same on all ranks.
         rank: This rank.
         size: Number of ranks.
         keeper: The rank that completes the folder on the disk that this rank sees.
         writes_shared: Whether this rank writes what all ranks of its disk share.
         limit: Number of numbered checkpoints to keep, `None` for all.
-        numbered: Whether the target is one of a numbered series.
     """
 
     target: Path
     staging: Path
     identity: str
+    written_at: int
     rank: int
     size: int
     keeper: int
     writes_shared: bool
     limit: int | None
-    numbered: bool
 
     @classmethod
     def begin(
         cls,
         world: World,
         ranks: Ranks,
-        choose: Callable[[], Path],
+        target: Path,
         *,
         each_node: bool,
         limit: int | None,
@@ -65,7 +67,7 @@ class Transaction:
         Args:
             world: This process among its fellows.
             ranks: The ranks that save together.
-            choose: Returns where the checkpoint goes.
+            target: Where the checkpoint goes, with no link in it.
             each_node: Whether the first rank of every machine writes what is shared, if it has a disk of its own.
             limit: Number of numbered checkpoints to keep, `None` for all.
             numbered: Whether the target is one of a numbered series.
@@ -73,79 +75,75 @@ class Transaction:
         Raises:
             CheckpointError: Some rank could not; every rank raises the same.
         """
-        failure: Exception | None = None
-        target = Path()
-        identity = names.fresh_id()
-        try:
-            target = Path(os.path.realpath(choose()))
+        doing = f"Preparing the checkpoint {str(target)!r}"
+        identity, written_at = ranks.exchange((names.fresh_id(), time.time_ns()))[0]
+        several_disks = world.local_size < world.size
+        kept = _common_saves(target, ranks, numbered) if several_disks else {}
+        with together(ranks, doing):
             if world.is_main:
-                _make_room(target, identity, world.rank, numbered)
-        except Exception as error:
-            failure = error
-        ranks.agree(failure, f"Preparing the checkpoint {str(target)!r}")
-        identity = ranks.exchange(identity)[0]
-        staging = commit.staging_of(target, identity)
-        keeper = 0
-        if world.local_size < world.size:
-            keeper = cls._find_keeper(world, ranks, target, staging, identity, numbered)
-        writes_shared = world.is_main or (each_node and keeper == world.rank)
-        return cls(target, staging, identity, world.rank, world.size, keeper, writes_shared, limit, numbered)
+                _make_room(target, identity, world.rank, numbered, kept)
+        if several_disks:
+            # Only now can the first rank of a machine see whether its disk is the main rank's.
+            with together(ranks, doing):
+                if world.is_local_main and _keeper_of(target, identity) is None:
+                    _make_room(target, identity, world.rank, numbered, kept)
+        staging, keeper = Path(), 0
+        with together(ranks, doing):
+            staging, keeper = _found(target, identity)
+        return cls(
+            target,
+            staging,
+            identity,
+            written_at,
+            world.rank,
+            world.size,
+            keeper,
+            writes_shared=world.is_main or (each_node and keeper == world.rank),
+            limit=limit,
+        )
 
-    @staticmethod
-    def _find_keeper(world: World, ranks: Ranks, target: Path, staging: Path, identity: str, numbered: bool) -> int:
-        """Give every disk a keeper: the main rank, and the first rank of each machine that does not see its folder."""
-        failure: Exception | None = None
-        try:
-            if world.is_local_main and not (staging / _KEEPER).exists():
-                _make_room(target, identity, world.rank, numbered)
-        except Exception as error:
-            failure = error
-        ranks.agree(failure, f"Preparing the checkpoint {str(target)!r}")
-        return int((staging / _KEEPER).read_text())
-
-    def finish(self, parts: Sequence[Part], failure: Exception | None, ranks: Ranks, *, threads: bool = False) -> Path:
+    def finish(self, parts: Sequence[Part], ranks: Ranks, *, threads: bool = False) -> Path:
         """Write, agree, complete and put in place; every rank calls it and leaves when all is done.
 
         Args:
             parts: What this rank writes.
-            failure: What already went wrong on this rank.
             ranks: The ranks that save together.
             threads: Write files at the same time, so that they wait for the disk together. A process that is about
                 to exit cannot start threads.
 
         Raises:
-            CheckpointError: Some rank failed; every rank raises the same, and the target is as it was.
+            CheckpointError: Some rank failed; every rank raises the same, and it says which checkpoint stands.
         """
-        entries: list[Entry] = []
-        inside = self._working_folder()
-        if failure is None:
-            try:
+        try:
+            entries: list[Entry] = []
+            with together(ranks, f"Writing the checkpoint {str(self.target)!r}"):
                 entries = self._write(parts, threads)
-            except Exception as error:
-                failure = error
-        try:
             everybody = ranks.exchange((self.keeper, entries))
-            ranks.agree(failure, f"Writing the checkpoint {str(self.target)!r}")
+            mine = [entry for keeper, written in everybody if keeper == self.rank for entry in written]
+            with together(ranks, f"Completing the checkpoint {str(self.target)!r}"):
+                if self.keeper == self.rank:
+                    self._complete(mine)
         except BaseException:
-            self._undo()
+            self.abandon()
             raise
-        mine = [entry for keeper, written in everybody if keeper == self.rank for entry in written]
-        try:
+        self._publish(ranks, alone=len({keeper for keeper, _ in everybody}) == 1)
+        if self.limit is not None:
             if self.keeper == self.rank:
-                self._complete(mine)
-        except Exception as error:
-            self._undo()
-            failure = error
-        ranks.agree(failure, f"Completing the checkpoint {str(self.target)!r}")
-        self._return_to(inside)
+                commit.prune(self.target, self.limit)
+            ranks.exchange(None)
         return self.target
 
+    def abandon(self) -> None:
+        """Delete what was written; what cannot be deleted now is a leftover for the next save."""
+        if self.keeper == self.rank:
+            commit.undo(self.staging, self.target)
+
     def _write(self, parts: Sequence[Part], threads: bool) -> list[Entry]:
-        together = [part for part in parts if threads and part.concurrent]
+        concurrent = [part for part in parts if threads and part.concurrent]
         entries: list[Entry] = []
-        if together:
+        if concurrent:
             with ThreadPoolExecutor(max_workers=_WRITERS, thread_name_prefix="accel-checkpoint") as pool:
-                for written in pool.map(lambda part: part.write(self.staging, self.rank), together):
+                for written in pool.map(lambda part: part.write(self.staging, self.rank), concurrent):
                     entries += written
         for part in parts:
             if not (threads and part.concurrent):
@@ -160,42 +158,70 @@ class Transaction:
                 relative = path.relative_to(self.staging).as_posix()
                 if relative not in known and not path.is_symlink():
                     entries.append(_entry_of_hook(path, relative, self.rank))
-        if self.staging.parent != self.target:
-            commit.take_over_foreign_files(self.target, self.staging)
-        manifest = Manifest(tuple(sorted(entries, key=lambda entry: entry.name)), self.size, versions())
-        manifest.write(self.staging)
-        for place, _, _ in os.walk(self.staging, topdown=False):
-            flush_folder(Path(place))
-        commit.put_in_place(self.staging, self.target, self.identity)
-        if self.limit is not None:
-            commit.prune(self.target, self.limit)
+        listed = tuple(sorted(entries, key=lambda entry: entry.name))
+        manifest = Manifest(listed, self.size, versions(), self.written_at, self.identity)
+        commit.complete(self.staging, self.target, manifest)
 
-    def _working_folder(self) -> str | None:
-        """Return this process's working folder if it lies in the target, which is about to become another folder."""
+    def _publish(self, ranks: Ranks, *, alone: bool) -> None:
+        """Commit on every disk. All of them are prepared, so what one disk commits, every disk can be given."""
         try:
-            here = os.getcwd()
-        except FileNotFoundError:
-            return None
-        return here if Path(here).is_relative_to(self.target) else None
+            with together(ranks, f"Putting the checkpoint {str(self.target)!r} in place", _AFTER_COMMIT):
+                if self.keeper == self.rank:
+                    commit.publish(self.staging, self.target)
+        except RemoteRankError as error:
+            raise RemoteRankError(
+                f"Rank {self.rank} lost another rank while the checkpoint {str(self.target)!r} was put in place, which "
+                f"may or may not have been done; found {error.__cause__ or error}. Start the run again: load_state "
+                "takes the newest save that every rank holds."
+            ) from error
+        except CheckpointError:
+            # Where several disks commit, another may have: then what is prepared here is what this disk is brought
+            # up to date from.
+            if alone and self.keeper == self.rank and self.staging.is_dir():
+                self.abandon()
+            raise
 
-    def _return_to(self, folder: str | None) -> None:
-        if folder is not None:
-            os.chdir(folder)
 
-    def _undo(self) -> None:
-        """Delete what was written; what cannot be deleted now is a leftover for the next save."""
-        if self.keeper == self.rank:
-            with contextlib.suppress(OSError):
-                shutil.rmtree(self.staging)
-
-
-def _make_room(target: Path, identity: str, rank: int, numbered: bool) -> None:
-    for other in commit.numbered(target.parent) if numbered else []:
-        commit.settle(other)
-    commit.settle(target)
-    disposal.wait()
+def _make_room(target: Path, identity: str, rank: int, numbered: bool, kept: dict[str, str]) -> None:
+    for other in commit.unsettled(target.parent) if numbered else []:
+        commit.settle(other, kept.get(other.name))
+    commit.settle(target, kept.get(target.name))
+    if numbered and commit.find(target) is not None:
+        raise ConfigurationError(
+            f"The checkpoint {str(target)!r} exists already, and automatic naming would overwrite it. Load it "
+            "first, which sets the number of the next one, or set project_configuration.iteration."
+        )
+    deferred_delete.wait()
     staging = commit.stage(target, identity)
     (staging / _KEEPER).write_text(str(rank))
+
+
+def _found(target: Path, identity: str) -> tuple[Path, int]:
+    """Return the folder that was made for a save on the disk that this rank sees, and which rank completes it."""
+    staging, keeper = commit.staging_of(target, identity), _keeper_of(target, identity)
+    if staging is None or keeper is None:
+        raise CheckpointError(
+            f"The folder that the main process made for a save is not to be seen beside or in {str(target)!r}; found "
+            "none. Pass the same folder on all ranks of a machine."
+        )
+    return staging, keeper
+
+
+def _keeper_of(target: Path, identity: str) -> int | None:
+    staging = commit.staging_of(target, identity)
+    try:
+        return None if staging is None else int((staging / _KEEPER).read_text())
+    except FileNotFoundError:
+        return None
+
+
+def _common_saves(target: Path, ranks: Ranks, numbered: bool) -> dict[str, str]:
+    """Return which save all disks hold of each target that a crash left several of; no id where there is none."""
+    unsettled = {other.name for other in commit.unsettled(target.parent)} if numbered else set()
+    looked_at = sorted(set().union({target.name}, *ranks.exchange(unsettled)))
+    own = [commit.holdings(target.with_name(name)) for name in looked_at]
+    everywhere = ranks.exchange(own)
+    return {name: common_save(held) or "" for name, held in zip(looked_at, zip(*everywhere, strict=True), strict=True)}
 
 
 def _entry_of_hook(path: Path, relative: str, rank: int) -> Entry:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +11,8 @@ from torch import Tensor, nn
 
 from accel_core.checkpoint import names, payload
 from accel_core.checkpoint.digest import flush_folder
+from accel_core.checkpoint.in_place import Journal, model_journal
+from accel_core.checkpoint.manifest import Manifest, versions
 from accel_core.checkpoint.model import compare
 from accel_core.checkpoint.report import RestoreReport
 from accel_core.checkpoint.shards import open_weights
@@ -23,8 +24,6 @@ from accel_core.process import world
 
 __all__ = ["load_model", "save_model", "split"]
 
-logger = logging.getLogger(__name__)
-
 
 def save_model(
     model: nn.Module,
@@ -35,14 +34,15 @@ def save_model(
     safe_serialization: bool = True,
     save_on_each_node: bool = False,
 ) -> None:
-    """Write the weights of a model, in several files if they are large, and remove files of an earlier save.
+    """Write the weights of a model, in several files if they are large, and remove weights of the same format.
 
-    Files are written under other names first; what was there is replaced when all of them are on disk.
+    All files are one save: after a crash the weights are the old ones or the new ones. A reader that does not know
+    accel's hidden folder may find them without the index that it needs; never shards of two saves under one index.
 
     Args:
         model: The model, wrapped or not.
-        state_dict: Its full state under canonical names; `None`, or one with empty weights, is replaced by
-            what the model has or whoever holds its weights.
+        state_dict: Its full state under canonical names. Collected from the model, or from its offload store, if `None`
+            or on the meta device.
         save_directory: Folder to write into; made if it is not there.
         max_shard_size: Bytes of weights in one file, or words such as `"5GB"`. A larger tensor gets a file of its own.
         safe_serialization: Write safetensors instead of `torch.save`.
@@ -63,31 +63,64 @@ def save_model(
         )
     if state_dict is None or any(getattr(value, "is_meta", False) for value in state_dict.values()):
         state_dict = _state_of(model)
-    folder.mkdir(parents=True, exist_ok=True)
     shards = split(state_dict, limit)
     pattern = names.SAFE_WEIGHTS_PATTERN_NAME if safe_serialization else names.WEIGHTS_PATTERN_NAME
     suffixes = [f"-{number + 1:05d}-of-{len(shards):05d}" for number in range(len(shards))] if len(shards) > 1 else [""]
     files = {pattern.format(suffix=suffix): shard for suffix, shard in zip(suffixes, shards, strict=True)}
-    staged: dict[str, Path] = {}
     try:
-        for name, shard in files.items():
-            staged[name] = names.beside(folder / name, names.STAGING, names.fresh_id())
-            (payload.write_tensors if safe_serialization else payload.write_object)(staged[name], shard)
-        if len(files) > 1:
-            index = names.SAFE_WEIGHTS_INDEX_NAME if safe_serialization else names.WEIGHTS_INDEX_NAME
-            staged[index] = names.beside(folder / index, names.STAGING, names.fresh_id())
-            payload.write_json(staged[index], _index(files, safe_serialization))
-        for name, path in staged.items():
-            os.replace(path, folder / name)
+        folder.mkdir(parents=True, exist_ok=True)
+        _replace(folder, files, safe_serialization)
     except OSError as error:
         raise CheckpointError(
             f"Weights could not be written to {str(folder)!r}; found {error}. Make room or choose another folder."
         ) from error
-    finally:
-        for path in staged.values():
-            path.unlink(missing_ok=True)
-    _remove_stale(folder, staged.keys())
-    flush_folder(folder)
+
+
+def _replace(folder: Path, files: Mapping[str, dict[str, Tensor]], safe: bool) -> None:
+    """Write shards and their index, and let them take the places of the weights before: all of them or none."""
+    journal = model_journal(folder)
+    _settle(journal)
+    identity = names.fresh_id()
+    staging = journal.begin(identity)
+    try:
+        write = payload.write_tensors if safe else payload.write_object
+        entries = [write(staging / name, shard) for name, shard in files.items()]
+        if len(files) > 1:
+            index = names.SAFE_WEIGHTS_INDEX_NAME if safe else names.WEIGHTS_INDEX_NAME
+            entries.append(payload.write_json(staging / index, _index(files, safe)))
+        journal.prepare(staging, _earlier(folder, safe), lambda name: not (folder / name).is_dir())
+        Manifest(tuple(sorted(entries, key=lambda entry: entry.name)), 1, versions(), save=identity).write(staging)
+        flush_folder(staging)
+        committed = journal.commit(staging)
+    except BaseException:
+        journal.clear()
+        raise
+    journal.place(committed)
+    journal.clear()
+
+
+def _settle(journal: Journal) -> None:
+    """Finish what a crash left of an earlier save, and delete the rest of it."""
+    committed = journal.committed()
+    if committed is not None:
+        journal.place(committed)
+    if os.path.lexists(journal.folder):
+        journal.clear()
+    for entry in os.scandir(journal.target):
+        parsed = names.split_beside(entry.name)
+        # Older versions wrote beside the files' places.
+        if parsed is not None and names.is_shard(parsed[1]) and not entry.is_dir(follow_symlinks=False):
+            os.unlink(entry.path)
+
+
+def _earlier(folder: Path, safe: bool) -> list[str]:
+    """Return the names of weights in one of the two formats; weights in the other are no concern of a save in this."""
+    suffix = ".safetensors" if safe else ".bin"
+    return [
+        name
+        for name in os.listdir(folder)
+        if names.is_shard(name) and name.removesuffix(".index.json").endswith(suffix)
+    ]
 
 
 def load_model(model: nn.Module, path: str | os.PathLike[str], *, strict: bool = True) -> RestoreReport:
@@ -107,7 +140,7 @@ def load_model(model: nn.Module, path: str | os.PathLike[str], *, strict: bool =
         UnsafeCheckpointError: A file would run code, or the index leads out of its folder.
         CheckpointNotFoundError: There are no weights.
     """
-    weights = open_weights(Path(path))
+    weights = open_weights(_whole(Path(path)))
     plan = compare(model, weights, "model")
     report = RestoreReport(Path(path), 1, findings=plan.findings)
     error = report.error()
@@ -116,6 +149,17 @@ def load_model(model: nn.Module, path: str | os.PathLike[str], *, strict: bool =
     plan.apply()
     (report.partial if plan.findings else report.restored).append(plan.component)
     return report
+
+
+def _whole(path: Path) -> Path:
+    """Return where to read weights whose files are not all in their places yet: where a crash left them whole."""
+    folder = path if path.is_dir() else path.parent
+    committed = model_journal(folder).committed()
+    if committed is None:
+        return path
+    if path.is_dir():
+        return committed
+    return committed / path.name if (committed / path.name).exists() else path
 
 
 def split(state_dict: Mapping[str, Tensor], limit: int) -> list[dict[str, Tensor]]:
@@ -165,13 +209,3 @@ def _index(files: Mapping[str, Mapping[str, Tensor]], safe: bool) -> dict[str, A
 
 def _bytes(value: Any) -> int:
     return value.numel() * value.element_size() if isinstance(value, Tensor) else 0
-
-
-def _remove_stale(folder: Path, written: Any) -> None:
-    for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
-        if entry.name in written or entry.is_dir(follow_symlinks=False):
-            continue
-        parsed = names.split_beside(entry.name)
-        if names.is_shard(entry.name) or (parsed is not None and names.is_shard(parsed[1])):
-            logger.info("Removing %s, which belongs to an earlier save.", entry.path)
-            os.unlink(entry.path)

@@ -1,17 +1,21 @@
-"""The table "States on disk and recovery" of docs/concepts/checkpoints.md, row by row."""
+"""The table of states on disk in commit.py, row by row; here with what older versions left beside a target."""
 
+import errno
+import json
 import os
+import stat
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from accel_core.checkpoint import commit, disposal, folder, names, redo
+from accel_core.checkpoint import commit, deferred_delete, folder, in_place, names
 from accel_core.checkpoint.digest import digest_of_bytes
 from accel_core.checkpoint.manifest import Entry, Manifest, is_complete
 from accel_core.checkpoint.run import BareRun
-from accel_core.errors import CheckpointDamagedError, CheckpointError, CheckpointNotFoundError
+from accel_core.errors import CheckpointDamagedError, CheckpointError, CheckpointNotFoundError, UnsafeCheckpointError
 
 
 def checkpoint(folder: Path, content: bytes, *, written_at: int = 1, manifest: bool = True) -> Path:
@@ -54,9 +58,16 @@ def harm(folder: Path, word: str) -> None:
         os.truncate(folder / "model.safetensors", 4)
 
 
-def cannot_exchange(first: Path, second: Path) -> bool:
-    """Be a system that has no exchange."""
-    return False
+def inside(target: Path, state: str) -> Path:
+    """Return a folder in a state of a save inside a target; the hidden folder above it is made."""
+    path = in_place.state_journal(target).folder / f"abcdefghijkl.{state}"
+    path.parent.mkdir(exist_ok=True)
+    return path
+
+
+def no_links(*args: Any, **kwargs: Any) -> None:
+    """Be a filesystem that has no hard links."""
+    raise OSError(errno.EPERM, "Operation not permitted")
 
 
 ROWS = {
@@ -103,16 +114,86 @@ def test_next_save_settles_what_the_table_says(row: str, tmp_path: Path) -> None
     assert content(commit.find(ckpt)) == expected
 
 
-def test_damaged_target_without_leftovers_is_refused_and_replaced(tmp_path: Path) -> None:
-    """Row 14: what lost its manifest is no checkpoint, and the next save takes its place."""
+INSIDE = {
+    "5, incomplete": ("previous", "writing", "half", b"previous"),
+    "5, complete": ("previous", "writing", "new", b"previous"),
+    "6": ("absent", "writing", "half", None),
+    "7": ("absent", "writing", "new", b"new"),
+    "7, damaged": ("lost", "writing", "new", b"new"),
+    "8": ("previous", "committed", "new", b"new"),
+    "8, a mixture": ("short", "committed", "new", b"new"),
+    "8, first save": ("absent", "committed", "new", b"new"),
+    "8, damaged": ("previous", "committed", "lost", b"previous"),
+    "9": ("new", "gone", "previous", b"new"),
+    "9, incomplete": ("new", "gone", "lost", b"new"),
+}
+
+
+def lay_inside(directory: Path, target: str, state: str, word: str) -> Path:
+    """Make a state of a save into a folder that exists and holds a file of somebody else."""
+    ckpt = lay_out(directory, target, [])
+    ckpt.mkdir(exist_ok=True)
+    (ckpt / "notes.txt").write_text("mine")
+    path = inside(ckpt, state)
+    checkpoint(path, word.encode(), written_at=2, manifest=False)
+    if word != "half":
+        in_place.state_journal(ckpt).prepare(path, *in_place.owned_files(ckpt))
+        entry = Entry("model.safetensors", len(word), digest_of_bytes(word.encode()))
+        Manifest((entry,), 1, {}, 2, "abcdefghijkl").write(path)
+        harm(path, word)
+    return ckpt
+
+
+@pytest.mark.parametrize("row", INSIDE)
+def test_saves_into_a_folder_that_exists_recover_as_the_table_says(row: str, tmp_path: Path) -> None:
+    """What is loaded from a target after a crash inside it, and what the next save makes of it; foreign files stay."""
+    target, state, word, expected = INSIDE[row]
+    ckpt = lay_inside(tmp_path, target, state, word)
+    before = sorted(os.listdir(ckpt))
+    assert content(commit.find(ckpt)) == expected
+    assert sorted(os.listdir(ckpt)) == before
+    commit.settle(ckpt)
+    assert content(commit.find(ckpt)) == expected
+    assert commit.find(ckpt) in (None, ckpt)
+    assert sorted(os.listdir(ckpt)) == [*([names.MANIFEST_NAME, "model.safetensors"] if expected else []), "notes.txt"]
+    assert (ckpt / "notes.txt").read_text() == "mine"
+    assert os.listdir(tmp_path) == ["ckpt"]
+
+
+def test_what_is_complete_beside_goes_into_a_folder_that_somebody_made(tmp_path: Path) -> None:
+    """Row 10: the folder stays the folder that it is."""
+    checkpoint(tmp_path / ".tmp-ckpt-abcdefghijkl", b"new")
+    ckpt = tmp_path / "ckpt"
+    ckpt.mkdir(mode=0o750)
+    (ckpt / "notes.txt").write_text("mine")
+    number = ckpt.stat().st_ino
+    commit.settle(ckpt)
+    assert (ckpt.stat().st_ino, stat.S_IMODE(ckpt.stat().st_mode)) == (number, 0o750)
+    assert (ckpt / "notes.txt").read_text() == "mine"
+    assert content(ckpt) == b"new"
+    assert os.listdir(tmp_path) == ["ckpt"]
+
+
+def publish(target: Path, word: bytes, identity: str = "abcdefghijkl") -> None:
+    """Save a file into a target by all the steps."""
+    staging = commit.stage(target, identity)
+    (staging / "model.safetensors").write_bytes(word)
+    entry = Entry("model.safetensors", len(word), digest_of_bytes(word))
+    commit.complete(staging, target, Manifest((entry,), 1, {}, 3, identity))
+    commit.publish(staging, target)
+
+
+def test_damaged_target_is_refused_and_replaced(tmp_path: Path) -> None:
+    """Row 12: what lost its manifest is no checkpoint, and the next save takes its place."""
     ckpt = lay_out(tmp_path, "half", [])
+    (ckpt / "optimizer_3.bin").write_text("part of the damaged checkpoint")
     assert commit.find(ckpt) is None
     with pytest.raises(CheckpointDamagedError, match="has lost its manifest"):
         Manifest.read(ckpt)
     commit.settle(ckpt)
-    staging = checkpoint(names.beside(ckpt, names.STAGING, "abcdefghijkl"), b"new")
-    commit.put_in_place(staging, ckpt, "abcdefghijkl")
+    publish(ckpt, b"new")
     assert content(commit.find(ckpt)) == b"new"
+    assert sorted(os.listdir(ckpt)) == [names.MANIFEST_NAME, "model.safetensors"]
     assert os.listdir(tmp_path) == ["ckpt"]
 
 
@@ -133,21 +214,15 @@ def test_truncated_manifest_is_not_complete(tmp_path: Path) -> None:
     assert is_complete(ckpt)
 
 
-def test_everything_reaches_the_disk_before_it_counts(
-    make_run: Callable[..., BareRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Row 15: files, then the manifest, then their folders are flushed before the exchange; after it, the parent."""
-    run, events = make_run(1), []
-    ckpt = tmp_path / "new" / "ckpt"
-
-    def hook(models: list[Any], weights: list[Any], output_dir: str) -> None:
-        Path(output_dir, "adapter").mkdir()
-        Path(output_dir, "adapter", "own.txt").write_text("own")
+def events_of_a_save(run: BareRun, ckpt: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """Save, and return what was written, flushed and renamed, in order; staging folders have no id."""
+    events: list[tuple[str, str]] = []
 
     def note(event: str, path: str) -> None:
-        inner = os.path.relpath(path, tmp_path)
-        if inner.startswith("new/.tmp-ckpt-"):
-            inner = "/".join(["staging", *inner.split("/")[2:]])
+        inner = os.path.relpath(path, ckpt.parent)
+        for begin in (".tmp-ckpt-", f"ckpt/{names.JOURNAL_NAME}/"):
+            if inner.startswith(begin):
+                inner = "/".join(["staging", *inner[len(begin) :].split("/")[1:]])
         events.append((event, inner))
 
     def watch(owner: Any, name: str, event: str, *, opened: bool) -> None:
@@ -160,112 +235,315 @@ def test_everything_reaches_the_disk_before_it_counts(
 
         monkeypatch.setattr(owner, name, watched)
 
+    with monkeypatch.context():
+        watch(os, "fsync", "flush", opened=True)
+        watch(os, "write", "write", opened=True)
+        watch(os, "rename", "rename", opened=False)
+        watch(commit, "_rename_if_absent", "put in place", opened=False)
+        folder.save_state(run, ckpt)
+    monkeypatch.undo()
+    return events
+
+
+def test_everything_reaches_the_disk_before_it_counts(
+    make_run: Callable[..., BareRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files, then the manifest, then their folders are flushed before the commit; after it, the folder of the name."""
+    run = make_run(1)
+    ckpt = tmp_path / "new" / "ckpt"
+
+    def hook(models: list[Any], weights: list[Any], output_dir: str) -> None:
+        Path(output_dir, "adapter").mkdir()
+        Path(output_dir, "adapter", "own.txt").write_text("own")
+
     run.save_state_pre_hooks[0] = hook
-    watch(os, "fsync", "flush", opened=True)
-    watch(os, "write", "write", opened=True)
-    watch(commit, "_exchange", "exchange", opened=False)
-    folder.save_state(run, ckpt)
-    assert ("flush", ".") in events  # the folder above, which was made: its name in tmp_path is on the disk too
-    events.clear()
-    folder.save_state(run, ckpt)
-    manifest = events.index(("write", f"staging/{names.MANIFEST_NAME}"))
-    exchange = events.index(("exchange", "new/ckpt"))
+    fresh = events_of_a_save(run, ckpt, monkeypatch)
+    assert ("flush", "..") in fresh  # the folder above, which was made: its name in tmp_path is on the disk too
+    again = events_of_a_save(run, ckpt, monkeypatch)
     files = {entry.name for entry in Manifest.read(ckpt).entries}  # type: ignore[union-attr]
     assert {"adapter/own.txt", "model.safetensors", "optimizer.bin"} < files
-    for name in files:
-        writes = [at for at, event in enumerate(events) if event == ("write", f"staging/{name}")]
-        assert max(writes, default=-1) < events.index(("flush", f"staging/{name}")) < manifest
-    last = (f"staging/{names.MANIFEST_NAME}", "staging/adapter", "staging")
-    order = [events.index(("flush", name)) for name in last]
-    assert manifest < order[0] < order[1] < order[2] < exchange < events.index(("flush", "new"))
+    for events, commits in ((fresh, ("put in place", "ckpt")), (again, ("rename", "staging"))):
+        manifest, step = events.index(("write", f"staging/{names.MANIFEST_NAME}")), events.index(commits)
+        for name in files:
+            writes = [at for at, event in enumerate(events) if event == ("write", f"staging/{name}")]
+            assert max(writes, default=-1) < events.index(("flush", f"staging/{name}")) < manifest
+        last = (f"staging/{names.MANIFEST_NAME}", "staging/adapter", "staging")
+        order = [events.index(("flush", name)) for name in last]
+        assert manifest < order[0] < order[1] < order[2] < step
+    assert fresh[-1] == ("flush", ".")
+    placed = again[again.index(("rename", "staging")) :]
+    assert placed[1] == ("flush", f"ckpt/{names.JOURNAL_NAME}")
+    public = placed.index(("rename", f"ckpt/{names.MANIFEST_NAME}"))
+    assert {("rename", f"ckpt/{name}") for name in files} <= set(placed[:public])
+    flushed = placed.index(("flush", "ckpt"))
+    assert public < flushed < placed.index(("rename", "staging"), 1)  # only then the hidden folder is given up
 
 
 def test_nothing_is_deleted_under_a_name_that_is_read(
     make_run: Callable[..., BareRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows 10 and 11: what is deleted is named `.gone-` before, and a complete newer checkpoint stands by then."""
-    run, remove, deleted = make_run(1), disposal.remove, []
+    """Rows 9 and 11: what is deleted is no commit any more, and a complete newer checkpoint stands by then."""
+    run, remove, unlink, deleted = make_run(1), deferred_delete.remove, Path.unlink, []
 
     def watched(gone: Path) -> None:
-        deleted.append(gone.name.rpartition("-")[0])
-        assert gone.name.startswith(names.GONE)
-        assert commit.find(tmp_path / "ckpt") or is_complete(commit.numbered(tmp_path / "checkpoints")[-1])
+        deleted.append(gone.suffix)
+        assert commit.find(tmp_path / "ckpt") == tmp_path / "ckpt"
         remove(gone)
 
-    monkeypatch.setattr(disposal, "remove", watched)
+    def watched_unlink(path: Path, missing_ok: bool = False) -> None:
+        if path.parent.name.startswith("checkpoint_") and path.name in names.MANIFEST_NAME:
+            deleted.append(path.parent.name)
+            assert is_complete(commit.numbered(tmp_path / "checkpoints")[-1])
+        elif path.parent.name.startswith("checkpoint_"):
+            assert not (path.parent / names.MANIFEST_NAME).exists()
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(deferred_delete, "remove", watched)
+    monkeypatch.setattr(Path, "unlink", watched_unlink)
     for _ in range(2):
         folder.save_state(run, tmp_path / "ckpt")
-    (tmp_path / "ckpt").rename(tmp_path / "elsewhere")
     run.project.set_directories(str(tmp_path))
     run.project.automatic_checkpoint_naming, run.project.total_limit = True, 1
     for _ in range(2):
         folder.save_state(run)
     first = run.project.iteration - 2
-    assert deleted == [".gone-ckpt", f".gone-checkpoint_{first}"]
+    assert deleted[:2] == [".gone", f"checkpoint_{first}"]
+    assert os.listdir(tmp_path / "checkpoints") == [f"checkpoint_{first + 1}"]
 
 
-@pytest.mark.parametrize("exchange", [True, False])
-def test_putting_in_place_replaces_in_one_step(exchange: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The new folder takes the place of the old one, with and without an exchange by the system."""
-    if not exchange:
-        monkeypatch.setattr(commit, "_exchange", cannot_exchange)
+@pytest.mark.parametrize("links", [True, False])
+def test_putting_in_place_replaces_what_is_ours(links: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """New files take the places of old ones, with and without hard links; nothing is left of the work."""
+    if not links:
+        monkeypatch.setattr(os, "link", no_links)
     ckpt = checkpoint(tmp_path / "ckpt", b"previous")
-    staging = checkpoint(names.beside(ckpt, names.STAGING, "abcdefghijkl"), b"new")
-    commit.put_in_place(staging, ckpt, "abcdefghijkl")
-    assert content(ckpt) == b"new"
+    publish(ckpt, b"new")
+    assert content(commit.find(ckpt)) == b"new"
+    assert sorted(os.listdir(ckpt)) == [names.MANIFEST_NAME, "model.safetensors"]
     assert os.listdir(tmp_path) == ["ckpt"]
 
 
-def test_without_exchange_a_failed_rename_is_undone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the new folder cannot take the name, the old one gets it back."""
-    monkeypatch.setattr(commit, "_exchange", cannot_exchange)
-    ckpt = checkpoint(tmp_path / "ckpt", b"previous")
-    staging = checkpoint(names.beside(ckpt, names.STAGING, "abcdefghijkl"), b"new")
-    rename, calls = os.rename, []
-
-    def failing(source: Path, destination: Path) -> None:
-        calls.append(source)
-        if len(calls) == 3:
-            raise PermissionError(13, "Permission denied")
-        rename(source, destination)
-
-    monkeypatch.setattr(os, "rename", failing)
-    with pytest.raises(PermissionError):
-        commit.put_in_place(staging, ckpt, "abcdefghijkl")
-    assert content(ckpt) == b"previous"
+@pytest.mark.parametrize("able", [True, False])
+def test_a_folder_that_appears_during_a_save_is_not_replaced(
+    able: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody makes the target while it is saved for the first time: it stays theirs, and gets the checkpoint."""
+    if not able:
+        monkeypatch.setattr(commit, "_renameat2", lambda: None)
+    ckpt = tmp_path / "ckpt"
+    staging = commit.stage(ckpt, "abcdefghijkl")
+    (staging / "model.safetensors").write_bytes(b"new")
+    entry = Entry("model.safetensors", 3, digest_of_bytes(b"new"))
+    commit.complete(staging, ckpt, Manifest((entry,), 1, {}, 3, "abcdefghijkl"))
+    ckpt.mkdir()
+    number = ckpt.stat().st_ino
+    commit.publish(staging, ckpt)
+    assert ckpt.stat().st_ino == number
+    assert content(commit.find(ckpt)) == b"new"
+    assert os.listdir(tmp_path) == ["ckpt"]
+    assert not list(ckpt.glob(".*"))
 
 
 def test_target_that_is_a_file_is_refused(tmp_path: Path) -> None:
     """A checkpoint does not replace a file."""
     (tmp_path / "ckpt").write_text("mine")
-    staging = checkpoint(tmp_path / ".tmp-ckpt-abcdefghijkl", b"new")
-    with pytest.raises(CheckpointError, match="must be a folder"):
-        commit.put_in_place(staging, tmp_path / "ckpt", "abcdefghijkl")
+    with pytest.raises(CheckpointError, match="is saved into a folder"):
+        commit.stage(tmp_path / "ckpt", "abcdefghijkl")
     assert (tmp_path / "ckpt").read_text() == "mine"
+    assert os.listdir(tmp_path) == ["ckpt"]
 
 
-def test_foreign_files_are_linked_and_parts_are_not(tmp_path: Path) -> None:
-    """What is no part of the old checkpoint comes along, as the same file; links stay links."""
-    ckpt = checkpoint(tmp_path / "ckpt", b"previous")
-    (ckpt / "notes.txt").write_text("mine")
-    (ckpt / "logs").mkdir()
-    (ckpt / "logs" / "events").write_text("events")
-    (ckpt / "empty").mkdir()
-    (ckpt / "link").symlink_to("notes.txt")
-    (ckpt / "optimizer_3.bin").write_text("part of a checkpoint without a manifest")
-    staging = checkpoint(tmp_path / ".tmp-ckpt-abcdefghijkl", b"new")
-    commit.take_over_foreign_files(ckpt, staging)
-    assert sorted(os.listdir(staging)) == [
-        names.MANIFEST_NAME,
-        "empty",
-        "link",
-        "logs",
-        "model.safetensors",
-        "notes.txt",
-    ]
-    assert os.path.samefile(staging / "logs" / "events", ckpt / "logs" / "events")
-    assert os.readlink(staging / "link") == "notes.txt"
-    assert content(staging) == b"new"
+@pytest.mark.parametrize("kind", ["folder", "link"])
+def test_what_stands_where_a_file_belongs_is_refused_before_anything_changes(
+    kind: str, make_run: Callable[..., BareRun], tmp_path: Path
+) -> None:
+    """A folder under the name of a file, or a link under that of a folder: a named error, the checkpoint as it was."""
+    run = make_run(1)
+    folder.save_state(run, tmp_path / "ckpt")
+    before = (tmp_path / "ckpt" / names.MANIFEST_NAME).read_bytes()
+    if kind == "folder":
+        (tmp_path / "ckpt" / "pytorch_model.bin").mkdir()
+    else:
+        (tmp_path / "elsewhere").mkdir()
+        (tmp_path / "ckpt" / "adapter").symlink_to(tmp_path / "elsewhere")
+        run.save_state_pre_hooks[0] = lambda models, weights, output_dir: Path(output_dir, "adapter").mkdir()
+    with pytest.raises(CheckpointError, match="Move it, or save into another folder"):
+        folder.save_state(run, tmp_path / "ckpt", safe_serialization=kind == "link")
+    assert (tmp_path / "ckpt" / names.MANIFEST_NAME).read_bytes() == before
+    assert not list((tmp_path / "ckpt").glob(".*"))
+    folder.load_state(run, tmp_path / "ckpt")
+
+
+def test_what_others_have_in_a_target_is_not_touched(make_run: Callable[..., BareRun], tmp_path: Path) -> None:
+    """Files made, replaced and open during saves, a working folder, modes, group and attributes are as they were."""
+    run, ckpt = make_run(1), tmp_path / "ckpt"
+    ckpt.mkdir()
+    (ckpt / "private").mkdir()
+    (ckpt / "private").chmod(0o700)
+    os.chown(ckpt, -1, 1234) if os.geteuid() == 0 else None
+    ckpt.chmod(0o2770)
+    before = ckpt.stat()
+    (ckpt / "status").write_text("0")
+    with open(ckpt / "log", "a") as log:
+
+        def others(models: list[Any], weights: list[Any], output_dir: str) -> None:
+            Path(output_dir, "private").mkdir()
+            Path(output_dir, "private", "own.txt").write_text("ours")
+            number = len(list(ckpt.glob("new-*")))
+            (ckpt / f"new-{number}").write_text("theirs")
+            (tmp_path / "status").write_text(str(number))
+            os.replace(tmp_path / "status", ckpt / "status")
+
+        run.save_state_pre_hooks[0] = others
+        directory = os.open(ckpt, os.O_RDONLY)
+        for number in range(3):
+            folder.save_state(run, ckpt)
+            log.write(f"{number}\n")
+            log.flush()
+            os.close(os.open(f"made-{number}", os.O_CREAT | os.O_WRONLY, dir_fd=directory))
+        os.close(directory)
+    after = ckpt.stat()
+    assert (ckpt / "log").read_text() == "0\n1\n2\n"
+    assert (ckpt / "status").read_text() == "2"
+    assert {f"new-{number}" for number in range(3)} | {f"made-{number}" for number in range(3)} < set(os.listdir(ckpt))
+    same = ("st_ino", "st_mode", "st_uid", "st_gid")
+    assert [getattr(before, name) for name in same] == [getattr(after, name) for name in same]
+    assert stat.S_IMODE((ckpt / "private").stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_what_is_replaced_keeps_its_readers(
+    links: bool, make_run: Callable[..., BareRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file of the checkpoint that only its owner may read is so in the next one, and at no time else."""
+    run, ckpt = make_run(1), tmp_path / "ckpt"
+    folder.save_state(run, ckpt)
+    (ckpt / "optimizer.bin").chmod(0o600)
+    seen: list[int] = []
+    if not links:
+        monkeypatch.setattr(os, "link", no_links)
+
+    def look(models: list[Any], weights: list[Any], output_dir: str) -> None:
+        seen.append(stat.S_IMODE(Path(output_dir).parent.stat().st_mode))
+
+    run.save_state_pre_hooks[0] = look
+    folder.save_state(run, ckpt)
+    assert seen == [0o700]
+    assert stat.S_IMODE((ckpt / "optimizer.bin").stat().st_mode) == 0o600
+    assert stat.S_IMODE((ckpt / "scheduler.bin").stat().st_mode) != 0o600
+
+
+def test_only_unchanged_files_of_the_save_before_are_deleted(make_run: Callable[..., BareRun], tmp_path: Path) -> None:
+    """A part that is gone from the run goes; a file that somebody else put under its name stays, and is not read."""
+    run, ckpt = make_run(1), tmp_path / "ckpt"
+    folder.save_state(run, ckpt, safe_serialization=False)
+    (ckpt / "pytorch_model.bin").write_bytes(b"somebody else's")
+    (ckpt / "optimizer_7.bin").write_bytes(b"never listed")
+    run.custom_objects.clear()
+    folder.save_state(run, ckpt)
+    assert not (ckpt / "custom_checkpoint_0.pkl").exists()
+    assert (ckpt / "pytorch_model.bin").read_bytes() == b"somebody else's"
+    assert (ckpt / "optimizer_7.bin").read_bytes() == b"never listed"
+    folder.load_state(run, ckpt)
+
+
+def test_a_journal_cannot_lead_out_of_its_folder(tmp_path: Path) -> None:
+    """Somebody's folder with a commit whose list of what leaves climbs out: refused, and nothing is deleted."""
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    ckpt = lay_inside(tmp_path, "previous", "committed", "new")
+    found = victim.stat()
+    listed = {"../victim": [found.st_ino, found.st_size, found.st_mtime_ns]}
+    (inside(ckpt, "committed") / ".accel-stale.json").write_text(json.dumps(listed))
+    with pytest.raises(UnsafeCheckpointError, match="leads outside"):
+        commit.settle(ckpt)
+    assert victim.read_text() == "mine"
+
+
+def test_a_failing_disk_says_which_checkpoint_stands(
+    make_run: Callable[..., BareRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The flush of a folder fails at each step of a save: what the error says is what loading finds."""
+    run, flush = make_run(1), commit.flush_folder
+    said: set[str] = set()
+    for fresh in (True, False):
+        for failing in range(1, 12):
+            ckpt = tmp_path / f"ckpt-{fresh}-{failing}"
+            if not fresh:
+                run.step = 1
+                folder.save_state(run, ckpt)
+            left = [failing]
+
+            def broken(place: Path, left: list[int] = left) -> None:
+                left[0] -= 1
+                if left[0] == 0:
+                    raise OSError(errno.EIO, "Input/output error")
+                flush(place)
+
+            run.step = 2
+            with monkeypatch.context() as patch:
+                patch.setattr(commit, "flush_folder", broken)
+                patch.setattr(in_place, "flush_folder", broken)
+                try:
+                    folder.save_state(run, ckpt)
+                    continue
+                except CheckpointError as error:
+                    message = str(error)
+            new = "new checkpoint" in message
+            said.add(f"{fresh} {new}")
+            other = make_run(3)
+            if new or not fresh:
+                folder.load_state(other, ckpt)
+                assert other.step == (2 if new else 1), message
+            else:
+                assert commit.find(ckpt) is None, message
+    assert said == {"True True", "True False", "False True", "False False"}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs to mount")
+def test_a_mounted_folder_in_a_target_is_not_touched(make_run: Callable[..., BareRun], tmp_path: Path) -> None:
+    """A volume inside the target stays where it is, with what it holds; a hook may write into it."""
+    run, volume = make_run(1), tmp_path / "ckpt" / "tb"
+    volume.mkdir(parents=True)
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "tmpfs", str(volume)], capture_output=True, check=False)
+    if mounted.returncode:
+        pytest.skip("needs to mount a tmpfs")
+    try:
+        (volume / "events").write_text("mine")
+
+        def hook(models: list[Any], weights: list[Any], output_dir: str) -> None:
+            Path(output_dir, "tb").mkdir()
+            Path(output_dir, "tb", "own.txt").write_text("ours")
+
+        run.save_state_pre_hooks[0] = hook
+        for _ in range(2):
+            folder.save_state(run, tmp_path / "ckpt")
+            assert os.path.ismount(volume)
+            assert sorted(os.listdir(volume)) == ["events", "own.txt"]
+        folder.load_state(run, tmp_path / "ckpt")
+    finally:
+        subprocess.run(["umount", str(volume)], check=True)
+    assert os.listdir(tmp_path) == ["ckpt"]
+
+
+def test_a_save_does_not_look_at_foreign_files(
+    make_run: Callable[..., BareRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A target is never listed by a save into a checkpoint, so what lies in it costs nothing."""
+    run, ckpt = make_run(1), tmp_path / "ckpt"
+    folder.save_state(run, ckpt)
+    listed: list[str] = []
+    for name in ("listdir", "scandir"):
+        original = getattr(os, name)
+
+        def watched(path: Any = ".", original: Any = original) -> Any:
+            listed.append(os.readlink(f"/proc/self/fd/{path}") if isinstance(path, int) else os.fspath(path))
+            return original(path)
+
+        monkeypatch.setattr(os, name, watched)
+    folder.save_state(run, ckpt)
+    assert str(tmp_path) in listed
+    assert str(ckpt) not in listed
 
 
 def test_pruning_keeps_the_newest_and_the_limit(tmp_path: Path) -> None:
@@ -277,6 +555,47 @@ def test_pruning_keeps_the_newest_and_the_limit(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["checkpoint_10", "checkpoint_11", "checkpoint_best"]
     commit.prune(tmp_path / "checkpoint_11", 0)
     assert sorted(os.listdir(tmp_path)) == ["checkpoint_11", "checkpoint_best"]
+
+
+def test_pruning_leaves_what_is_not_ours(tmp_path: Path) -> None:
+    """Folders that only look like checkpoints are not counted and stay, and so do others' files in a checkpoint."""
+    for number in (1, 2, 3):
+        checkpoint(tmp_path / f"checkpoint_{number}", b"x")
+    (tmp_path / "checkpoint_1" / "notes.txt").write_text("mine")
+    for name in ("checkpoint_0001", "checkpoint_0", "checkpoint_1_backup", "checkpoint_²"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.safetensors").write_text("mine")
+    commit.prune(tmp_path / "checkpoint_3", 1)
+    assert sorted(os.listdir(tmp_path)) == sorted(
+        ["checkpoint_0", "checkpoint_0001", "checkpoint_1", "checkpoint_1_backup", "checkpoint_3", "checkpoint_²"]
+    )
+    assert os.listdir(tmp_path / "checkpoint_1") == ["notes.txt"]
+    assert (tmp_path / "checkpoint_0001" / "model.safetensors").read_text() == "mine"
+
+
+def test_pruning_that_was_interrupted_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Row 11: killed after any deletion, the checkpoint does not count, and the next save deletes the rest of it."""
+    for failing in range(1, 4):
+        place = tmp_path / str(failing)
+        place.mkdir()
+        for number in (1, 2):
+            checkpoint(place / f"checkpoint_{number}", b"x")
+        unlink, left = Path.unlink, [failing]
+
+        def broken(path: Path, missing_ok: bool = False, left: list[int] = left, unlink: Any = unlink) -> None:
+            left[0] -= 1
+            if left[0] < 0:
+                raise KeyboardInterrupt
+            unlink(path, missing_ok)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "unlink", broken)
+            with pytest.raises(KeyboardInterrupt):
+                commit.prune(place / "checkpoint_2", 1)
+        assert commit.latest(place) == place / "checkpoint_2"
+        for target in commit.unsettled(place):
+            commit.settle(target)
+        assert os.listdir(place) == ["checkpoint_2"]
 
 
 def test_latest_is_the_highest_complete_number(tmp_path: Path) -> None:
@@ -298,42 +617,49 @@ def test_leftovers_of_other_targets_are_left_alone(tmp_path: Path) -> None:
     assert other.is_dir()
 
 
-def test_a_folder_that_cannot_be_exchanged_is_committed_inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows 16 to 18: a whole copy inside is the checkpoint; it is brought to its place, and stale parts go."""
-    monkeypatch.setattr(redo, "is_needed", Path.is_dir)
+def test_what_older_versions_left_inside_a_target_is_recovered(tmp_path: Path) -> None:
+    """A whole copy inside a target that could not be exchanged was its checkpoint; it comes to its place."""
     ckpt = checkpoint(tmp_path / "ckpt", b"previous")
     (ckpt / "notes.txt").write_text("mine")
-    (ckpt / "optimizer.bin").write_text("stale")
-    staging = commit.staging_of(ckpt, "abcdefghijkl")
-    checkpoint(staging, b"new", manifest=False)
+    (ckpt / "optimizer.bin").write_text("never listed")
+    pending = names.beside(ckpt / "ckpt", names.STAGING, "abcdefghijkl")
+    checkpoint(pending, b"new", manifest=False)
     assert content(commit.find(ckpt)) == b"previous"
     commit.settle(ckpt)
-    assert not staging.exists()
-    checkpoint(staging, b"new")
-    assert commit.find(ckpt) == staging
-    (ckpt / "model.safetensors").write_bytes(b"new")
+    assert not pending.exists()
+    checkpoint(pending, b"new")
+    assert commit.find(ckpt) == pending
     commit.settle(ckpt)
     assert commit.find(ckpt) == ckpt
     assert content(ckpt) == b"new"
-    assert sorted(os.listdir(ckpt)) == [names.MANIFEST_NAME, "model.safetensors", "notes.txt"]
-    staging = checkpoint(commit.staging_of(ckpt, "mnopqrstuvwx"), b"newest", written_at=3)
-    commit.put_in_place(staging, ckpt, "mnopqrstuvwx")
-    assert content(commit.find(ckpt)) == b"newest"
-    assert sorted(os.listdir(ckpt)) == [names.MANIFEST_NAME, "model.safetensors", "notes.txt"]
+    assert sorted(os.listdir(ckpt)) == [names.MANIFEST_NAME, "model.safetensors", "notes.txt", "optimizer.bin"]
 
 
-def test_mount_points_cannot_be_exchanged(tmp_path: Path) -> None:
-    """The root of a filesystem is one; an ordinary folder and an absent one are none."""
-    assert redo.is_needed(Path("/"))
-    assert not redo.is_needed(tmp_path)
-    assert not redo.is_needed(tmp_path / "absent")
+def test_leftovers_that_cannot_be_deleted_do_not_forbid_a_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What an older version moved away, with a volume in it, is left where it is, with a warning."""
+    ckpt = checkpoint(tmp_path / "ckpt", b"previous")
+    (tmp_path / ".gone-ckpt-abcdefghijkl" / "tb").mkdir(parents=True)
+    monkeypatch.setattr(os.path, "ismount", lambda path: str(path).endswith("tb"))
+    commit.settle(ckpt)
+    publish(ckpt, b"new")
+    assert content(commit.find(ckpt)) == b"new"
+    assert (tmp_path / ".gone-ckpt-abcdefghijkl" / "tb").is_dir()
+    assert "could not be deleted" in caplog.text
 
 
-def test_files_added_to_a_target_after_a_crash_are_kept(tmp_path: Path) -> None:
-    """Recovery replaces a folder that is no checkpoint, and takes along what lies in it."""
-    checkpoint(tmp_path / ".tmp-ckpt-abcdefghijkl", b"new")
-    (tmp_path / "ckpt").mkdir()
-    (tmp_path / "ckpt" / "notes.txt").write_text("mine")
-    commit.settle(tmp_path / "ckpt")
-    assert (tmp_path / "ckpt" / "notes.txt").read_text() == "mine"
-    assert content(tmp_path / "ckpt") == b"new"
+@pytest.mark.parametrize("length", [237, 255])
+def test_names_as_long_as_the_filesystem_takes_them(
+    length: int, make_run: Callable[..., BareRun], tmp_path: Path
+) -> None:
+    """A save makes names beside a long name that are no longer than it may be, and recovers by them."""
+    run, ckpt = make_run(1), tmp_path / ("\u00e9" * (length // 2)).ljust(length - length // 2, "x")
+    assert len(os.fsencode(ckpt.name)) == length
+    for _ in range(2):
+        folder.save_state(run, ckpt)
+    folder.load_state(run, ckpt)
+    ckpt.rename(names.beside(ckpt, names.STAGING, "abcdefghijkl"))
+    folder.load_state(run, ckpt)
+    folder.save_state(run, ckpt)
+    assert os.listdir(tmp_path) == [ckpt.name]

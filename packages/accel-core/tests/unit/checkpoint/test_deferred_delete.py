@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from accel_core.checkpoint import disposal
+from accel_core.checkpoint import deferred_delete
 
 
 @pytest.fixture
@@ -33,18 +33,18 @@ def open_files(folder: Path) -> list[str]:
 
 def test_names_are_gone_at_once_and_space_later(large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The call does not wait for the blocks of a large file; `wait` does. Other names of a file stay."""
-    gate, close = threading.Event(), disposal._close
+    gate, close = threading.Event(), deferred_delete._close
 
     def slow(descriptors: list[int]) -> None:
         gate.wait(10)
         close(descriptors)
 
-    monkeypatch.setattr(disposal, "_close", slow)
-    disposal.remove(large)
+    monkeypatch.setattr(deferred_delete, "_close", slow)
+    deferred_delete.remove(large)
     assert not large.exists()
     assert open_files(large) == [f"{large}/below/large (deleted)"]
     gate.set()
-    disposal.wait()
+    deferred_delete.wait()
     assert open_files(large) == []
     assert (large.parent / "kept").stat().st_size == 2 << 20
 
@@ -60,7 +60,7 @@ def test_filesystems_that_keep_open_files_in_the_folder(large: Path, monkeypatch
         remove(folder)
 
     monkeypatch.setattr(shutil, "rmtree", as_over_nfs)
-    disposal.remove(large)
+    deferred_delete.remove(large)
     assert [len(files) for files in held] == [1, 0]
     assert not large.exists()
 
@@ -77,9 +77,9 @@ def test_nothing_is_held_where_deleting_fails_or_no_thread_starts(large: Path, m
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "rmtree", refused)
         with pytest.raises(PermissionError):
-            disposal.remove(large)
+            deferred_delete.remove(large)
     assert open_files(large) == []
     monkeypatch.setattr(threading.Thread, "start", no_thread)
-    disposal.remove(large)
+    deferred_delete.remove(large)
     assert open_files(large) == []
     assert not large.exists()

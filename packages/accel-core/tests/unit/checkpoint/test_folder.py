@@ -74,6 +74,125 @@ def test_saving_again_replaces_parts_and_keeps_foreign_files(make_run: Make, tmp
     folder.load_state(run, tmp_path / "ckpt")
 
 
+def test_a_checkpoint_is_found_however_it_is_named(
+    make_run: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Through a link, as ".", relative, and through a folder that is not there; whole, and as crashes left it."""
+    run = make_run(1)
+    monkeypatch.chdir(tmp_path)
+    folder.save_state(run, "missing/../ckpt")
+    (tmp_path / "link").symlink_to("ckpt")
+    spellings = ["ckpt", "missing/../ckpt", str(tmp_path / "link"), "link", "./ckpt/."]
+    for spelling in spellings:
+        assert folder.load_state(run, spelling).findings == []
+    (tmp_path / "ckpt").rename(tmp_path / ".tmp-ckpt-abcdefghijkl")
+    for spelling in spellings:
+        folder.load_state(run, spelling)
+    folder.save_state(run, "link")
+    assert sorted(os.listdir(tmp_path)) == ["ckpt", "link"]
+    pending = tmp_path / "ckpt" / names.JOURNAL_NAME / "abcdefghijkl.committed"
+    shutil.copytree(tmp_path / "ckpt", tmp_path / "copy")
+    pending.parent.mkdir()
+    (tmp_path / "copy").rename(pending)
+    (tmp_path / "ckpt" / "model.safetensors").write_bytes(b"a mixture")
+    monkeypatch.chdir(tmp_path / "ckpt")
+    assert folder.load_state(run, ".").folder == pending
+    assert folder.load_state(run, tmp_path / "link").folder == pending
+
+
+def test_what_the_manifest_does_not_list_is_not_read(
+    make_run: Make, state_of: StateOf, differing: Differing, tmp_path: Path
+) -> None:
+    """Files copied into a checkpoint are named, whatever component they would be, and the run is as it was."""
+    small = BareRun([make_run(1).models[0]])
+    folder.save_state(small, tmp_path / "ckpt")
+    folder.save_state(make_run(2), tmp_path / "other")
+    for name in ("optimizer.bin", "scheduler.bin", "custom_checkpoint_0.pkl", "scaler.pt"):
+        shutil.copy(tmp_path / "other" / name, tmp_path / "ckpt" / name)
+    run = make_run(3)
+    before = state_of(run)
+    with pytest.raises(CheckpointMismatchError, match="manifest does not list it") as caught:
+        folder.load_state(run, tmp_path / "ckpt")
+    for name in ("optimizer.bin", "scheduler.bin", "custom_checkpoint_0.pkl", "scaler.pt"):
+        assert name in str(caught.value)
+    assert differing(before, state_of(run)) == []
+
+
+def test_weights_in_the_format_that_was_not_saved_are_not_read(make_run: Make, tmp_path: Path) -> None:
+    """A `model.safetensors` of somebody else beside our `pytorch_model.bin` is left alone."""
+    run = make_run(1)
+    folder.save_state(run, tmp_path / "ckpt", safe_serialization=False)
+    folder.save_state(make_run(2, steps=5), tmp_path / "other")
+    shutil.copy(tmp_path / "other" / "model.safetensors", tmp_path / "ckpt")
+    other = make_run(3)
+    folder.load_state(other, tmp_path / "ckpt")
+    assert torch.equal(other.models[0][0].weight, run.models[0][0].weight)
+
+
+@pytest.mark.parametrize("moment", ["optimizer", "model", "hooks"])
+def test_a_save_of_another_process_while_a_checkpoint_is_read(
+    moment: str,
+    make_run: Make,
+    state_of: StateOf,
+    differing: Differing,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The read begins again and gives one save; where hooks have read already, it is refused."""
+    first, second = make_run(1), make_run(2, steps=5)
+    folder.save_state(first, tmp_path / "ckpt")
+    after = state_of(second)
+    saved: list[str] = []
+
+    def save_once() -> None:
+        if not saved:
+            saved.append("second")
+            own = torch.get_rng_state()
+            subprocess_save(second, tmp_path / "ckpt")
+            torch.set_rng_state(own)
+
+    def subprocess_save(run: BareRun, target: Path) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(background, "finish", lambda: None)
+            folder.save_state(run, target)
+
+    run = make_run(3)
+    if moment == "hooks":
+        run.load_state_pre_hooks[0] = lambda models, input_dir: save_once()
+        with pytest.raises(CheckpointError, match="was replaced while load hooks read it"):
+            folder.load_state(run, tmp_path / "ckpt")
+        return
+    owner, name = {"optimizer": (payload, "read_object"), "model": (payload.TensorFile, "__init__")}[moment]
+    original = getattr(owner, name)
+
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        save_once()
+        return result
+
+    monkeypatch.setattr(owner, name, watched)
+    torch.set_rng_state(after["rng"])
+    folder.load_state(run, tmp_path / "ckpt")
+    assert saved == ["second"]
+    assert differing(after, state_of(run)) == []
+
+
+def test_a_file_that_is_written_into_while_it_is_read_is_an_error(
+    make_run: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Something that writes into files, as accel does not, between the comparison and the end of the restore."""
+    folder.save_state(make_run(1), tmp_path / "ckpt")
+    run, read = make_run(2), payload.TensorFile.read_into
+
+    def watched(self: Any, *args: Any) -> None:
+        read(self, *args)
+        os.utime(tmp_path / "ckpt" / "model.safetensors", ns=(1, 1))
+
+    monkeypatch.setattr(payload.TensorFile, "read_into", watched)
+    with pytest.raises(CheckpointDamagedError, match="was written into while it was read"):
+        folder.load_state(run, tmp_path / "ckpt")
+
+
 def test_working_folder_inside_the_target_survives(
     make_run: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -75,14 +75,60 @@ def test_index_describes_the_shards(tmp_path: Path) -> None:
 
 
 def test_no_stale_file_is_left(tmp_path: Path) -> None:
-    """Files of earlier saves, in either format, go; everything else stays."""
+    """Files of earlier saves in the same format go; weights in the other format and everything else stay."""
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model_1.safetensors").write_text("of a save_state")
     save(Tied(), tmp_path, max_shard_size=300)
     save(Tied(), tmp_path, max_shard_size=600, safe_serialization=False)
     (tmp_path / ".tmp-model.safetensors-abcdefghijkl").write_text("left by a kill")
     save(Tied(), tmp_path)
-    assert sorted(os.listdir(tmp_path)) == ["config.json", "model.safetensors", "model_1.safetensors"]
+    kept = [name for name in os.listdir(tmp_path) if name.startswith("pytorch_model-") and name.endswith(".bin")]
+    assert len(kept) > 1
+    rest = ["config.json", "model.safetensors", "model_1.safetensors", "pytorch_model.bin.index.json"]
+    assert sorted(os.listdir(tmp_path)) == sorted([*rest, *kept])
+
+
+def test_a_save_of_shards_is_whole_or_not_there(tmp_path: Path) -> None:
+    """Killed after each step: load_model gives the old or the new weights; whoever reads public names, or nothing."""
+    old, new = Tied(), Tied()
+    steps = ("rename", "link", "unlink", "fsync", "mkdir", "write", "rmdir")
+    outcomes = set()
+    for failing in range(1, 200):
+        place = tmp_path / str(failing)
+        save(old, place, max_shard_size=600)
+        child = os.fork()
+        if child == 0:
+            left = [failing]
+            for name in steps:
+                original = getattr(os, name)
+
+                def counted(*args: Any, original: Any = original, left: list[int] = left, **kwargs: Any) -> Any:
+                    result = original(*args, **kwargs)
+                    left[0] -= 1
+                    if left[0] == 0:
+                        os._exit(9)
+                    return result
+
+                setattr(os, name, counted)
+            save(new, place, max_shard_size=600)
+            os._exit(0)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        loaded = Tied()
+        weights.load_model(loaded, place)
+        found = "old" if same(loaded, old) else "new" if same(loaded, new) else "a mixture"
+        index = place / names.SAFE_WEIGHTS_INDEX_NAME
+        public = "nothing"
+        if index.exists():
+            table = json.loads(index.read_text())["weight_map"]
+            read = {file: safetensors.torch.load_file(place / file) for file in set(table.values())}
+            shown = [name for name in table if torch.equal(read[table[name]][name], new.state_dict()[name])]
+            public = "new" if len(shown) == len(table) else "old" if not shown else "a mixture"
+        outcomes.add((found, public))
+        save(new, place, max_shard_size=600)
+        assert not [name for name in os.listdir(place) if name.startswith(".")]
+        if code == 0:
+            break
+    assert outcomes == {("old", "old"), ("new", "old"), ("new", "nothing"), ("new", "new")}
 
 
 def test_wrappers_do_not_show_in_names(tmp_path: Path) -> None:

@@ -1,0 +1,173 @@
+"""What the ranks of a save or restore agree on before anything changes: whether all went well, and which save it is."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from accel_core.checkpoint import commit, names
+from accel_core.checkpoint.commit import Held
+from accel_core.checkpoint.digest import digest_of, digest_of_bytes
+from accel_core.checkpoint.ranks import Ranks
+from accel_core.errors import CheckpointMismatchError, CheckpointNotFoundError
+
+__all__ = ["agree_on_latest", "agree_on_save", "common_save", "together"]
+
+
+@contextmanager
+def together(ranks: Ranks, doing: str, advice: str | None = None) -> Iterator[None]:
+    """Do something on every rank, and raise on all of them if it failed on any.
+
+    Args:
+        ranks: The ranks that do it.
+        doing: What they do, such as `Writing the checkpoint 'ckpt'`.
+        advice: What to do about a failure; by default, that what was there before is intact.
+
+    Raises:
+        CheckpointError: The same text on every rank.
+    """
+    failure: Exception | None = None
+    try:
+        yield
+    except Exception as error:
+        failure = error
+    if advice is None:
+        ranks.agree(failure, doing)
+    else:
+        ranks.agree(failure, doing, advice)
+
+
+def common_save(everywhere: Sequence[Sequence[Held]]) -> str | None:
+    """Return the id of the newest save that every rank holds, whole before damaged; `None` if there is none.
+
+    A save that one disk has committed was prepared on all disks before, so it counts as committed on all of them.
+
+    Args:
+        everywhere: What each rank's disk holds for one target.
+    """
+    shared = set.intersection(*({held.identity for held in own} for own in everywhere)) if everywhere else set()
+
+    def worth(identity: str) -> tuple[bool, bool, int]:
+        those = [held for own in everywhere for held in own if held.identity == identity]
+        whole = all(any(held.identity == identity and held.whole for held in own) for own in everywhere)
+        return whole, any(held.settled for held in those), max(held.written_at for held in those)
+
+    return max(sorted(shared), key=worth, default=None)
+
+
+def agree_on_save(target: Path, ranks: Ranks) -> Held | None:
+    """Return what this rank holds of the newest save to `target` that every rank holds.
+
+    Args:
+        target: The folder that was saved to, on this rank.
+        ranks: The ranks that load together.
+
+    Returns:
+        It may be damaged, if there is nothing whole; `None` where no rank holds anything.
+
+    Raises:
+        CheckpointMismatchError: The ranks hold different saves; every rank raises the same, with a list.
+    """
+    before: list[list[Held]] | None = None
+    while True:
+        own: list[Held] = []
+        with together(ranks, f"Opening the checkpoint {str(target)!r}"):
+            own = _with_identities(commit.holdings(target), ranks.size > 1)
+        if ranks.size == 1:
+            return next(iter(own), None)
+        everywhere = ranks.exchange(own)
+        if not any(everywhere):
+            return None
+        chosen = common_save(everywhere)
+        if chosen is not None:
+            return next(held for held in own if held.identity == chosen)
+        # A save of another process between the looks of two ranks makes them differ for a moment only.
+        if everywhere == before:
+            raise CheckpointMismatchError(
+                "The ranks do not hold the same save of the checkpoint, and nothing was changed; found:\n"
+                f"{_listed(everywhere)}\nPass the same checkpoint on all ranks, or copy it to the disks that lack it."
+            )
+        before = everywhere
+
+
+def agree_on_latest(directory: Path, ranks: Ranks) -> Path:
+    """Return the target of the newest numbered checkpoint of which every rank holds the same save, whole.
+
+    Args:
+        directory: Where numbered checkpoints lie, on this rank.
+        ranks: The ranks that load together.
+
+    Raises:
+        CheckpointNotFoundError: There is none; every rank raises the same, with a list of who has what.
+    """
+    seen: list[str] = []
+    below: int | None = None
+    while True:
+        number, own = -1, list[Held]()
+        with together(ranks, f"Looking for checkpoints in {str(directory)!r}"):
+            number, own = _newest(directory, below, ranks.size > 1)
+        everywhere = ranks.exchange((number, own))
+        if any(number >= 0 for number, _ in everywhere):
+            seen.append(_listed([held for _, held in everywhere], [number for number, _ in everywhere]))
+        lowest = min(number for number, _ in everywhere)
+        if lowest < 0:
+            break
+        if all(number == lowest for number, _ in everywhere):
+            if common_save([held for _, held in everywhere]) is not None:
+                return directory / f"checkpoint_{lowest}"
+            below = lowest
+        else:
+            below = lowest + 1
+    found = "\n" + "\n".join(seen) + "\n" if seen else f"{len(commit.numbered(directory))} folders so named. "
+    raise CheckpointNotFoundError(
+        f"There is no complete checkpoint_<number> in {str(directory)!r} that every rank holds; found {found}"
+        "Start the run from the beginning."
+    )
+
+
+def _newest(directory: Path, below: int | None, several: bool) -> tuple[int, list[Held]]:
+    """Return the highest number under `below` with a whole checkpoint, and what there is of it; -1 for none."""
+    for target in reversed(commit.numbered(directory)):
+        number = int(target.name.rpartition("_")[2])
+        if below is None or number < below:
+            whole = [held for held in commit.holdings(target) if held.whole]
+            if whole:
+                return number, _with_identities(whole, several)
+    return -1, []
+
+
+def _with_identities(found: list[Held], several: bool) -> list[Held]:
+    """Give folders of Accelerate, which have no id, a digest of their content; one rank has nothing to compare with."""
+    if not several:
+        return found
+    return [
+        Held(held.folder, _content_of(held.folder), held.whole, held.settled, held.written_at)
+        if not held.identity
+        else held
+        for held in found
+    ]
+
+
+def _content_of(folder: Path) -> str:
+    """Return a digest of the files that all ranks share in a folder without a manifest."""
+    shared = [
+        entry.name
+        for entry in os.scandir(folder)
+        if names.belongs_to_checkpoint(entry.name)
+        and not entry.name.startswith(names.RNG_STATE_NAME)
+        and entry.is_file()
+    ]
+    digests = [f"{name} {digest_of(folder / name)}" for name in sorted(shared)]
+    return f"content {digest_of_bytes(chr(10).join(digests).encode())[:12]}"
+
+
+def _listed(everywhere: Sequence[Sequence[Held]], numbers: Sequence[int] | None = None) -> str:
+    """Say who holds what, one line for each rank."""
+    lines = []
+    for rank, own in enumerate(everywhere):
+        what = ", ".join(f"{held.identity}{'' if held.whole else ' (incomplete)'} in {held.folder}" for held in own)
+        number = f"checkpoint_{numbers[rank]}: " if numbers is not None and own else ""
+        lines.append(f"rank {rank}: {number}{what or 'nothing'}")
+    return "\n".join(lines)

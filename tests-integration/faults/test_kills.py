@@ -178,7 +178,7 @@ def test_killed_between_every_two_system_calls_of_a_save(
     ranks = start(
         tmp_path, 1, seed=0, automatic=kind == "numbered", plain=plain, every_call=True, fresh=kind == "fresh"
     )
-    assert end(ranks, timeout=300) == [0]
+    assert end(ranks, timeout=400) == [0]
     with capsys.disabled():
         print(f"\n{completed(tmp_path)} system calls of a save ({kind}{', plain' if plain else ''})")
     assert completed(tmp_path) > 40

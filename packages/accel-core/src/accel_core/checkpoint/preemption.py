@@ -59,7 +59,7 @@ def unwatch() -> None:
 
 
 def requested() -> bool:
-    """Tell whether any rank was asked to end; every rank calls it at the same step and gets the same answer."""
+    """Return whether any rank was asked to end; every rank calls it at the same step and gets the same answer."""
     here = world.current()
     if here is None or here.size == 1 or not dist.is_initialized():
         return _asked.is_set()

@@ -19,7 +19,7 @@ __all__ = ["BareRun", "Run"]
 
 
 class Run(Protocol):
-    """Everything of a run that is saved and restored; the facade is one.
+    """Everything of a run that is saved and restored: what `Runtime` has, and `BareRun`.
 
     Attributes:
         models: Prepared models.

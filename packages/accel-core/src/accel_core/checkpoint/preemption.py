@@ -15,10 +15,10 @@ from collections.abc import Iterable
 from types import FrameType
 from typing import NoReturn
 
-import torch
 import torch.distributed as dist
 
 from accel_core.checkpoint import background
+from accel_core.comm.control import Channel
 from accel_core.errors import StateError
 from accel_core.process import world
 
@@ -63,9 +63,7 @@ def requested() -> bool:
     here = world.current()
     if here is None or here.size == 1 or not dist.is_initialized():
         return _asked.is_set()
-    flag = torch.tensor([int(_asked.is_set())], device=here.device)
-    dist.all_reduce(flag, op=dist.ReduceOp.MAX)
-    return bool(flag.item())
+    return Channel(here, "preemption.requested").any(_asked.is_set())
 
 
 def leave(code: int = EXIT_CODE) -> NoReturn:

@@ -8,8 +8,8 @@ from types import TracebackType
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
+from accel_core.comm.collectives import reduce
 from accel_core.errors import ConfigurationError
 from accel_core.process.world import World
 from accel_core.state.gradient import GradientState
@@ -100,10 +100,7 @@ class Accumulation:
             return None
         total = self._weight
         self._weight = None
-        if world.size > 1:
-            total = total.to(world.device)
-            dist.all_reduce(total)
-        amount = float(total)
+        amount = float(reduce(total.to(world.device), "sum") if world.size > 1 else total)
         return world.size / amount if amount else 0.0
 
     def restart(self) -> None:

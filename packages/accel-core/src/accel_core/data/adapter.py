@@ -51,7 +51,7 @@ class DataLoaderAdapter(DataLoader[Any]):
     _user_class: ClassVar[type[DataLoader[Any]]] = DataLoader
 
     def __init__(
-        self, dataset: Any, use_stateful_dataloader: bool = False, batch_sampler: Any = None, **kwargs: Any
+        self, dataset: Any, use_stateful_dataloader: bool = False, batch_sampler: object = None, **kwargs: Any
     ) -> None:
         if use_stateful_dataloader:
             self.__class__ = type(self).over(stateful_class())
@@ -72,7 +72,7 @@ class DataLoaderAdapter(DataLoader[Any]):
         return cast("type[_LoaderT]", known[cls, user_class])
 
     @classmethod
-    def adopt(cls: type[_LoaderT], loader: DataLoader[Any], **changed: Any) -> _LoaderT:
+    def adopt(cls: type[_LoaderT], loader: DataLoader[Any], **changed: object) -> _LoaderT:
         """Return a prepared loader with everything that `loader` has: class, attributes, workers' settings, generator.
 
         The constructor of the user's class is not called again, and `loader` stays as it is.
@@ -89,7 +89,7 @@ class DataLoaderAdapter(DataLoader[Any]):
             adopted.__dict__.pop(name, None)
         return adopted
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[Any, ...]:
         """Pickle and copy without what belongs to this object alone: iterators, and a class made for the user's."""
         state = {name: value for name, value in self.__dict__.items() if name not in _OWN}
         if "epoch" in state:
@@ -109,7 +109,7 @@ class DataLoaderAdapter(DataLoader[Any]):
         """Return the state of the `StatefulDataLoader` behind this loader."""
         return super().state_dict()  # type: ignore[misc]
 
-    def load_state_dict(self, state_dict: Any) -> None:
+    def load_state_dict(self, state_dict: object) -> None:
         """Set the state of the `StatefulDataLoader` behind this loader."""
         super().load_state_dict(state_dict)  # type: ignore[misc]
 
@@ -117,7 +117,7 @@ class DataLoaderAdapter(DataLoader[Any]):
         """Do nothing: the state is kept as it was before the look-ahead, so it counts no batch that was not given."""
 
 
-def _rebuilt(kind: type[DataLoaderAdapter], user_class: type[DataLoader[Any]], state: dict[str, Any]) -> Any:
+def _rebuilt(kind: type[DataLoaderAdapter], user_class: type[DataLoader[Any]], state: dict[str, Any]) -> object:
     """Build a loader around the attributes of another one."""
     made = object.__new__(kind.over(user_class))
     made.__dict__.update(state)

@@ -227,9 +227,9 @@ class LoaderBase(DataLoaderAdapter, DataLoaderStateMixin):
         """Return the sampler that decides the order."""
         return get_sampler(self)
 
-    def set_sampler(self, sampler: Any) -> None:
+    def set_sampler(self, sampler: object) -> None:
         """Replace the sampler that decides the order."""
-        holder: Any = self.batch_sampler if self.batch_sampler is not None else self
+        holder: object = self.batch_sampler if self.batch_sampler is not None else self
         while isinstance(inner := getattr(holder, "batch_sampler", None), BatchSampler) and holder is not self:
             holder = inner
         holder.__dict__["sampler"] = sampler
@@ -258,7 +258,7 @@ class LoaderBase(DataLoaderAdapter, DataLoaderStateMixin):
         """Return the state of the `StatefulDataLoader` behind this loader, as of the batch read last; else `None`."""
         return super().state_dict() if self.use_stateful_dataloader else None
 
-    def load_state_dict(self, state_dict: Any) -> None:
+    def load_state_dict(self, state_dict: object) -> None:
         """Set the state of the `StatefulDataLoader` behind this loader."""
         self.forget_position()
         self._state_loaded = True

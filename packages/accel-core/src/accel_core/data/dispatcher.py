@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterableDataset
 
@@ -20,6 +20,9 @@ from accel_core.data.shard import ShardSpec, StepCounts
 from accel_core.data.transfer import placed
 from accel_core.errors import DataError, RemoteRankError
 from accel_core.process import world
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 __all__ = ["DataLoaderDispatcher"]
 
@@ -48,16 +51,16 @@ class DataLoaderDispatcher(PreparedLoader):
 
     def __init__(
         self,
-        dataset: Any,
+        dataset: object,
         split_batches: bool = False,
         skip_batches: int = 0,
         use_stateful_dataloader: bool = False,
         _drop_last: bool = False,
         _non_blocking: bool = False,
         slice_fn: Callable[..., Any] | None = None,
-        torch_device_mesh: Any = None,
+        torch_device_mesh: DeviceMesh | None = None,
         iteration: int = 0,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         self.settings = LoaderSettings(
             device=world.ensure().device,
@@ -93,7 +96,7 @@ class DataLoaderDispatcher(PreparedLoader):
         """Return the state of the `StatefulDataLoader` on rank 0, which reads; the other ranks have none."""
         return super().state_dict() if world.ensure().is_main else {}
 
-    def load_state_dict(self, state_dict: Any) -> None:
+    def load_state_dict(self, state_dict: object) -> None:
         """Set the state on rank 0."""
         if world.ensure().is_main:
             super().load_state_dict(state_dict)
@@ -182,7 +185,7 @@ class DataLoaderDispatcher(PreparedLoader):
             last = message.last
             yield message
 
-    def _own(self, share: Any) -> Any:
+    def _own(self, share: object) -> object:
         """Return this rank's part of what was sent: all of it, or what `slice_fn` takes out."""
         if not isinstance(share, _Whole):
             return share
@@ -226,7 +229,7 @@ class DataLoaderDispatcher(PreparedLoader):
             yield self._cut_up(group, known, first, spec, units, full=spec.step_samples)
 
     def _cut_up(
-        self, group: list[Any], rows: list[int], first: Any, spec: ShardSpec, units: int, *, full: int | None
+        self, group: list[Any], rows: list[int], first: object, spec: ShardSpec, units: int, *, full: int | None
     ) -> _Group:
         """Cut the rows of some batches in equal parts, filled up with the first rows of all."""
         total = sum(rows)
@@ -268,7 +271,7 @@ class _Group:
 class _Step:
     """What one rank reads in one step; `last` where no other follows."""
 
-    share: Any
+    share: object
     counts: StepCounts | None
     units: int
     last: bool
@@ -277,7 +280,7 @@ class _Step:
 class _Whole:
     """A global batch of which every rank takes its part."""
 
-    def __init__(self, batch: Any, part: int) -> None:
+    def __init__(self, batch: object, part: int) -> None:
         self.batch = batch
         self.part = part
 

@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import weakref
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
@@ -39,9 +39,12 @@ from accel_core.options.enums import RNGType
 from accel_core.process import world
 from accel_core.random import synchronize_rng_states
 
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
 __all__ = ["DataLoaderAdapter", "DataLoaderShard", "DataLoaderStateMixin", "PreparedLoader"]
 
-_END: Any = object()
+_END: object = object()
 
 
 class PreparedLoader(LoaderBase):
@@ -56,7 +59,7 @@ class PreparedLoader(LoaderBase):
         return Cursor(self)
 
     @property
-    def _index_sampler(self) -> Any:
+    def _index_sampler(self) -> object:
         if self.use_stateful_dataloader or isinstance(self.dataset, IterableDataset):
             return super()._index_sampler
         indices = self.__dict__.get("_indices")
@@ -291,7 +294,7 @@ class DataLoaderShard(PreparedLoader):
 
     def __init__(
         self,
-        dataset: Any,
+        dataset: object,
         device: torch.device | None = None,
         rng_types: list[Any] | None = None,
         synchronized_generator: torch.Generator | None = None,
@@ -299,9 +302,9 @@ class DataLoaderShard(PreparedLoader):
         use_stateful_dataloader: bool = False,
         _drop_last: bool = False,
         _non_blocking: bool = False,
-        torch_device_mesh: Any = None,
+        torch_device_mesh: DeviceMesh | None = None,
         iteration: int = 0,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         self.settings = LoaderSettings(
             device=device,
@@ -375,7 +378,7 @@ class DataLoaderShard(PreparedLoader):
         noted = self.shard.irregular if self.use_stateful_dataloader and self.shard is not None else epoch.counts
         return noted.pop(epoch.step, None) if noted else None
 
-    def _short_batch(self, batch: Any) -> StepCounts | None:
+    def _short_batch(self, batch: object) -> StepCounts | None:
         """Return what a batch of a stream on one process holds, where it is not full."""
         size = self._own_batch_size()
         rows = count_rows(batch, size)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -17,10 +17,13 @@ from accel_core.errors import RankDisagreementError
 from accel_core.process import world
 from accel_core.process.world import World
 
+if TYPE_CHECKING:
+    from accel_core.state.gradient import GradientState
+
 __all__ = ["drop_duplicates", "gather_for_metrics"]
 
 
-def gather_for_metrics(input_data: Any, gradient_state: Any, use_gather_object: bool = False) -> Any:
+def gather_for_metrics(input_data: object, gradient_state: GradientState, use_gather_object: bool = False) -> Any:
     """Gather what all ranks computed from their current batches, without what is there twice.
 
     The loader being read tells which samples of the step are repeats that fill up the last global batch, and which
@@ -77,7 +80,7 @@ def _chosen(counts: StepCounts, ranks: Sequence[int]) -> list[int | tuple[int, i
     return [(counts.rows[rank], counts.real[rank]) for rank in ranks]
 
 
-def _counts_of_ranks(loader: Any, here: World) -> tuple[StepCounts | None, list[int]]:
+def _counts_of_ranks(loader: object, here: World) -> tuple[StepCounts | None, list[int]]:
     """Return what each rank of the world holds, and the ranks in the order of their samples."""
     counts: StepCounts | None = getattr(loader, "counts", None)
     parts: tuple[int, ...] = getattr(loader, "parts", None) or tuple(range(here.size))
@@ -95,13 +98,13 @@ def _counts_of_ranks(loader: Any, here: World) -> tuple[StepCounts | None, list[
     return counts.over(parts), order
 
 
-def _part_size(loader: Any) -> int | None:
+def _part_size(loader: object) -> int | None:
     """Return how many samples a rank holds in a full step, where that is fixed."""
     spec: ShardSpec | None = getattr(loader, "spec", None)
     return None if spec is None or spec.step_samples is None else spec.step_samples // spec.ranks
 
 
-def _cut_to_last_batch(value: Any, loader: Any) -> Any:
+def _cut_to_last_batch(value: object, loader: Any) -> object:
     """Cut tensors that have a row for each place of a full batch to the samples that the last batch holds."""
     spec: ShardSpec | None = getattr(loader, "spec", None)
     if spec is None or spec.batch_size is None:
@@ -123,7 +126,7 @@ def _only_sizes_differ(failure: RankDisagreementError) -> bool:
     return bool(seen) and all(other == seen[0] for other in seen)
 
 
-def _may_be_samples(value: Any, counts: StepCounts | None, loader: Any) -> bool:
+def _may_be_samples(value: object, counts: StepCounts | None, loader: object) -> bool:
     """Return whether a nest holds a list that has as many tensors as some rank has samples.
 
     Such a list may hold columns or one tensor a sample (boxes of an image), which no rank can tell by itself. All ranks
@@ -138,7 +141,7 @@ def _may_be_samples(value: Any, counts: StepCounts | None, loader: Any) -> bool:
     return isinstance(value, list | tuple) and any(_may_be_samples(item, counts, loader) for item in value)
 
 
-def drop_duplicates(gathered: Any, counts: StepCounts, order: Sequence[int] | None = None) -> Any:
+def drop_duplicates(gathered: object, counts: StepCounts, order: Sequence[int] | None = None) -> Any:
     """Keep the rows of a gathered nest of tensors that are there for the first time.
 
     Args:
@@ -167,7 +170,7 @@ def _real_rows(each: int, rows: int, real: int) -> int:
     return each if real else 0
 
 
-def _merge(parts: list[Any], held: _Held, *, as_list: bool = False) -> Any:
+def _merge(parts: list[Any], held: _Held, *, as_list: bool = False) -> object:
     """Join the parts of ranks, without repeats."""
     trimmed: list[Any] = []
     left: list[int | None] = []
@@ -192,13 +195,13 @@ def _merge(parts: list[Any], held: _Held, *, as_list: bool = False) -> Any:
     return join_rows(trimmed, left)
 
 
-def _all_tensors(value: Any) -> bool:
+def _all_tensors(value: object) -> bool:
     """Return whether `gather` can take a nest: tensors alone, at least one."""
     if not holds_tensor(value):
         return False
     leaves: list[bool] = []
 
-    def note(leaf: Any) -> Any:
+    def note(leaf: object) -> object:
         leaves.append(isinstance(leaf, torch.Tensor))
         return leaf
 
@@ -206,16 +209,16 @@ def _all_tensors(value: Any) -> bool:
     return all(leaves)
 
 
-def _any_leaf(leaf: Any) -> bool:
+def _any_leaf(leaf: object) -> bool:
     del leaf
     return True
 
 
-def _to_host(value: Any) -> Any:
+def _to_host(value: object) -> object:
     return recursively_apply(lambda tensor: tensor.detach().cpu(), value)
 
 
-def _to_device(value: Any, like: Any) -> Any:
+def _to_device(value: object, like: object) -> object:
     """Move gathered tensors to where this rank's were."""
     devices: list[torch.device] = []
     recursively_apply(lambda tensor: devices.append(tensor.device) or tensor, like)  # type: ignore[func-returns-value]

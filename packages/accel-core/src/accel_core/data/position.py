@@ -32,7 +32,7 @@ from accel_core.errors import CheckpointMismatchError
 __all__ = ["Cursor", "Indices", "capture_order", "is_exact", "keeps_default_generator", "replay_order"]
 
 _VERSION = 2
-_END: Any = object()
+_END: object = object()
 _EXACT_SAMPLERS = frozenset(
     {
         DistributedSampler,
@@ -45,12 +45,12 @@ _EXACT_SAMPLERS = frozenset(
 )
 
 
-def is_exact(batches: Any) -> bool:
+def is_exact(batches: object) -> bool:
     """Return whether a batch sampler and its sampler are torch's own, whose lengths and orders are what they say."""
     return type(batches) is BatchSampler and type(batches.sampler) in _EXACT_SAMPLERS
 
 
-def capture_order(loader: Any) -> Order:
+def capture_order(loader: LoaderBase) -> Order:
     """Return the states of the generators that a loader's order is drawn from, as they are now."""
     states = {"default": torch.get_rng_state(), **_generator_states(loader)}
     if type(get_sampler(loader)) in _EXACT_SAMPLERS:
@@ -64,7 +64,7 @@ def capture_order(loader: Any) -> Order:
 
 
 @contextlib.contextmanager
-def replay_order(loader: Any, states: Order) -> Iterator[None]:
+def replay_order(loader: LoaderBase, states: Order) -> Iterator[None]:
     """Let a loader draw its order, inside the block, as it did when `states` were captured.
 
     The generators of the process come out as they went in; those of the loader and of the sampler come out as they
@@ -126,13 +126,13 @@ def _process_generators(states: Order) -> Iterator[None]:
                 numpy_random.set_state(numpy_before)
 
 
-def _generator_states(loader: Any) -> Order:
+def _generator_states(loader: LoaderBase) -> Order:
     """Return the states of the generators that belong to a loader alone."""
     generators = {"loader": loader.generator, "sampler": _sampler_generator(loader)}
     return {name: generator.get_state() for name, generator in generators.items() if generator is not None}
 
 
-def _sampler_generator(loader: Any) -> torch.Generator | None:
+def _sampler_generator(loader: object) -> torch.Generator | None:
     generator = getattr(get_sampler(loader), "generator", None)
     return generator if isinstance(generator, torch.Generator) else None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler
@@ -30,6 +30,9 @@ from accel_core.errors import ConfigurationError
 from accel_core.mesh.layout import Layout
 from accel_core.process import world
 
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
 __all__ = ["already_sharded", "prepare_data_loader"]
 
 UNEVEN_ENDS = ("drop", "repeat", "empty")
@@ -51,7 +54,7 @@ def prepare_data_loader(
     data_seed: int | None = None,
     non_blocking: bool = False,
     use_stateful_dataloader: bool = False,
-    torch_device_mesh: Any = None,
+    torch_device_mesh: DeviceMesh | None = None,
     *,
     sharding: Literal["auto", "global", "local"] = "auto",
     uneven_end: Literal["drop", "repeat", "empty"] = "drop",
@@ -154,7 +157,7 @@ def _shard(
     return DataLoaderShard.adopt(source, settings=settings, **(order | changed))
 
 
-def _batches_of(dataloader: DataLoader[Any]) -> Any:
+def _batches_of(dataloader: DataLoader[Any]) -> object:
     """Return what gives a loader's indices."""
     return dataloader.batch_sampler if dataloader.batch_sampler is not None else dataloader.sampler
 
@@ -188,7 +191,9 @@ class _Place:
         return self.ranks if self.parts is None else len(self.parts)
 
 
-def _place(num_processes: int | None, process_index: int | None, mesh: Any, layout: Layout | None) -> _Place:
+def _place(
+    num_processes: int | None, process_index: int | None, mesh: DeviceMesh | None, layout: Layout | None
+) -> _Place:
     if layout is not None:
         return _Place(layout.replicas, layout.part, layout.parts)
     if mesh is not None:
@@ -273,7 +278,7 @@ def _stateful(dataloader: _LoaderT) -> DataLoader[Any]:
         return dataloader
     own = type(dataloader)
     blank = stateful(cast(Any, []), num_workers=0)
-    made: Any = object.__new__(stateful if own is DataLoader else type(own.__name__, (own, stateful), {}))
+    made: object = object.__new__(stateful if own is DataLoader else type(own.__name__, (own, stateful), {}))
     made.__dict__.update(blank.__dict__)
     made.__dict__.update(dataloader.__dict__)
     return cast("DataLoader[Any]", made)

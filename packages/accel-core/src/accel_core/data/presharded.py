@@ -65,7 +65,7 @@ def _splitter(dataloader: DataLoader[Any]) -> str | None:
             found = _named_ranks(part)
             if found is not None:
                 return f"the sampler {type(part).__name__} ({found})"
-    dataset: Any = dataloader.dataset
+    dataset: object = dataloader.dataset
     while dataset is not None:
         split = getattr(dataset, "_distributed", None)
         if split is not None and getattr(split, "world_size", 1) > 1:
@@ -78,7 +78,7 @@ def _splitter(dataloader: DataLoader[Any]) -> str | None:
     return None
 
 
-def _named_ranks(part: Any) -> str | None:
+def _named_ranks(part: object) -> str | None:
     """Return "rank r of n" where an object names both and there are several."""
     for count in _RANKS:
         ranks = getattr(part, count, None)

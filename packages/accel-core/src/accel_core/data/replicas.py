@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 __all__ = ["data_place", "mesh_parts"]
 
 _DATA_AXES = ("dp", "dp_replicate", "dp_shard", "fsdp")
 
 
-def data_place(mesh: Any) -> tuple[int, int]:
+def data_place(mesh: DeviceMesh) -> tuple[int, int]:
     """Return the number of parts that the data has on a mesh, and the part of this rank.
 
     Args:
@@ -23,7 +26,7 @@ def data_place(mesh: Any) -> tuple[int, int]:
     return parts, part
 
 
-def mesh_parts(mesh: Any) -> tuple[int, ...]:
+def mesh_parts(mesh: DeviceMesh) -> tuple[int, ...]:
     """Return, for each rank of a mesh, which part of the data it reads.
 
     Args:

@@ -16,7 +16,7 @@ from accel_core.comm.tree import honor_mapping, honor_type, is_namedtuple
 __all__ = ["count_rows", "holds_tensor", "is_nest", "join_rows", "take_rows"]
 
 
-def holds_tensor(value: Any) -> bool:
+def holds_tensor(value: object) -> bool:
     """Tell whether any leaf is a tensor."""
     if isinstance(value, torch.Tensor):
         return True
@@ -47,7 +47,7 @@ def is_nest(value: Sequence[Any], rows: int | None) -> bool:
     )
 
 
-def count_rows(batch: Any, rows: int | None = None) -> int | None:
+def count_rows(batch: object, rows: int | None = None) -> int | None:
     """Return the number of samples in a batch, or `None` where it does not tell.
 
     Args:
@@ -68,7 +68,7 @@ def count_rows(batch: Any, rows: int | None = None) -> int | None:
     return next((count for count in counts if count is not None), None)
 
 
-def take_rows(batch: Any, wanted: slice, rows: int | None) -> Any:
+def take_rows(batch: object, wanted: slice, rows: int | None) -> Any:
     """Take a slice of the samples of a batch.
 
     Args:
@@ -112,7 +112,7 @@ def join_rows(batches: Sequence[Any], rows: Sequence[int | None]) -> Any:
     return first if all(batch == first for batch in batches) else list(batches)
 
 
-def _join_tensors(tensors: Sequence[torch.Tensor]) -> Any:
+def _join_tensors(tensors: Sequence[torch.Tensor]) -> object:
     tensors = [tensor.reshape(1) if tensor.dim() == 0 else tensor for tensor in tensors]
     kept = [tensor for tensor in tensors if tensor.shape[0]] or list(tensors[:1])
     if len({(tensor.shape[1:], tensor.dtype) for tensor in kept}) == 1:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -71,7 +71,7 @@ def check_split(batch_size: int | None, ranks: int) -> None:
         )
 
 
-def batches_from(batch_sampler: Any, offset: int, keep: int) -> tuple[Iterator[Any], list[Any]]:
+def batches_from(batch_sampler: BatchSampler, offset: int, keep: int) -> tuple[Iterator[Any], list[Any]]:
     """Return the batches of a batch sampler from a position on.
 
     torch's own class is begun anew behind the position, which passes over indices as fast as the sampler gives them;
@@ -217,7 +217,7 @@ class CountedSample:
 
     __slots__ = ("counts", "sample")
 
-    def __init__(self, sample: Any, counts: StepCounts) -> None:
+    def __init__(self, sample: object, counts: StepCounts) -> None:
         self.sample = sample
         self.counts = counts
 
@@ -227,15 +227,15 @@ class CountedBatch:
 
     __slots__ = ("batch", "counts")
 
-    def __init__(self, batch: Any, counts: StepCounts) -> None:
+    def __init__(self, batch: object, counts: StepCounts) -> None:
         self.batch = batch
         self.counts = counts
 
-    def to(self, device: Any, non_blocking: bool = False) -> CountedBatch:
+    def to(self, device: object, non_blocking: bool = False) -> CountedBatch:
         """Return this batch on a device."""
         return CountedBatch(send_to_device(self.batch, device, non_blocking=non_blocking), self.counts)
 
-    def pin_memory(self, device: Any = None) -> CountedBatch:
+    def pin_memory(self, device: object = None) -> CountedBatch:
         """Pin the batch: torch calls this on batches of classes that it does not know."""
         self.batch = pin_memory(self.batch, device)  # type: ignore[no-untyped-call]
         return self
@@ -248,10 +248,10 @@ class CountedCollate:
         collate_fn: The user's function.
     """
 
-    def __init__(self, collate_fn: Any) -> None:
+    def __init__(self, collate_fn: Callable[[Any], Any]) -> None:
         self.collate_fn = collate_fn
 
-    def __call__(self, samples: Any) -> Any:
+    def __call__(self, samples: object) -> Any:
         """Collate samples, or convert a single one."""
         if type(samples) is CountedSample:
             return CountedBatch(self.collate_fn(samples.sample), samples.counts)
@@ -263,7 +263,7 @@ class CountedCollate:
 class _UnitBatches(BatchSampler):
     """The indices of a sampler, each in a batch of its own."""
 
-    def __init__(self, sampler: Any) -> None:
+    def __init__(self, sampler: Sampler[int]) -> None:
         self.sampler = sampler
         self.batch_size = 1
         self.drop_last = False
@@ -285,7 +285,9 @@ class IndexShard(BatchSamplerShard):
         even_batches: Repeat indices from the start, so that all ranks get equally many.
     """
 
-    def __init__(self, sampler: Any, num_processes: int, process_index: int, *, even_batches: bool = True) -> None:
+    def __init__(
+        self, sampler: Sampler[int], num_processes: int, process_index: int, *, even_batches: bool = True
+    ) -> None:
         super().__init__(_UnitBatches(sampler), num_processes, process_index, even_batches=even_batches)
 
     def __iter__(self) -> Iterator[Any]:
@@ -376,7 +378,7 @@ class IterableDatasetShard(IterableDataset[Any]):
                     yield CountedSample(sample, counts)
 
 
-def get_sampler(dataloader: Any) -> Any:
+def get_sampler(dataloader: object) -> Any:
     """Return the sampler that decides the order of a loader's samples, or `None`.
 
     Args:

@@ -32,7 +32,7 @@ class _Pickler(pickle.Pickler):
         self.tensors: list[torch.Tensor] = []
         self.size = 0
 
-    def persistent_id(self, obj: Any) -> Any:
+    def persistent_id(self, obj: object) -> tuple[str, tuple[int, ...], int] | None:
         if type(obj) is not torch.Tensor or obj.layout is not torch.strided or obj.is_quantized or obj.is_meta:
             return None
         start, self.size = self.size, self.size + _aligned(obj.numel() * obj.element_size())
@@ -47,7 +47,7 @@ class _Unpickler(pickle.Unpickler):
         super().__init__(source)
         self.tensors = tensors
 
-    def persistent_load(self, pid: Any) -> torch.Tensor:
+    def persistent_load(self, pid: tuple[str, tuple[int, ...], int]) -> torch.Tensor:
         name, shape, start = pid
         dtype = getattr(torch, name)
         count = 1
@@ -74,7 +74,7 @@ class ScatterChannel:
         self._device = torch.device("cpu") if on_host else here.device
         self._capacity = _FIRST_CAPACITY
 
-    def send(self, messages: list[Any]) -> Any:
+    def send(self, messages: list[Any]) -> object:
         """Send one object to each rank; on rank 0 only.
 
         Args:
@@ -114,7 +114,7 @@ class ScatterChannel:
         content = bytes_of(buffer[start : start + pickled])
         return _Unpickler(io.BytesIO(content), buffer[_aligned(start + pickled) :]).load()
 
-    def _pack(self, message: Any) -> torch.Tensor:
+    def _pack(self, message: object) -> torch.Tensor:
         target = io.BytesIO()
         pickler = _Pickler(target)
         pickler.dump(message)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast, overload
 
 import torch
 
 from accel_core._records import record
 from accel_core.comm.batch import slice_tensors
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 __all__ = ["LoaderSettings", "Setting"]
 
@@ -41,12 +44,18 @@ class LoaderSettings:
     skip_batches: int = 0
     drop_last: bool = False
     non_blocking: bool = False
-    torch_device_mesh: Any = None
+    torch_device_mesh: DeviceMesh | None = None
     split_batches: bool = False
     slice_fn: Callable[..., Any] = slice_tensors
     uneven_end: str = "drop"
     local_ranks: int = 0
     parts: tuple[int, ...] | None = None
+
+
+class _Configured(Protocol):
+    """What has settings."""
+
+    settings: LoaderSettings
 
 
 class Setting(Generic[_V]):
@@ -62,8 +71,8 @@ class Setting(Generic[_V]):
     @overload
     def __get__(self, loader: None, owner: type) -> Setting[_V]: ...
     @overload
-    def __get__(self, loader: Any, owner: type) -> _V: ...
-    def __get__(self, loader: Any, owner: type) -> Setting[_V] | _V:
+    def __get__(self, loader: _Configured, owner: type) -> _V: ...
+    def __get__(self, loader: _Configured | None, owner: type) -> Setting[_V] | _V:
         return self if loader is None else cast("_V", getattr(loader.settings, self._name))
 
     def __set__(self, loader: Any, value: _V) -> None:

@@ -59,7 +59,7 @@ class SkipDataLoader(PreparedLoader):
     """
 
     def __init__(
-        self, dataset: Any, skip_batches: int = 0, use_stateful_dataloader: bool = False, **kwargs: Any
+        self, dataset: object, skip_batches: int = 0, use_stateful_dataloader: bool = False, **kwargs: object
     ) -> None:
         self.settings = LoaderSettings(skip_batches=skip_batches)
         super().__init__(dataset, use_stateful_dataloader=use_stateful_dataloader, **kwargs)

@@ -55,7 +55,7 @@ def _beside(stream: Iterator[Any], device: torch.device, module: Any) -> Iterato
         yield batch
 
 
-def _used_on(tensor: torch.Tensor, stream: Any) -> torch.Tensor:
+def _used_on(tensor: torch.Tensor, stream: torch.Stream) -> torch.Tensor:
     """Tell the allocator which stream uses the memory of a tensor."""
     tensor.record_stream(stream)
     return tensor

@@ -25,7 +25,7 @@ from accel_core.process import world
 __all__ = ["synchronized_batches"]
 
 _logger = get_logger(__name__)
-_END: Any = object()
+_END: object = object()
 _ENDED, _FAILED, _UNCOUNTED = -1, -2, -3
 _NUMBER = struct.Struct("<q")
 
@@ -74,8 +74,8 @@ class _Ends:
         self.here = world.ensure()
         parts = loader.parts
         self.readers = [parts.index(part) for part in range(max(parts) + 1)]
-        self.first: Any = _END
-        self.spare: Any = _END
+        self.first: object = _END
+        self.spare: object = _END
         self.repeated = (0,) * self.here.size  # rows of the batch that each rank repeats
         # Agreeing must not wait for a device that is still computing: where operations go through one, these numbers
         # have a lane of their own on the host.
@@ -90,7 +90,7 @@ class _Ends:
         """
         loader, here = self.loader, self.here
         failure: Exception | None = None
-        batch: Any = _END
+        batch: object = _END
         try:
             batch = next(self.stream, _END)
         except Exception as error:
@@ -120,7 +120,7 @@ class _Ends:
             return _END, None
         return self._fill(batch, held), tuple(max(count, 0) if count != _UNCOUNTED else 1 for count in held)
 
-    def counts(self, batch: Any, held: tuple[int, ...], *, last: bool) -> StepCounts | None:
+    def counts(self, batch: object, held: tuple[int, ...], *, last: bool) -> StepCounts | None:
         """Return what each part holds, where that is not a full and real part of the data.
 
         Args:
@@ -142,7 +142,7 @@ class _Ends:
         size = self.loader.spec.step_samples
         return None if size is not None and sum(real) == size and len(set(real)) == 1 else StepCounts(real, real)
 
-    def units(self, counts: StepCounts, batch: Any) -> int:
+    def units(self, counts: StepCounts, batch: object) -> int:
         """Return how far a step moves the position."""
         if type(batch) is CountedBatch or self.loader.makes_batches:
             return self.loader.step_units(counts)
@@ -158,7 +158,7 @@ class _Ends:
         rows = count_rows(batch.batch if counted else batch, self.loader.batch_size)
         return _UNCOUNTED if rows is None else rows
 
-    def _fill(self, batch: Any, held: tuple[int, ...]) -> Any:
+    def _fill(self, batch: object, held: tuple[int, ...]) -> object:
         """Return a batch for a rank that has run out, and the rank's own for the others."""
         if self.first is _END and self.spare is _END:
             # Some rank never had a batch: it borrows one, once, while all ranks are here.

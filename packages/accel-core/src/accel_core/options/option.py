@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 
-_UNSAID: Any = object()
+_UNSAID: object = object()
 """Stands for a default of the launcher that a row leaves to its table."""
 
 
@@ -101,7 +101,7 @@ class Option:
         """Return the command-line flag."""
         return f"--{self.name}"
 
-    def check(self, value: Any, said_by: str) -> Any:
+    def check(self, value: object, said_by: str) -> Any:
         """Return `value` where it is allowed.
 
         Args:
@@ -151,7 +151,7 @@ class Option:
         """Return whether the row says the launcher's default itself."""
         return self.launch_default is not _UNSAID
 
-    def write(self, value: Any) -> str:
+    def write(self, value: object) -> str:
         """Return the text that the environment of a child process carries for `value`.
 
         Reading the text with `parse` gives an equal value.
@@ -164,14 +164,14 @@ class Option:
 def option(
     environment: str,
     parser: Callable[[str], Any],
-    default: Any,
+    default: object,
     help: str,
     *,
     choices: tuple[Any, ...] = (),
     field: str = "",
     switch: bool = False,
     launch_parser: Callable[[str], Any] | None = None,
-    launch_default: Any = _UNSAID,
+    launch_default: object = _UNSAID,
     launch_choices: tuple[str, ...] = (),
     launch_text: Callable[[Any], str] = str,
     always: bool = False,
@@ -249,7 +249,7 @@ def member_of(words: list[str]) -> Callable[[str], str]:
 def number_or_auto(number: Callable[[str], Any]) -> Callable[[str], Any]:
     """Return a parser for "auto" or what `number` reads."""
 
-    def parse(text: str) -> Any:
+    def parse(text: str) -> object:
         return "auto" if text.strip().lower() == "auto" else number(text)
 
     return parse

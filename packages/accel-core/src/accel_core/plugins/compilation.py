@@ -35,7 +35,7 @@ class TorchDynamoPlugin(KwargsHandler):
     mode: str | None = None
     fullgraph: bool | None = None
     dynamic: bool | None = None
-    options: Any = None
+    options: dict[str, Any] | None = None
     disable: bool = False
     use_regional_compilation: bool | None = None
 

@@ -7,6 +7,7 @@ import math
 import warnings
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
 from accel_core.errors import ConfigurationError, MissingDependencyError, StateError
@@ -184,7 +185,7 @@ class DeepSpeedPlugin:
             )
         self.deepspeed_config.setdefault("msamp", {"enabled": True, "opt_level": self.msamp_opt_level})
 
-    def get_value(self, ds_key_long: str, default: Any = None) -> Any:
+    def get_value(self, ds_key_long: str, default: object = None) -> Any:
         """Return the value of a dotted key of the configuration, or `default`."""
         return self.hf_ds_config.get_value(ds_key_long, default)
 
@@ -197,7 +198,7 @@ class DeepSpeedPlugin:
         ds_key_long: str,
         mismatches: list[str] | None = None,
         must_match: bool = True,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         """Fill a key that waits, or compare one that is set; see `deepspeed_filling.fill`.
 
@@ -220,7 +221,7 @@ class DeepSpeedPlugin:
         mismatches: list[str] | None = None,
         config: dict[str, Any] | None = None,
         must_match: bool = True,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         """Fill every key of the configuration that waits, and compare the others with what the run uses.
 
@@ -379,7 +380,7 @@ def get_active_deepspeed_plugin(state: Any) -> DeepSpeedPlugin:
     )
 
 
-def _deepspeed() -> Any:
+def _deepspeed() -> ModuleType:
     try:
         return importlib.import_module("deepspeed")
     except ImportError:

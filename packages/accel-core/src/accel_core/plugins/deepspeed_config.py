@@ -58,7 +58,7 @@ class HfDeepSpeedConfig:
                 return None, last
         return node, last
 
-    def get_value(self, ds_key_long: str, default: Any = None) -> Any:
+    def get_value(self, ds_key_long: str, default: object = None) -> Any:
         """Return the value of a dotted key, or `default` where there is none."""
         node, last = self.find_config_node(ds_key_long)
         return default if node is None else node.get(last, default)
@@ -103,10 +103,10 @@ class HfDeepSpeedConfig:
         return self._offload
 
 
-def _load(source: Any) -> dict[str, Any]:
+def _load(source: object) -> dict[str, Any]:
     if isinstance(source, dict):
         return copy.deepcopy(source)
-    found: Any = None
+    found: object = None
     if isinstance(source, (str, os.PathLike)):
         found = _read_file(source) if _is_file(source) else _read_text(str(source))
     if not isinstance(found, dict):
@@ -124,7 +124,7 @@ def _is_file(source: str | os.PathLike[str]) -> bool:
         return False
 
 
-def _read_file(path: str | os.PathLike[str]) -> Any:
+def _read_file(path: str | os.PathLike[str]) -> object:
     with open(path, encoding="utf-8") as file:
         try:
             return json.load(file)
@@ -134,7 +134,7 @@ def _read_file(path: str | os.PathLike[str]) -> Any:
             ) from None
 
 
-def _read_text(text: str) -> Any:
+def _read_text(text: str) -> object:
     try:
         return json.loads(text)
     except ValueError:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+    from torch.optim.optimizer import ParamsT
 
 __all__ = ["DummyOptim", "DummyScheduler"]
 
@@ -17,7 +22,7 @@ class DummyOptim:
         **kwargs: Other values the configuration may wait for.
     """
 
-    def __init__(self, params: Any, lr: float = 0.001, weight_decay: float = 0, **kwargs: Any) -> None:
+    def __init__(self, params: ParamsT, lr: float = 0.001, weight_decay: float = 0, **kwargs: object) -> None:
         self.params = params
         self.lr = lr
         self.weight_decay = weight_decay
@@ -37,11 +42,11 @@ class DummyScheduler:
 
     def __init__(
         self,
-        optimizer: Any,
+        optimizer: Optimizer | DummyOptim,
         total_num_steps: int | None = None,
         warmup_num_steps: int = 0,
-        lr_scheduler_callable: Any = None,
-        **kwargs: Any,
+        lr_scheduler_callable: Callable[..., Any] | None = None,
+        **kwargs: object,
     ) -> None:
         self.optimizer = optimizer
         self.total_num_steps = total_num_steps

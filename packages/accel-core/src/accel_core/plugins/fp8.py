@@ -21,7 +21,7 @@ __all__ = ["AORecipeKwargs", "FP8RecipeKwargs", "MSAMPRecipeKwargs", "TERecipeKw
 _OVERRIDES = ("fp8_override_fprop", "fp8_override_dgrad", "fp8_override_wgrad")
 
 
-def _default(field: str) -> Any:
+def _default(field: str) -> object:
     return option_named(Fp8Options, field).default
 
 
@@ -29,7 +29,7 @@ def _read(field: str) -> Any:
     return option_named(Fp8Options, field).read()
 
 
-def _check(name: str, value: Any, allowed: tuple[str, ...]) -> None:
+def _check(name: str, value: object, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
         raise ConfigurationError(f"{name} of an 8-bit recipe is not known; got {value!r}. Use one of {list(allowed)}.")
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from accel_core.errors import ConfigurationError
 from accel_core.host import environ
 from accel_core.options.fsdp import FSDP2_STATE_DICT_TYPE, FSDP_AUTO_WRAP_POLICY, FsdpOptions
-from accel_core.options.option import option_named
+from accel_core.options.option import Option, option_named
 
 if TYPE_CHECKING:
     import torch
@@ -52,7 +52,7 @@ def disable_fsdp_ram_efficient_loading() -> None:
     environ.write("FSDP_CPU_RAM_EFFICIENT_LOADING", False)
 
 
-def _option(field: str) -> Any:
+def _option(field: str) -> Option:
     return option_named(FsdpOptions, field)
 
 
@@ -140,7 +140,7 @@ class FullyShardedDataParallelPlugin:
     def _second(self) -> bool:
         return self.fsdp_version == 2
 
-    def _member(self, field: str, value: Any, enumeration: Any) -> Any:
+    def _member(self, field: str, value: object, enumeration: Any) -> Any:
         """Return the torch enumeration's member that a word, a number or a member names."""
         if isinstance(value, enumeration):
             return value
@@ -171,7 +171,7 @@ class FullyShardedDataParallelPlugin:
                 f"FSDP1 takes a ShardingStrategy as reshard_after_forward; got {self.reshard_after_forward!r}. "
                 "Use 'FULL_SHARD' or 'SHARD_GRAD_OP', or fsdp_version=2."
             )
-        given: Any = self.sharding_strategy
+        given: object = self.sharding_strategy
         if self.reshard_after_forward is not None:
             self.reshard_after_forward = self._member("sharding_strategy", self.reshard_after_forward, ShardingStrategy)
             given = self.reshard_after_forward if given is None else given
@@ -373,7 +373,12 @@ class FullyShardedDataParallelPlugin:
             )
         return found
 
-    def set_mixed_precision(self, mixed_precision: Any, buffer_autocast: bool = False, override: bool = False) -> None:
+    def set_mixed_precision(
+        self,
+        mixed_precision: dict[str, Any] | str | torch.dtype | fsdp.MixedPrecision | fsdp.MixedPrecisionPolicy | None,
+        buffer_autocast: bool = False,
+        override: bool = False,
+    ) -> None:
         """Choose the number formats of the version's policy object.
 
         Args:
@@ -425,7 +430,7 @@ class FullyShardedDataParallelPlugin:
             )
 
 
-def _dtype(value: Any) -> torch.dtype:
+def _dtype(value: object) -> torch.dtype:
     import torch
 
     if isinstance(value, torch.dtype):

@@ -199,7 +199,7 @@ class MegatronLMPlugin:
     eval_iters: int = 100
     eval_interval: int = 1000
     return_logits: bool = False
-    custom_train_step_class: Any = None
+    custom_train_step_class: type[Any] | None = None
     custom_train_step_kwargs: dict[str, Any] | None = None
     custom_model_provider_function: Callable[..., Any] | None = None
     custom_prepare_model_function: Callable[..., Any] | None = None
@@ -359,7 +359,7 @@ class MegatronLMDummyScheduler:
     """
 
     def __init__(
-        self, optimizer: Any, total_num_steps: int | None = None, warmup_num_steps: int = 0, **kwargs: Any
+        self, optimizer: object, total_num_steps: int | None = None, warmup_num_steps: int = 0, **kwargs: object
     ) -> None:
         self.optimizer = optimizer
         self.total_num_steps = total_num_steps
@@ -373,8 +373,8 @@ class _Collector:
     def __init__(self) -> None:
         self.flags: list[str] = []
 
-    def add_argument_group(self, *_args: Any, **_kwargs: Any) -> _Collector:
+    def add_argument_group(self, *_args: object, **_kwargs: object) -> _Collector:
         return self
 
-    def add_argument(self, flag: str, *_others: str, **_kwargs: Any) -> None:
+    def add_argument(self, flag: str, *_others: str, **_kwargs: object) -> None:
         self.flags.append(flag.lstrip("-").replace("-", "_"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 __all__ = [
     "MODEL_CONFIGS_TO_MEGATRON_PARSERS",
@@ -19,6 +19,22 @@ Parser = Callable[[Any, Any, "Mapping[str, Any] | None"], None]
 P = TypeVar("P", bound=Parser)
 
 MODEL_CONFIGS_TO_MEGATRON_PARSERS: dict[str, Parser] = {}
+
+
+class _Plugin(Protocol):
+    """What a parser reads of a `MegatronLMPlugin`, and where it writes."""
+
+    seq_length: int | None
+    encoder_seq_length: int | None
+    decoder_seq_length: int | None
+    return_logits: bool
+    megatron_lm_default_args: dict[str, Any]
+
+
+class _Model(Protocol):
+    """A model of transformers."""
+
+    config: Any
 
 
 def add_model_config_to_megatron_parser(model_type: str) -> Callable[[P], P]:
@@ -45,7 +61,7 @@ def _length(batch_data: Mapping[str, Any] | None, key: str, otherwise: int) -> i
     return int(batch_data[key].shape[1])
 
 
-def _decoder(plugin: Any, config: Any, batch_data: Mapping[str, Any] | None, tokenizer: str) -> dict[str, Any]:
+def _decoder(plugin: _Plugin, config: Any, batch_data: Mapping[str, Any] | None, tokenizer: str) -> dict[str, Any]:
     """Return what all decoder-only models of the Llama family have in common."""
     longest = getattr(config, "max_sequence_length", config.max_position_embeddings)
     length = plugin.decoder_seq_length or plugin.seq_length or _length(batch_data, "input_ids", longest)
@@ -64,7 +80,7 @@ def _decoder(plugin: Any, config: Any, batch_data: Mapping[str, Any] | None, tok
 
 
 @add_model_config_to_megatron_parser("megatron-bert")
-def parse_bert_config(megatron_lm_plugin: Any, model: Any, batch_data: Mapping[str, Any] | None) -> None:
+def parse_bert_config(megatron_lm_plugin: _Plugin, model: _Model, batch_data: Mapping[str, Any] | None) -> None:
     """Describe a BERT to Megatron-LM.
 
     Args:
@@ -90,7 +106,7 @@ def parse_bert_config(megatron_lm_plugin: Any, model: Any, batch_data: Mapping[s
 
 
 @add_model_config_to_megatron_parser("gpt2")
-def parse_gpt2_config(megatron_lm_plugin: Any, model: Any, batch_data: Mapping[str, Any] | None) -> None:
+def parse_gpt2_config(megatron_lm_plugin: _Plugin, model: _Model, batch_data: Mapping[str, Any] | None) -> None:
     """Describe a GPT-2 to Megatron-LM.
 
     Args:
@@ -116,7 +132,7 @@ def parse_gpt2_config(megatron_lm_plugin: Any, model: Any, batch_data: Mapping[s
 
 
 @add_model_config_to_megatron_parser("t5")
-def parse_t5_config(megatron_lm_plugin: Any, model: Any, batch_data: Mapping[str, Any] | None) -> None:
+def parse_t5_config(megatron_lm_plugin: _Plugin, model: _Model, batch_data: Mapping[str, Any] | None) -> None:
     """Describe a T5 to Megatron-LM.
 
     Args:
@@ -141,7 +157,7 @@ def parse_t5_config(megatron_lm_plugin: Any, model: Any, batch_data: Mapping[str
 
 
 @add_model_config_to_megatron_parser("llama")
-def parse_llama_config(megatron_lm_plugin: Any, model: Any, batch_data: Mapping[str, Any] | None) -> None:
+def parse_llama_config(megatron_lm_plugin: _Plugin, model: _Model, batch_data: Mapping[str, Any] | None) -> None:
     """Describe a Llama to Megatron-LM.
 
     Args:
@@ -154,7 +170,7 @@ def parse_llama_config(megatron_lm_plugin: Any, model: Any, batch_data: Mapping[
 
 
 @add_model_config_to_megatron_parser("glm4_moe")
-def parse_glm4_moe_config(megatron_lm_plugin: Any, model: Any, batch_data: Mapping[str, Any] | None) -> None:
+def parse_glm4_moe_config(megatron_lm_plugin: _Plugin, model: _Model, batch_data: Mapping[str, Any] | None) -> None:
     """Describe a GLM-4 mixture of experts to Megatron-LM.
 
     Args:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from accel_core.errors import ConfigurationError, MissingDependencyError
 from accel_core.host import availability, versions
@@ -26,6 +26,7 @@ __all__ = [
     "TorchTensorParallelPlugin",
 ]
 
+_H = TypeVar("_H")
 _REFUSED_ATTENTIONS = ("eager", "flex_attention")
 
 
@@ -192,7 +193,7 @@ class ParallelismConfig:
             self.sp_handler = self._handler("sp", self.sp_handler, DeepSpeedSequenceParallelConfig)
 
     @staticmethod
-    def _handler(axis: str, given: Any, kind: type) -> Any:
+    def _handler(axis: str, given: object, kind: type[_H]) -> _H:
         if given is None:
             return kind()
         if not isinstance(given, kind):

@@ -30,6 +30,7 @@ from accel_core.plugins.accumulation import GradientAccumulationPlugin
 from accel_core.plugins.compilation import TorchDynamoPlugin
 from accel_core.plugins.handlers import AutocastKwargs, KwargsHandler, ProfileKwargs
 from accel_core.plugins.loading import DataLoaderConfiguration
+from accel_core.plugins.parallelism import ParallelismConfig
 from accel_core.plugins.project import ProjectConfiguration
 from accel_core.process import world
 from accel_core.profiling import profile
@@ -39,12 +40,14 @@ from accel_core.strategies.strategy import sync_next_backward
 from accel_core.tracking.tracker import GeneralTracker
 
 if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
     from torch.optim import Optimizer
     from torch.optim.lr_scheduler import LRScheduler
     from torch.utils.data import DataLoader
 
 __all__ = ["Accelerator"]
 
+_LoaderT = TypeVar("_LoaderT", bound="DataLoader[Any]")
 _T = TypeVar("_T")
 _T1 = TypeVar("_T1")
 _T2 = TypeVar("_T2")
@@ -104,10 +107,10 @@ class Accelerator:
         gradient_accumulation_steps: int = 1,
         cpu: bool = False,
         dataloader_config: DataLoaderConfiguration | None = None,
-        deepspeed_plugin: Any = None,
-        fsdp_plugin: Any = None,
-        torch_tp_plugin: Any = None,
-        megatron_lm_plugin: Any = None,
+        deepspeed_plugin: object = None,
+        fsdp_plugin: object = None,
+        torch_tp_plugin: object = None,
+        megatron_lm_plugin: object = None,
         rng_types: list[str | RNGType] | None = None,
         log_with: str | LoggerType | GeneralTracker | list[str | LoggerType | GeneralTracker] | None = None,
         project_dir: str | os.PathLike[str] | None = None,
@@ -117,8 +120,8 @@ class Accelerator:
         kwargs_handlers: list[KwargsHandler] | None = None,
         dynamo_backend: DynamoBackend | str | None = None,
         dynamo_plugin: TorchDynamoPlugin | None = None,
-        deepspeed_plugins: Any = None,
-        parallelism_config: Any = None,
+        deepspeed_plugins: object = None,
+        parallelism_config: ParallelismConfig | None = None,
     ) -> None:
         if deepspeed_plugin is not None and deepspeed_plugins is not None:
             raise ConfigurationError("DeepSpeed was given twice: deepspeed_plugin and deepspeed_plugins. Give one.")
@@ -251,7 +254,7 @@ class Accelerator:
         """Make a function run, on each machine, on the process numbered `local_process_index` only."""
         return _only_when(self.local_process_index == local_process_index, function)
 
-    def print(self, *args: Any, **kwargs: Any) -> None:
+    def print(self, *args: object, **kwargs: Any) -> None:
         """Print once per machine."""
         if self.is_local_main_process:
             print(*args, **kwargs)  # noqa: T201  what it is for
@@ -356,12 +359,12 @@ class Accelerator:
         return self.state.deepspeed_plugin
 
     @property
-    def parallelism_config(self) -> Any:
+    def parallelism_config(self) -> ParallelismConfig | None:
         """The axes of the mesh, or `None`."""
         return self.state.parallelism_config
 
     @property
-    def torch_device_mesh(self) -> Any:
+    def torch_device_mesh(self) -> DeviceMesh | None:
         """The device mesh, or `None`."""
         return self.state.device_mesh
 
@@ -476,8 +479,8 @@ class Accelerator:
         device_placement: list[bool] | None = None,
     ) -> tuple[_T1, _T2, _T3, _T4, _T5]: ...
     @overload
-    def prepare(self, *args: Any, device_placement: list[bool] | None = None) -> Any: ...
-    def prepare(self, *args: Any, device_placement: list[bool] | None = None) -> Any:
+    def prepare(self, *args: object, device_placement: list[bool] | None = None) -> Any: ...
+    def prepare(self, *args: object, device_placement: list[bool] | None = None) -> Any:
         """Prepare models, optimizers, loaders and schedules for this run.
 
         Args:
@@ -505,8 +508,7 @@ class Accelerator:
             evaluation_mode: It is not trained, so it is not distributed. Preparing it again later for training is
                 legal, and distributes it.
         """
-        prepared: torch.nn.Module = self._runtime.prepare_model(model, device_placement, evaluation=evaluation_mode)
-        return prepared
+        return self._runtime.prepare_model(model, device_placement, evaluation=evaluation_mode)
 
     def prepare_optimizer(self, optimizer: Optimizer, device_placement: bool | None = None) -> AcceleratedOptimizer:
         """Wrap one optimizer; the same optimizer again gives the same wrapper."""
@@ -554,7 +556,7 @@ class Accelerator:
         """Return whether a device map spreads any part of `model` over several devices."""
         return any(len(getattr(module, "hf_device_map", None) or ()) > 1 for module in model.modules())
 
-    def free_memory(self, *objects: Any) -> list[Any]:
+    def free_memory(self, *objects: object) -> list[Any]:
         """Let go of everything that was prepared, restart `step`, and collect garbage.
 
         Args:
@@ -563,7 +565,7 @@ class Accelerator:
         self._runtime.release()
         return release_memory(*objects)
 
-    def clear(self, *objects: Any) -> list[Any]:
+    def clear(self, *objects: object) -> list[Any]:
         """Do the same as `free_memory`."""
         return self.free_memory(*objects)
 
@@ -612,7 +614,7 @@ class Accelerator:
         """Synchronise gradients in the backward pass of the block although forward ran under `no_sync`."""
         return sync_next_backward(model)
 
-    def backward(self, loss: torch.Tensor, *, weight: torch.Tensor | float | None = None, **kwargs: Any) -> None:
+    def backward(self, loss: torch.Tensor, *, weight: torch.Tensor | float | None = None, **kwargs: object) -> None:
         """Compute gradients of `loss`, divided for the accumulation window and scaled for the precision.
 
         With `weight`, `loss` is a *sum* over that many units (tokens, say), which may differ between batches and
@@ -643,7 +645,7 @@ class Accelerator:
             raise PreparationError("A LOMO optimizer updates inside backward; pass learning_rate to backward().")
         lomo.backward(self._optimizers, loss, learning_rate)
 
-    def unscale_gradients(self, optimizer: Any = None) -> None:
+    def unscale_gradients(self, optimizer: object = None) -> None:
         """Divide gradients by the scale of fp16 training, once a window; elsewhere do nothing.
 
         Args:
@@ -713,11 +715,11 @@ class Accelerator:
         """
         return self._runtime.strategy.split_context(buffers, buffer_seq_dims, no_restore_buffers)
 
-    def deepspeed_ulysses_dl_adapter(self, dl: _T, model: Any) -> _T:
+    def deepspeed_ulysses_dl_adapter(self, dl: _T, model: torch.nn.Module) -> _T:
         """Adapt a loader to Ulysses sequence parallel; a run without it gets its loader back."""
         return self._runtime.strategy.adapt_loader(dl, model)
 
-    def gather(self, tensor: Any) -> Any:
+    def gather(self, tensor: object) -> Any:
         """Concatenate every process's tensors along their first dim, on every process.
 
         Args:
@@ -725,7 +727,7 @@ class Accelerator:
         """
         return collectives.gather(tensor)
 
-    def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
+    def gather_for_metrics(self, input_data: object, use_gather_object: bool = False) -> Any:
         """Gather, and drop what was only repeated to make the last batch even.
 
         Args:
@@ -734,11 +736,11 @@ class Accelerator:
         """
         return gather_for_metrics(input_data, self.gradient_state, use_gather_object=use_gather_object)
 
-    def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
+    def reduce(self, tensor: object, reduction: str = "sum", scale: float = 1.0) -> Any:
         """Add up (`sum`), average (`mean`) or leave (`none`) tensors over all processes, times `scale`."""
         return collectives.reduce(tensor, reduction, scale)
 
-    def pad_across_processes(self, tensor: Any, dim: int = 0, pad_index: int = 0, pad_first: bool = False) -> Any:
+    def pad_across_processes(self, tensor: object, dim: int = 0, pad_index: int = 0, pad_first: bool = False) -> Any:
         """Pad tensors along `dim` with `pad_index` to the largest size of any process."""
         return pad_across_processes(tensor, dim=dim, pad_index=pad_index, pad_first=pad_first)
 
@@ -759,11 +761,11 @@ class Accelerator:
         """Say, on every process alike, whether any process raised the flag since the last check, and lower it."""
         return self._trigger.check()
 
-    def skip_first_batches(self, dataloader: Any, num_batches: int = 0) -> Any:
+    def skip_first_batches(self, dataloader: _LoaderT, num_batches: int = 0) -> _LoaderT:
         """Return a loader that starts after the first `num_batches` of `dataloader`."""
         return skip_first_batches(dataloader, num_batches=num_batches)
 
-    def save(self, obj: Any, f: str | os.PathLike[str], safe_serialization: bool = False) -> None:
+    def save(self, obj: object, f: str | os.PathLike[str], safe_serialization: bool = False) -> None:
         """Save an object once (or once a machine, with `save_on_each_node`).
 
         Args:
@@ -817,7 +819,7 @@ class Accelerator:
         safe_serialization: bool = True,
         *,
         blocking: bool = True,
-        **save_model_func_kwargs: Any,
+        **save_model_func_kwargs: object,
     ) -> Any:
         """Save models, optimizers, schedules, data positions, random states and registered objects.
 
@@ -845,7 +847,7 @@ class Accelerator:
         load_kwargs: dict[str, Any] | None = None,
         *,
         strict: bool = True,
-        **load_model_func_kwargs: Any,
+        **load_model_func_kwargs: object,
     ) -> RestoreReport:
         """Restore what `save_state` saved.
 
@@ -867,7 +869,7 @@ class Accelerator:
             self._runtime, input_dir, load_kwargs=load_kwargs, strict=strict, **load_model_func_kwargs
         )
 
-    def register_for_checkpointing(self, *objects: Any) -> None:
+    def register_for_checkpointing(self, *objects: object) -> None:
         """Save and restore these objects with the state.
 
         Args:

@@ -17,7 +17,7 @@ from accel_core._records import record
 from accel_core.errors import ConfigurationError
 from accel_core.host import environ
 from accel_core.optim.accumulation import Accumulation
-from accel_core.options.enums import DynamoBackend, PrecisionType, RNGType
+from accel_core.options.enums import DynamoBackend, LoggerType, PrecisionType, RNGType
 from accel_core.plugins.accumulation import GradientAccumulationPlugin
 from accel_core.plugins.compilation import TorchDynamoPlugin
 from accel_core.plugins.fp8 import AORecipeKwargs, MSAMPRecipeKwargs, TERecipeKwargs
@@ -41,6 +41,7 @@ from accel_core.strategies.parts import Parts, PrecisionRequest
 from accel_core.strategies.strategy import Strategy
 from accel_core.tracking.hub import TrackerHub
 from accel_core.tracking.settings import TrackerKwargs
+from accel_core.tracking.tracker import GeneralTracker
 
 __all__ = ["UNSET", "Arguments", "resolve"]
 
@@ -64,17 +65,17 @@ class Arguments:
     """What the constructor of an Accelerator was given, word for word; see there for the meaning of each."""
 
     device_placement: bool
-    split_batches: Any
+    split_batches: bool
     mixed_precision: PrecisionType | str | None
     gradient_accumulation_steps: int
     cpu: bool
     dataloader_config: DataLoaderConfiguration | None
-    deepspeed_plugin: Any
-    fsdp_plugin: Any
-    torch_tp_plugin: Any
-    megatron_lm_plugin: Any
+    deepspeed_plugin: object
+    fsdp_plugin: object
+    torch_tp_plugin: object
+    megatron_lm_plugin: object
     rng_types: list[str | RNGType] | None
-    log_with: Any
+    log_with: str | LoggerType | GeneralTracker | list[str | LoggerType | GeneralTracker] | None
     project_dir: str | os.PathLike[str] | None
     project_config: ProjectConfiguration | None
     gradient_accumulation_plugin: GradientAccumulationPlugin | None
@@ -82,7 +83,7 @@ class Arguments:
     kwargs_handlers: list[KwargsHandler] | None
     dynamo_backend: DynamoBackend | str | None
     dynamo_plugin: TorchDynamoPlugin | None
-    parallelism_config: Any
+    parallelism_config: ParallelismConfig | None
 
 
 def resolve(given: Arguments) -> tuple[Runtime, AcceleratorState]:
@@ -294,7 +295,7 @@ def _engine_plugins(given: Arguments, handlers: dict[str, Any]) -> tuple[Any, ..
     return _listed(given.megatron_lm_plugin, given.deepspeed_plugin, given.fsdp_plugin, given.torch_tp_plugin, *foreign)
 
 
-def _listed(*plugins: Any) -> tuple[Any, ...]:
+def _listed(*plugins: object) -> tuple[Any, ...]:
     """Return the plugins that are there; those given by name one by one."""
     found: list[Any] = []
     for plugin in plugins:

@@ -32,6 +32,7 @@ from accel_core.tracking.hub import TrackerHub
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
+    from torch.utils.data import DataLoader
 
 __all__ = ["Handlers", "Runtime"]
 
@@ -147,7 +148,9 @@ class Runtime:
             slot.result.__dict__["_is_accelerate_prepared"] = True
         return bundle.results
 
-    def prepare_model(self, model: Any, placement: bool | None = None, *, evaluation: bool = False) -> Any:
+    def prepare_model(
+        self, model: object, placement: bool | None = None, *, evaluation: bool = False
+    ) -> torch.nn.Module:
         """Prepare one model; see `Strategy.prepare_model`."""
         if not isinstance(model, torch.nn.Module):
             raise PreparationError(
@@ -161,7 +164,7 @@ class Runtime:
         self.keep_model(prepared)
         return prepared
 
-    def keep_model(self, model: Any) -> None:
+    def keep_model(self, model: torch.nn.Module) -> None:
         """Register a prepared model in place of any earlier form of the same model."""
         inner = self.strategy.unwrap(model, keep_torch_compile=False)
         for index, kept in enumerate(self.models):
@@ -170,7 +173,9 @@ class Runtime:
                 return
         self.models.append(model)
 
-    def prepare_optimizer(self, optimizer: Any, placement: bool | None = None) -> AcceleratedOptimizer:
+    def prepare_optimizer(
+        self, optimizer: torch.optim.Optimizer, placement: bool | None = None
+    ) -> AcceleratedOptimizer:
         """Wrap one optimizer; the same optimizer again gives the same wrapper."""
         if isinstance(optimizer, AcceleratedOptimizer):
             if all(kept is not optimizer for kept in self.optimizers):
@@ -190,7 +195,7 @@ class Runtime:
         self.optimizers.append(wrapper)
         return wrapper
 
-    def prepare_scheduler(self, scheduler: Any) -> AcceleratedScheduler:
+    def prepare_scheduler(self, scheduler: object) -> AcceleratedScheduler:
         """Wrap one schedule, bound to the prepared optimizer that it moves, or else to all of them."""
         if isinstance(scheduler, AcceleratedScheduler):
             if all(kept is not scheduler for kept in self.schedulers):
@@ -212,8 +217,8 @@ class Runtime:
         return wrapper
 
     def prepare_loader(
-        self, loader: Any, placement: bool | None = None, slice_fn: Callable[..., Any] | None = None
-    ) -> Any:
+        self, loader: DataLoader[Any], placement: bool | None = None, slice_fn: Callable[..., Any] | None = None
+    ) -> DataLoader[Any]:
         """Give each rank its part of a loader; a prepared one comes back as it is."""
         if isinstance(loader, PreparedLoader):
             if all(kept is not loader for kept in self.dataloaders):
@@ -258,7 +263,7 @@ class Runtime:
             if factor is not None:
                 strategy.scale_gradients(factor, accumulation.models or self.models, self.optimizers)
 
-    def unscale(self, optimizers: Any = None) -> None:
+    def unscale(self, optimizers: object = None) -> None:
         """Divide gradients by the scale of fp16 training, once a window.
 
         Args:
@@ -287,7 +292,7 @@ class Runtime:
         self.accumulation.restart()
 
 
-def _bare(optimizer: Any) -> Any:
+def _bare(optimizer: object) -> Any:
     """Return the optimizer inside its wrappers."""
     while isinstance(optimizer, AcceleratedOptimizer):
         optimizer = optimizer.optimizer

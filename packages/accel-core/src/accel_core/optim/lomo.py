@@ -12,7 +12,7 @@ from accel_core.errors import PreparationError
 __all__ = ["backward", "is_lomo"]
 
 
-def is_lomo(optimizer: Any) -> bool:
+def is_lomo(optimizer: object) -> bool:
     """Return whether an optimizer, or the one it wraps, is one of lomo-optim's."""
     library = sys.modules.get("lomo_optim")
     inner = getattr(optimizer, "optimizer", optimizer)

@@ -22,14 +22,14 @@ class Stepper(Protocol):
     def step_was_skipped(self) -> bool:
         """Whether the last step was skipped because of infinite or NaN gradients."""
 
-    def step(self, closure: Callable[[], Any] | None) -> Any:
+    def step(self, closure: Callable[[], Any] | None) -> object:
         """Update the parameters."""
 
     def zero_grad(self, set_to_none: bool | None) -> None:
         """Clear the gradients; `None` leaves the way to the engine."""
 
 
-def move_to_device(state: Any, device: torch.device | str) -> Any:
+def move_to_device(state: object, device: torch.device | str) -> Any:
     """Move every tensor of a nest of lists, tuples and mappings to `device`.
 
     Args:
@@ -57,7 +57,7 @@ def patch_optimizer_step(accelerated_optimizer: AcceleratedOptimizer, method: Ca
         method: The optimizer's own `step`.
     """
 
-    def step(*args: Any, **kwargs: Any) -> Any:
+    def step(*args: object, **kwargs: object) -> object:
         accelerated_optimizer._accelerate_step_called = True
         return method(*args, **kwargs)
 
@@ -81,13 +81,13 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         self,
         optimizer: torch.optim.Optimizer,
         device_placement: bool = True,
-        scaler: Any = None,
+        scaler: torch.amp.GradScaler | None = None,
         *,
         stepper: Stepper | None = None,
     ) -> None:
         self.optimizer: Any = optimizer
         self._stepper = stepper
-        self.scaler = scaler
+        self.scaler: Any = scaler
         self.device_placement = device_placement
         self.gradient_state = GradientState()
         self._updates_in_backward = is_lomo(optimizer)
@@ -109,7 +109,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         return self.optimizer.state
 
     @state.setter
-    def state(self, state: Any) -> None:
+    def state(self, state: object) -> None:
         self.optimizer.state = state
 
     @property
@@ -165,13 +165,13 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         else:
             self.optimizer.zero_grad(set_to_none=set_to_none)
 
-    def train(self) -> Any:
+    def train(self) -> object:
         """Switch the optimizer to training; those without modes (all but schedule-free ones) have nothing to do."""
         if callable(getattr(self.optimizer, "train", None)):
             return self.optimizer.train()
         return None
 
-    def eval(self) -> Any:
+    def eval(self) -> object:
         """Switch the optimizer to evaluation; those without modes have nothing to do."""
         if callable(getattr(self.optimizer, "eval", None)):
             return self.optimizer.eval()
@@ -195,7 +195,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
             return self.optimizer.step() if closure is None else self.optimizer.step(closure)
         return self._scaled_step(closure)
 
-    def _scaled_step(self, closure: Callable[[], Any] | None) -> Any:
+    def _scaled_step(self, closure: Callable[[], Any] | None) -> object:
         """Step through the scaler, and note whether it found infinite gradients and skipped."""
         self._accelerate_step_called = False
         self.optimizer.step = self._patched_step

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import MutableMapping
-from typing import Any
 
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
@@ -38,7 +37,7 @@ class ParameterNames:
             if parameter not in self._seen:
                 self._seen[parameter] = (owner, canonical_name(name))
 
-    def check(self, optimizer: Any) -> None:
+    def check(self, optimizer: torch.optim.Optimizer) -> None:
         """Refuse an optimizer whose parameters no longer exist, changing nothing.
 
         Raises:
@@ -46,7 +45,7 @@ class ParameterNames:
         """
         self._changes(optimizer)
 
-    def rebind(self, optimizer: Any) -> None:
+    def rebind(self, optimizer: torch.optim.Optimizer) -> None:
         """Point an optimizer to the parameters that its models have now, its state with them.
 
         Raises:
@@ -59,7 +58,7 @@ class ParameterNames:
                 state = optimizer.state.pop(old)
                 optimizer.state[new] = {key: placed_like(value, new) for key, value in state.items()}
 
-    def _changes(self, optimizer: Any) -> list[_Change]:
+    def _changes(self, optimizer: torch.optim.Optimizer) -> list[_Change]:
         """Return, for each replaced parameter, its list, its place there and its successor."""
         changes: list[_Change] = []
         lost: list[str] = []

@@ -32,14 +32,14 @@ class AcceleratedScheduler:
 
     def __init__(
         self,
-        scheduler: Any,
-        optimizers: Any,
+        scheduler: object,
+        optimizers: object,
         step_with_optimizer: bool = True,
         split_batches: bool = False,
         *,
         replicas: int | None = None,
     ) -> None:
-        self.scheduler = scheduler
+        self.scheduler: Any = scheduler
         self.optimizers: Sequence[Any] = optimizers if isinstance(optimizers, list | tuple) else [optimizers]
         self.split_batches = split_batches
         self.step_with_optimizer = step_with_optimizer
@@ -47,7 +47,7 @@ class AcceleratedScheduler:
         self._replicas = replicas
         self._announced_end = False
 
-    def step(self, *args: Any, **kwargs: Any) -> None:
+    def step(self, *args: object, **kwargs: object) -> None:
         """Move the schedule as far as the optimizers moved.
 
         Args:
@@ -103,7 +103,7 @@ class AcceleratedScheduler:
         """Return what the wrapped schedule computes now."""
         return self.scheduler.get_lr()
 
-    def print_lr(self, *args: Any, **kwargs: Any) -> None:
+    def print_lr(self, *args: object, **kwargs: object) -> None:
         """Print the learning rate, through the wrapped schedule."""
         self.scheduler.print_lr(*args, **kwargs)
 
@@ -111,7 +111,7 @@ class AcceleratedScheduler:
         """Return the wrapped schedule's state."""
         return self.scheduler.state_dict()
 
-    def load_state_dict(self, state_dict: Any) -> None:
+    def load_state_dict(self, state_dict: object) -> None:
         """Load the wrapped schedule's state."""
         self.scheduler.load_state_dict(state_dict)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sized
 from typing import Any, ClassVar
 
 from accel_core.host import heartbeat
@@ -22,12 +23,12 @@ class _Reading:
 
     __slots__ = ("left_open", "loader", "served")
 
-    def __init__(self, loader: Any) -> None:
+    def __init__(self, loader: object) -> None:
         self.loader = weakref.ref(loader)
         self.served = 0
         self.left_open = False
 
-    def is_beside(self, loader: Any) -> bool:
+    def is_beside(self, loader: object) -> bool:
         """Return whether this is the iteration of another loader that is still there."""
         own = self.loader()
         return own is not None and own is not loader
@@ -141,19 +142,19 @@ class GradientState:
     def _set_sync_gradients(self, sync_gradients: bool) -> None:
         self.sync_gradients = sync_gradients
 
-    def _add_dataloader(self, dataloader: Any) -> None:
+    def _add_dataloader(self, dataloader: object) -> None:
         """Enter a loader whose iteration begins; a loader that is read again starts anew."""
         self._readings = [each for each in self._readings if not each.left_open and each.is_beside(dataloader)]
         self._readings.append(_Reading(dataloader))
         self._report_loops()
 
-    def _begin_at(self, dataloader: Any, steps: int) -> None:
+    def _begin_at(self, dataloader: object, steps: int) -> None:
         """Note that the iteration that began goes on behind some batches of the epoch."""
         for reading in self._readings:
             if reading.loader() is dataloader:
                 reading.served = steps
 
-    def _advance(self, dataloader: Any) -> None:
+    def _advance(self, dataloader: object) -> None:
         """Note that `dataloader` gives a batch now."""
         heartbeat.beat()
         stale = False
@@ -169,14 +170,14 @@ class GradientState:
             fresh[:] = [ref for ref in fresh if ref() is not dataloader]
             fresh.append(weakref.ref(dataloader))
 
-    def _leave_open(self, dataloader: Any) -> None:
+    def _leave_open(self, dataloader: object) -> None:
         """Note that an iteration was broken off: what is known of its last batch stays until another one is given."""
         for reading in self._readings:
             if reading.loader() is dataloader:
                 reading.left_open = True
         self._report_loops()
 
-    def _remove_dataloader(self, dataloader: Any) -> None:
+    def _remove_dataloader(self, dataloader: object) -> None:
         """Let a loader go whose iteration ended."""
         self._readings = [each for each in self._readings if each.is_beside(dataloader)]
         self._report_loops()
@@ -200,7 +201,7 @@ class GradientState:
             return None
         return before
 
-    def batches_left(self, dataloader: Any) -> int | None:
+    def batches_left(self, dataloader: Sized) -> int | None:
         """Return how many batches `dataloader` still gives after the current one, or `None` where it has no length."""
         served = next((each.served for each in self._readings if each.loader() is dataloader), 0)
         try:

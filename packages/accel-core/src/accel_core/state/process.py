@@ -22,7 +22,7 @@ from accel_core.process.world import World
 __all__ = ["PartialState", "ThreadLocalSharedDict", "do_nothing", "wait_for_everyone"]
 
 
-def do_nothing(*args: Any, **kwargs: Any) -> None:
+def do_nothing(*args: object, **kwargs: object) -> None:
     """Accept anything and return nothing."""
 
 
@@ -93,7 +93,7 @@ class PartialState:
     debug: bool
     fork_launched: bool
 
-    def __init__(self, cpu: bool = False, **kwargs: Any) -> None:
+    def __init__(self, cpu: bool = False, **kwargs: object) -> None:
         self.__dict__ = self._shared_state
         if self.initialized:
             return
@@ -251,7 +251,7 @@ class PartialState:
             return partial(self.on_local_process, local_process_index=local_process_index)
         return control.only_when(self.local_process_index == local_process_index, function)
 
-    def print(self, *args: Any, **kwargs: Any) -> None:
+    def print(self, *args: object, **kwargs: Any) -> None:
         """Print once per machine."""
         if self.is_local_main_process:
             print(*args, **kwargs)  # noqa: T201  what it is for
@@ -260,7 +260,7 @@ class PartialState:
         """Make this process's device current; it is chosen and made current when the state is set up."""
         self.device = registry.named(self.device.type).place(self.local_process_index)
 
-    def destroy_process_group(self, group: Any = None) -> None:
+    def destroy_process_group(self, group: object = None) -> None:
         """Leave the process group (`None`: the default one); without one, do nothing."""
         if self.fork_launched and group is None:
             return

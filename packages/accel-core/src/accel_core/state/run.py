@@ -12,7 +12,11 @@ from accel_core.process.world import World, current
 from accel_core.state.process import PartialState
 
 if TYPE_CHECKING:
+    import torch
+    from torch.distributed.device_mesh import DeviceMesh
+
     from accel_core.mesh.layout import Layout
+    from accel_core.plugins.parallelism import ParallelismConfig
 
 __all__ = ["AcceleratorState", "data_part", "is_initialized", "settle_precision"]
 
@@ -96,22 +100,22 @@ class AcceleratorState:
     )
 
     deepspeed_plugins: dict[str, Any] | None
-    device_mesh: Any
+    device_mesh: DeviceMesh | None
     distributed_type: DistributedType
-    parallelism_config: Any
+    parallelism_config: ParallelismConfig | None
 
     def __init__(
         self,
         mixed_precision: str | None = None,
         cpu: bool = False,
-        dynamo_plugin: Any = None,
-        deepspeed_plugin: Any = None,
-        fsdp_plugin: Any = None,
-        torch_tp_plugin: Any = None,
-        megatron_lm_plugin: Any = None,
-        parallelism_config: Any = None,
+        dynamo_plugin: object = None,
+        deepspeed_plugin: object = None,
+        fsdp_plugin: object = None,
+        torch_tp_plugin: object = None,
+        megatron_lm_plugin: object = None,
+        parallelism_config: ParallelismConfig | None = None,
         _from_accelerator: bool = False,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         self.__dict__ = self._shared_state
         if PartialState._shared_state == {}:
@@ -134,7 +138,7 @@ class AcceleratorState:
         )
         PartialState._shared_state["distributed_type"] = self.distributed_type
 
-    def _publish(self, label: DistributedType, **facts: Any) -> None:
+    def _publish(self, label: DistributedType, **facts: object) -> None:
         """Show what an Accelerator decided.
 
         Args:
@@ -244,7 +248,9 @@ class AcceleratorState:
         """Stop until every process has come here."""
         PartialState().wait_for_everyone()
 
-    def split_between_processes(self, inputs: Any, apply_padding: bool = False) -> AbstractContextManager[Any]:
+    def split_between_processes(
+        self, inputs: list[Any] | tuple[Any, ...] | dict[str, Any] | torch.Tensor, apply_padding: bool = False
+    ) -> AbstractContextManager[Any]:
         """Give each process its part of `inputs` inside the block; see `PartialState.split_between_processes`."""
         return PartialState().split_between_processes(inputs, apply_padding=apply_padding)
 
@@ -256,15 +262,15 @@ class AcceleratorState:
         """Let the first process of each machine through a `with` block before the others."""
         return PartialState().local_main_process_first()
 
-    def print(self, *args: Any, **kwargs: Any) -> None:
+    def print(self, *args: object, **kwargs: object) -> None:
         """Print once per machine."""
         PartialState().print(*args, **kwargs)
 
-    def destroy_process_group(self, group: Any = None) -> None:
+    def destroy_process_group(self, group: object = None) -> None:
         """Leave the process group; see `PartialState.destroy_process_group`."""
         PartialState().destroy_process_group(group)
 
 
-def _by_name(plugins: Any) -> dict[str, Any] | None:
+def _by_name(plugins: object) -> dict[str, Any] | None:
     """Return DeepSpeed plugins by name; one alone is called "default"."""
     return plugins if plugins is None or isinstance(plugins, dict) else {"default": plugins}

@@ -88,7 +88,7 @@ class Bundle:
         return tuple(slot.result for slot in self.slots)
 
 
-def _kind(given: Any) -> Kind | None:
+def _kind(given: object) -> Kind | None:
     if isinstance(given, torch.nn.Module):
         return "models"
     if isinstance(given, torch.optim.Optimizer | AcceleratedOptimizer):
@@ -99,7 +99,7 @@ def _kind(given: Any) -> Kind | None:
     return "schedulers" if is_schedule or _steps_like_a_schedule(given) else None
 
 
-def _steps_like_a_schedule(given: Any) -> bool:
+def _steps_like_a_schedule(given: object) -> bool:
     """Return whether an object is a schedule by its looks: it steps, knows its rates, and belongs to an optimizer."""
     return (
         not isinstance(given, type)

@@ -110,14 +110,14 @@ def _shape_of(tensor: torch.Tensor) -> tuple[int, ...] | None:
     return None if is_lazy(tensor) else tuple(tensor.shape)
 
 
-def _ddp_of(model: Any) -> DistributedDataParallel | None:
+def _ddp_of(model: object) -> DistributedDataParallel | None:
     """Return the DDP wrapper of a model, looking through a compiled form."""
     model = getattr(model, "_orig_mod", model)
     return model if isinstance(model, DistributedDataParallel) else None
 
 
 @contextmanager
-def _sync_next_backward(model: Any) -> Iterator[None]:
+def _sync_next_backward(model: object) -> Iterator[None]:
     """Make the next backward of a DDP model average gradients although its forward ran under `no_sync`.
 
     DDP decides in forward whether its reducer is armed; this arms it for the block. (See

@@ -18,6 +18,7 @@ from accel_core.process.world import World
 if TYPE_CHECKING:
     import torch
     from torch.distributed.device_mesh import DeviceMesh
+    from torch.utils.data import DataLoader
 
 __all__ = ["Kit", "Parts", "PrecisionRequest"]
 
@@ -82,13 +83,15 @@ class Kit(Protocol):
     def keep_model(self, model: torch.nn.Module) -> None:
         """Register a prepared model in place of any earlier form of the same model."""
 
-    def prepare_optimizer(self, optimizer: Any, placement: bool | None = None) -> AcceleratedOptimizer:
+    def prepare_optimizer(
+        self, optimizer: torch.optim.Optimizer, placement: bool | None = None
+    ) -> AcceleratedOptimizer:
         """Wrap and register an optimizer; it steps through `Strategy.stepper`."""
 
     def prepare_loader(
-        self, loader: Any, placement: bool | None = None, slice_fn: Callable[..., Any] | None = None
-    ) -> Any:
+        self, loader: DataLoader[Any], placement: bool | None = None, slice_fn: Callable[..., Any] | None = None
+    ) -> DataLoader[Any]:
         """Give each rank its part of a loader, as the layout says, and register it."""
 
-    def prepare_scheduler(self, scheduler: Any) -> AcceleratedScheduler:
+    def prepare_scheduler(self, scheduler: object) -> AcceleratedScheduler:
         """Wrap and register a schedule, bound to the optimizers it moves."""

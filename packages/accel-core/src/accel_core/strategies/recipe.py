@@ -38,7 +38,7 @@ def compile_whole(model: torch.nn.Module, settings: TorchDynamoPlugin) -> torch.
     return cast(torch.nn.Module, torch.compile(model, **_arguments(settings)))
 
 
-def keep_compiled(given: torch.nn.Module, prepared: torch.nn.Module, forward_before: Any) -> torch.nn.Module:
+def keep_compiled(given: torch.nn.Module, prepared: torch.nn.Module, forward_before: object) -> torch.nn.Module:
     """Compile what became of the inside of a compiled model, as the user had compiled it.
 
     Args:

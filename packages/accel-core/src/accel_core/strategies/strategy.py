@@ -135,7 +135,7 @@ class Strategy(ABC):
     def distribute(self, model: torch.nn.Module) -> torch.nn.Module:
         """Make a model on its device train together with those of the other processes."""
 
-    def kind_of(self, given: Any) -> Kind | None:
+    def kind_of(self, given: object) -> Kind | None:
         """Return the kind of an object that only this strategy recognises (an engine's own schedule, say)."""
         return None
 
@@ -229,7 +229,7 @@ class Strategy(ABC):
         """Return whether each process trains a whole copy of a prepared model, as Local SGD needs it."""
         return False
 
-    def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
+    def backward(self, loss: torch.Tensor, **kwargs: object) -> None:
         """Compute gradients, scaled where the number format asks for it.
 
         Args:
@@ -297,7 +297,7 @@ class Strategy(ABC):
         """Return a context that splits buffers along their sequence dims; without context parallel, it does nothing."""
         return nullcontext()
 
-    def adapt_loader(self, loader: _L, model: Any) -> _L:
+    def adapt_loader(self, loader: _L, model: torch.nn.Module) -> _L:
         """Adapt a loader to sequence parallel; without it, the loader is right as it is."""
         return loader
 

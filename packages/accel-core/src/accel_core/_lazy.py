@@ -39,7 +39,7 @@ def attach(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any]
         `__getattr__`, `__dir__` and the sorted `__all__`, to be bound at module level.
     """
 
-    def getattr_(name: str) -> Any:
+    def getattr_(name: str) -> object:
         home = homes.get(name)
         if home is None:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 __all__ = ["record"]
 
 
-def _equal(self: Any, other: Any) -> Any:
+def _equal(self: Any, other: Any) -> object:
     if other.__class__ is not self.__class__:
         return NotImplemented
     return all(getattr(self, field.name) == getattr(other, field.name) for field in dataclasses.fields(self))
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from dataclasses import dataclass as record
 else:
 
-    def record(cls: Any = None, /, *, frozen: bool = False) -> Any:
+    def record(cls: object = None, /, *, frozen: bool = False) -> object:
         """Make a dataclass of a class; see `dataclasses.dataclass`.
 
         Args:

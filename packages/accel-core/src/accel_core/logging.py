@@ -26,7 +26,7 @@ class MultiProcessAdapter(logging.LoggerAdapter):  # type: ignore[type-arg]  # g
         """Return whether this process writes a message that only the main process is, or is not, to write."""
         return not main_process_only or _rank() == 0
 
-    def log(self, level: int, msg: object, *args: Any, **kwargs: Any) -> None:
+    def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
         """Write a message.
 
         Args:
@@ -61,13 +61,13 @@ class MultiProcessAdapter(logging.LoggerAdapter):  # type: ignore[type-arg]  # g
                 self.logger.log(level, text, *args, **options)
             control.wait_for_all(here, "writing a message in order")
 
-    def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
+    def process(self, msg: object, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
         """Put the rank in front of the message, and the place of the call into the record."""
         msg, kwargs = super().process(msg, kwargs)
         kwargs.setdefault("stacklevel", 2)
         return f"[RANK {_rank()}] {msg}", kwargs
 
-    def warning_once(self, *args: Any, **kwargs: Any) -> None:
+    def warning_once(self, *args: object, **kwargs: Any) -> None:
         """Write a warning the first time that this logger is asked to write it."""
         said: set[tuple[Any, ...]] = self.__dict__.setdefault("_said", set())
         key = (args, tuple(sorted(kwargs.items())))

@@ -6,7 +6,6 @@ import importlib
 import importlib.util
 import random
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
@@ -108,11 +107,10 @@ def _set_state(kind: RNGType, state: torch.Tensor, generator: torch.Generator | 
         registry.named(kind.value).set_rng_state(state)
 
 
-def _given(generator: Any) -> torch.Generator:
+def _given(generator: torch.Generator | None) -> torch.Generator:
     if generator is None:
         raise ConfigurationError(
             "The state of a generator of your own cannot be synchronised without it; got generator=None. "
             "Pass generator=..., or leave 'generator' out of rng_types."
         )
-    given: torch.Generator = generator
-    return given
+    return generator

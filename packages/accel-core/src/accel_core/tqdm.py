@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from accel_core.errors import ConfigurationError, MissingDependencyError
@@ -10,7 +11,7 @@ from accel_core.process import rendezvous, world
 __all__ = ["tqdm"]
 
 
-def tqdm(*args: Any, main_process_only: bool = True, **kwargs: Any) -> Any:
+def tqdm(*args: object, main_process_only: bool = True, **kwargs: object) -> Any:
     """Make a progress bar, by default on the first process of each machine alone.
 
     Args:
@@ -39,5 +40,5 @@ def tqdm(*args: Any, main_process_only: bool = True, **kwargs: Any) -> Any:
     disable = kwargs.pop("disable", False)
     if main_process_only and not disable:
         disable = (world.current() or rendezvous.locate()).local_rank != 0
-    make: Any = bar
+    make: Callable[..., Any] = bar
     return make(*args, **kwargs, disable=disable)

@@ -35,7 +35,7 @@ def clear_device_cache(garbage_collection: bool = False) -> None:
     registry.choose().empty_cache()
 
 
-def release_memory(*objects: Any) -> list[None]:
+def release_memory(*objects: object) -> list[None]:
     """Forget objects and give their memory back.
 
     Args:
@@ -100,7 +100,7 @@ def find_executable_batch_size(
         return reduce_batch_size_fn() if reduce_batch_size_fn is not None else int(batch_size * _SHRINK)
 
     @functools.wraps(target)
-    def run(*args: Any, **kwargs: Any) -> Any:
+    def run(*args: object, **kwargs: object) -> object:
         nonlocal batch_size
         clear_device_cache(garbage_collection=True)
         _refuse_second_batch_size(target, args, kwargs)

@@ -7,7 +7,7 @@ import logging
 import os
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
 from accel_core.host import availability, environ
 
@@ -40,7 +40,15 @@ def override_numa_affinity(local_process_index: int, verbose: bool | None = None
         _logger.info("Process %s runs on processors %s.", local_process_index, sorted(processors))
 
 
-def _processors_near(properties: Any) -> set[int]:
+class _PciDevice(Protocol):
+    """Where a device sits on the PCI bus."""
+
+    pci_domain_id: int
+    pci_bus_id: int
+    pci_device_id: int
+
+
+def _processors_near(properties: _PciDevice) -> set[int]:
     """Read from Linux which processors share a NUMA node with a PCI device."""
     address = f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
     listing = Path("/sys/bus/pci/devices", address, "local_cpulist")

@@ -10,7 +10,7 @@ import importlib
 import importlib.metadata
 import importlib.util
 from functools import cache
-from typing import Any
+from types import ModuleType
 
 from accel_core.host import environ
 from accel_core.host.versions import compare_versions
@@ -58,7 +58,7 @@ def _is_installed(distribution: str) -> bool:
     return True
 
 
-def _torch() -> Any:
+def _torch() -> ModuleType:
     return importlib.import_module("torch")
 
 

@@ -222,7 +222,7 @@ def purge_accelerate_environment(func_or_cls: _F) -> _F:
 
     def wrap(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
+        def wrapper(*args: object, **kwargs: object) -> object:
             before = with_prefix("ACCELERATE_")
             try:
                 return function(*args, **kwargs)

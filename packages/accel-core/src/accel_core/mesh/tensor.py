@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
 
 import torch
 
@@ -28,7 +27,7 @@ def get_model_tp_size(model: torch.nn.Module) -> int | None:
     return None if size is None else int(size)
 
 
-def placed_like(value: Any, parameter: torch.Tensor) -> Any:
+def placed_like(value: object, parameter: torch.Tensor) -> object:
     """Return a value of an optimizer's state where, and sharded as, the parameter is that it belongs to.
 
     Args:

@@ -14,7 +14,7 @@ from accel_core.modules.traversal import has_repeated_blocks
 __all__ = ["compile_regions", "has_compiled_regions", "is_compiled_module", "is_repeated_blocks", "like_compiled"]
 
 
-def is_compiled_module(module: Any) -> bool:
+def is_compiled_module(module: object) -> bool:
     """Return whether `module` is what `torch.compile` returned."""
     dynamo = sys.modules.get("torch._dynamo")
     return dynamo is not None and isinstance(module, dynamo.eval_frame.OptimizedModule)
@@ -31,7 +31,7 @@ def like_compiled(compiled: torch.nn.Module, module: torch.nn.Module) -> torch.n
     return type(compiled)(module, cast(Any, compiled).dynamo_ctx)
 
 
-def has_compiled_regions(module: Any) -> bool:
+def has_compiled_regions(module: object) -> bool:
     """Return whether `module` came from `compile_regions` and has blocks compiled."""
     return isinstance(module, torch.nn.Module) and "_orig_mod" in module.__dict__
 

@@ -8,7 +8,7 @@ from typing import Any
 __all__ = ["get_pretty_name", "recursive_getattr"]
 
 
-def get_pretty_name(obj: Any) -> str:
+def get_pretty_name(obj: object) -> str:
     """Return a name to show for an object: its own, or that of its class, or its text.
 
     Args:
@@ -20,7 +20,7 @@ def get_pretty_name(obj: Any) -> str:
     return str(obj) if name is None else str(name)
 
 
-def recursive_getattr(obj: Any, attr: str) -> Any:
+def recursive_getattr(obj: object, attr: str) -> Any:
     """Return the attribute that a dotted name leads to.
 
     Args:

@@ -1,13 +1,11 @@
 """Tied tensors: one parameter registered under several names."""
 
-from typing import Any
-
 from torch import nn
 
 __all__ = ["find_tied_parameters", "tied_tensor_groups"]
 
 
-def find_tied_parameters(model: nn.Module, **kwargs: Any) -> list[list[str]]:
+def find_tied_parameters(model: nn.Module, **kwargs: object) -> list[list[str]]:
     """List the groups of parameter names that are one parameter.
 
     Identity decides, not the storage: on the meta device all storages look alike.

@@ -99,7 +99,7 @@ def _unwrap_children(module: torch.nn.Module, containers: tuple[type[Any], ...])
         _unwrap_children(inner, containers)
 
 
-def _restore_forward(model: Any) -> None:
+def _restore_forward(model: torch.nn.Module | None) -> None:
     """Give a model its own forward back."""
     if model is None or "_original_forward" not in model.__dict__:
         return
@@ -123,7 +123,7 @@ def canonical_state_dict(model: torch.nn.Module) -> dict[str, Any]:
     return {canonical_name(name): value for name, value in inner.state_dict().items()}
 
 
-def is_peft_model(model: Any) -> bool:
+def is_peft_model(model: object) -> bool:
     """Return whether a model, prepared or not, is one of peft's."""
     peft = sys.modules.get("peft")
     return peft is not None and isinstance(extract_model_from_parallel(model, keep_torch_compile=False), peft.PeftModel)

@@ -87,7 +87,7 @@ class AutocastPrecision(Precision):
         device_type, dtype = self.device_type, self.dtype
 
         @functools.wraps(function)
-        def forward(*args: Any, **kwargs: Any) -> Any:
+        def forward(*args: object, **kwargs: object) -> object:
             with torch.autocast(device_type, dtype=dtype, **arguments):
                 return function(*args, **kwargs)
 

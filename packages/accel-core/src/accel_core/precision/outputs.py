@@ -15,11 +15,11 @@ __all__ = ["ConvertOutputsToFp32", "convert_outputs_to_fp32", "convert_to_fp32"]
 _HALF = (torch.float16, torch.bfloat16)
 
 
-def _is_half(value: Any) -> bool:
+def _is_half(value: object) -> bool:
     return isinstance(value, torch.Tensor) and value.dtype in _HALF
 
 
-def convert_to_fp32(tensor: Any) -> Any:
+def convert_to_fp32(tensor: object) -> Any:
     """Give every fp16 or bf16 tensor of a nest in fp32; everything else is the same object.
 
     Args:
@@ -41,7 +41,7 @@ class ConvertOutputsToFp32:
         self.model_forward = model_forward
         functools.update_wrapper(self, model_forward)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         """Call the forward."""
         return convert_to_fp32(self.model_forward(*args, **kwargs))
 
@@ -50,7 +50,7 @@ def convert_outputs_to_fp32(model_forward: Callable[..., Any]) -> Callable[..., 
     """Return `model_forward` with its half-precision outputs in fp32, as a plain function."""
 
     @functools.wraps(model_forward)
-    def forward(*args: Any, **kwargs: Any) -> Any:
+    def forward(*args: object, **kwargs: object) -> object:
         return convert_to_fp32(model_forward(*args, **kwargs))
 
     return forward

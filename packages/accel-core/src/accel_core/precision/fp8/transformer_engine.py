@@ -77,7 +77,7 @@ def convert_model(
             setattr(model, name, new)
 
 
-def _linear_like(layer: Any, library: Any) -> torch.nn.Module | None:
+def _linear_like(layer: Any, library: ModuleType) -> torch.nn.Module | None:
     if layer.in_features % _MULTIPLE or layer.out_features % _MULTIPLE:
         return None
     has_bias = layer.bias is not None and layer.bias.numel() > 0
@@ -89,7 +89,7 @@ def _linear_like(layer: Any, library: Any) -> torch.nn.Module | None:
     return new  # type: ignore[no-any-return]
 
 
-def _norm_like(layer: Any, library: Any) -> torch.nn.Module:
+def _norm_like(layer: Any, library: ModuleType) -> torch.nn.Module:
     dtype = {"dtype" if library is torch.nn else "params_dtype": layer.weight.dtype}
     new = library.LayerNorm(layer.weight.shape[0], eps=layer.eps, **dtype).to(layer.weight.device)
     new.weight.copy_(layer.weight)
@@ -98,7 +98,7 @@ def _norm_like(layer: Any, library: Any) -> torch.nn.Module:
 
 
 def contextual_fp8_autocast(
-    model_forward: Callable[..., Any], fp8_recipe: Any, use_during_eval: bool = False
+    model_forward: Callable[..., Any], fp8_recipe: object, use_during_eval: bool = False
 ) -> Callable[..., Any]:
     """Run a model's forward under `te.fp8_autocast`.
 
@@ -110,7 +110,7 @@ def contextual_fp8_autocast(
     te = _engine()
 
     @functools.wraps(model_forward)
-    def forward(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def forward(self: torch.nn.Module, *args: object, **kwargs: object) -> object:
         with te.fp8_autocast(enabled=use_during_eval or self.training, fp8_recipe=fp8_recipe):
             return model_forward(*args, **kwargs)
 

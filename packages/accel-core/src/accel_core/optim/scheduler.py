@@ -47,7 +47,7 @@ class AcceleratedScheduler:
         self._replicas = replicas
         self._announced_end = False
 
-    def step(self, *args: object, **kwargs: object) -> None:
+    def step(self, *args: Any, **kwargs: Any) -> None:
         """Move the schedule as far as the optimizers moved.
 
         Args:

@@ -6,7 +6,7 @@ from accel_bigmodel.estimate import (
 from accel_launch.commands.launch import (
     launch_command_parser,
 )
-from accel_launch.from_python import (
+from accelerate._command_functions import (
     env_command_parser,
     get_config_parser,
     test_command_parser,

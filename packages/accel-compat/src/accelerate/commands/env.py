@@ -1,9 +1,5 @@
 """The names of `accelerate.commands.env` in Accelerate, imported from where accel defines them."""
 
-from accel_launch.from_python import (
-    env_command,
-    env_command_parser,
-)
 from accel_launch.settings.config import (
     load_config_from_file,
 )
@@ -15,6 +11,10 @@ from accelerate._availability import (
     is_npu_available,
     is_sdaa_available,
     is_xpu_available,
+)
+from accelerate._command_functions import (
+    env_command,
+    env_command_parser,
 )
 from accelerate._commands import (
     default_config_file,

@@ -26,24 +26,8 @@ from accel_launch.arguments import (
 from accel_launch.commands.launch import (
     launch_command_parser,
 )
-from accel_launch.from_python import (
-    deepspeed_launcher,
-    launch_command,
-    multi_gpu_launcher,
-    sagemaker_launcher,
-    simple_launcher,
-    tpu_launcher,
-    tpu_pod_launcher,
-)
 from accel_launch.notebook import (
     PrepareForLaunch,
-)
-from accel_launch.preparation import (
-    prepare_deepspeed_cmd_env,
-    prepare_multi_gpu_env,
-    prepare_sagemager_args_inputs,
-    prepare_simple_launcher_cmd_env,
-    prepare_tpu,
 )
 from accel_launch.settings.config import (
     SageMakerConfig,
@@ -61,6 +45,15 @@ from accelerate._availability import (
     is_torch_xla_available,
     is_xpu_available,
 )
+from accelerate._command_functions import (
+    deepspeed_launcher,
+    launch_command,
+    multi_gpu_launcher,
+    sagemaker_launcher,
+    simple_launcher,
+    tpu_launcher,
+    tpu_pod_launcher,
+)
 from accelerate._commands import (
     DYNAMO_BACKENDS,
     clean_option,
@@ -69,6 +62,13 @@ from accelerate._commands import (
 )
 from accelerate._commands import (
     main_launch as main,
+)
+from accelerate._launch_preparation import (
+    prepare_deepspeed_cmd_env,
+    prepare_multi_gpu_env,
+    prepare_sagemager_args_inputs,
+    prepare_simple_launcher_cmd_env,
+    prepare_tpu,
 )
 from accelerate._machine import (
     check_cuda_p2p_ib_support,

@@ -1,6 +1,6 @@
 """The names of `accelerate.commands.test` in Accelerate, imported from where accel defines them."""
 
-from accel_launch.from_python import (
+from accelerate._command_functions import (
     test_command,
     test_command_parser,
 )

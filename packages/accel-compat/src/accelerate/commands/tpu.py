@@ -1,11 +1,11 @@
 """The names of `accelerate.commands.tpu` in Accelerate, imported from where accel defines them."""
 
-from accel_launch.from_python import (
-    tpu_command_launcher,
-    tpu_command_parser,
-)
 from accel_launch.settings.config import (
     load_config_from_file,
+)
+from accelerate._command_functions import (
+    tpu_command_launcher,
+    tpu_command_parser,
 )
 from accelerate._commands import (
     default_config_file,

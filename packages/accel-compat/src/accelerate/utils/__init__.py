@@ -270,13 +270,6 @@ from accel_core.state.process import (
 from accel_launch.notebook import (
     PrepareForLaunch,
 )
-from accel_launch.preparation import (
-    prepare_deepspeed_cmd_env,
-    prepare_multi_gpu_env,
-    prepare_sagemager_args_inputs,
-    prepare_simple_launcher_cmd_env,
-    prepare_tpu,
-)
 from accel_launch.settings.config import (
     write_basic_config,
 )
@@ -365,6 +358,13 @@ from accelerate._engines import (
 )
 from accelerate._kernel import (
     check_os_kernel,
+)
+from accelerate._launch_preparation import (
+    prepare_deepspeed_cmd_env,
+    prepare_multi_gpu_env,
+    prepare_sagemager_args_inputs,
+    prepare_simple_launcher_cmd_env,
+    prepare_tpu,
 )
 from accelerate._machine import (
     are_libraries_initialized,

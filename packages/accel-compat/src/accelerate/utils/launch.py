@@ -28,16 +28,6 @@ from accel_core.options.merge import (
 from accel_launch.notebook import (
     PrepareForLaunch,
 )
-from accel_launch.preparation import (
-    env_var_path_add,
-    prepare_deepspeed_cmd_env,
-    prepare_extend_env_parallelism_config,
-    prepare_multi_gpu_env,
-    prepare_sagemager_args_inputs,
-    prepare_simple_launcher_cmd_env,
-    prepare_tpu,
-    setup_fp8_env,
-)
 from accel_launch.settings.config import (
     SageMakerConfig,
 )
@@ -50,6 +40,16 @@ from accelerate._availability import (
     is_sdaa_available,
     is_torch_xla_available,
     is_xpu_available,
+)
+from accelerate._launch_preparation import (
+    env_var_path_add,
+    prepare_deepspeed_cmd_env,
+    prepare_extend_env_parallelism_config,
+    prepare_multi_gpu_env,
+    prepare_sagemager_args_inputs,
+    prepare_simple_launcher_cmd_env,
+    prepare_tpu,
+    setup_fp8_env,
 )
 from accelerate._rebinding import write_through
 

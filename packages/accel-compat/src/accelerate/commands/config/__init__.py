@@ -1,13 +1,13 @@
 """The names of `accelerate.commands.config` in Accelerate, imported from where accel defines them."""
 
-from accel_launch.from_python import (
+from accel_launch.settings.config import (
+    load_config_from_file,
+)
+from accelerate._command_functions import (
     config_command_parser,
     default_command_parser,
     get_config_parser,
     update_command_parser,
-)
-from accel_launch.settings.config import (
-    load_config_from_file,
 )
 from accelerate._commands import (
     default_config_file,

@@ -25,9 +25,6 @@ from accel_core.options.fsdp import (
     FSDP_SHARDING_STRATEGY,
     FSDP_STATE_DICT_TYPE,
 )
-from accel_launch.from_python import (
-    get_cluster_input,
-)
 from accel_launch.settings.config import (
     ClusterConfig,
 )
@@ -40,6 +37,9 @@ from accelerate._availability import (
     is_npu_available,
     is_sdaa_available,
     is_xpu_available,
+)
+from accelerate._command_functions import (
+    get_cluster_input,
 )
 from accelerate._commands import (
     DYNAMO_BACKENDS,

@@ -3,15 +3,15 @@
 from accel_core.options.enums import (
     ComputeEnvironment,
 )
-from accel_launch.from_python import (
+from accel_launch.settings.config import (
+    load_config_from_file,
+)
+from accelerate._command_functions import (
     config_command,
     config_command_parser,
     get_cluster_input,
     get_sagemaker_input,
     get_user_input,
-)
-from accel_launch.settings.config import (
-    load_config_from_file,
 )
 from accelerate._commands import (
     cache_dir,

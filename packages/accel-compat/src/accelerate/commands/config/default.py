@@ -3,10 +3,6 @@
 from accel_core.host.availability import (
     is_hpu_available,
 )
-from accel_launch.from_python import (
-    default_command_parser,
-    default_config_command,
-)
 from accel_launch.settings.config import (
     ClusterConfig,
     write_basic_config,
@@ -18,6 +14,10 @@ from accelerate._availability import (
     is_npu_available,
     is_sdaa_available,
     is_xpu_available,
+)
+from accelerate._command_functions import (
+    default_command_parser,
+    default_config_command,
 )
 from accelerate._commands import (
     default_json_config_file,

@@ -7,9 +7,6 @@ from accel_core.options.enums import (
     ComputeEnvironment,
     SageMakerDistributedType,
 )
-from accel_launch.from_python import (
-    get_sagemaker_input,
-)
 from accel_launch.launchers.sagemaker import (
     SAGEMAKER_PARALLEL_EC2_INSTANCES,
 )
@@ -18,6 +15,9 @@ from accel_launch.settings.config import (
 )
 from accelerate._availability import (
     is_boto3_available,
+)
+from accelerate._command_functions import (
+    get_sagemaker_input,
 )
 from accelerate._commands import (
     DYNAMO_BACKENDS,

@@ -3,12 +3,12 @@
 from accel_launch.commands.configure import (
     update_config,
 )
-from accel_launch.from_python import (
-    update_command_parser,
-    update_config_command,
-)
 from accel_launch.settings.config import (
     load_config_from_file,
+)
+from accelerate._command_functions import (
+    update_command_parser,
+    update_config_command,
 )
 from accelerate._commands import (
     default_config_file,

@@ -58,8 +58,7 @@ def launch_command(args: argparse.Namespace) -> None:
 
     Args:
         args: What `launch_command_parser().parse_args(words)` returned; a namespace made otherwise counts every
-            value that
-            differs from the default as said.
+            value that differs from the default as said.
 
     Raises:
         SystemExit: The run failed; the code is the exit status.
@@ -143,7 +142,7 @@ def default_config_command(args: argparse.Namespace) -> None:
 
 def update_config_command(args: argparse.Namespace) -> None:
     """Bring a configuration file to today's keys."""
-    print(f"Updated {update_config(args)}.")
+    print(f"Updated {update_config(args)}.")  # noqa: T201  what the command prints
 
 
 def env_command(args: argparse.Namespace) -> dict[str, Any]:

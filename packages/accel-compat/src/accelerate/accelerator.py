@@ -9,12 +9,6 @@ from accel_bigmodel.hooks.state import (
 from accel_core.accelerator import (
     Accelerator,
 )
-from accel_core.checkpoint.components import (
-    load_accelerator_state,
-    load_custom_state,
-    save_accelerator_state,
-    save_custom_state,
-)
 from accel_core.checkpoint.names import (
     MODEL_NAME,
     SAFE_WEIGHTS_INDEX_NAME,
@@ -60,9 +54,6 @@ from accel_core.host.availability import (
     is_torchao_available,
     is_transformer_engine_available,
 )
-from accel_core.host.environ import (
-    parse_choice_from_env,
-)
 from accel_core.host.versions import (
     compare_versions,
     is_torch_version,
@@ -70,16 +61,9 @@ from accel_core.host.versions import (
 from accel_core.logging import (
     get_logger,
 )
-from accel_core.mesh.tensor import (
-    get_model_tp_size,
-    model_has_dtensor,
-)
 from accel_core.modules.compilation import (
     compile_regions,
     is_compiled_module,
-)
-from accel_core.modules.names import (
-    get_pretty_name,
 )
 from accel_core.modules.unwrap import (
     extract_model_from_parallel,
@@ -191,6 +175,12 @@ from accelerate._availability import (
     is_torch_xla_available,
     is_xpu_available,
 )
+from accelerate._checkpointing import (
+    load_accelerator_state,
+    load_custom_state,
+    save_accelerator_state,
+    save_custom_state,
+)
 from accelerate._engines import (
     compile_regions_deepspeed,
     compile_regions_fsdp2,
@@ -205,10 +195,20 @@ from accelerate._engines import (
     save_fsdp_model,
     save_fsdp_optimizer,
 )
+from accelerate._environment import (
+    parse_choice_from_env,
+)
 from accelerate._kernel import (
     check_os_kernel,
 )
+from accelerate._names import (
+    get_pretty_name,
+)
 from accelerate._rebinding import write_through
+from accelerate._sharded_models import (
+    get_model_tp_size,
+    model_has_dtensor,
+)
 
 __all__ = [
     "DTENSOR_PYTORCH_VERSION",

@@ -50,12 +50,6 @@ from accel_bigmodel.offload.store import (
 from accel_bigmodel.placement import (
     retie_parameters,
 )
-from accel_core.host.environ import (
-    parse_flag_from_env,
-)
-from accel_core.modules.names import (
-    recursive_getattr,
-)
 from accel_core.modules.ties import (
     find_tied_parameters,
 )
@@ -68,8 +62,14 @@ from accelerate._availability import (
     is_sdaa_available,
     is_xpu_available,
 )
+from accelerate._environment import (
+    parse_flag_from_env,
+)
 from accelerate._machine import (
     check_cuda_p2p_ib_support,
+)
+from accelerate._names import (
+    recursive_getattr,
 )
 from accelerate._rebinding import write_through
 

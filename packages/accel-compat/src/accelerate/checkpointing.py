@@ -1,11 +1,5 @@
 """The names of `accelerate.checkpointing` in Accelerate, imported from where accel defines them."""
 
-from accel_core.checkpoint.components import (
-    load_accelerator_state,
-    load_custom_state,
-    save_accelerator_state,
-    save_custom_state,
-)
 from accel_core.checkpoint.names import (
     MODEL_NAME,
     OPTIMIZER_NAME,
@@ -31,9 +25,6 @@ from accel_core.host.versions import (
 from accel_core.logging import (
     get_logger,
 )
-from accel_core.modules.names import (
-    get_pretty_name,
-)
 from accel_core.state.process import (
     PartialState,
 )
@@ -44,6 +35,15 @@ from accelerate._availability import (
     is_sdaa_available,
     is_torch_xla_available,
     is_xpu_available,
+)
+from accelerate._checkpointing import (
+    load_accelerator_state,
+    load_custom_state,
+    save_accelerator_state,
+    save_custom_state,
+)
+from accelerate._names import (
+    get_pretty_name,
 )
 from accelerate._rebinding import write_through
 

@@ -3,8 +3,6 @@
 from accel_core.comm.batch import (
     concatenate,
     find_batch_size,
-    get_data_structure,
-    initialize_tensors,
     send_to_device,
     slice_tensors,
 )
@@ -62,6 +60,10 @@ from accelerate._availability import (
     is_datasets_available,
     is_torch_xla_available,
     is_torchdata_stateful_dataloader_available,
+)
+from accelerate._operations import (
+    get_data_structure,
+    initialize_tensors,
 )
 from accelerate._rebinding import write_through
 

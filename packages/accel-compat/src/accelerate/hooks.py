@@ -35,9 +35,6 @@ from accel_core.comm.batch import (
 from accel_core.devices.memory import (
     clear_device_cache,
 )
-from accel_core.modules.names import (
-    recursive_getattr,
-)
 from accel_core.modules.traversal import (
     get_non_persistent_buffers,
     named_module_tensors,
@@ -49,6 +46,9 @@ from accelerate._availability import (
     is_mlu_available,
     is_musa_available,
     is_npu_available,
+)
+from accelerate._names import (
+    recursive_getattr,
 )
 from accelerate._rebinding import write_through
 

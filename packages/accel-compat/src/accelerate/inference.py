@@ -14,12 +14,8 @@ from accel_bigmodel.sizes import (
     calculate_maximum_sizes,
 )
 from accel_core.comm.batch import (
-    ignorant_find_batch_size,
     pad_input_tensors,
     send_to_device,
-)
-from accel_core.comm.collectives import (
-    copy_tensor_to_devices,
 )
 from accel_core.modules.sizes import (
     convert_bytes,
@@ -29,6 +25,10 @@ from accel_core.state.process import (
 )
 from accelerate._availability import (
     is_pippy_available,
+)
+from accelerate._operations import (
+    copy_tensor_to_devices,
+    ignorant_find_batch_size,
 )
 from accelerate._rebinding import write_through
 

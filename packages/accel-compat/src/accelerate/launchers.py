@@ -6,9 +6,6 @@ from accel_core.host.environ import (
 from accel_core.host.versions import (
     is_torch_version,
 )
-from accel_core.options.elastic import (
-    ELASTIC_LOG_LINE_PREFIX_TEMPLATE_PYTORCH_VERSION,
-)
 from accel_core.options.enums import (
     PrecisionType,
 )
@@ -27,6 +24,9 @@ from accel_launch.notebook import (
 from accelerate._availability import (
     is_mps_available,
     is_rocm_available,
+)
+from accelerate._elastic import (
+    ELASTIC_LOG_LINE_PREFIX_TEMPLATE_PYTORCH_VERSION,
 )
 from accelerate._machine import (
     are_libraries_initialized,

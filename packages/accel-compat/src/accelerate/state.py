@@ -7,11 +7,6 @@ from accel_core.host.availability import (
     is_deepspeed_available,
     is_hpu_available,
 )
-from accel_core.host.environ import (
-    get_int_from_env,
-    parse_choice_from_env,
-    parse_flag_from_env,
-)
 from accel_core.options.enums import (
     DistributedType,
     DynamoBackend,
@@ -46,6 +41,11 @@ from accelerate._availability import (
     is_torch_xla_available,
     is_xccl_available,
     is_xpu_available,
+)
+from accelerate._environment import (
+    get_int_from_env,
+    parse_choice_from_env,
+    parse_flag_from_env,
 )
 from accelerate._machine import (
     check_cuda_fp8_capability,

@@ -275,19 +275,6 @@ def test_shapes_of_all_ranks():
     assert shapes == [torch.Size([2]), torch.Size([3, 3])]
 
 
-@world(2)
-def test_copy_to_all_ranks():
-    """A tensor that one rank holds reaches all; where all hold one, they get the sum."""
-    rank = ensure().rank
-    only = torch.tensor([[1.0, 2.0]], dtype=torch.bfloat16) if rank else None
-    copied = collectives.copy_tensor_to_devices(only)
-    assert copied.dtype == torch.bfloat16
-    assert copied.tolist() == [[1.0, 2.0]]
-    assert collectives.copy_tensor_to_devices(torch.tensor([rank, 1])).tolist() == [1, 2]
-    with pytest.raises(CollectiveError, match=r"No rank holds a tensor"):
-        collectives.copy_tensor_to_devices(None)
-
-
 @pytest.mark.parametrize(
     ("mine", "other"),
     [

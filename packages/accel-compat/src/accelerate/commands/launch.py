@@ -5,8 +5,6 @@ from accel_core.host.availability import (
     is_hpu_available,
 )
 from accel_core.host.environ import (
-    convert_dict_to_env_variables,
-    get_int_from_env,
     patch_environment,
     str_to_bool,
 )
@@ -62,6 +60,10 @@ from accelerate._commands import (
 )
 from accelerate._commands import (
     main_launch as main,
+)
+from accelerate._environment import (
+    convert_dict_to_env_variables,
+    get_int_from_env,
 )
 from accelerate._launch_preparation import (
     prepare_deepspeed_cmd_env,

@@ -66,15 +66,9 @@ from accel_core.checkpoint.plain import (
     save,
 )
 from accel_core.comm.batch import (
-    GatheredParameters,
-    TensorInformation,
     concatenate,
     find_batch_size,
     find_device,
-    get_data_structure,
-    ignorant_find_batch_size,
-    initialize_tensors,
-    is_tensor_information,
     listify,
     pad_input_tensors,
     send_to_device,
@@ -82,7 +76,6 @@ from accel_core.comm.batch import (
 )
 from accel_core.comm.collectives import (
     broadcast,
-    copy_tensor_to_devices,
     gather,
     reduce,
 )
@@ -122,12 +115,7 @@ from accel_core.host.colab import (
 )
 from accel_core.host.environ import (
     clear_environment,
-    convert_dict_to_env_variables,
-    get_int_from_env,
-    parse_choice_from_env,
-    parse_flag_from_env,
     patch_environment,
-    purge_accelerate_environment,
     str_to_bool,
 )
 from accel_core.host.ports import (
@@ -137,18 +125,10 @@ from accel_core.host.versions import (
     compare_versions,
     is_torch_version,
 )
-from accel_core.mesh.tensor import (
-    get_model_tp_size,
-    model_has_dtensor,
-)
 from accel_core.modules.compilation import (
     compile_regions,
     has_compiled_regions,
     is_compiled_module,
-)
-from accel_core.modules.names import (
-    get_pretty_name,
-    recursive_getattr,
 )
 from accel_core.modules.sizes import (
     convert_bytes,
@@ -167,9 +147,6 @@ from accel_core.modules.unwrap import (
     extract_model_from_parallel,
     is_peft_model,
 )
-from accel_core.options.elastic import (
-    TORCH_LAUNCH_PARAMS,
-)
 from accel_core.options.enums import (
     TORCH_DISTRIBUTED_OPERATION_TYPES,
     ComputeEnvironment,
@@ -181,9 +158,6 @@ from accel_core.options.enums import (
     PrecisionType,
     RNGType,
     SageMakerDistributedType,
-)
-from accel_core.options.merge import (
-    merge_dicts,
 )
 from accel_core.plugins.accumulation import (
     GradientAccumulationPlugin,
@@ -334,6 +308,9 @@ from accelerate._availability import (
     is_xpu_available,
     torchao_required,
 )
+from accelerate._elastic import (
+    TORCH_LAUNCH_PARAMS,
+)
 from accelerate._engines import (
     AbstractTrainStep,
     BertTrainStep,
@@ -356,6 +333,13 @@ from accelerate._engines import (
     save_fsdp_model,
     save_fsdp_optimizer,
 )
+from accelerate._environment import (
+    convert_dict_to_env_variables,
+    get_int_from_env,
+    parse_choice_from_env,
+    parse_flag_from_env,
+    purge_accelerate_environment,
+)
 from accelerate._kernel import (
     check_os_kernel,
 )
@@ -374,7 +358,27 @@ from accelerate._machine import (
     get_current_device_type,
     get_gpu_info,
 )
+from accelerate._merging import (
+    merge_dicts,
+)
+from accelerate._names import (
+    get_pretty_name,
+    recursive_getattr,
+)
+from accelerate._operations import (
+    GatheredParameters,
+    TensorInformation,
+    copy_tensor_to_devices,
+    get_data_structure,
+    ignorant_find_batch_size,
+    initialize_tensors,
+    is_tensor_information,
+)
 from accelerate._rebinding import write_through
+from accelerate._sharded_models import (
+    get_model_tp_size,
+    model_has_dtensor,
+)
 from accelerate.utils import (
     ao as ao,
 )

@@ -27,10 +27,6 @@ from accel_core.options.compilation import (
 from accel_core.options.deepspeed import (
     DEEPSPEED_MULTINODE_LAUNCHERS,
 )
-from accel_core.options.elastic import (
-    ELASTIC_LOG_LINE_PREFIX_TEMPLATE_PYTORCH_VERSION,
-    TORCH_LAUNCH_PARAMS,
-)
 from accel_core.options.enums import (
     CUDA_DISTRIBUTED_TYPES,
     TORCH_DISTRIBUTED_OPERATION_TYPES,
@@ -66,6 +62,10 @@ from accel_launch.settings.config import (
     SAGEMAKER_PYTHON_VERSION,
     SAGEMAKER_PYTORCH_VERSION,
     SAGEMAKER_TRANSFORMERS_VERSION,
+)
+from accelerate._elastic import (
+    ELASTIC_LOG_LINE_PREFIX_TEMPLATE_PYTORCH_VERSION,
+    TORCH_LAUNCH_PARAMS,
 )
 from accelerate._rebinding import write_through
 

@@ -2,9 +2,6 @@
 
 from typing import TYPE_CHECKING
 
-from accel_core.comm.batch import (
-    TensorInformation,
-)
 from accel_core.host.availability import (
     is_cuda_available,
     is_hpu_available,
@@ -13,7 +10,6 @@ from accel_core.host.availability import (
     is_transformer_engine_available,
 )
 from accel_core.host.environ import (
-    parse_flag_from_env,
     str_to_bool,
 )
 from accel_core.host.versions import (
@@ -108,6 +104,12 @@ from accelerate._availability import (
     is_npu_available,
     is_rocm_available,
     is_xpu_available,
+)
+from accelerate._environment import (
+    parse_flag_from_env,
+)
+from accelerate._operations import (
+    TensorInformation,
 )
 from accelerate._rebinding import write_through
 

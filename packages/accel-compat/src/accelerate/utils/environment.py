@@ -6,13 +6,15 @@ from accel_core.host.affinity import (
 )
 from accel_core.host.environ import (
     clear_environment,
+    patch_environment,
+    str_to_bool,
+)
+from accelerate._environment import (
     convert_dict_to_env_variables,
     get_int_from_env,
     parse_choice_from_env,
     parse_flag_from_env,
-    patch_environment,
     purge_accelerate_environment,
-    str_to_bool,
 )
 from accelerate._machine import (
     CPUInformation,

@@ -12,7 +12,6 @@ from accel_core.host.availability import (
     is_transformers_available,
 )
 from accel_core.host.environ import (
-    parse_flag_from_env,
     patch_environment,
     str_to_bool,
 )
@@ -74,6 +73,9 @@ from accelerate._availability import (
     is_xccl_available,
     is_xpu_available,
     torchao_required,
+)
+from accelerate._environment import (
+    parse_flag_from_env,
 )
 from accelerate._rebinding import write_through
 

@@ -22,9 +22,6 @@ from accel_core.options.enums import (
     PrecisionType,
     SageMakerDistributedType,
 )
-from accel_core.options.merge import (
-    merge_dicts,
-)
 from accel_launch.notebook import (
     PrepareForLaunch,
 )
@@ -50,6 +47,9 @@ from accelerate._launch_preparation import (
     prepare_simple_launcher_cmd_env,
     prepare_tpu,
     setup_fp8_env,
+)
+from accelerate._merging import (
+    merge_dicts,
 )
 from accelerate._rebinding import write_through
 

@@ -1,18 +1,9 @@
 """The names of `accelerate.utils.operations` in Accelerate, imported from where accel defines them."""
 
 from accel_core.comm.batch import (
-    TENSOR_INT_TO_DTYPE,
-    TENSOR_TYPE_TO_INT,
-    GatheredParameters,
-    TensorInformation,
     concatenate,
     find_batch_size,
     find_device,
-    get_data_structure,
-    get_shape,
-    ignorant_find_batch_size,
-    initialize_tensors,
-    is_tensor_information,
     listify,
     pad_input_tensors,
     send_to_device,
@@ -20,7 +11,6 @@ from accel_core.comm.batch import (
 )
 from accel_core.comm.collectives import (
     broadcast,
-    copy_tensor_to_devices,
     gather,
     reduce,
 )
@@ -62,6 +52,18 @@ from accelerate._availability import (
     is_npu_available,
     is_torch_distributed_available,
     is_torch_xla_available,
+)
+from accelerate._operations import (
+    TENSOR_INT_TO_DTYPE,
+    TENSOR_TYPE_TO_INT,
+    GatheredParameters,
+    TensorInformation,
+    copy_tensor_to_devices,
+    get_data_structure,
+    get_shape,
+    ignorant_find_batch_size,
+    initialize_tensors,
+    is_tensor_information,
 )
 from accelerate._rebinding import write_through
 from accelerate._verification import (

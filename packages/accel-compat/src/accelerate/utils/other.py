@@ -26,19 +26,11 @@ from accel_core.host.versions import (
 from accel_core.logging import (
     get_logger,
 )
-from accel_core.mesh.tensor import (
-    get_model_tp_size,
-    model_has_dtensor,
-)
 from accel_core.modules.compilation import (
     compile_regions,
     has_compiled_regions,
     is_compiled_module,
     is_repeated_blocks,
-)
-from accel_core.modules.names import (
-    get_pretty_name,
-    recursive_getattr,
 )
 from accel_core.modules.sizes import (
     convert_bytes,
@@ -56,9 +48,6 @@ from accel_core.options.enums import (
 )
 from accel_core.options.fsdp import (
     FSDP_PYTORCH_VERSION,
-)
-from accel_core.options.merge import (
-    merge_dicts,
 )
 from accel_core.precision.fp8.transformer_engine import (
     convert_model,
@@ -83,7 +72,18 @@ from accelerate._engines import (
 from accelerate._kernel import (
     check_os_kernel,
 )
+from accelerate._merging import (
+    merge_dicts,
+)
+from accelerate._names import (
+    get_pretty_name,
+    recursive_getattr,
+)
 from accelerate._rebinding import write_through
+from accelerate._sharded_models import (
+    get_model_tp_size,
+    model_has_dtensor,
+)
 
 __all__ = [
     "FSDP_PYTORCH_VERSION",

@@ -1,8 +1,5 @@
 """The names of `accelerate.utils.transformer_engine` in Accelerate, imported from where accel defines them."""
 
-from accel_core.comm.batch import (
-    GatheredParameters,
-)
 from accel_core.host.availability import (
     is_hpu_available,
     is_transformer_engine_available,
@@ -12,6 +9,9 @@ from accel_core.precision.fp8.transformer_engine import (
     contextual_fp8_autocast,
     convert_model,
     has_transformer_engine_layers,
+)
+from accelerate._operations import (
+    GatheredParameters,
 )
 from accelerate._rebinding import write_through
 

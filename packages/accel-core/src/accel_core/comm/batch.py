@@ -1,65 +1,24 @@
-"""Nests of tensors in one process: size, device, shape, slices, joins and moves."""
+"""Nests of tensors in one process: size, device, slices, joins and moves."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
-from accel_core._records import record
 from accel_core.comm.tree import is_torch_tensor, recursively_apply, tree_leaves, tree_map, tree_map_with_path
 from accel_core.errors import DataError, UnsupportedTypeError
 
 __all__ = [
-    "TENSOR_INT_TO_DTYPE",
-    "TENSOR_TYPE_TO_INT",
-    "GatheredParameters",
-    "TensorInformation",
     "concatenate",
     "find_batch_size",
     "find_device",
-    "get_data_structure",
-    "get_shape",
-    "ignorant_find_batch_size",
-    "initialize_tensors",
-    "is_tensor_information",
     "listify",
     "pad_input_tensors",
     "send_to_device",
     "slice_tensors",
 ]
-
-TENSOR_TYPE_TO_INT = {
-    torch.float32: 1,
-    torch.float64: 2,
-    torch.float16: 3,
-    torch.bfloat16: 4,
-    torch.uint8: 5,
-    torch.int8: 6,
-    torch.int16: 7,
-    torch.int32: 8,
-    torch.int64: 9,
-    torch.bool: 10,
-}
-"""A number for each dtype, the same in every process."""
-
-TENSOR_INT_TO_DTYPE = {number: dtype for dtype, number in TENSOR_TYPE_TO_INT.items()}
-"""The dtype behind each number."""
-
-
-@record
-class TensorInformation:
-    """What a tensor is made of, without its values.
-
-    Attributes:
-        shape: Its shape.
-        dtype: Its dtype.
-    """
-
-    shape: torch.Size
-    dtype: torch.dtype
 
 
 def send_to_device(
@@ -113,41 +72,9 @@ def find_batch_size(data: Any) -> int:
     return data.shape[0]
 
 
-def ignorant_find_batch_size(data: Any) -> int | None:
-    """Return what `find_batch_size` returns, or `None` where it finds none."""
-    try:
-        return find_batch_size(data)
-    except (DataError, UnsupportedTypeError):
-        return None
-
-
 def find_device(data: Any) -> torch.device | None:
     """Return the device of the first tensor of a nest, or `None` where it holds none."""
     return next((leaf.device for leaf in tree_leaves(data) if isinstance(leaf, torch.Tensor)), None)
-
-
-def get_shape(data: Any) -> Any:
-    """Return a nest with each tensor's shape, as a list, in its place."""
-    return recursively_apply(lambda tensor: list(tensor.shape), data)
-
-
-def get_data_structure(data: Any) -> Any:
-    """Return a nest with a `TensorInformation` in the place of each tensor."""
-    return recursively_apply(lambda tensor: TensorInformation(shape=tensor.shape, dtype=tensor.dtype), data)
-
-
-def is_tensor_information(tensor_info: Any) -> bool:
-    """Return whether `tensor_info` is a `TensorInformation`."""
-    return isinstance(tensor_info, TensorInformation)
-
-
-def initialize_tensors(data_structure: Any) -> Any:
-    """Return a nest with an uninitialised tensor, on the CPU, in the place of each `TensorInformation`."""
-    return recursively_apply(
-        lambda information: torch.empty(information.shape, dtype=information.dtype),
-        data_structure,
-        test_type=is_tensor_information,
-    )
 
 
 def listify(data: Any) -> Any:
@@ -223,22 +150,3 @@ def pad_input_tensors(tensor: Any, batch_size: int, num_processes: int, dim: int
         return torch.cat([leaf, leaf.new_zeros(shape)], dim=dim)
 
     return recursively_apply(fill, tensor, error_on_other_type=True)
-
-
-@contextmanager
-def GatheredParameters(  # noqa: N802  the name that DeepSpeed gave it
-    params: Any, modifier_rank: int | None = None, fwd_module: Any = None, enabled: bool = True
-) -> Iterator[Any]:
-    """Enter a block in which parameters are whole; without an engine that shards them they always are.
-
-    Args:
-        params: The parameters.
-        modifier_rank: Rank whose changes win.
-        fwd_module: The module that they belong to.
-        enabled: Whether to gather at all.
-
-    Yields:
-        `params`.
-    """
-    del modifier_rank, fwd_module, enabled
-    yield params

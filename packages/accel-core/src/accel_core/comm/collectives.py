@@ -14,18 +14,9 @@ import torch
 import torch.distributed as dist
 
 from accel_core.comm.batch import (
-    TENSOR_INT_TO_DTYPE,
-    TENSOR_TYPE_TO_INT,
-    GatheredParameters,
-    TensorInformation,
     concatenate,
     find_batch_size,
     find_device,
-    get_data_structure,
-    get_shape,
-    ignorant_find_batch_size,
-    initialize_tensors,
-    is_tensor_information,
     listify,
     pad_input_tensors,
     send_to_device,
@@ -49,25 +40,15 @@ from accel_core.process import world
 from accel_core.process.world import World
 
 __all__ = [
-    "TENSOR_INT_TO_DTYPE",
-    "TENSOR_TYPE_TO_INT",
     "CannotPadNestedTensorWarning",
-    "GatheredParameters",
-    "TensorInformation",
     "broadcast",
     "concatenate",
-    "copy_tensor_to_devices",
     "find_batch_size",
     "find_device",
     "gather",
     "gather_tensor_shape",
-    "get_data_structure",
-    "get_shape",
     "honor_type",
-    "ignorant_find_batch_size",
-    "initialize_tensors",
     "is_namedtuple",
-    "is_tensor_information",
     "is_torch_tensor",
     "is_torch_xpu_tensor",
     "listify",
@@ -305,42 +286,6 @@ def _broadcast(nest: Any, source: int, here: World) -> None:
             transport.broadcast(single.reshape(-1).view(torch.uint8), source)
             if here.rank != source:
                 leaves[place].copy_(single)
-
-
-def copy_tensor_to_devices(tensor: torch.Tensor | None = None) -> torch.Tensor:
-    """Give every rank the tensor that some ranks hold.
-
-    Args:
-        tensor: The tensor, or `None` on ranks that hold none. Where several ranks hold one (of the same shape and
-            dtype), everybody gets the sum.
-
-    Returns:
-        The tensor, on this rank's device.
-
-    Raises:
-        CollectiveError: No rank holds a tensor.
-        RankDisagreementError: Several ranks hold one, of different shapes or dtypes.
-    """
-    here = world.ensure()
-    if here.size > 1:
-        return _copy_to_devices(tensor, here)
-    if tensor is None:
-        raise CollectiveError("No rank holds a tensor to copy; got None on all. Pass the tensor on one rank at least.")
-    return tensor.to(here.device)
-
-
-def _copy_to_devices(tensor: torch.Tensor | None, here: World) -> torch.Tensor:
-    name = "" if tensor is None else f"{str(tensor.dtype).removeprefix('torch.')} {' '.join(map(str, tensor.shape))}"
-    content = name.encode()
-    with participate(here, "copy_tensor_to_devices") as transport:
-        held = [bytes(text).decode() for text in transport.exchange_bytes(content, Message(nbytes=len(content)))]
-    if not any(held):
-        raise CollectiveError("No rank holds a tensor to copy; got None on all. Pass the tensor on one rank at least.")
-    if tensor is None:
-        dtype, *shape = next(text for text in held if text).split()
-        tensor = torch.zeros([int(size) for size in shape], dtype=getattr(torch, dtype), device=here.device)
-    copied: torch.Tensor = _reduce(tensor.to(here.device), "sum", 1.0, here)
-    return copied
 
 
 def _packed(layout: Layout, leaves: list[torch.Tensor], transport: Transport) -> torch.Tensor:

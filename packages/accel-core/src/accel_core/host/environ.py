@@ -6,27 +6,19 @@ is decided once. Nothing in this file imports torch.
 
 from __future__ import annotations
 
-import functools
-import inspect
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
 
 from accel_core.errors import ConfigurationError
 
 __all__ = [
     "choice",
     "clear_environment",
-    "convert_dict_to_env_variables",
     "first_integer",
     "flag",
-    "get_int_from_env",
     "integer",
-    "parse_choice_from_env",
-    "parse_flag_from_env",
     "patch_environment",
-    "purge_accelerate_environment",
     "remove",
     "snapshot",
     "str_to_bool",
@@ -37,8 +29,6 @@ __all__ = [
 
 _TRUE = frozenset({"y", "yes", "t", "true", "on", "1"})
 _FALSE = frozenset({"n", "no", "f", "false", "off", "0"})
-
-_F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def str_to_bool(value: str, to_bool: bool = False) -> int | bool:
@@ -140,37 +130,6 @@ def remove(name: str) -> None:
     os.environ.pop(name, None)
 
 
-def get_int_from_env(env_keys: Iterable[str], default: int) -> int:
-    """Return the first variable of `env_keys` that holds a number of zero or more, else `default`."""
-    return first_integer(env_keys, default)
-
-
-def parse_flag_from_env(key: str, default: bool = False) -> bool:
-    """Return the variable `key` as truth, `default` where it is not set."""
-    return flag(key, default)
-
-
-def parse_choice_from_env(key: str, default: str = "no") -> str:
-    """Return the variable `key` as text, `default` where it is not set."""
-    return str(os.environ.get(key, str(default)))
-
-
-def convert_dict_to_env_variables(current_env: Mapping[str, object]) -> list[str]:
-    """Write an environment as `NAME=value` lines, leaving out what a line cannot hold.
-
-    Args:
-        current_env: Names and values. An entry with a newline, `;` or an equals sign in its name is left out.
-
-    Returns:
-        One line an entry, each ending in a newline.
-    """
-    lines = []
-    for name, value in current_env.items():
-        if all(char not in f"{name}{value}" for char in ("\n", ";")) and "=" not in name:
-            lines.append(f"{name}={value}\n")
-    return lines
-
-
 @contextmanager
 def clear_environment() -> Iterator[None]:
     """Empty the environment inside the block; afterwards it is as it was before."""
@@ -202,38 +161,3 @@ def patch_environment(**kwargs: object) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = old
-
-
-def purge_accelerate_environment(func_or_cls: _F) -> _F:
-    """Undo, after each call, what a function or a class's methods did to `ACCELERATE_*` variables.
-
-    Args:
-        func_or_cls: A function, or a class whose own `test*`, `setUp*` and other public methods are wrapped.
-
-    Returns:
-        The function wrapped, or the same class with wrapped methods.
-    """
-
-    def restore(before: dict[str, str]) -> None:
-        for name in [name for name in os.environ if name.startswith("ACCELERATE_")]:
-            if name not in before:
-                del os.environ[name]
-        os.environ.update(before)
-
-    def wrap(function: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(function)
-        def wrapper(*args: object, **kwargs: object) -> object:
-            before = with_prefix("ACCELERATE_")
-            try:
-                return function(*args, **kwargs)
-            finally:
-                restore(before)
-
-        return wrapper
-
-    if inspect.isclass(func_or_cls):
-        for name, member in list(vars(func_or_cls).items()):
-            if inspect.isfunction(member) and not name.startswith("__"):
-                setattr(func_or_cls, name, wrap(member))
-        return func_or_cls
-    return wrap(func_or_cls)  # type: ignore[return-value]

@@ -32,8 +32,8 @@ def test_number_that_is_none_names_the_variable() -> None:
 def test_first_number_of_several_names_counts() -> None:
     """The order of names is the precedence."""
     with environ.patch_environment(PMI_SIZE=4, WORLD_SIZE=2):
-        assert environ.get_int_from_env(["WORLD_SIZE", "PMI_SIZE"], 1) == 2
-    assert environ.get_int_from_env(["SURELY_UNSET_A", "SURELY_UNSET_B"], 7) == 7
+        assert environ.first_integer(["WORLD_SIZE", "PMI_SIZE"], 1) == 2
+    assert environ.first_integer(["SURELY_UNSET_A", "SURELY_UNSET_B"], 7) == 7
 
 
 def test_patched_variables_are_put_back_after_an_error() -> None:
@@ -57,17 +57,3 @@ def test_cleared_environment_comes_back() -> None:
         assert not os.environ
         os.environ["LEFT"] = "behind"
     assert dict(os.environ) == before
-
-
-def test_purged_function_leaves_no_accelerate_variable() -> None:
-    """Variables that a decorated function sets are gone after it, those set before stay."""
-
-    @environ.purge_accelerate_environment
-    def leaks() -> None:
-        os.environ["ACCELERATE_LEAK"] = "1"
-        os.environ["ACCELERATE_KEPT"] = "changed"
-
-    with environ.patch_environment(ACCELERATE_KEPT="kept"):
-        leaks()
-        assert os.environ["ACCELERATE_KEPT"] == "kept"
-        assert "ACCELERATE_LEAK" not in os.environ

@@ -1,8 +1,8 @@
-"""Tensors on a mesh."""
+"""Models that are spread over a mesh."""
 
 import torch
 
-from accel_core.mesh.tensor import get_model_tp_size, model_has_dtensor
+from accelerate._sharded_models import get_model_tp_size, model_has_dtensor
 
 
 def test_plain_model_is_not_spread() -> None:

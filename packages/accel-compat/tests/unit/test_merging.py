@@ -1,6 +1,6 @@
 """Nested settings laid over each other."""
 
-from accel_core.options.merge import merge_dicts
+from accelerate._merging import merge_dicts
 
 
 def test_source_wins_level_by_level() -> None:

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from accel_core.modules.names import get_pretty_name, recursive_getattr
+from accelerate._names import get_pretty_name, recursive_getattr
 
 
 def test_pretty_names() -> None:

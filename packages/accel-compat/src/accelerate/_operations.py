@@ -1,0 +1,149 @@
+"""What Accelerate does with nests of tensors, and accel itself does not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from accel_core._records import record
+from accel_core.comm import collectives
+from accel_core.comm.batch import find_batch_size
+from accel_core.comm.transport import Message, participate
+from accel_core.comm.tree import recursively_apply
+from accel_core.errors import CollectiveError, DataError, UnsupportedTypeError
+from accel_core.process import world
+from accel_core.process.world import World
+
+__all__ = [
+    "TENSOR_INT_TO_DTYPE",
+    "TENSOR_TYPE_TO_INT",
+    "GatheredParameters",
+    "TensorInformation",
+    "copy_tensor_to_devices",
+    "get_data_structure",
+    "get_shape",
+    "ignorant_find_batch_size",
+    "initialize_tensors",
+    "is_tensor_information",
+]
+
+TENSOR_TYPE_TO_INT = {
+    torch.float32: 1,
+    torch.float64: 2,
+    torch.float16: 3,
+    torch.bfloat16: 4,
+    torch.uint8: 5,
+    torch.int8: 6,
+    torch.int16: 7,
+    torch.int32: 8,
+    torch.int64: 9,
+    torch.bool: 10,
+}
+"""A number for each dtype, the same in every process."""
+
+
+TENSOR_INT_TO_DTYPE = {number: dtype for dtype, number in TENSOR_TYPE_TO_INT.items()}
+"""The dtype behind each number."""
+
+
+@record
+class TensorInformation:
+    """What a tensor is made of, without its values.
+
+    Attributes:
+        shape: Its shape.
+        dtype: Its dtype.
+    """
+
+    shape: torch.Size
+    dtype: torch.dtype
+
+
+def ignorant_find_batch_size(data: Any) -> int | None:
+    """Return what `find_batch_size` returns, or `None` where it finds none."""
+    try:
+        return find_batch_size(data)
+    except (DataError, UnsupportedTypeError):
+        return None
+
+
+def get_shape(data: Any) -> Any:
+    """Return a nest with each tensor's shape, as a list, in its place."""
+    return recursively_apply(lambda tensor: list(tensor.shape), data)
+
+
+def get_data_structure(data: Any) -> Any:
+    """Return a nest with a `TensorInformation` in the place of each tensor."""
+    return recursively_apply(lambda tensor: TensorInformation(shape=tensor.shape, dtype=tensor.dtype), data)
+
+
+def is_tensor_information(tensor_info: Any) -> bool:
+    """Return whether `tensor_info` is a `TensorInformation`."""
+    return isinstance(tensor_info, TensorInformation)
+
+
+def initialize_tensors(data_structure: Any) -> Any:
+    """Return a nest with an uninitialised tensor, on the CPU, in the place of each `TensorInformation`."""
+    return recursively_apply(
+        lambda information: torch.empty(information.shape, dtype=information.dtype),
+        data_structure,
+        test_type=is_tensor_information,
+    )
+
+
+@contextmanager
+def GatheredParameters(  # noqa: N802  the name that DeepSpeed gave it
+    params: Any, modifier_rank: int | None = None, fwd_module: Any = None, enabled: bool = True
+) -> Iterator[Any]:
+    """Enter a block in which parameters are whole; without an engine that shards them they always are.
+
+    Args:
+        params: The parameters.
+        modifier_rank: Rank whose changes win.
+        fwd_module: The module that they belong to.
+        enabled: Whether to gather at all.
+
+    Yields:
+        `params`.
+    """
+    del modifier_rank, fwd_module, enabled
+    yield params
+
+
+def copy_tensor_to_devices(tensor: torch.Tensor | None = None) -> torch.Tensor:
+    """Give every rank the tensor that some ranks hold.
+
+    Args:
+        tensor: The tensor, or `None` on ranks that hold none. Where several ranks hold one (of the same shape and
+            dtype), everybody gets the sum.
+
+    Returns:
+        The tensor, on this rank's device.
+
+    Raises:
+        CollectiveError: No rank holds a tensor.
+        RankDisagreementError: Several ranks hold one, of different shapes or dtypes.
+    """
+    here = world.ensure()
+    if here.size > 1:
+        return _copy_to_devices(tensor, here)
+    if tensor is None:
+        raise CollectiveError("No rank holds a tensor to copy; got None on all. Pass the tensor on one rank at least.")
+    return tensor.to(here.device)
+
+
+def _copy_to_devices(tensor: torch.Tensor | None, here: World) -> torch.Tensor:
+    name = "" if tensor is None else f"{str(tensor.dtype).removeprefix('torch.')} {' '.join(map(str, tensor.shape))}"
+    content = name.encode()
+    with participate(here, "copy_tensor_to_devices") as transport:
+        held = [bytes(text).decode() for text in transport.exchange_bytes(content, Message(nbytes=len(content)))]
+    if not any(held):
+        raise CollectiveError("No rank holds a tensor to copy; got None on all. Pass the tensor on one rank at least.")
+    if tensor is None:
+        dtype, *shape = next(text for text in held if text).split()
+        tensor = torch.zeros([int(size) for size in shape], dtype=getattr(torch, dtype), device=here.device)
+    copied: torch.Tensor = collectives.reduce(tensor.to(here.device), "sum")
+    return copied

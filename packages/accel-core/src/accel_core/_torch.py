@@ -20,12 +20,10 @@ class PrivateName(NamedTuple):
     Attributes:
         path: Where torch has it, as `module:name`.
         reason: Why it is needed.
-        since: The first version that is known to have it.
     """
 
     path: str
     reason: str
-    since: str
 
 
 PRIVATE_NAMES = (
@@ -33,22 +31,18 @@ PRIVATE_NAMES = (
         "torch.distributed.distributed_c10d:_get_default_store",
         "Ranks that check where the others are need a store that works while collectives hang; no public name returns "
         "the store of the default process group.",
-        "2.13",
     ),
     PrivateName(
         "torch._weights_only_unpickler:_get_allowed_globals",
         "What a pickled file may name has to be less than torch's list, which has constructors of unwritten memory; "
         "torch.serialization only adds to it.",
-        "2.13",
     ),
     PrivateName(
         "torch._weights_only_unpickler:Unpickler",
         "Files older than torch 1.6 are read with storages that hold the file's bytes; torch.load makes them first.",
-        "2.13",
     ),
     PrivateName(
         "torch._utils:_sparse_tensors_to_validate",
         "A load that failed leaves its sparse tensors there, for which torch would refuse the next one.",
-        "2.13",
     ),
 )

@@ -108,9 +108,6 @@ class AlignDevicesHook(ModelHook):
         self.tied_params_map = tied_params_map
         self.input_device: torch.device | None = None
         self.original_devices: dict[str, torch.device] = {}
-        self.param_original_devices: dict[str, torch.device] = {}
-        self.buffer_original_devices: dict[str, torch.device] = {}
-        self.tied_params_names: set[str] = set()
         self._target: tuple[Any, torch.device | None] = (None, None)
         # At the root of a model whose weights travel ahead: what has to know when a pass is over.
         self._schedules: tuple[Schedule[Weights], ...] = ()

@@ -320,11 +320,12 @@ def architecture(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def lint(session: nox.Session) -> None:
-    """Check style and formatting with ruff, and that the stubs fit."""
+    """Check style and formatting with ruff, that the stubs fit, and that every name is used."""
     environment = Environment(session, "lint").provide(GROUPS["lint"], [])
     environment.run("ruff", "check", *(session.posargs or ["."]))
     environment.run("ruff", "format", "--check", *(session.posargs or ["."]))
     environment.run("python", ROOT / ".ci" / "stubs.py", "--check")
+    environment.run("python", ROOT / ".ci" / "house.py", "--dead")
 
 
 @nox.session(venv_backend="none", default=False)

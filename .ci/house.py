@@ -150,7 +150,11 @@ def public_names() -> set[str]:
 
 
 def dead(packages: dict[str, Path]) -> dict[str, list[str]]:
-    """Return, for each package, the names that vulture finds unused and that the list of allowed names lacks."""
+    """Return, for each package, the names that vulture finds unused and that the list of allowed names lacks.
+
+    Raises:
+        SystemExit: vulture failed, or the list allows a name that is used or gone.
+    """
     allowed = {line.split("#")[0].strip() for line in ALLOWED.read_text().splitlines()} - {""}
     public = public_names()
     readers = [ROOT / name for name in ("tests-integration", "examples", "benchmarks", "docs")]
@@ -207,10 +211,15 @@ def table(all_found: dict[str, Findings]) -> str:
     )  # fmt: skip
 
 
+def unused(names: dict[str, list[str]]) -> list[str]:
+    """Return what `dead` found, each as a sentence."""
+    return [f"{package}: nothing uses {what}" for package, found in names.items() for what in found]
+
+
 def breaches(all_found: dict[str, Findings]) -> list[str]:
     """Return which limits are broken, each as a sentence."""
     long = sorted((one for found in all_found.values() for one in found.long), reverse=True)
-    sentences = [f"{name}: nothing uses {what}" for name, found in all_found.items() for what in found.dead]
+    sentences = unused({name: found.dead for name, found in all_found.items()})
     if len(long) > MOST_LONG_FUNCTIONS:
         sentences.append(f"{len(long)} functions have over {LONGEST_FUNCTION} lines; {MOST_LONG_FUNCTIONS} may:")
         sentences += [f"  {length} lines: {where}" for length, where in long]
@@ -223,14 +232,20 @@ def breaches(all_found: dict[str, Findings]) -> list[str]:
 
 
 def main() -> int:
-    """Print the table, and what is asked for besides; return 1 with `--check` where a limit is broken."""
+    """Print the table, and what is asked for besides; return 1 where what is to be checked is broken."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="fail where a limit is broken")
+    parser.add_argument("--dead", action="store_true", help="print names that nothing uses, no more; fail if any")
     parser.add_argument("--list", choices=("any", "dead", "long", "private"), help="list what a column counts")
     options = parser.parse_args()
     packages = {path.parent.name: path for path in sorted((ROOT / "packages").glob("*/src"))}
+    unused_names = dead(packages)
+    if options.dead:
+        sentences = unused(unused_names)
+        print("\n".join(sentences) or "Every name is used, or allowed with a reason.")
+        return 1 if sentences else 0
     all_found = {name: read(folder) for name, folder in packages.items()}
-    for name, names in dead(packages).items():
+    for name, names in unused_names.items():
         all_found[name].dead = names
     print(table(all_found))
     for found in all_found.values() if options.list else ():

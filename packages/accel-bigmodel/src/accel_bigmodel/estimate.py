@@ -15,19 +15,17 @@ from accel_bigmodel.meta import init_empty_weights
 from accel_bigmodel.sizes import compute_module_sizes, get_max_layer_size
 from accel_core.errors import ConfigurationError, MissingDependencyError
 from accel_core.host import environ
-from accel_core.host.availability import is_timm_available, is_transformers_available
+from accel_core.host.availability import is_timm_available
 from accel_core.modules.sizes import convert_bytes
 
 __all__ = [
     "add_timm_hub_prefix",
-    "check_has_model",
     "create_ascii_table",
     "create_empty_model",
     "estimate_command",
     "estimate_command_parser",
     "estimate_training_usage",
     "gather_data",
-    "verify_on_hub",
 ]
 
 # Bytes of a dtype as a fraction of float32's.
@@ -44,52 +42,6 @@ def add_timm_hub_prefix(model_name: str) -> str:
         The name, with "hf-hub:" in front of "owner/name".
     """
     return f"hf-hub:{model_name}" if "/" in model_name and not model_name.startswith("hf-hub:") else model_name
-
-
-def check_has_model(error: Exception) -> str:
-    """Tell which library said that it does not know a model.
-
-    Args:
-        error: What it raised.
-
-    Returns:
-        "timm", "transformers" or "unknown".
-    """
-    text = str(error)
-    if is_timm_available() and isinstance(error, RuntimeError) and "Unknown model" in text:
-        return "timm"
-    if is_transformers_available() and isinstance(error, OSError) and "does not appear to have a file named" in text:
-        return "transformers"
-    return "unknown"
-
-
-def verify_on_hub(repo: str, token: str | None = None) -> Any:
-    """Ask the hub about a model.
-
-    Args:
-        repo: The repository's name.
-        token: An access token.
-
-    Returns:
-        What the hub knows of it; "gated" when access has to be granted, "repo" when there is none of that name.
-
-    Raises:
-        MissingDependencyError: When huggingface_hub is not installed.
-    """
-    try:
-        import huggingface_hub
-        from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
-    except ImportError as failure:
-        raise MissingDependencyError(
-            "Models on the hub are asked for by huggingface_hub. Found no such library. Install it, or name a local "
-            "checkpoint."
-        ) from failure
-    try:
-        return huggingface_hub.model_info(repo, token=token)
-    except GatedRepoError:
-        return "gated"
-    except RepositoryNotFoundError:
-        return "repo"
 
 
 def create_empty_model(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import shutil
+import socket
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -21,7 +22,10 @@ __all__ = [
     "get_current_device_type",
     "get_driver_version",
     "get_gpu_info",
+    "is_port_in_use",
 ]
+
+_USUAL_PORT = 29500
 
 _FP8_CAPABILITY = (8, 9)
 
@@ -157,3 +161,14 @@ def check_cuda_fp8_capability() -> bool:
         )
     capability: tuple[int, int] = importlib.import_module("torch").cuda.get_device_capability()
     return capability >= _FP8_CAPABILITY
+
+
+def is_port_in_use(port: int | str | None = None) -> bool:
+    """Return whether something listens on a port of this machine.
+
+    Args:
+        port: The port; without one, MASTER_PORT, or 29500 where that is not set.
+    """
+    number = environ.integer("MASTER_PORT", _USUAL_PORT) if port is None else int(port)
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        return probe.connect_ex(("localhost", number or _USUAL_PORT)) == 0

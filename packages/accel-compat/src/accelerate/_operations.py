@@ -28,6 +28,7 @@ __all__ = [
     "ignorant_find_batch_size",
     "initialize_tensors",
     "is_tensor_information",
+    "is_torch_xpu_tensor",
 ]
 
 TENSOR_TYPE_TO_INT = {
@@ -83,6 +84,11 @@ def get_data_structure(data: Any) -> Any:
 def is_tensor_information(tensor_info: Any) -> bool:
     """Return whether `tensor_info` is a `TensorInformation`."""
     return isinstance(tensor_info, TensorInformation)
+
+
+def is_torch_xpu_tensor(tensor: Any) -> bool:
+    """Return whether `tensor` is a `torch.Tensor` that lives on an Intel XPU."""
+    return isinstance(tensor, torch.Tensor) and tensor.device.type == "xpu"
 
 
 def initialize_tensors(data_structure: Any) -> Any:

@@ -20,7 +20,6 @@ from accel_core.checkpoint.names import (
     WEIGHTS_PATTERN_NAME,
 )
 from accel_core.checkpoint.plain import (
-    clean_state_dict_for_safetensors,
     save,
 )
 from accel_core.comm.collectives import (
@@ -128,9 +127,6 @@ from accel_core.plugins.parallelism import (
 from accel_core.plugins.project import (
     ProjectConfiguration,
 )
-from accel_core.precision.autocast import (
-    get_mixed_precision_context_manager,
-)
 from accel_core.precision.fp8.torchao import (
     convert_model_to_fp8_ao,
 )
@@ -201,8 +197,14 @@ from accelerate._environment import (
 from accelerate._kernel import (
     check_os_kernel,
 )
+from accelerate._models import (
+    clean_state_dict_for_safetensors,
+)
 from accelerate._names import (
     get_pretty_name,
+)
+from accelerate._precision import (
+    get_mixed_precision_context_manager,
 )
 from accelerate._rebinding import write_through
 from accelerate._sharded_models import (

@@ -1,6 +1,7 @@
 """Processors, GPUs and drivers as the machine shows them."""
 
 import os
+import socket
 import stat
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 
 from accel_core.errors import DeviceUnavailableError
 from accel_core.host.environ import patch_environment
+from accel_core.host.ports import get_free_port
 from accelerate import _machine
 
 NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="asks what happens without a CUDA device")
@@ -81,3 +83,14 @@ def test_a_machine_without_a_driver(monkeypatch):
         _machine.check_cuda_fp8_capability()
     assert _machine.check_cuda_p2p_ib_support()
     assert _machine.get_current_device_type() == ("cuda", "MULTI_GPU")
+
+
+def test_a_port_that_somebody_listens_on_is_in_use():
+    """The port is asked for by number, by text, or as MASTER_PORT."""
+    port = get_free_port()
+    assert not _machine.is_port_in_use(port)
+    with socket.create_server(("localhost", port)):
+        assert _machine.is_port_in_use(port)
+        assert _machine.is_port_in_use(str(port))
+        with patch_environment(MASTER_PORT=port):
+            assert _machine.is_port_in_use()

@@ -44,7 +44,6 @@ def _value(parameter):
 def test_registered_and_found(make, form):
     """Both formats are registered, find their own parameters and are of the Protocol."""
     assert packed.find(make()) is form
-    assert packed.find_by_name(form.name) is form
     assert isinstance(form, packed.PackedParameter)
     assert packed.find(torch.nn.Parameter(torch.ones(1))) is None
 

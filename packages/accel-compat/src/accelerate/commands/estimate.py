@@ -2,14 +2,12 @@
 
 from accel_bigmodel.estimate import (
     add_timm_hub_prefix,
-    check_has_model,
     create_ascii_table,
     create_empty_model,
     estimate_command,
     estimate_command_parser,
     estimate_training_usage,
     gather_data,
-    verify_on_hub,
 )
 from accel_bigmodel.meta import (
     init_empty_weights,
@@ -26,6 +24,10 @@ from accel_core.modules.sizes import (
 )
 from accelerate._commands import (
     main_estimate as main,
+)
+from accelerate._hub import (
+    check_has_model,
+    verify_on_hub,
 )
 from accelerate._rebinding import write_through
 

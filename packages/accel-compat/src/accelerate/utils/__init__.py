@@ -61,7 +61,6 @@ from accel_core.checkpoint.names import (
     WEIGHTS_PATTERN_NAME,
 )
 from accel_core.checkpoint.plain import (
-    clean_state_dict_for_safetensors,
     load,
     save,
 )
@@ -118,9 +117,6 @@ from accel_core.host.environ import (
     patch_environment,
     str_to_bool,
 )
-from accel_core.host.ports import (
-    is_port_in_use,
-)
 from accel_core.host.versions import (
     compare_versions,
     is_torch_version,
@@ -140,12 +136,10 @@ from accel_core.modules.ties import (
     find_tied_parameters,
 )
 from accel_core.modules.traversal import (
-    get_module_children_bottom_up,
     named_module_tensors,
 )
 from accel_core.modules.unwrap import (
     extract_model_from_parallel,
-    is_peft_model,
 )
 from accel_core.options.enums import (
     TORCH_DISTRIBUTED_OPERATION_TYPES,
@@ -208,9 +202,6 @@ from accel_core.plugins.parallelism import (
 )
 from accel_core.plugins.project import (
     ProjectConfiguration,
-)
-from accel_core.precision.autocast import (
-    get_mixed_precision_context_manager,
 )
 from accel_core.precision.fp8.torchao import (
     convert_model_to_fp8_ao,
@@ -357,9 +348,15 @@ from accelerate._machine import (
     get_cpu_distributed_information,
     get_current_device_type,
     get_gpu_info,
+    is_port_in_use,
 )
 from accelerate._merging import (
     merge_dicts,
+)
+from accelerate._models import (
+    clean_state_dict_for_safetensors,
+    get_module_children_bottom_up,
+    is_peft_model,
 )
 from accelerate._names import (
     get_pretty_name,
@@ -373,6 +370,9 @@ from accelerate._operations import (
     ignorant_find_batch_size,
     initialize_tensors,
     is_tensor_information,
+)
+from accelerate._precision import (
+    get_mixed_precision_context_manager,
 )
 from accelerate._rebinding import write_through
 from accelerate._sharded_models import (

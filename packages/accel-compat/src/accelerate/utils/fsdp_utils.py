@@ -18,11 +18,7 @@ from accel_core.modules.compilation import (
     is_compiled_module,
 )
 from accel_core.modules.traversal import (
-    get_module_children_bottom_up,
     get_non_persistent_buffers,
-)
-from accel_core.modules.unwrap import (
-    is_peft_model,
 )
 from accel_core.options.fsdp import (
     FSDP_MODEL_NAME,
@@ -47,6 +43,10 @@ from accelerate._engines import (
     merge_fsdp_weights,
     save_fsdp_model,
     save_fsdp_optimizer,
+)
+from accelerate._models import (
+    get_module_children_bottom_up,
+    is_peft_model,
 )
 from accelerate._rebinding import write_through
 

@@ -8,7 +8,6 @@ from accel_core.host.environ import (
 )
 from accel_core.host.ports import (
     get_free_port,
-    is_port_in_use,
 )
 from accel_core.host.versions import (
     compare_versions,
@@ -47,6 +46,9 @@ from accelerate._launch_preparation import (
     prepare_simple_launcher_cmd_env,
     prepare_tpu,
     setup_fp8_env,
+)
+from accelerate._machine import (
+    is_port_in_use,
 )
 from accelerate._merging import (
     merge_dicts,

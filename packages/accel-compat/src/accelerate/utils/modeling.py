@@ -77,18 +77,12 @@ from accel_core.modules.traversal import (
     get_non_persistent_buffers,
     named_module_tensors,
 )
-from accel_core.modules.unwrap import (
-    is_peft_model,
-)
 from accel_core.options.enums import (
     CustomDtype,
     DistributedType,
 )
 from accel_core.plugins.handlers import (
     AutocastKwargs,
-)
-from accel_core.precision.autocast import (
-    get_mixed_precision_context_manager,
 )
 from accel_core.precision.scaler import (
     get_grad_scaler,
@@ -109,6 +103,12 @@ from accelerate._availability import (
     is_torch_xla_available,
     is_tqdm_available,
     is_xpu_available,
+)
+from accelerate._models import (
+    is_peft_model,
+)
+from accelerate._precision import (
+    get_mixed_precision_context_manager,
 )
 from accelerate._rebinding import write_through
 

@@ -27,7 +27,6 @@ from accel_core.comm.tree import (
     honor_type,
     is_namedtuple,
     is_torch_tensor,
-    is_torch_xpu_tensor,
     recursively_apply,
 )
 from accel_core.host.versions import (
@@ -38,7 +37,6 @@ from accel_core.options.enums import (
     DistributedType,
 )
 from accel_core.precision.outputs import (
-    ConvertOutputsToFp32,
     convert_outputs_to_fp32,
     convert_to_fp32,
 )
@@ -64,6 +62,10 @@ from accelerate._operations import (
     ignorant_find_batch_size,
     initialize_tensors,
     is_tensor_information,
+    is_torch_xpu_tensor,
+)
+from accelerate._precision import (
+    ConvertOutputsToFp32,
 )
 from accelerate._rebinding import write_through
 from accelerate._verification import (

@@ -6,7 +6,6 @@ from accel_core.checkpoint.payload import (
     TORCH_SAFE_GLOBALS,
 )
 from accel_core.checkpoint.plain import (
-    clean_state_dict_for_safetensors,
     load,
     save,
 )
@@ -18,7 +17,6 @@ from accel_core.host.availability import (
 )
 from accel_core.host.ports import (
     get_free_port,
-    is_port_in_use,
 )
 from accel_core.host.versions import (
     is_torch_version,
@@ -37,7 +35,6 @@ from accel_core.modules.sizes import (
     id_tensor_storage,
 )
 from accel_core.modules.traversal import (
-    get_module_children_bottom_up,
     has_repeated_blocks,
 )
 from accel_core.modules.unwrap import (
@@ -72,8 +69,15 @@ from accelerate._engines import (
 from accelerate._kernel import (
     check_os_kernel,
 )
+from accelerate._machine import (
+    is_port_in_use,
+)
 from accelerate._merging import (
     merge_dicts,
+)
+from accelerate._models import (
+    clean_state_dict_for_safetensors,
+    get_module_children_bottom_up,
 )
 from accelerate._names import (
     get_pretty_name,

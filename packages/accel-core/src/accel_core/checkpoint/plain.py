@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from accel_core.checkpoint.report import Restoration
 from accel_core.checkpoint.run import Run
 from accel_core.process import world
 
-__all__ = ["PLAIN", "PlainFormat", "clean_state_dict_for_safetensors", "load", "save"]
+__all__ = ["PLAIN", "PlainFormat", "load", "save"]
 
 
 class PlainFormat:
@@ -128,18 +128,3 @@ def load(f: str | os.PathLike[str] | Any, map_location: Any = None, **kwargs: An
         )
     with pickles.open_plain(f) as file:
         return pickles.load_object(file, Path(f), map_location=map_location, **options)
-
-
-def clean_state_dict_for_safetensors(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a state dict that safetensors can hold: each piece of memory under one name, all contiguous.
-
-    Args:
-        state_dict: Names and tensors; of names that mean the same memory, the first is kept.
-    """
-    kept: dict[tuple[Any, ...], str] = {}
-    cleaned: dict[str, Tensor] = {}
-    for name, tensor in state_dict.items():
-        if kept.setdefault(payload.storage_key(tensor), name) == name:
-            shares = tensor.untyped_storage().nbytes() != tensor.numel() * tensor.element_size()
-            cleaned[name] = tensor.clone(memory_format=torch.contiguous_format) if shares else tensor.contiguous()
-    return cleaned

@@ -23,7 +23,6 @@ __all__ = [
     "honor_type",
     "is_namedtuple",
     "is_torch_tensor",
-    "is_torch_xpu_tensor",
     "key_text",
     "leaf_paths",
     "rebuild",
@@ -43,11 +42,6 @@ TreeSpec = tuple[Any, ...]
 def is_torch_tensor(tensor: Any) -> bool:
     """Return whether `tensor` is a `torch.Tensor`."""
     return isinstance(tensor, torch.Tensor)
-
-
-def is_torch_xpu_tensor(tensor: Any) -> bool:
-    """Return whether `tensor` is a `torch.Tensor` that lives on an Intel XPU."""
-    return isinstance(tensor, torch.Tensor) and tensor.device.type == "xpu"
 
 
 def is_namedtuple(data: Any) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from accel_core._records import record
 from accel_core.errors import ConfigurationError
 
-__all__ = ["DATA_AXES", "GROUPS", "LOSS_AXES", "MESH_AXES", "SHARD_AXES", "Layout"]
+__all__ = ["DATA_AXES", "GROUPS", "MESH_AXES", "SHARD_AXES", "Layout"]
 
 MESH_AXES = ("dp_replicate", "dp_shard", "cp", "sp", "tp")
 """All axes, outermost first: neighbours on the last ones talk most, and are nearest to each other."""
@@ -21,9 +21,6 @@ DATA_AXES = ("dp_replicate", "dp_shard")
 
 SHARD_AXES = ("dp_shard", "cp")
 """Axes along which parameters are sharded."""
-
-LOSS_AXES = ("dp_replicate", "dp_shard", "cp", "sp")
-"""Axes along which ranks compute different parts of one loss."""
 
 GROUPS = {"dp": DATA_AXES, "dp_shard_cp": SHARD_AXES, "dp_cp": ("dp_replicate", "dp_shard", "cp")}
 """Names of the groups that run over several axes, and those axes."""

@@ -10,7 +10,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import nn
 
-__all__ = ["PackedParameter", "any_known", "find", "find_by_name", "register", "unregister"]
+__all__ = ["PackedParameter", "any_known", "find", "register", "unregister"]
 
 
 @runtime_checkable
@@ -114,15 +114,3 @@ def find(parameter: torch.Tensor) -> PackedParameter | None:
         if form.matches(parameter):
             return form
     return None
-
-
-def find_by_name(name: str) -> PackedParameter | None:
-    """Find a registered format by its name.
-
-    Args:
-        name: The format's name.
-
-    Returns:
-        The format, or None.
-    """
-    return _formats.get(name)

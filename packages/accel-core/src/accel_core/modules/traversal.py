@@ -2,13 +2,11 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import Literal, overload
 
 import torch
 from torch import nn
 
 __all__ = [
-    "get_module_children_bottom_up",
     "get_non_persistent_buffers",
     "has_repeated_blocks",
     "named_module_tensors",
@@ -57,43 +55,6 @@ def get_non_persistent_buffers(module: nn.Module, recurse: bool = False, fqns: b
         own = submodule._non_persistent_buffers_set
         names |= {f"{prefix}.{name}" if prefix else name for name in own} if fqns else own
     return names
-
-
-@overload
-def get_module_children_bottom_up(model: nn.Module, return_fqns: Literal[False] = False) -> list[nn.Module]: ...
-
-
-@overload
-def get_module_children_bottom_up(model: nn.Module, return_fqns: Literal[True]) -> list[tuple[str, nn.Module]]: ...
-
-
-def get_module_children_bottom_up(
-    model: nn.Module, return_fqns: bool = False
-) -> list[nn.Module] | list[tuple[str, nn.Module]]:
-    """List every module of a model, children before their parents and the model itself last.
-
-    Args:
-        model: The model to walk; a module registered under two names is listed under both.
-        return_fqns: Whether to list pairs of dotted name and module.
-
-    Returns:
-        The modules, or the pairs.
-    """
-    ordered: list[tuple[str, nn.Module]] = []
-    stack: list[tuple[str, nn.Module, bool]] = [("", model, False)]
-    while stack:
-        name, module, children_done = stack.pop()
-        if children_done:
-            ordered.append((name, module))
-            continue
-        stack.append((name, module, True))
-        prefix = f"{name}." if name else ""
-        stack.extend(
-            (prefix + child_name, child, False)
-            for child_name, child in reversed(module._modules.items())
-            if child is not None
-        )
-    return ordered if return_fqns else [module for _, module in ordered]
 
 
 def has_repeated_blocks(module: nn.Module) -> bool:

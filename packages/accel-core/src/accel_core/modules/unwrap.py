@@ -14,7 +14,6 @@ __all__ = [
     "canonical_name",
     "canonical_state_dict",
     "extract_model_from_parallel",
-    "is_peft_model",
     "register_container",
 ]
 
@@ -121,9 +120,3 @@ def canonical_state_dict(model: torch.nn.Module) -> dict[str, Any]:
     """Return the model's state dict under the names that the bare model has, whatever wraps it."""
     inner = extract_model_from_parallel(model, keep_torch_compile=False)
     return {canonical_name(name): value for name, value in inner.state_dict().items()}
-
-
-def is_peft_model(model: object) -> bool:
-    """Return whether a model, prepared or not, is one of peft's."""
-    peft = sys.modules.get("peft")
-    return peft is not None and isinstance(extract_model_from_parallel(model, keep_torch_compile=False), peft.PeftModel)

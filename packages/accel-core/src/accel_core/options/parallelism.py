@@ -10,7 +10,6 @@ __all__ = [
     "BETA_TP_AVAILABLE_TRANSFORMERS_VERSION",
     "CP_STRATEGIES",
     "DTENSOR_PYTORCH_VERSION",
-    "SP_ATTENTIONS",
     "ParallelismOptions",
 ]
 
@@ -21,7 +20,6 @@ BETA_TP_AVAILABLE_TRANSFORMERS_VERSION = "4.52.0"
 DTENSOR_PYTORCH_VERSION = "2.5.0"
 
 CP_STRATEGIES = ("allgather", "alltoall")
-SP_ATTENTIONS = ("flash_attention_2", "flash_attention_3", "sdpa")
 
 
 @record(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from types import MethodType
 from typing import Any, TypeVar
 
@@ -13,28 +13,11 @@ import torch
 from accel_core.plugins.handlers import AutocastKwargs, GradScalerKwargs
 from accel_core.precision.outputs import convert_outputs_to_fp32
 from accel_core.precision.precision import Precision
-from accel_core.state.run import AcceleratorState
 
-__all__ = ["AutocastPrecision", "get_mixed_precision_context_manager"]
+__all__ = ["AutocastPrecision"]
 
 _M = TypeVar("_M", bound=torch.nn.Module)
 _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp8": torch.bfloat16}
-
-
-def get_mixed_precision_context_manager(
-    native_amp: bool = False, autocast_kwargs: AutocastKwargs | None = None
-) -> AbstractContextManager[object]:
-    """Return a context that computes in the precision of this process's run.
-
-    Args:
-        native_amp: Whether torch's autocast does mixed precision; without it the context does nothing.
-        autocast_kwargs: Arguments of `torch.autocast`.
-    """
-    state = AcceleratorState()
-    dtype = _DTYPES.get(state.mixed_precision)
-    if not native_amp or dtype is None:
-        return nullcontext()
-    return torch.autocast(state.device.type, dtype=dtype, **(autocast_kwargs or AutocastKwargs()).to_dict())
 
 
 class AutocastPrecision(Precision):

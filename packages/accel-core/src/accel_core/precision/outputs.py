@@ -10,7 +10,7 @@ import torch
 
 from accel_core.comm.tree import recursively_apply
 
-__all__ = ["ConvertOutputsToFp32", "convert_outputs_to_fp32", "convert_to_fp32"]
+__all__ = ["convert_outputs_to_fp32", "convert_to_fp32"]
 
 _HALF = (torch.float16, torch.bfloat16)
 
@@ -28,22 +28,6 @@ def convert_to_fp32(tensor: object) -> Any:
     if isinstance(tensor, torch.Tensor):
         return tensor.float() if tensor.dtype in _HALF else tensor
     return recursively_apply(torch.Tensor.float, tensor, test_type=_is_half)
-
-
-class ConvertOutputsToFp32:
-    """A forward whose half-precision outputs come back in fp32.
-
-    Args:
-        model_forward: The forward.
-    """
-
-    def __init__(self, model_forward: Callable[..., Any]) -> None:
-        self.model_forward = model_forward
-        functools.update_wrapper(self, model_forward)
-
-    def __call__(self, *args: object, **kwargs: object) -> Any:
-        """Call the forward."""
-        return convert_to_fp32(self.model_forward(*args, **kwargs))
 
 
 def convert_outputs_to_fp32(model_forward: Callable[..., Any]) -> Callable[..., Any]:

@@ -5,7 +5,6 @@ import torch
 from torch import nn
 
 from accel_core.modules.traversal import (
-    get_module_children_bottom_up,
     get_non_persistent_buffers,
     has_repeated_blocks,
     named_module_tensors,
@@ -22,18 +21,6 @@ class Block(nn.Module):
         self.inner = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
         self.register_buffer("kept", torch.zeros(5))
         self.register_buffer("scratch", torch.zeros(7), persistent=False)
-
-
-def test_children_come_before_their_parents() -> None:
-    """Every module is listed after all its children, and the model last under the empty name."""
-    names = [name for name, _ in get_module_children_bottom_up(Block(), return_fqns=True)]
-    assert names == ["inner.0", "inner.1", "inner", ""]
-
-
-def test_a_module_under_two_names_is_listed_twice() -> None:
-    """A shared module appears under each of its names."""
-    layer = nn.Linear(2, 2)
-    assert get_module_children_bottom_up(nn.Sequential(layer, layer))[:2] == [layer, layer]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from accel_core.options.enums import DistributedType, FP8BackendType
 from accel_core.plugins.fp8 import AORecipeKwargs, MSAMPRecipeKwargs
 from accel_core.plugins.handlers import AutocastKwargs, GradScalerKwargs
 from accel_core.precision import registry
-from accel_core.precision.autocast import AutocastPrecision, get_mixed_precision_context_manager
+from accel_core.precision.autocast import AutocastPrecision
 from accel_core.precision.fp8 import backend
 from accel_core.precision.fp8.torchao import (
     TorchaoPrecision,
@@ -21,10 +21,9 @@ from accel_core.precision.fp8.torchao import (
     find_first_last_linear_layers,
     has_ao_layers,
 )
-from accel_core.precision.outputs import ConvertOutputsToFp32, convert_to_fp32
+from accel_core.precision.outputs import convert_to_fp32
 from accel_core.precision.scaler import get_grad_scaler
 from accel_core.process.world import World
-from accel_core.state import AcceleratorState
 from accel_core.testing import requires
 
 pytestmark = pytest.mark.usefixtures("fresh_state")
@@ -71,18 +70,6 @@ def test_outputs_of_any_nest_come_back_in_fp32() -> None:
     assert nest["b"][0].dtype is torch.float32
     assert nest["a"][1] is kept
     assert nest["b"][1] == "text"
-    forward = ConvertOutputsToFp32(torch.nn.Linear(1, 1).to(torch.bfloat16).forward)
-    assert forward(torch.ones(1, 1, dtype=torch.bfloat16)).dtype is torch.float32
-
-
-def test_context_follows_the_run() -> None:
-    """The functional context computes in the run's precision, and does nothing without native_amp."""
-    AcceleratorState(mixed_precision="bf16")
-    x = torch.ones(2, 2)
-    with get_mixed_precision_context_manager(True):
-        assert (x @ x).dtype is torch.bfloat16
-    with get_mixed_precision_context_manager(False):
-        assert (x @ x).dtype is torch.float32
 
 
 def test_scaler_is_that_of_the_device() -> None:

@@ -61,7 +61,6 @@ _ENGINE_OF_TYPE = {
     "NO": "",
 }
 _ENVIRONMENTS: tuple[str, ...] = tuple(known.value for known in ComputeEnvironment)
-_SAGEMAKER_TYPES: tuple[str, ...] = tuple(known.value for known in SageMakerDistributedType)
 _HEADER = re.compile(r"\A# accel configuration, schema (\d+)")
 
 

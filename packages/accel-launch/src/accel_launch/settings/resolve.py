@@ -10,10 +10,7 @@ from accel_launch.settings.given import given
 from accel_launch.settings.model import Setting
 from accel_launch.settings.reading import shortened
 
-__all__ = ["ORIGINS", "Resolved", "Settings", "read", "resolve", "written_in"]
-
-ORIGINS = ("flag", "environment", "cluster", "file", "default")
-"""Who can say a setting, the strongest first; `cluster` is what a scheduler's own variables mean."""
+__all__ = ["Resolved", "Settings", "read", "resolve", "written_in"]
 
 
 @dataclass(frozen=True)
@@ -22,7 +19,8 @@ class Resolved:
 
     Attributes:
         value: The value, parsed.
-        origin: One of `ORIGINS`.
+        origin: Who said it, the strongest first: flag, environment, cluster (a scheduler's own variables), file or
+            default.
         where: The flag, the variable, the file and line, or a few words.
         overridden: What weaker sources said, the strongest first.
     """

@@ -1,0 +1,59 @@
+"""What is asked of the hub about a model, and of an error that a library raised about one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from accel_core.errors import MissingDependencyError
+from accel_core.host.availability import is_timm_available, is_transformers_available
+
+__all__ = [
+    "check_has_model",
+    "verify_on_hub",
+]
+
+
+def check_has_model(error: Exception) -> str:
+    """Tell which library said that it does not know a model.
+
+    Args:
+        error: What it raised.
+
+    Returns:
+        "timm", "transformers" or "unknown".
+    """
+    text = str(error)
+    if is_timm_available() and isinstance(error, RuntimeError) and "Unknown model" in text:
+        return "timm"
+    if is_transformers_available() and isinstance(error, OSError) and "does not appear to have a file named" in text:
+        return "transformers"
+    return "unknown"
+
+
+def verify_on_hub(repo: str, token: str | None = None) -> Any:
+    """Ask the hub about a model.
+
+    Args:
+        repo: The repository's name.
+        token: An access token.
+
+    Returns:
+        What the hub knows of it; "gated" when access has to be granted, "repo" when there is none of that name.
+
+    Raises:
+        MissingDependencyError: When huggingface_hub is not installed.
+    """
+    try:
+        import huggingface_hub
+        from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+    except ImportError as failure:
+        raise MissingDependencyError(
+            "Models on the hub are asked for by huggingface_hub. Found no such library. Install it, or name a local "
+            "checkpoint."
+        ) from failure
+    try:
+        return huggingface_hub.model_info(repo, token=token)
+    except GatedRepoError:
+        return "gated"
+    except RepositoryNotFoundError:
+        return "repo"

@@ -1,0 +1,77 @@
+"""What Accelerate asks of models and their state, and accel itself does not."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any, Literal, overload
+
+import torch
+from torch import Tensor, nn
+
+from accel_core.checkpoint import payload
+from accel_core.modules.unwrap import extract_model_from_parallel
+
+__all__ = [
+    "clean_state_dict_for_safetensors",
+    "get_module_children_bottom_up",
+    "is_peft_model",
+]
+
+
+def clean_state_dict_for_safetensors(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return a state dict that safetensors can hold: each piece of memory under one name, all contiguous.
+
+    Args:
+        state_dict: Names and tensors; of names that mean the same memory, the first is kept.
+    """
+    kept: dict[tuple[Any, ...], str] = {}
+    cleaned: dict[str, Tensor] = {}
+    for name, tensor in state_dict.items():
+        if kept.setdefault(payload.storage_key(tensor), name) == name:
+            shares = tensor.untyped_storage().nbytes() != tensor.numel() * tensor.element_size()
+            cleaned[name] = tensor.clone(memory_format=torch.contiguous_format) if shares else tensor.contiguous()
+    return cleaned
+
+
+@overload
+def get_module_children_bottom_up(model: nn.Module, return_fqns: Literal[False] = False) -> list[nn.Module]: ...
+
+
+@overload
+def get_module_children_bottom_up(model: nn.Module, return_fqns: Literal[True]) -> list[tuple[str, nn.Module]]: ...
+
+
+def get_module_children_bottom_up(
+    model: nn.Module, return_fqns: bool = False
+) -> list[nn.Module] | list[tuple[str, nn.Module]]:
+    """List every module of a model, children before their parents and the model itself last.
+
+    Args:
+        model: The model to walk; a module registered under two names is listed under both.
+        return_fqns: Whether to list pairs of dotted name and module.
+
+    Returns:
+        The modules, or the pairs.
+    """
+    ordered: list[tuple[str, nn.Module]] = []
+    stack: list[tuple[str, nn.Module, bool]] = [("", model, False)]
+    while stack:
+        name, module, children_done = stack.pop()
+        if children_done:
+            ordered.append((name, module))
+            continue
+        stack.append((name, module, True))
+        prefix = f"{name}." if name else ""
+        stack.extend(
+            (prefix + child_name, child, False)
+            for child_name, child in reversed(module._modules.items())
+            if child is not None
+        )
+    return ordered if return_fqns else [module for _, module in ordered]
+
+
+def is_peft_model(model: Any) -> bool:
+    """Return whether a model, prepared or not, is one of peft's."""
+    peft = sys.modules.get("peft")
+    return peft is not None and isinstance(extract_model_from_parallel(model, keep_torch_compile=False), peft.PeftModel)

@@ -1,0 +1,54 @@
+"""Half precision for programs that wrap forwards themselves."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+
+from accel_core.plugins.handlers import AutocastKwargs
+from accel_core.precision.outputs import convert_to_fp32
+from accel_core.state.run import AcceleratorState
+
+__all__ = [
+    "ConvertOutputsToFp32",
+    "get_mixed_precision_context_manager",
+]
+
+
+_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp8": torch.bfloat16}
+
+
+def get_mixed_precision_context_manager(
+    native_amp: bool = False, autocast_kwargs: AutocastKwargs | None = None
+) -> AbstractContextManager[object]:
+    """Return a context that computes in the precision of this process's run.
+
+    Args:
+        native_amp: Whether torch's autocast does mixed precision; without it the context does nothing.
+        autocast_kwargs: Arguments of `torch.autocast`.
+    """
+    state = AcceleratorState()
+    dtype = _DTYPES.get(state.mixed_precision)
+    if not native_amp or dtype is None:
+        return nullcontext()
+    return torch.autocast(state.device.type, dtype=dtype, **(autocast_kwargs or AutocastKwargs()).to_dict())
+
+
+class ConvertOutputsToFp32:
+    """A forward whose half-precision outputs come back in fp32.
+
+    Args:
+        model_forward: The forward.
+    """
+
+    def __init__(self, model_forward: Callable[..., Any]) -> None:
+        self.model_forward = model_forward
+        functools.update_wrapper(self, model_forward)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the forward."""
+        return convert_to_fp32(self.model_forward(*args, **kwargs))

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+from accel_core.comm.objects import gather_object
 from accel_core.data.metrics import gather_for_metrics
 from accel_core.data.prepare import prepare_data_loader
 from accel_core.data.presharded import already_sharded
@@ -43,8 +44,7 @@ def check(loader, layout, expected):
     """Read an epoch, and check what ranks of a replica hold and what is gathered."""
     state, found = GradientState(), []
     for batch in loader:
-        parts = [None] * layout.world_size
-        torch.distributed.all_gather_object(parts, batch["name"])
+        parts = gather_object([batch["name"]])
         assert all(parts[rank] == parts[layout.parts.index(part)] for rank, part in enumerate(layout.parts))
         found.append(gather_for_metrics(batch, state))
         assert gather_for_metrics(batch["number"], state).tolist() == found[-1]["number"].tolist()

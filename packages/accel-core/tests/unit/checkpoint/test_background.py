@@ -51,6 +51,7 @@ CHILD = """
     child = multiprocessing.get_context("fork").Process(target=main)
     child.start()
     child.join()
+    notes.close()  # torch without NumPy keeps what is open from being closed by the interpreter
     sys.exit(child.exitcode)
 """
 

@@ -85,9 +85,9 @@ def load_accelerator_state(
     dataloaders: list[Any],
     process_index: int,
     scaler: torch.amp.GradScaler | None = None,
-    map_location: Any = None,
+    map_location: object = None,
     load_kwargs: dict[str, Any] | None = None,
-    **load_model_func_kwargs: Any,
+    **load_model_func_kwargs: object,
 ) -> dict[str, Any]:
     """Read the parts of a run's state from a folder, after all of them were found to fit.
 

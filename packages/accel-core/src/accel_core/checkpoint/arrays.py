@@ -59,7 +59,7 @@ def only_safe_globals(extra: list[Any]) -> Iterator[None]:
         torch.serialization.add_safe_globals(before)
 
 
-def finished(content: Any) -> Any:
+def finished(content: object) -> Any:
     """Return what was read with every array in it a plain `numpy.ndarray` that owns its memory.
 
     Lists, dicts and attributes are changed in place; a tuple that held an array is replaced.
@@ -110,7 +110,7 @@ def tensor_of_array(array: Any) -> torch.Tensor:
     return torch.from_numpy(sys.modules["numpy"].array(array, copy=True, subok=False))
 
 
-def _is_numpys(entry: Any) -> bool:
+def _is_numpys(entry: object) -> bool:
     """Return whether an entry of torch's list is NumPy's, under its own name or another."""
     what, name = entry if isinstance(entry, tuple) else (entry, "")
     homes = (str(name), str(getattr(what, "__module__", "") or ""))
@@ -128,7 +128,7 @@ class _PlainDtype:
         raise UnpicklingError("Unsupported class: a dtype without a name")
 
     @classmethod
-    def named(cls, name: Any, align: Any = False, copy: Any = True) -> _PlainDtype:
+    def named(cls, name: object, align: object = False, copy: object = True) -> _PlainDtype:
         """Take the arguments that NumPy writes for a dtype."""
         if type(name) is not str or not _DTYPE.fullmatch(name):
             shown = repr(name[:40]) if type(name) is str else f"of a {type(name).__name__}"
@@ -138,7 +138,7 @@ class _PlainDtype:
         made.resolve()
         return made
 
-    def __setstate__(self, state: Any) -> None:
+    def __setstate__(self, state: object) -> None:
         """Take the byte order out of a state that is, word for word, what NumPy writes for this name."""
         for order in _BYTE_ORDERS:
             if type(state) is tuple and self._written(order) == _trimmed(state):
@@ -166,7 +166,7 @@ def _trimmed(state: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple((type(item), item if isinstance(item, (int, str, type(None))) else None) for item in state[1:])
 
 
-def _rebuild_scalar(dtype: Any, content: Any = None) -> Any:
+def _rebuild_scalar(dtype: object, content: Any = None) -> Any:
     """Make a scalar from the name of its dtype and its bytes."""
     resolved = _resolved(dtype)
     _check_length(content, resolved.itemsize)
@@ -175,13 +175,13 @@ def _rebuild_scalar(dtype: Any, content: Any = None) -> Any:
     return np.frombuffer(content, resolved)[0]
 
 
-def _resolved(dtype: Any) -> Any:
+def _resolved(dtype: object) -> Any:
     if type(dtype) is not _PlainDtype:
         raise UnpicklingError(f"Unsupported class: an array with a {type(dtype).__name__} for its dtype")
     return dtype.resolve()
 
 
-def _check_length(content: Any, wanted: int) -> None:
+def _check_length(content: object, wanted: int) -> None:
     if type(content) is not bytes or len(content) != wanted:
         found = f"{len(content)} bytes" if type(content) is bytes else type(content).__name__
         raise UnpicklingError(f"damaged array: {found} where its shape and dtype need {wanted} bytes")
@@ -191,7 +191,7 @@ def _no_bytes() -> bytes:
     return b""
 
 
-def _no_constructor(*arguments: Any) -> Any:
+def _no_constructor(*arguments: object) -> Any:
     """Stand for `numpy.ndarray`, whose constructor gives memory that nobody wrote."""
     raise UnpicklingError("Unsupported class: an array that is not made from its bytes")
 
@@ -207,7 +207,7 @@ def _array_type() -> Any:
         def __new__(cls) -> Any:
             return np.ndarray.__new__(cls, (0,), np.uint8)
 
-        def __setstate__(self, state: Any) -> None:
+        def __setstate__(self, state: object) -> None:
             if self.filled or type(state) is not tuple or len(state) != 5:
                 raise UnpicklingError("damaged array: a state that NumPy does not write")
             _, shape, dtype, fortran, content = state
@@ -224,7 +224,7 @@ def _array_type() -> Any:
     return ArrayBeingRead
 
 
-def _rebuild_array(kind: Any = None, shape: Any = None, code: Any = None) -> Any:
+def _rebuild_array(kind: object = None, shape: object = None, code: object = None) -> Any:
     """Make an empty array, which its state fills; the type, shape and dtype that the file names here do not matter."""
     if kind is not _no_constructor:
         raise UnpicklingError("Unsupported class: an array of another type than numpy.ndarray")

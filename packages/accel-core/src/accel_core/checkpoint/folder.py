@@ -40,7 +40,7 @@ def save_state(
     *,
     safe_serialization: bool = True,
     blocking: bool = True,
-    **save_model_func_kwargs: Any,
+    **save_model_func_kwargs: object,
 ) -> Any:
     """Save everything that a run needs to go on, in one step.
 
@@ -101,7 +101,7 @@ def load_state(
     *,
     load_kwargs: dict[str, Any] | None = None,
     strict: bool = True,
-    **load_model_func_kwargs: Any,
+    **load_model_func_kwargs: object,
 ) -> RestoreReport:
     """Restore what `save_state` saved, here or in Accelerate.
 

@@ -77,7 +77,13 @@ class CheckpointFormat(Protocol):
     """
 
     def parts(
-        self, run: Run, weights: Sequence[dict[str, Tensor]], *, writes: bool, safe_serialization: bool, **kwargs: Any
+        self,
+        run: Run,
+        weights: Sequence[dict[str, Tensor]],
+        *,
+        writes: bool,
+        safe_serialization: bool,
+        **kwargs: object,
     ) -> list[Part]:
         """Return what this rank writes.
 

@@ -15,7 +15,7 @@ __all__ = ["read_json", "write_json"]
 _LONGEST = 256 << 20
 
 
-def write_json(path: Path, content: Any, *, rank: int = 0) -> Entry:
+def write_json(path: Path, content: object, *, rank: int = 0) -> Entry:
     """Write JSON and flush the file to disk."""
     with HashingFile(path) as file:
         file.write(json.dumps(content, indent=1, sort_keys=True).encode() + b"\n")

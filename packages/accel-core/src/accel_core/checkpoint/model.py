@@ -93,7 +93,7 @@ def _is_safe(source: Source, index: int) -> bool:
     return (source.folder / safe).exists() or not (source.folder / plain).exists()
 
 
-def restoration(model: Any, index: int, source: Source, rank: int) -> Restoration:
+def restoration(model: object, index: int, source: Source, rank: int) -> Restoration:
     """Compare the weights number `index` of a checkpoint with a model, changing nothing.
 
     Args:
@@ -113,7 +113,7 @@ def restoration(model: Any, index: int, source: Source, rank: int) -> Restoratio
     return replace(found, files=frozenset({weights.path.name}))
 
 
-def compare(model: Any, weights: StoredWeights, component: str, rank: int = 0, **kwargs: Any) -> Restoration:
+def compare(model: object, weights: StoredWeights, component: str, rank: int = 0, **kwargs: object) -> Restoration:
     """Compare weights with a model, changing nothing.
 
     Args:

@@ -83,7 +83,7 @@ def _differences(state: Any, optimizer: Any) -> list[str]:
     return found
 
 
-def _entry_difference(name: str, value: Any, parameter: Tensor, own: Any) -> str | None:
+def _entry_difference(name: str, value: object, parameter: Tensor, own: object) -> str | None:
     expected = parameter if name in _LIKE_PARAMETER else own
     if not isinstance(value, Tensor):
         # Optimizers begin with None for a tensor, and older ones counted steps in plain numbers.
@@ -95,12 +95,12 @@ def _entry_difference(name: str, value: Any, parameter: Tensor, own: Any) -> str
     return f"has shape {tuple(value.shape)} instead of {tuple(expected.shape)}"
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     """Return whether a value is a number; switches, which may also be None, are none."""
     return isinstance(value, (int, float, Tensor)) and not isinstance(value, bool)
 
 
-def _is_state(state: Any) -> bool:
+def _is_state(state: object) -> bool:
     return (
         isinstance(state, Mapping)
         and isinstance(state.get("state"), Mapping)

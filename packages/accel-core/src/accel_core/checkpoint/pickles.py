@@ -65,14 +65,14 @@ NumPy's entries are there for code that looks for them; readers rebuild arrays b
 """
 
 
-def write_object(path: Path, content: Any, *, rank: int = 0) -> Entry:
+def write_object(path: Path, content: object, *, rank: int = 0) -> Entry:
     """Write tensors, lists, dicts and numbers with `torch.save` and flush the file to disk."""
     with HashingFile(path) as file:
         torch.save(content, file)  # type: ignore[arg-type]
     return Entry(path.name, file.size, file.digest, rank)
 
 
-def read_object(folder: Path, name: str, *, links: bool = False, **options: Any) -> Any:
+def read_object(folder: Path, name: str, *, links: bool = False, **options: object) -> Any:
     """Read what `torch.save` wrote, refusing anything but data.
 
     Args:
@@ -135,7 +135,7 @@ def open_plain(path: str | os.PathLike[str]) -> BinaryIO:
         ) from error
 
 
-def prove_readable(content: Any, component: str) -> None:
+def prove_readable(content: object, component: str) -> None:
     """Make sure that what is about to be saved can be read without running code.
 
     Raises:
@@ -165,7 +165,7 @@ def safe_globals() -> Iterator[None]:
         yield
 
 
-def _load_legacy(file: BinaryIO, map_location: Any) -> Any:
+def _load_legacy(file: BinaryIO, map_location: object) -> Any:
     """Read the format that torch wrote before 1.6: pickles, then the bytes of their storages.
 
     torch's own reader makes each storage before it knows whether the file fills it. Here the pickle is read twice: once
@@ -236,7 +236,7 @@ class _Storages:
             self._found[key] = dtype, bytearray(count * dtype.itemsize)
         return self.give(saved, lambda storage, _: storage)
 
-    def fill(self, file: BinaryIO, keys: Any) -> None:
+    def fill(self, file: BinaryIO, keys: object) -> None:
         """Read the storages' bytes, which follow in the order of `keys`."""
         if not isinstance(keys, list) or len(keys) != len(self._found) or set(keys) != self._found.keys():
             raise pickle.UnpicklingError("damaged storages: a list that is not that of the tensors")

@@ -30,7 +30,7 @@ class PlainFormat:
         *,
         writes: bool,
         safe_serialization: bool,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> list[Part]:
         """Return what this rank writes: everything, or nothing.
 

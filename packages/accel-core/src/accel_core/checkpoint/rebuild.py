@@ -88,14 +88,14 @@ def _refuse(what: str) -> UnpicklingError:
     return UnpicklingError(f"Unsupported class: {what}")
 
 
-def _encode(text: Any, encoding: Any = "utf-8", *_: Any) -> bytes:
+def _encode(text: object, encoding: object = "utf-8", *_: object) -> bytes:
     """Make the bytes that protocol 2 writes as text; no other codec is looked up."""
     if type(text) is not str or encoding not in ("latin1", "latin-1"):
         raise _refuse("text in another encoding than latin1")
     return text.encode("latin1")
 
 
-def _bytearray(content: Any = b"", encoding: Any = "latin-1") -> bytearray:
+def _bytearray(content: object = b"", encoding: object = "latin-1") -> bytearray:
     """Make a bytearray from its content; from a number, the type would take that much memory."""
     if type(content) is str:
         return bytearray(_encode(content, encoding))
@@ -116,7 +116,7 @@ def _check_extent(storage: Any, offset: Any, size: Any, stride: Any, itemsize: i
         raise UnpicklingError("damaged tensor: it ends behind its storage")
 
 
-def _check_hooks(hooks: Any) -> None:
+def _check_hooks(hooks: object) -> None:
     if hooks:
         raise _refuse("a tensor with hooks")
 
@@ -127,7 +127,7 @@ def _rebuild_tensor(storage: Any, offset: Any, size: Any, stride: Any) -> Any:
 
 
 def _rebuild_tensor_v2(
-    storage: Any, offset: Any, size: Any, stride: Any, grad: Any, hooks: Any, metadata: Any = None
+    storage: Any, offset: Any, size: Any, stride: Any, grad: object, hooks: object, metadata: object = None
 ) -> Any:
     _check_extent(storage, offset, size, stride, storage.dtype.itemsize)
     _check_hooks(hooks)
@@ -135,14 +135,16 @@ def _rebuild_tensor_v2(
 
 
 def _rebuild_tensor_v3(
-    storage: Any, offset: Any, size: Any, stride: Any, grad: Any, hooks: Any, dtype: Any, metadata: Any = None
+    storage: Any, offset: Any, size: Any, stride: Any, grad: object, hooks: object, dtype: Any, metadata: object = None
 ) -> Any:
     _check_extent(storage, offset, size, stride, dtype.itemsize)
     _check_hooks(hooks)
     return _utils._rebuild_tensor_v3(storage, offset, size, stride, grad, hooks, dtype, metadata)
 
 
-def _rebuild_qtensor(storage: Any, offset: Any, size: Any, stride: Any, quantizer: Any, grad: Any, hooks: Any) -> Any:
+def _rebuild_qtensor(
+    storage: Any, offset: Any, size: Any, stride: Any, quantizer: Any, grad: object, hooks: object
+) -> Any:
     _check_extent(storage, offset, size, stride, storage.dtype.itemsize)
     _check_hooks(hooks)
     if math.prod(size) * storage.dtype.itemsize > storage._untyped_storage.nbytes():
@@ -154,48 +156,48 @@ def _rebuild_qtensor(storage: Any, offset: Any, size: Any, stride: Any, quantize
     return _utils._rebuild_qtensor(storage, offset, size, stride, quantizer, grad, hooks)
 
 
-def _rebuild_parameter(data: Any, grad: Any, hooks: Any) -> Any:
+def _rebuild_parameter(data: object, grad: object, hooks: object) -> Any:
     _check_tensor(data)
     _check_hooks(hooks)
     return _utils._rebuild_parameter(data, grad, hooks)
 
 
-def _rebuild_parameter_with_state(data: Any, grad: Any, hooks: Any, state: Any) -> Any:
+def _rebuild_parameter_with_state(data: object, grad: object, hooks: object, state: object) -> Any:
     _check_tensor(data)
     _check_hooks(hooks)
     _check_attributes(torch.nn.Parameter, state)
     return _utils._rebuild_parameter_with_state(data, grad, hooks, state)
 
 
-def _rebuild_sparse_tensor(layout: Any, data: Any) -> Any:
+def _rebuild_sparse_tensor(layout: object, data: Any) -> Any:
     for one in data:
         if isinstance(one, torch.Tensor) and one.layout != torch.strided:
             raise UnpicklingError("damaged tensor: sparse parts of a sparse tensor")
     return _utils._rebuild_sparse_tensor(layout, data)
 
 
-def _rebuild_meta_tensor(dtype: Any, size: Any, stride: Any, grad: Any) -> Any:
+def _rebuild_meta_tensor(dtype: object, size: object, stride: object, grad: object) -> Any:
     return _utils._rebuild_meta_tensor_no_storage(dtype, size, stride, grad)
 
 
-def _rebuild_on_device(data: Any, dtype: Any, device: Any, grad: Any) -> Any:
+def _rebuild_on_device(data: Any, dtype: object, device: object, grad: object) -> Any:
     _check_tensor(data)
     if data.layout != torch.strided or data.is_quantized:
         raise UnpicklingError("damaged tensor: one of a device that is not made from plain values")
     return _utils._rebuild_device_tensor_from_cpu_tensor(data, dtype, device, grad)
 
 
-def _rebuild_on_device_from_array(data: Any, dtype: Any, device: Any, grad: Any) -> Any:
+def _rebuild_on_device_from_array(data: object, dtype: object, device: object, grad: object) -> Any:
     return _rebuild_on_device(tensor_of_array(data), dtype, device, grad)
 
 
-def _rebuild_wrapper_subclass(kind: Any, *arguments: Any) -> Any:
+def _rebuild_wrapper_subclass(kind: object, *arguments: object) -> Any:
     if kind not in _declared():
         raise _refuse("a wrapper of tensors that nobody declared")
     return _utils._rebuild_wrapper_subclass(kind, *arguments)
 
 
-def _rebuild_from_type(function: Any, kind: Any, arguments: Any, state: Any) -> Any:
+def _rebuild_from_type(function: object, kind: object, arguments: object, state: object) -> Any:
     """Rebuild a tensor that has attributes, or one of a class that the user declared."""
     kind = torch.Tensor if kind is _TENSOR else kind
     if function not in _REBUILDERS.values() or not (kind in (torch.Tensor, torch.nn.Parameter) or kind in _declared()):
@@ -205,12 +207,12 @@ def _rebuild_from_type(function: Any, kind: Any, arguments: Any, state: Any) -> 
     return _tensor._rebuild_from_type_v2(function, kind, arguments, state)
 
 
-def _check_tensor(data: Any) -> None:
+def _check_tensor(data: object) -> None:
     if not isinstance(data, torch.Tensor):
         raise _refuse(f"a parameter made from a {type(data).__name__}")
 
 
-def _check_attributes(kind: type, state: Any) -> None:
+def _check_attributes(kind: type, state: object) -> None:
     """Refuse attributes that hide what every tensor has: a file could make `detach` a number."""
     parts: Sequence[Any] = state if isinstance(state, tuple) else (state,)
     for part in parts:

@@ -46,7 +46,7 @@ class Buffers:
         for place in self._buffers.keys() - self._used:
             del self._buffers[place]
 
-    def copy(self, content: Any, place: str) -> Any:
+    def copy(self, content: object, place: str) -> Any:
         """Return a copy of nested dicts, lists and tuples; tensors are in the buffers of `place`.
 
         Tensors that are the same memory seen the same way are copied once and stay the same.

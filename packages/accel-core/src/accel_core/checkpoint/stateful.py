@@ -34,7 +34,7 @@ class Stateful(Protocol):
     def state_dict(self) -> Any:
         """Return the state as tensors, numbers, strings, lists and dicts."""
 
-    def load_state_dict(self, state: Any) -> Any:
+    def load_state_dict(self, state: object) -> Any:
         """Put back what `state_dict` returned."""
 
 
@@ -46,7 +46,7 @@ def parts(run: Run) -> list[Part]:
     """
     found: list[Part] = []
 
-    def add(name: str, component: str, state: Any) -> None:
+    def add(name: str, component: str, state: object) -> None:
         payload.prove_readable(state, component)
         found.append(FilePart(name, "object", state))
 
@@ -70,7 +70,7 @@ def restorations(run: Run, source: Source) -> list[Restoration]:
     rank = run.world.rank
     found: list[Restoration] = []
 
-    def add(name: str, component: str, target: Any, differ: Callable[[Any, Any], str | None] = _accept) -> None:
+    def add(name: str, component: str, target: object, differ: Callable[[Any, Any], str | None] = _accept) -> None:
         found.append(_restoration(source, name, component, target, rank, differ))
 
     for index, scheduler in enumerate(run.schedulers):
@@ -127,7 +127,7 @@ def _restoration(
     return Restoration(component, lambda: target.load_state_dict(state), findings, files=frozenset({name}))
 
 
-def _accept(own: Any, state: Any) -> None:
+def _accept(own: object, state: object) -> None:
     """Find nothing: only the object itself knows the form of its state."""
 
 
@@ -148,12 +148,12 @@ def _position_difference(own: Any, state: Any) -> str | None:
     return None
 
 
-def _scaler_difference(own: Any, state: Any) -> str | None:
+def _scaler_difference(own: object, state: object) -> str | None:
     """Compare the state of a gradient scaler; one that is switched off has none and takes any."""
     return _key_difference(own, state) if own else None
 
 
-def _key_difference(own: Any, state: Any) -> str | None:
+def _key_difference(own: object, state: object) -> str | None:
     """Compare the public names of two states; torch adds and drops private ones between versions."""
     if not isinstance(own, Mapping):
         return None
@@ -165,12 +165,12 @@ def _key_difference(own: Any, state: Any) -> str | None:
     return f"has {sorted(theirs - ours)} and lacks {sorted(ours - theirs)}: the state of another class"
 
 
-def _cursor(loader: Any) -> Stateful | None:
+def _cursor(loader: object) -> Stateful | None:
     cursor = getattr(loader, "cursor", None)
     return cursor if isinstance(cursor, Stateful) else None
 
 
-def _keeps_state(loader: Any) -> bool:
+def _keeps_state(loader: object) -> bool:
     return bool(getattr(loader, "use_stateful_dataloader", False)) and isinstance(loader, Stateful)
 
 

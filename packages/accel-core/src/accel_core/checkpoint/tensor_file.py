@@ -31,7 +31,7 @@ _FORMAT = "format"
 
 
 class _Writable(Protocol):
-    def write(self, data: Any, /) -> Any:
+    def write(self, data: object, /) -> Any:
         """Take bytes."""
 
 
@@ -211,7 +211,7 @@ def _check_storable(name: str, tensor: Any) -> None:
         )
 
 
-def _describe(value: Any) -> str:
+def _describe(value: object) -> str:
     if not isinstance(value, Tensor):
         return f"a {type(value).__name__}"
     layout = "" if value.layout == torch.strided else f"{str(value.layout).removeprefix('torch.')} "

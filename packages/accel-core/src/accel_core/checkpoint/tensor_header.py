@@ -241,7 +241,7 @@ def _check_escapes(text: str) -> None:
             raise ValueError("half of a character in a name")
 
 
-def _metadata(value: Any) -> dict[str, str]:
+def _metadata(value: object) -> dict[str, str]:
     if value is None:
         return {}
     if not isinstance(value, dict) or not all(type(word) is str for word in value.values()):
@@ -249,7 +249,7 @@ def _metadata(value: Any) -> dict[str, str]:
     return dict(value)
 
 
-def _entry(name: str, entry: Any) -> tuple[str, tuple[int, ...], int, int]:
+def _entry(name: str, entry: object) -> tuple[str, tuple[int, ...], int, int]:
     """Return what a header says of a tensor: dtype, shape, first byte, and the byte after its last one."""
     if not isinstance(entry, dict) or not {"dtype", "shape", "data_offsets"} <= entry.keys():
         raise ValueError(f"tensor {name!r} without its dtype, shape and data_offsets")

@@ -207,5 +207,5 @@ def _index(files: Mapping[str, Mapping[str, Tensor]], safe: bool) -> dict[str, A
     return {"metadata": {"total_size": total}, "weight_map": weight_map}
 
 
-def _bytes(value: Any) -> int:
+def _bytes(value: object) -> int:
     return value.numel() * value.element_size() if isinstance(value, Tensor) else 0

@@ -22,7 +22,7 @@ __all__ = [
 
 
 def send_to_device(
-    tensor: Any, device: Any, non_blocking: bool = False, skip_keys: str | Sequence[str] | None = None
+    tensor: object, device: Any, non_blocking: bool = False, skip_keys: str | Sequence[str] | None = None
 ) -> Any:
     """Move a nest to a device.
 
@@ -34,7 +34,7 @@ def send_to_device(
     """
     skipped = (skip_keys,) if isinstance(skip_keys, str) else tuple(skip_keys or ())
 
-    def is_leaf(path: tuple[Any, ...], value: Any) -> bool:
+    def is_leaf(path: tuple[Any, ...], value: object) -> bool:
         return hasattr(value, "to") or (path != () and path[-1] in skipped)
 
     def move(path: tuple[Any, ...], value: Any) -> Any:
@@ -50,7 +50,7 @@ def send_to_device(
     return tree_map_with_path(move, tensor, is_leaf=is_leaf)
 
 
-def find_batch_size(data: Any) -> int:
+def find_batch_size(data: object) -> int:
     """Return the size of the first dim of the first tensor of a nest.
 
     Raises:
@@ -72,18 +72,18 @@ def find_batch_size(data: Any) -> int:
     return data.shape[0]
 
 
-def find_device(data: Any) -> torch.device | None:
+def find_device(data: object) -> torch.device | None:
     """Return the device of the first tensor of a nest, or `None` where it holds none."""
     return next((leaf.device for leaf in tree_leaves(data) if isinstance(leaf, torch.Tensor)), None)
 
 
-def listify(data: Any) -> Any:
+def listify(data: object) -> Any:
     """Return a nest with plain Python numbers, or lists of them, in the place of each tensor."""
     return recursively_apply(lambda tensor: tensor.detach().cpu().tolist(), data)
 
 
 def slice_tensors(
-    data: Any, tensor_slice: Any, process_index: int | None = None, num_processes: int | None = None
+    data: object, tensor_slice: object, process_index: int | None = None, num_processes: int | None = None
 ) -> Any:
     """Take the same slice of every tensor of a nest.
 
@@ -124,7 +124,7 @@ def _join(parts: tuple[Any, ...], dim: int) -> torch.Tensor:
     return torch.cat(parts, dim=dim)
 
 
-def pad_input_tensors(tensor: Any, batch_size: int, num_processes: int, dim: int = 0) -> Any:
+def pad_input_tensors(tensor: object, batch_size: int, num_processes: int, dim: int = 0) -> Any:
     """Fill a batch with zeros until it can be dealt evenly to the processes.
 
     Args:

@@ -62,7 +62,7 @@ _REDUCTIONS = ("mean", "sum", "none")
 _INTEGERS_OF_GLOO = frozenset({torch.uint8, torch.int8, torch.int32, torch.int64})
 
 
-def gather(tensor: Any) -> Any:
+def gather(tensor: object) -> Any:
     """Gather a nest of tensors from all ranks and concatenate along the first dim.
 
     Args:
@@ -85,7 +85,7 @@ def gather(tensor: Any) -> Any:
 
 
 @torch.no_grad()
-def _gather(nest: Any, here: World) -> Any:
+def _gather(nest: object, here: World) -> Any:
     with participate(here, "gather") as transport:
         leaves, layout = lay_out(nest, "gather", transport.device, here.size)
         # Packed straight into the frame where it fits: then the frame is the only collective of the operation.
@@ -110,7 +110,7 @@ def _gather(nest: Any, here: World) -> Any:
         return unflatten(nest, iter(layout.home(results)))
 
 
-def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0) -> Any:
+def reduce(tensor: object, reduction: str = "mean", scale: float = 1.0) -> Any:
     """Add up a nest of tensors over all ranks.
 
     Args:
@@ -147,7 +147,7 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @torch.no_grad()
-def _reduce(nest: Any, reduction: str, scale: float, here: World) -> Any:
+def _reduce(nest: object, reduction: str, scale: float, here: World) -> Any:
     operation = f"reduce({reduction})"
     with participate(here, operation) as transport:
         leaves, layout = lay_out(nest, "reduce", transport.device, here.size)
@@ -183,7 +183,7 @@ def _reduce(nest: Any, reduction: str, scale: float, here: World) -> Any:
         return unflatten(nest, iter(layout.home(results)))
 
 
-def _refuse_whole_numbers(nest: Any) -> None:
+def _refuse_whole_numbers(nest: object) -> None:
     for path, leaf in leaf_paths(nest):
         if not (leaf.dtype.is_floating_point or leaf.dtype.is_complex):
             raise CollectiveError(
@@ -236,7 +236,7 @@ def _dense(leaf: torch.Tensor, transport: Transport) -> torch.Tensor:
     return leaf.to(transport.device).resolve_conj().resolve_neg().contiguous()
 
 
-def broadcast(tensor: Any, from_process: int = 0) -> Any:
+def broadcast(tensor: object, from_process: int = 0) -> Any:
     """Give every rank the tensors of one rank.
 
     Args:
@@ -259,7 +259,7 @@ def broadcast(tensor: Any, from_process: int = 0) -> Any:
 
 
 @torch.no_grad()
-def _broadcast(nest: Any, source: int, here: World) -> None:
+def _broadcast(nest: object, source: int, here: World) -> None:
     with participate(here, f"broadcast(from_process={source})") as transport:
         check_rank(source, here.size)
         leaves, layout = lay_out(nest, "broadcast", transport.device, here.size)

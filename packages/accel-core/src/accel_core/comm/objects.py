@@ -15,7 +15,7 @@ from accel_core.process.world import World
 __all__ = ["broadcast_object_list", "gather_object", "pickled", "swap"]
 
 
-def gather_object(object: Any) -> Any:
+def gather_object(object: object) -> Any:
     """Gather the items of every rank's list into one list.
 
     Args:
@@ -37,7 +37,7 @@ def gather_object(object: Any) -> Any:
     return gathered
 
 
-def _check_iterable(value: Any) -> None:
+def _check_iterable(value: object) -> None:
     if not isinstance(value, Iterable):
         raise UnsupportedTypeError(
             f"gather_object joins the items that ranks bring, so each brings a list; got {type(value)}. "
@@ -77,7 +77,7 @@ def broadcast_object_list(object_list: list[Any], from_process: int = 0) -> list
 
 
 def swap(
-    value: Any,
+    value: object,
     operation: str,
     here: World,
     check: Callable[[Any], None] | None = None,
@@ -133,7 +133,7 @@ class _Read:
         return self._value
 
 
-def pickled(value: Any) -> memoryview:
+def pickled(value: object) -> memoryview:
     """Pickle an object into memory that can be sent as it is.
 
     Raises:

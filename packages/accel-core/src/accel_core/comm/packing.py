@@ -203,7 +203,7 @@ _on_device = attrgetter("shape", "dtype", "device")
 _is_nested = attrgetter("is_nested")
 
 
-def lay_out(nest: Any, operation: str, device: torch.device, world_size: int) -> tuple[list[torch.Tensor], Layout]:
+def lay_out(nest: object, operation: str, device: torch.device, world_size: int) -> tuple[list[torch.Tensor], Layout]:
     """Take a nest of tensors apart, and find where each of them lies in a buffer.
 
     Args:
@@ -231,7 +231,7 @@ def lay_out(nest: Any, operation: str, device: torch.device, world_size: int) ->
     return leaves, layout
 
 
-def check_kinds(nest: Any, operation: str, *, allow_nested: bool = False) -> None:
+def check_kinds(nest: object, operation: str, *, allow_nested: bool = False) -> None:
     """Refuse tensors that have no memory with one value after the other, before anything is sent.
 
     Args:

@@ -20,7 +20,7 @@ class CannotPadNestedTensorWarning(UserWarning):
     """A tensor of torch's nested kind has no size to pad to and was left as it is."""
 
 
-def pad_across_processes(tensor: Any, dim: int = 0, pad_index: float = 0, pad_first: bool = False) -> Any:
+def pad_across_processes(tensor: object, dim: int = 0, pad_index: float = 0, pad_first: bool = False) -> Any:
     """Pad the tensors of a nest so that all ranks have the same size along one dim, ready for `gather`.
 
     Args:
@@ -53,7 +53,7 @@ def _warn_of_nested(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def _pad_across(nest: Any, dim: int, pad_index: float, pad_first: bool, here: World) -> Any:
+def _pad_across(nest: object, dim: int, pad_index: float, pad_first: bool, here: World) -> Any:
     with participate(here, f"pad_across_processes(dim={dim})") as transport:
         leaves, spec = flatten(nest, "pad_across_processes")
         check_kinds(nest, "pad_across_processes", allow_nested=True)

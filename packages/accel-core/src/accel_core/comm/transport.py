@@ -297,7 +297,7 @@ class Transport:
         self._carry(dist.all_gather_single, received, data)
         return received
 
-    def all_reduce(self, data: torch.Tensor, op: Any = dist.ReduceOp.SUM) -> None:
+    def all_reduce(self, data: torch.Tensor, op: object = dist.ReduceOp.SUM) -> None:
         """Combine a contiguous tensor that is known to be alike on all ranks, in place."""
         self._carry(dist.all_reduce, data, op)
 
@@ -305,7 +305,7 @@ class Transport:
         """Overwrite a contiguous tensor that is known to be alike on all ranks with that of `source`."""
         self._carry(dist.broadcast, data, source)
 
-    def _carry(self, collective: Callable[..., object], *args: Any) -> None:
+    def _carry(self, collective: Callable[..., object], *args: object) -> None:
         try:
             collective(*args, group=self._group)
         except RuntimeError as failure:

@@ -39,12 +39,12 @@ TreeSpec = tuple[Any, ...]
 """Containers of a nest in reading order: a leaf is 0, a sequence its length, a mapping the tuple of its keys."""
 
 
-def is_torch_tensor(tensor: Any) -> bool:
+def is_torch_tensor(tensor: object) -> bool:
     """Return whether `tensor` is a `torch.Tensor`."""
     return isinstance(tensor, torch.Tensor)
 
 
-def is_namedtuple(data: Any) -> bool:
+def is_namedtuple(data: object) -> bool:
     """Return whether `data` is a named tuple: a tuple whose class names its fields.
 
     >>> from collections import namedtuple
@@ -89,7 +89,7 @@ def rebuild(container: Any, items: list[Any] | dict[Any, Any]) -> Any:
 
 def tree_map(
     function: Callable[..., Any],
-    nest: Any,
+    nest: object,
     *others: Any,
     is_leaf: Callable[[Any], bool] | None = None,
     rebuild: Callable[[Any, Any], Any] = rebuild,
@@ -129,7 +129,7 @@ def tree_map(
 
 def tree_map_with_path(
     function: Callable[[tuple[Any, ...], Any], Any],
-    nest: Any,
+    nest: object,
     path: tuple[Any, ...] = (),
     *,
     is_leaf: Callable[[tuple[Any, ...], Any], bool] | None = None,
@@ -166,7 +166,7 @@ def tree_map_with_path(
     return function(path, nest)
 
 
-def tree_leaves(nest: Any) -> Iterator[Any]:
+def tree_leaves(nest: object) -> Iterator[Any]:
     """Yield each leaf of a nest in reading order."""
     if isinstance(nest, tuple | list | Mapping):
         for item in nest.values() if isinstance(nest, Mapping) else nest:
@@ -177,11 +177,11 @@ def tree_leaves(nest: Any) -> Iterator[Any]:
 
 def recursively_apply(
     func: Callable[..., Any],
-    data: Any,
-    *args: Any,
+    data: object,
+    *args: object,
     test_type: Callable[[Any], bool] = is_torch_tensor,
     error_on_other_type: bool = False,
-    **kwargs: Any,
+    **kwargs: object,
 ) -> Any:
     """Apply a function to every leaf of a nest that passes a test, keeping the containers.
 
@@ -200,7 +200,7 @@ def recursively_apply(
         UnsupportedTypeError: `error_on_other_type` holds and a leaf does not pass the test.
     """
 
-    def apply(leaf: Any) -> Any:
+    def apply(leaf: object) -> Any:
         if test_type(leaf):
             return func(leaf, *args, **kwargs)
         if error_on_other_type:
@@ -214,7 +214,7 @@ def recursively_apply(
     return tree_map(apply, data)
 
 
-def flatten(data: Any, operation: str) -> tuple[list[torch.Tensor], TreeSpec]:
+def flatten(data: object, operation: str) -> tuple[list[torch.Tensor], TreeSpec]:
     """Take a nest of tensors apart.
 
     Args:
@@ -236,7 +236,7 @@ def flatten(data: Any, operation: str) -> tuple[list[torch.Tensor], TreeSpec]:
     return leaves, tuple(tokens)
 
 
-def _collect(data: Any, leaves: list[torch.Tensor], tokens: list[Any], operation: str) -> None:
+def _collect(data: object, leaves: list[torch.Tensor], tokens: list[Any], operation: str) -> None:
     if isinstance(data, torch.Tensor):
         leaves.append(data)
         tokens.append(0)
@@ -278,7 +278,7 @@ def unflatten(data: Any, leaves: Iterator[torch.Tensor]) -> Any:
     return filled if type(data) is dict else honor_mapping(data, filled)
 
 
-def leaf_paths(data: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+def leaf_paths(data: object, path: str = "") -> Iterator[tuple[str, Any]]:
     """Yield each leaf of a nest with the expression that leads to it, such as `['image'][0]`."""
     if isinstance(data, tuple | list):
         for index, item in enumerate(data):
@@ -290,7 +290,7 @@ def leaf_paths(data: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield path, data
 
 
-def key_text(key: Any) -> str:
+def key_text(key: object) -> str:
     """Write a mapping's key the same way in every process."""
     if isinstance(key, enum.Enum):
         return str(key)
@@ -308,7 +308,7 @@ def spec_text(spec: TreeSpec) -> str:
     )
 
 
-def view_of(nest: Any) -> dict[str, PartView]:
+def view_of(nest: object) -> dict[str, PartView]:
     """Describe each part of a nest for an error: its path, dtype and shape."""
     return {
         path: PartView(str(leaf.dtype).removeprefix("torch."), _shape_of(leaf))

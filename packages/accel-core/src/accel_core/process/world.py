@@ -85,7 +85,7 @@ def current() -> World | None:
     return _world
 
 
-def ensure(cpu: bool = False, **init: Any) -> World:
+def ensure(cpu: bool = False, **init: object) -> World:
     """Return the world, setting it up from the environment on the first call.
 
     With several processes, this joins the process group, so every rank has to come here.

@@ -60,7 +60,7 @@ def world(size: int, *, timeout: float = 60.0, environment: dict[str, str] | Non
 
     def decorate(test: _F) -> _F:
         @functools.wraps(test)
-        def spread(*args: Any, **kwargs: Any) -> None:
+        def spread(*args: object, **kwargs: object) -> None:
             failure = run(test, size, args, kwargs, timeout=timeout, environment=environment)
             if failure is not None:
                 raise RankFailure(failure)

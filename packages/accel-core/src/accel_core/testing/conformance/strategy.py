@@ -211,7 +211,7 @@ class StrategyConformance:
         """Errors are named, come on every rank, and nothing was prepared."""
         self._on_ranks("_refuses", size)
 
-    def _on_ranks(self, method: str, size: int, *args: Any, **kwargs: Any) -> None:
+    def _on_ranks(self, method: str, size: int, *args: object, **kwargs: object) -> None:
         source = inspect.getsourcefile(type(self))
         failure = run(_call, size, (source, type(self).__qualname__, method, *args), kwargs)
         if failure is not None:
@@ -362,7 +362,7 @@ class _Stream(IterableDataset[int]):
         return iter(range(self.count))
 
 
-def _call(source: str, qualname: str, method: str, *args: Any, **kwargs: Any) -> None:
+def _call(source: str, qualname: str, method: str, *args: object, **kwargs: object) -> None:
     """Run one test on a rank, with a strategy that is no part of accel-core known by its name."""
     tests: Any = _body(source, qualname)
     conformance: StrategyConformance = tests()

@@ -161,7 +161,7 @@ class TrackerConformance:
         """Return the keyword arguments of the tracker's constructor, with everything below `folder`."""
         return {}
 
-    def images(self, name: str, pixels: Any) -> dict[str, Any]:
+    def images(self, name: str, pixels: object) -> dict[str, Any]:
         """Return what to pass to `log_images` for one picture of shape (H, W, C)."""
         return {name: [pixels]}
 
@@ -282,7 +282,7 @@ class TrackerConformance:
         assert list(tmp_path.iterdir()) == []
 
 
-def _shown(value: Any) -> float | str:
+def _shown(value: object) -> float | str:
     """Read a number, a truth or a text as a library may show it."""
     word = str(value)
     if word.lower() in ("true", "false"):

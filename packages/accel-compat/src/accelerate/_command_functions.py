@@ -78,27 +78,27 @@ def _parser(word: str, subparsers: Any) -> argparse.ArgumentParser:
     return parser
 
 
-def config_command_parser(subparsers: Any = None) -> argparse.ArgumentParser:
+def config_command_parser(subparsers: object = None) -> argparse.ArgumentParser:
     """Return the parser of `accel config`, as one of `subparsers` where those are given."""
     return _parser("config", subparsers)
 
 
-def get_config_parser(subparsers: Any = None) -> argparse.ArgumentParser:
+def get_config_parser(subparsers: object = None) -> argparse.ArgumentParser:
     """Return the parser of `accel config` with `default` and `update`."""
     return _parser("config", subparsers)
 
 
-def env_command_parser(subparsers: Any = None) -> argparse.ArgumentParser:
+def env_command_parser(subparsers: object = None) -> argparse.ArgumentParser:
     """Return the parser of `accel env`."""
     return _parser("env", subparsers)
 
 
-def test_command_parser(subparsers: Any = None) -> argparse.ArgumentParser:  # noqa: PT028
+def test_command_parser(subparsers: object = None) -> argparse.ArgumentParser:  # noqa: PT028
     """Return the parser of `accel test`."""
     return _parser("test", subparsers)
 
 
-def tpu_command_parser(subparsers: Any = None) -> argparse.ArgumentParser:
+def tpu_command_parser(subparsers: object = None) -> argparse.ArgumentParser:
     """Return the parser of `accel tpu-config`."""
     return _parser("tpu-config", subparsers)
 

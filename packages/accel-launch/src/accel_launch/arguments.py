@@ -17,7 +17,7 @@ _HEADING = re.compile(r"^([A-Z][^\n]*:)$", re.MULTILINE)
 
 def _recording(action: type[argparse.Action]) -> type[argparse.Action]:
     class Recording(action):  # type: ignore[misc, valid-type]
-        def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        def __call__(self, parser: object, namespace: object, values: object, option_string: str | None = None) -> None:
             if option_string is not None or values is not self.default:
                 setattr(namespace, GIVEN, {*getattr(namespace, GIVEN, ()), self.dest})
             super().__call__(parser, namespace, values, option_string)

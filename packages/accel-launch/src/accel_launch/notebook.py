@@ -42,7 +42,7 @@ class PrepareForLaunch:
         self.distributed_type = getattr(distributed_type, "value", distributed_type)
         self.debug = debug
 
-    def __call__(self, index: int, *args: Any) -> None:
+    def __call__(self, index: int, *args: object) -> None:
         """Run the function in a started process.
 
         Args:

@@ -47,7 +47,7 @@ def explanation(settings: Settings) -> list[dict[str, Any]]:
     ]
 
 
-def _shown(key: str, value: Any) -> Any:
+def _shown(key: str, value: object) -> Any:
     return "(hidden)" if value and any(word in key for word in _SECRET) else value
 
 

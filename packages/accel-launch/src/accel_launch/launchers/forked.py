@@ -39,7 +39,7 @@ class _Forked:
         """Return the function with its exceptions noted."""
 
         @functools.wraps(function, assigned=("__module__", "__doc__"))
-        def run(*args: Any) -> Any:
+        def run(*args: object) -> Any:
             write(RUN_VARIABLE, self._run_id)
             try:
                 return function(*args)

@@ -38,7 +38,7 @@ class OtherMachines:
         self._over = threading.Event()
         self._listener: threading.Thread | None = None
 
-    def met(self, store: Any, machine: int, machines: int) -> None:
+    def met(self, store: object, machine: int, machines: int) -> None:
         """Compare the machines that met, and listen for the failure of another one.
 
         Args:

@@ -78,7 +78,7 @@ class Recorder:
         recorder, original = self, kind.__iter__
 
         @functools.wraps(original)
-        def watched(loader: Any) -> Iterator[Any]:
+        def watched(loader: object) -> Iterator[Any]:
             recorder._begin()
             for batch in original(loader):
                 recorder._batches.append(digest(batch))
@@ -163,7 +163,7 @@ def _count(optimizer: Any) -> int:
     return int(inner._accel_steps)
 
 
-def digest(value: Any) -> str:
+def digest(value: object) -> str:
     """Return a checksum of tensors in any nest, or of the text of anything else."""
     state = hashlib.blake2b(digest_size=8)
 
@@ -183,7 +183,7 @@ def digest(value: Any) -> str:
     return state.hexdigest()
 
 
-def _leaves(value: Any) -> Iterator[Any]:
+def _leaves(value: object) -> Iterator[Any]:
     if isinstance(value, dict):
         for key, inner in value.items():
             yield key

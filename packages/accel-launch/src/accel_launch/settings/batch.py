@@ -62,7 +62,7 @@ def _accumulated(settings: Settings, config: Mapping[str, Any]) -> int | None:
     return _number(config.get("gradient_accumulation_steps", 1)) if config else None
 
 
-def _number(value: Any) -> int | None:
+def _number(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 

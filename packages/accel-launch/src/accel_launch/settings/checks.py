@@ -166,19 +166,19 @@ def check_deepspeed_file(settings: Settings) -> None:
                 raise _conflict(settings, "mixed_precision", settings["mixed_precision"], told)
 
 
-def _lookup(config: Any, path: tuple[str, ...]) -> Any:
+def _lookup(config: object, path: tuple[str, ...]) -> Any:
     for key in path:
         config = config.get(key) if isinstance(config, dict) else None
     return config
 
 
-def _same(there: Any, here: Any) -> bool:
+def _same(there: object, here: object) -> bool:
     if isinstance(there, (int, float)) and isinstance(here, (int, float)):
         return there == here
     return not isinstance(there, (dict, list)) and str(there).lower() == str(here).lower()
 
 
-def _conflict(settings: Settings, key: str, here: Any, there: str) -> ConfigurationError:
+def _conflict(settings: Settings, key: str, here: object, there: str) -> ConfigurationError:
     return ConfigurationError(
         f"Two places say {key}; {_who(settings, key)} says {here}, {there}. Say it in one place, or `auto` in the "
         "DeepSpeed file."

@@ -172,7 +172,7 @@ def read_document(text: str, path: Path) -> ConfigFile:
     return file
 
 
-def _section(value: Any, path: Path) -> Any:
+def _section(value: object, path: Path) -> Any:
     """Return a value that may be changed without changing another one that an alias made the same."""
     return {_key(key, path): inner for key, inner in value.items()} if isinstance(value, dict) else value
 
@@ -276,7 +276,7 @@ def _hardware(file: ConfigFile, written: set[str]) -> dict[str, Resolved]:
     return found
 
 
-def _value(setting: Setting, value: Any, where: str) -> Any:
+def _value(setting: Setting, value: object, where: str) -> Any:
     parts = value if isinstance(value, list) else [value]
     if any(isinstance(part, (dict, list)) for part in parts):
         raise ConfigurationError(

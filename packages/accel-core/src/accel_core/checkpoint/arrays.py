@@ -59,7 +59,7 @@ def only_safe_globals(extra: list[Any]) -> Iterator[None]:
         torch.serialization.add_safe_globals(before)
 
 
-def finished(content: object) -> Any:
+def finished(content: object) -> object:
     """Return what was read with every array in it a plain `numpy.ndarray` that owns its memory.
 
     Lists, dicts and attributes are changed in place; a tuple that held an array is replaced.
@@ -67,7 +67,7 @@ def finished(content: object) -> Any:
     return _finish(content, {})
 
 
-def _finish(value: Any, done: dict[int, tuple[Any, Any]]) -> Any:
+def _finish(value: Any, done: dict[int, tuple[Any, Any]]) -> object:
     """Finish one value; `done` keeps every value that was met alive, so that no id is used again."""
     if id(value) in done:
         return done[id(value)][1]
@@ -146,12 +146,12 @@ class _PlainDtype:
                 return
         raise UnpicklingError(f"Unsupported class: NumPy's dtype {self._name!r} with a state that NumPy does not write")
 
-    def _written(self, order: Literal["|", "<", ">"]) -> Any:
+    def _written(self, order: Literal["|", "<", ">"]) -> object:
         import numpy as np
 
         return _trimmed(np.dtype(self._name).newbyteorder(order).__reduce__()[2])
 
-    def resolve(self) -> Any:
+    def resolve(self) -> object:
         """Return NumPy's own dtype of this name."""
         import numpy as np
 
@@ -166,7 +166,7 @@ def _trimmed(state: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple((type(item), item if isinstance(item, (int, str, type(None))) else None) for item in state[1:])
 
 
-def _rebuild_scalar(dtype: object, content: Any = None) -> Any:
+def _rebuild_scalar(dtype: object, content: Any = None) -> object:
     """Make a scalar from the name of its dtype and its bytes."""
     resolved = _resolved(dtype)
     _check_length(content, resolved.itemsize)
@@ -191,7 +191,7 @@ def _no_bytes() -> bytes:
     return b""
 
 
-def _no_constructor(*arguments: object) -> Any:
+def _no_constructor(*arguments: object) -> object:
     """Stand for `numpy.ndarray`, whose constructor gives memory that nobody wrote."""
     raise UnpicklingError("Unsupported class: an array that is not made from its bytes")
 
@@ -224,7 +224,7 @@ def _array_type() -> Any:
     return ArrayBeingRead
 
 
-def _rebuild_array(kind: object = None, shape: object = None, code: object = None) -> Any:
+def _rebuild_array(kind: object = None, shape: object = None, code: object = None) -> object:
     """Make an empty array, which its state fills; the type, shape and dtype that the file names here do not matter."""
     if kind is not _no_constructor:
         raise UnpicklingError("Unsupported class: an array of another type than numpy.ndarray")

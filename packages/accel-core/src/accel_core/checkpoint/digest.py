@@ -8,9 +8,12 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING
 
 import xxhash
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 __all__ = ["CHUNK", "HashingFile", "digest_of", "digest_of_bytes", "flush_folder"]
 
@@ -65,7 +68,7 @@ class HashingFile:
         """Checksum of what was written so far, in hexadecimal digits."""
         return self._state.hexdigest()
 
-    def write(self, data: Any) -> int:
+    def write(self, data: ReadableBuffer) -> int:
         """Append bytes, or anything with a contiguous buffer; return how many bytes."""
         view = memoryview(data).cast("B")
         for start in range(0, len(view), CHUNK):

@@ -14,7 +14,7 @@ from accel_core._records import record
 from accel_core.checkpoint import background, names, progress, stateful
 from accel_core.checkpoint.agreement import agree_on_latest, agree_on_save, together
 from accel_core.checkpoint.format import CheckpointFormat, Part, Source
-from accel_core.checkpoint.manifest import Manifest
+from accel_core.checkpoint.manifest import Entry, Manifest
 from accel_core.checkpoint.opened import Opened
 from accel_core.checkpoint.plain import PLAIN
 from accel_core.checkpoint.ranks import Ranks
@@ -23,6 +23,7 @@ from accel_core.checkpoint.run import Run
 from accel_core.checkpoint.staging import Buffers
 from accel_core.checkpoint.transaction import Transaction
 from accel_core.errors import CheckpointDamagedError, CheckpointError, ConfigurationError, UnsafeCheckpointError
+from accel_core.process.world import World
 
 __all__ = ["checkpoints_folder", "load_state", "save_state"]
 
@@ -41,7 +42,7 @@ def save_state(
     safe_serialization: bool = True,
     blocking: bool = True,
     **save_model_func_kwargs: object,
-) -> Any:
+) -> Path | background.Handle:
     """Save everything that a run needs to go on, in one step.
 
     Every rank calls it, and leaves it when the checkpoint is complete. A kill at any instant leaves the previous or the
@@ -338,11 +339,11 @@ def _damage(manifest: Manifest, folder: Path, name: str, rank: int) -> list[Find
     return [Finding(name, "damaged", f"{folder / name} {detail}", rank) for detail in details]
 
 
-def _by_size(manifest: Manifest) -> list[Any]:
+def _by_size(manifest: Manifest) -> list[Entry]:
     return sorted(manifest.entries, key=lambda entry: -entry.size)
 
 
-def _falls_to(number: int, world: Any) -> bool:
+def _falls_to(number: int, world: World) -> bool:
     return bool(number % max(1, world.local_size) == world.local_rank)
 
 

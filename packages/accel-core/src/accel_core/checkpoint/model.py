@@ -157,7 +157,7 @@ def compare(model: object, weights: StoredWeights, component: str, rank: int = 0
 
 
 def _applier(
-    inner: Any,
+    inner: torch.nn.Module,
     state: dict[str, Any],
     actual: dict[str, str],
     fitting: list[str],
@@ -195,7 +195,7 @@ def _same_as_known(name: str, weights: StoredWeights, actual: dict[str, str]) ->
     return name in weights.aliases and weights.aliases[name] in actual
 
 
-def _difference(value: Any, entry: Any) -> str | None:
+def _difference(value: object, entry: Any) -> str | None:
     if not isinstance(value, Tensor) or not hasattr(entry, "shape"):
         return (
             None if type(value) is type(entry) else f"is a {type(entry).__name__} instead of a {type(value).__name__}"

@@ -13,9 +13,10 @@ import pickle
 import pickletools
 import warnings
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any, BinaryIO
 
 import torch
@@ -42,7 +43,7 @@ _CALLING = frozenset({"GLOBAL", "STACK_GLOBAL", "REDUCE", "INST", "OBJ", "NEWOBJ
 _UNSAFE_WORDS = ("Unsupported global", "Unsupported class", "GLOBAL", "REDUCE", "not allowed", "unsafe", "Can only")
 
 
-def _multiarray(np: Any) -> Any:
+def _multiarray(np: ModuleType) -> Any:
     """Return NumPy's module of arrays, which NumPy 2 renamed."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -90,7 +91,7 @@ def read_object(folder: Path, name: str, *, links: bool = False, **options: obje
         return load_object(file, folder / name, **options)
 
 
-def load_object(file: BinaryIO, path: Path, **options: Any) -> Any:
+def load_object(file: BinaryIO, path: Path, **options: Any) -> object:
     """Read an open file that `torch.save` wrote, refusing anything but data.
 
     Args:
@@ -165,7 +166,7 @@ def safe_globals() -> Iterator[None]:
         yield
 
 
-def _load_legacy(file: BinaryIO, map_location: object) -> Any:
+def _load_legacy(file: BinaryIO, map_location: object) -> object:
     """Read the format that torch wrote before 1.6: pickles, then the bytes of their storages.
 
     torch's own reader makes each storage before it knows whether the file fills it. Here the pickle is read twice: once
@@ -204,7 +205,7 @@ def _has_descriptor(file: BinaryIO) -> bool:
     return True
 
 
-def _next_pickle(file: BinaryIO, storage: Any = None) -> Any:
+def _next_pickle(file: BinaryIO, storage: Callable[[tuple[Any, ...]], object] | None = None) -> Any:
     reader = unpickler.Unpickler(file, encoding="utf-8")
     if storage is not None:
         reader.persistent_load = storage  # type: ignore[method-assign]
@@ -223,7 +224,7 @@ class _Storages:
         self._found: dict[Any, tuple[torch.dtype, bytearray]] = {}
         self._given: dict[Any, Any] = {}
 
-    def want(self, saved: Any) -> Any:
+    def want(self, saved: tuple[Any, ...]) -> object:
         """Note a storage that the pickle names, and give one of zeros for the time being."""
         kind, storage_type, key, _, count, _ = saved
         if kind != "storage" or not isinstance(storage_type, torch.serialization.StorageType):
@@ -247,7 +248,7 @@ class _Storages:
             if count * dtype.itemsize != len(memory) or file.readinto(memory) != len(memory):  # type: ignore[attr-defined]
                 raise pickle.UnpicklingError("damaged storages: the file ends before them")
 
-    def give(self, saved: Any, restore: Any) -> Any:
+    def give(self, saved: tuple[Any, ...], restore: Callable[[torch.UntypedStorage, str], Any]) -> object:
         """Return a storage, or the part of it that the pickle names."""
         _, storage_type, key, location, _, view = saved
         dtype, memory = self._found[key]

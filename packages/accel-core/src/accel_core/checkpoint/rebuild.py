@@ -11,12 +11,14 @@ import functools
 import math
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pickle import UnpicklingError
+from types import ModuleType
 from typing import Any
 
 import torch
+from torch.storage import TypedStorage
 
 from accel_core._torch import weights_only_unpickler as unpickler
 from accel_core.checkpoint.arrays import only_safe_globals, tensor_of_array
@@ -24,8 +26,8 @@ from accel_core.checkpoint.arrays import only_safe_globals, tensor_of_array
 __all__ = ["closed_list"]
 
 # torch's functions without types.
-_utils: Any = torch._utils
-_tensor: Any = torch._tensor
+_utils: ModuleType = torch._utils
+_tensor: ModuleType = torch._tensor
 _StorageType: Any = torch.serialization.StorageType
 _lock = threading.RLock()
 
@@ -104,9 +106,12 @@ def _bytearray(content: object = b"", encoding: object = "latin-1") -> bytearray
     return bytearray(content)
 
 
-def _check_extent(storage: Any, offset: Any, size: Any, stride: Any, itemsize: int) -> None:
+# Arguments are annotated as torch writes them. A file may hold anything else, which the checks look for.
+def _check_extent(
+    storage: TypedStorage, offset: int, size: Sequence[int], stride: Sequence[int], itemsize: int
+) -> None:
     """Make sure that a tensor lies inside its storage; torch would lengthen one that it may."""
-    if not isinstance(storage, torch.storage.TypedStorage):
+    if not isinstance(storage, TypedStorage):
         raise _refuse(f"a tensor whose storage is a {type(storage).__name__}")
     numbers = (offset, *size, *stride)
     if len(size) != len(stride) or not all(type(number) is int and 0 <= number < 1 << 62 for number in numbers):
@@ -121,30 +126,49 @@ def _check_hooks(hooks: object) -> None:
         raise _refuse("a tensor with hooks")
 
 
-def _rebuild_tensor(storage: Any, offset: Any, size: Any, stride: Any) -> Any:
+def _rebuild_tensor(storage: TypedStorage, offset: int, size: Sequence[int], stride: Sequence[int]) -> object:
     _check_extent(storage, offset, size, stride, storage.dtype.itemsize)
     return _utils._rebuild_tensor(storage, offset, size, stride)
 
 
 def _rebuild_tensor_v2(
-    storage: Any, offset: Any, size: Any, stride: Any, grad: object, hooks: object, metadata: object = None
-) -> Any:
+    storage: TypedStorage,
+    offset: int,
+    size: Sequence[int],
+    stride: Sequence[int],
+    grad: object,
+    hooks: object,
+    metadata: object = None,
+) -> object:
     _check_extent(storage, offset, size, stride, storage.dtype.itemsize)
     _check_hooks(hooks)
     return _utils._rebuild_tensor_v2(storage, offset, size, stride, grad, hooks, metadata)
 
 
 def _rebuild_tensor_v3(
-    storage: Any, offset: Any, size: Any, stride: Any, grad: object, hooks: object, dtype: Any, metadata: object = None
-) -> Any:
+    storage: TypedStorage,
+    offset: int,
+    size: Sequence[int],
+    stride: Sequence[int],
+    grad: object,
+    hooks: object,
+    dtype: torch.dtype,
+    metadata: object = None,
+) -> object:
     _check_extent(storage, offset, size, stride, dtype.itemsize)
     _check_hooks(hooks)
     return _utils._rebuild_tensor_v3(storage, offset, size, stride, grad, hooks, dtype, metadata)
 
 
 def _rebuild_qtensor(
-    storage: Any, offset: Any, size: Any, stride: Any, quantizer: Any, grad: object, hooks: object
-) -> Any:
+    storage: TypedStorage,
+    offset: int,
+    size: Sequence[int],
+    stride: Sequence[int],
+    quantizer: Sequence[object],
+    grad: object,
+    hooks: object,
+) -> object:
     _check_extent(storage, offset, size, stride, storage.dtype.itemsize)
     _check_hooks(hooks)
     if math.prod(size) * storage.dtype.itemsize > storage._untyped_storage.nbytes():
@@ -156,48 +180,48 @@ def _rebuild_qtensor(
     return _utils._rebuild_qtensor(storage, offset, size, stride, quantizer, grad, hooks)
 
 
-def _rebuild_parameter(data: object, grad: object, hooks: object) -> Any:
+def _rebuild_parameter(data: object, grad: object, hooks: object) -> object:
     _check_tensor(data)
     _check_hooks(hooks)
     return _utils._rebuild_parameter(data, grad, hooks)
 
 
-def _rebuild_parameter_with_state(data: object, grad: object, hooks: object, state: object) -> Any:
+def _rebuild_parameter_with_state(data: object, grad: object, hooks: object, state: object) -> object:
     _check_tensor(data)
     _check_hooks(hooks)
     _check_attributes(torch.nn.Parameter, state)
     return _utils._rebuild_parameter_with_state(data, grad, hooks, state)
 
 
-def _rebuild_sparse_tensor(layout: object, data: Any) -> Any:
+def _rebuild_sparse_tensor(layout: object, data: Iterable[object]) -> object:
     for one in data:
         if isinstance(one, torch.Tensor) and one.layout != torch.strided:
             raise UnpicklingError("damaged tensor: sparse parts of a sparse tensor")
     return _utils._rebuild_sparse_tensor(layout, data)
 
 
-def _rebuild_meta_tensor(dtype: object, size: object, stride: object, grad: object) -> Any:
+def _rebuild_meta_tensor(dtype: object, size: object, stride: object, grad: object) -> object:
     return _utils._rebuild_meta_tensor_no_storage(dtype, size, stride, grad)
 
 
-def _rebuild_on_device(data: Any, dtype: object, device: object, grad: object) -> Any:
+def _rebuild_on_device(data: torch.Tensor, dtype: object, device: object, grad: object) -> object:
     _check_tensor(data)
     if data.layout != torch.strided or data.is_quantized:
         raise UnpicklingError("damaged tensor: one of a device that is not made from plain values")
     return _utils._rebuild_device_tensor_from_cpu_tensor(data, dtype, device, grad)
 
 
-def _rebuild_on_device_from_array(data: object, dtype: object, device: object, grad: object) -> Any:
+def _rebuild_on_device_from_array(data: object, dtype: object, device: object, grad: object) -> object:
     return _rebuild_on_device(tensor_of_array(data), dtype, device, grad)
 
 
-def _rebuild_wrapper_subclass(kind: object, *arguments: object) -> Any:
+def _rebuild_wrapper_subclass(kind: object, *arguments: object) -> object:
     if kind not in _declared():
         raise _refuse("a wrapper of tensors that nobody declared")
     return _utils._rebuild_wrapper_subclass(kind, *arguments)
 
 
-def _rebuild_from_type(function: object, kind: object, arguments: object, state: object) -> Any:
+def _rebuild_from_type(function: object, kind: object, arguments: object, state: object) -> object:
     """Rebuild a tensor that has attributes, or one of a class that the user declared."""
     kind = torch.Tensor if kind is _TENSOR else kind
     if function not in _REBUILDERS.values() or not (kind in (torch.Tensor, torch.nn.Parameter) or kind in _declared()):

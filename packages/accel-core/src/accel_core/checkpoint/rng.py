@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -85,14 +86,14 @@ def derive(states: dict[str, Any], world: World) -> None:
         sys.modules["numpy"].random.seed(seed % 2**32)
 
 
-def _python_state(states: Any) -> tuple[Any, ...]:
+def _python_state(states: Mapping[str, Any]) -> tuple[Any, ...]:
     version, words, gauss = states[_PYTHON]
     if len(words) != _PYTHON_WORDS:
         raise ValueError(f"Python's generator has {_PYTHON_WORDS} words, the file {len(words)}")
     return version, tuple(words), gauss
 
 
-def _numpy_state(states: Any) -> tuple[Any, ...]:
+def _numpy_state(states: Mapping[str, Any]) -> tuple[Any, ...]:
     name, words, *rest = states[_NUMPY]
     if len(words) != _NUMPY_WORDS:
         raise ValueError(f"NumPy's generator has {_NUMPY_WORDS} words, the file {len(words)}")
@@ -103,7 +104,7 @@ def _device_key(world: World) -> str:
     return "xm_seed" if world.device.type == "xla" else f"torch_{world.device.type}_manual_seed"
 
 
-def _device_states(world: World) -> Any:
+def _device_states(world: World) -> object:
     module = getattr(torch, world.device.type, None)
     everything = getattr(module, "get_rng_state_all", None)
     return everything() if everything is not None else world.hardware.rng_state()

@@ -80,7 +80,7 @@ class Buffers:
         return buffer
 
 
-def _same_mapping(original: Mapping[Any, Any], copied: dict[Any, Any]) -> Any:
+def _same_mapping(original: Mapping[Any, Any], copied: dict[Any, Any]) -> object:
     """Rebuild an OrderedDict or Counter; any other mapping becomes a dict."""
     kind: Any = type(original)
     return kind(copied) if kind.__module__ == "collections" and kind.__name__ != "defaultdict" else copied

@@ -31,10 +31,10 @@ _POSITION: dict[str, tuple[type, ...]] = {
 class Stateful(Protocol):
     """An object whose state can be taken out and put back."""
 
-    def state_dict(self) -> Any:
+    def state_dict(self) -> object:
         """Return the state as tensors, numbers, strings, lists and dicts."""
 
-    def load_state_dict(self, state: object) -> Any:
+    def load_state_dict(self, state: Any) -> Any:
         """Put back what `state_dict` returned."""
 
 
@@ -70,7 +70,7 @@ def restorations(run: Run, source: Source) -> list[Restoration]:
     rank = run.world.rank
     found: list[Restoration] = []
 
-    def add(name: str, component: str, target: object, differ: Callable[[Any, Any], str | None] = _accept) -> None:
+    def add(name: str, component: str, target: Stateful, differ: Callable[[Any, Any], str | None] = _accept) -> None:
         found.append(_restoration(source, name, component, target, rank, differ))
 
     for index, scheduler in enumerate(run.schedulers):
@@ -111,7 +111,7 @@ def extra_components(run: Run, models: int, source: Source) -> list[Finding]:
 
 
 def _restoration(
-    source: Source, name: str, component: str, target: Any, rank: int, differ: Callable[[Any, Any], str | None]
+    source: Source, name: str, component: str, target: Stateful, rank: int, differ: Callable[[Any, Any], str | None]
 ) -> Restoration:
     try:
         source.check_listed(name)
@@ -131,7 +131,7 @@ def _accept(own: object, state: object) -> None:
     """Find nothing: only the object itself knows the form of its state."""
 
 
-def _position_difference(own: Any, state: Any) -> str | None:
+def _position_difference(own: Mapping[str, Any], state: object) -> str | None:
     """Compare the form of a loader's position with that of this version, which reads its own and all before it."""
     if not isinstance(state, Mapping):
         return f"the file holds a {type(state).__name__} instead of a dict"

@@ -31,7 +31,7 @@ _FORMAT = "format"
 
 
 class _Writable(Protocol):
-    def write(self, data: object, /) -> Any:
+    def write(self, data: Any, /) -> object:
         """Take bytes."""
 
 

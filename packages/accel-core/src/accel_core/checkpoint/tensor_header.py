@@ -211,7 +211,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return made if len(made) == len(pairs) else _Doubled(pairs)
 
 
-def _constant(word: str) -> Any:
+def _constant(word: str) -> object:
     raise ValueError(f"the number {word}, which JSON has not")
 
 

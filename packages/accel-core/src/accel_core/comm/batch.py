@@ -22,7 +22,10 @@ __all__ = [
 
 
 def send_to_device(
-    tensor: object, device: Any, non_blocking: bool = False, skip_keys: str | Sequence[str] | None = None
+    tensor: object,
+    device: torch.device | str | int,
+    non_blocking: bool = False,
+    skip_keys: str | Sequence[str] | None = None,
 ) -> Any:
     """Move a nest to a device.
 
@@ -37,7 +40,7 @@ def send_to_device(
     def is_leaf(path: tuple[Any, ...], value: object) -> bool:
         return hasattr(value, "to") or (path != () and path[-1] in skipped)
 
-    def move(path: tuple[Any, ...], value: Any) -> Any:
+    def move(path: tuple[Any, ...], value: Any) -> object:
         if not hasattr(value, "to") or (path and path[-1] in skipped):
             return value
         if isinstance(value, torch.Tensor):
@@ -97,7 +100,7 @@ def slice_tensors(
     return recursively_apply(lambda tensor: tensor[tensor_slice], data)
 
 
-def concatenate(data: Any, dim: int = 0) -> Any:
+def concatenate(data: Sequence[Any], dim: int = 0) -> Any:
     """Join a list of nests of the same structure, tensor by tensor.
 
     Args:

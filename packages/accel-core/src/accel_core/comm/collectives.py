@@ -8,7 +8,7 @@ every operation gives back what it got.
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -58,6 +58,8 @@ __all__ = [
     "slice_tensors",
 ]
 
+Nest = TypeVar("Nest")
+
 _REDUCTIONS = ("mean", "sum", "none")
 _INTEGERS_OF_GLOO = frozenset({torch.uint8, torch.int8, torch.int32, torch.int64})
 
@@ -85,7 +87,7 @@ def gather(tensor: object) -> Any:
 
 
 @torch.no_grad()
-def _gather(nest: object, here: World) -> Any:
+def _gather(nest: object, here: World) -> object:
     with participate(here, "gather") as transport:
         leaves, layout = lay_out(nest, "gather", transport.device, here.size)
         # Packed straight into the frame where it fits: then the frame is the only collective of the operation.
@@ -236,7 +238,7 @@ def _dense(leaf: torch.Tensor, transport: Transport) -> torch.Tensor:
     return leaf.to(transport.device).resolve_conj().resolve_neg().contiguous()
 
 
-def broadcast(tensor: object, from_process: int = 0) -> Any:
+def broadcast(tensor: Nest, from_process: int = 0) -> Nest:
     """Give every rank the tensors of one rank.
 
     Args:

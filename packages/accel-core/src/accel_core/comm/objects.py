@@ -115,14 +115,14 @@ class _Read:
     """
 
     def __init__(self, content: bytes | memoryview) -> None:
-        self._value: Any = None
+        self._value: object = None
         self._failure: Exception | None = None
         try:
             self._value = pickle.loads(content)
         except Exception as failure:
             self._failure = failure
 
-    def value(self) -> Any:
+    def value(self) -> object:
         """Return the object.
 
         Raises:

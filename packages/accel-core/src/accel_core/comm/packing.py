@@ -6,7 +6,7 @@ gathers the same few again and again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -25,8 +25,8 @@ _ALIKE = 4
 """Number of tensors of one shape from which they are moved as one stack."""
 _ALONE = 16 * 2**20
 """Bytes from which a tensor travels by itself, so that it is never copied into a buffer."""
-_unbind_copy: Any = torch.unbind_copy
-_split_copy: Any = torch.split_with_sizes_copy
+_unbind_copy: Callable[..., Any] = torch.unbind_copy
+_split_copy: Callable[..., Any] = torch.split_with_sizes_copy
 
 
 @record(frozen=True)

@@ -53,7 +53,7 @@ def _warn_of_nested(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def _pad_across(nest: object, dim: int, pad_index: float, pad_first: bool, here: World) -> Any:
+def _pad_across(nest: object, dim: int, pad_index: float, pad_first: bool, here: World) -> object:
     with participate(here, f"pad_across_processes(dim={dim})") as transport:
         leaves, spec = flatten(nest, "pad_across_processes")
         check_kinds(nest, "pad_across_processes", allow_nested=True)

@@ -55,7 +55,7 @@ def is_namedtuple(data: object) -> bool:
     return isinstance(data, tuple) and isinstance(fields, tuple) and all(isinstance(field, str) for field in fields)
 
 
-def honor_type(obj: Any, generator: Any) -> Any:
+def honor_type(obj: Any, generator: Iterable[Any]) -> Any:
     """Make a sequence of the class of `obj` from the items of `generator`.
 
     Args:
@@ -200,7 +200,7 @@ def recursively_apply(
         UnsupportedTypeError: `error_on_other_type` holds and a leaf does not pass the test.
     """
 
-    def apply(leaf: object) -> Any:
+    def apply(leaf: object) -> object:
         if test_type(leaf):
             return func(leaf, *args, **kwargs)
         if error_on_other_type:
@@ -243,7 +243,7 @@ def _collect(data: object, leaves: list[torch.Tensor], tokens: list[Any], operat
         return
     if isinstance(data, tuple | list):
         tokens.append((len(data),))
-        items: Any = data
+        items: Iterable[object] = data
     elif isinstance(data, Mapping):
         tokens.append(("keys", *data))
         items = data.values()

@@ -10,9 +10,8 @@ import itertools
 import json
 import time
 from datetime import timedelta
-from typing import Any
 
-from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # public; its module does not list it
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # public; its module does not list it
 
 from accel_core._torch import default_store
 from accel_core.errors import RankDisagreementError
@@ -43,7 +42,7 @@ class DesyncCheck:
         self.rank = rank
         self.size = size
         self._count = 0
-        self._store: Any = PrefixStore(f"accel/desync/{next(_generations)}", default_store())
+        self._store: Store = PrefixStore(f"accel/desync/{next(_generations)}", default_store())
 
     def check_in(self, operation: str, *, patient: bool = False) -> None:
         """Report this rank at an operation and wait until all ranks are at the same one.

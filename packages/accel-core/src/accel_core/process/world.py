@@ -26,7 +26,7 @@ __all__ = ["World", "current", "destroy", "ensure", "forget"]
 
 _LETTING_GO = 0.02
 """Seconds that threads of a process group have to let go of tensors once it was left."""
-_left: Any = None
+_left: object = None
 
 
 @record(frozen=True)
@@ -114,7 +114,7 @@ def forget() -> None:
         _world = None
 
 
-def destroy(group: Any = None) -> None:
+def destroy(group: dist.ProcessGroup | None = None) -> None:
     """Leave the process group and, for the default group, forget the world.
 
     The default group that was left last is kept as an object. A DDP model that outlives it would otherwise be the last

@@ -12,7 +12,7 @@ process on all the data. Numbers are doubles, so a gradient that is wrong by a f
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -124,7 +124,14 @@ def plain(
     return norms
 
 
-def train(accelerator: Accelerator, net: Any, optimizer: Any, loader: Any, case: Case, epochs: int) -> list[float]:
+def train(
+    accelerator: Accelerator,
+    net: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loader: Iterable[Any],
+    case: Case,
+    epochs: int,
+) -> list[float]:
     """Train through an Accelerator; return the norms of all gradients before they were clipped."""
     norms: list[float] = []
     for _ in range(epochs):
@@ -374,7 +381,7 @@ def _call(source: str, qualname: str, method: str, *args: object, **kwargs: obje
         getattr(conformance, method)(*args, **kwargs)
 
 
-def _state(accelerator: Accelerator, net: Any) -> dict[str, Any]:
+def _state(accelerator: Accelerator, net: nn.Module) -> dict[str, Any]:
     """Return a copy of the whole model's state, after comparing it with that of every rank."""
     state = {name: value.detach().clone() for name, value in accelerator.get_state_dict(net).items()}
     everywhere = gather_object([{name: value.tolist() for name, value in state.items()}])

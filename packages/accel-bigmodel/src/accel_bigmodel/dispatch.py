@@ -403,7 +403,7 @@ class _Refusal:
         self.model = model
         self.method = method
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         """Warn, and move the model only when all its weights are there."""
         move = getattr(type(self.model), self.method)
         if "_hf_hook" not in self.model.__dict__:  # its hooks were taken off: it is a plain model again

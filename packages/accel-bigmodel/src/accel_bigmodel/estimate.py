@@ -75,7 +75,7 @@ def create_empty_model(
         )
     if not is_timm_available():
         raise MissingDependencyError("timm builds this model. Found no timm. Install it with `pip install timm`.")
-    timm: Any = importlib.import_module("timm")
+    timm = importlib.import_module("timm")
 
     with init_empty_weights(include_buffers=True):
         built: nn.Module = timm.create_model(add_timm_hub_prefix(model_name), pretrained=False)

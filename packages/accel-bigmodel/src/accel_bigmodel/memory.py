@@ -1,7 +1,7 @@
 """How much memory each device has to give."""
 
 from collections.abc import Mapping
-from typing import Any
+from types import ModuleType
 
 import psutil
 import torch
@@ -14,7 +14,7 @@ __all__ = ["accelerator_module", "get_max_memory"]
 _NAMED = ("mps", "cpu", "disk")
 
 
-def accelerator_module() -> Any | None:
+def accelerator_module() -> ModuleType | None:
     """Return torch's module for the accelerator of this machine.
 
     Returns:

@@ -28,7 +28,7 @@ class _Placement:
 class _Unfilled(nn.Parameter):
     """What an empty parameter is while its model is built: random numbers that nobody would see are not traced."""
 
-    def uniform_(self, *args: Any, **kwargs: Any) -> "_Unfilled":
+    def uniform_(self, *args: object, **kwargs: object) -> "_Unfilled":
         """Give the parameter back."""
         return self
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
@@ -153,7 +153,7 @@ class _Pipeline:
         return output if here.is_last else None
 
 
-def pippy_forward(forward: Any, num_chunks: int, gather_output: bool, *args: Any, **kwargs: Any) -> Any:
+def pippy_forward(forward: Callable[..., Any], num_chunks: int, gather_output: bool, *args: Any, **kwargs: Any) -> Any:
     """Run a batch through a pipeline: pad it to whole micro-batches, run, cut the padding off.
 
     Args:
@@ -245,7 +245,7 @@ def prepare_pippy(
     with torch.no_grad():
         stages.prepare(args, kwargs, chunks)
 
-    def forward(_: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def forward(_: nn.Module, *args: object, **kwargs: object) -> Any:
         return pippy_forward(stages, chunks, bool(gather_output), *args, **kwargs)
 
     object.__setattr__(model, "forward", MethodType(forward, model))

@@ -162,7 +162,7 @@ def _plan(
     model: nn.Module,
     source: Checkpoint,
     device_map: Mapping[str, AnyDevice] | None,
-    dtype: Any,
+    dtype: object,
     keep_in_fp32: Sequence[str],
     offload_buffers: bool,
 ) -> _Plan:
@@ -246,7 +246,7 @@ def _check_filled(model: nn.Module, plan: _Plan) -> None:
         )
 
 
-def _check_offload(plan: _Plan, source: Checkpoint, offload_folder: Any, packs: bool) -> None:
+def _check_offload(plan: _Plan, source: Checkpoint, offload_folder: str | os.PathLike[str] | None, packs: bool) -> None:
     """Make sure that what has to be written can be, before anything is changed."""
     written = [
         name

@@ -137,7 +137,7 @@ def _is_floating(dtype: torch.dtype) -> bool:
 
 def _read_pickle(path: str) -> dict[str, torch.Tensor]:
     with open_plain(path) as file:
-        content: Any = load_object(file, Path(path), mmap=True)
+        content: object = load_object(file, Path(path), mmap=True)
     if not isinstance(content, Mapping):
         raise CheckpointDamagedError(
             f"A checkpoint file has to hold a state dict; got a {type(content).__name__} in {path!r}. Save "

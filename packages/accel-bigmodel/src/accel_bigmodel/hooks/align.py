@@ -56,7 +56,7 @@ def move_to(values: Any, device: torch.device, skip_keys: str | Sequence[str] | 
     return send_to_device(values, device, skip_keys=_as_list(skip_keys))
 
 
-def _as_list(skip_keys: str | Sequence[str] | None) -> Any:
+def _as_list(skip_keys: str | Sequence[str] | None) -> Sequence[str] | None:
     return [skip_keys] if isinstance(skip_keys, str) else skip_keys
 
 
@@ -81,7 +81,7 @@ class AlignDevicesHook(ModelHook):
     _pre_is_overridden = False
     _post_is_overridden = False
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, **kwargs: object) -> None:
         """Note what a subclass does around a forward; its methods are called there, and these of the class are not."""
         super().__init_subclass__(**kwargs)
         cls._pre_is_overridden = cls.pre_forward is not AlignDevicesHook.pre_forward
@@ -268,7 +268,7 @@ class AlignDevicesHook(ModelHook):
         finally:
             self._end(module)
 
-    def _sent_back(self, output: Any, device: torch.device | None) -> Any:
+    def _sent_back(self, output: object, device: torch.device | None) -> Any:
         return output if device is None else move_to(output, device, self.skip_keys)
 
     def abort_forward(self, module: nn.Module) -> None:

@@ -46,7 +46,7 @@ class Block(Generic[Content]):
         self.source = source
         self.state = BlockState.OFFLOADED
         self.users = 0
-        self.ticket: Any = None
+        self.ticket: object = None
         self.content: Content | None = None
 
     def become(self, state: BlockState) -> None:

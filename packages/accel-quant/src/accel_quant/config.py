@@ -94,7 +94,7 @@ class BnbQuantizationConfig:
             )
 
 
-def _dtype(name: str, value: Any) -> torch.dtype:
+def _dtype(name: str, value: object) -> torch.dtype:
     if isinstance(value, torch.dtype):
         return value
     if not isinstance(value, str):

@@ -207,18 +207,18 @@ class FourBits:
         return made
 
 
-def _scales(parameter: Any) -> torch.Tensor | None:
-    scales: torch.Tensor | None = parameter.SCB
+def _scales(parameter: torch.Tensor) -> torch.Tensor | None:
+    scales: torch.Tensor | None = parameter.SCB  # type: ignore[attr-defined]
     return scales
 
 
-def _state(parameter: Any) -> Any:
-    state = parameter.quant_state
+def _state(parameter: torch.Tensor) -> Any:
+    state = parameter.quant_state  # type: ignore[attr-defined]
     return state if isinstance(state, bitsandbytes().functional.QuantState) else None
 
 
-def _block(parameter: Any) -> int:
-    return int(parameter.blocksize or 64)
+def _block(parameter: torch.Tensor) -> int:
+    return int(parameter.blocksize or 64)  # type: ignore[attr-defined]
 
 
 def _check_shape(parameter: torch.Tensor, value: torch.Tensor) -> None:

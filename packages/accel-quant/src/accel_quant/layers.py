@@ -135,7 +135,7 @@ def _packed(layer: nn.Linear, config: BnbQuantizationConfig) -> nn.Module:
     return made  # type: ignore[no-any-return]
 
 
-def _keep_scales(layer: Any, _inputs: Any, _output: Any) -> None:
+def _keep_scales(layer: Any, _inputs: object, _output: object) -> None:
     """Leave the scales with the weight after a forward, where bitsandbytes moves them to the layer's state.
 
     A layer whose weight is away again (offloaded) keeps nothing of it.
@@ -147,7 +147,7 @@ def _keep_scales(layer: Any, _inputs: Any, _output: Any) -> None:
         layer.weight.SCB = state.SCB
 
 
-def _refuse_repacked(layer: Any, prefix: str, _keep_vars: bool) -> None:
+def _refuse_repacked(layer: nn.Module, prefix: str, _keep_vars: bool) -> None:
     """Raise before a state dict is made of weights that bitsandbytes can only save changed."""
     if getattr(getattr(layer.weight, "quant_state", None), "packing_format_for_cpu", False):
         raise QuantizationError(
@@ -156,7 +156,7 @@ def _refuse_repacked(layer: Any, prefix: str, _keep_vars: bool) -> None:
         )
 
 
-def _name_parts(layer: Any, state: dict[str, Any], prefix: str, _metadata: Any) -> None:
+def _name_parts(layer: Any, state: dict[str, Any], prefix: str, _metadata: object) -> None:
     """Name the parts of a weight that is away, so that who holds it can fill them in."""
     weight = layer.weight
     if weight.is_meta:

@@ -121,7 +121,9 @@ def _label(model: nn.Module, config: BnbQuantizationConfig) -> None:
         object.__setattr__(model, name, value)
 
 
-def _spread(model: nn.Module, places: dict[str, Any], index: Mapping[str, Any], offload_folder: Any) -> nn.Module:
+def _spread(
+    model: nn.Module, places: dict[str, Any], index: Mapping[str, Any], offload_folder: str | os.PathLike[str] | None
+) -> nn.Module:
     """Put hooks on a model that is on several devices."""
     if len({str(device) for device in places.values()}) == 1 and "disk" not in places.values():
         object.__setattr__(model, "hf_device_map", dict(places))
@@ -129,7 +131,7 @@ def _spread(model: nn.Module, places: dict[str, Any], index: Mapping[str, Any], 
     return dispatch_model(model, places, offload_dir=offload_folder, offload_index=index or None, force_hooks=True)
 
 
-def _check_folder(places: Mapping[str, Any], offload_folder: Any) -> None:
+def _check_folder(places: Mapping[str, Any], offload_folder: str | os.PathLike[str] | None) -> None:
     parts = [name for name, device in places.items() if str(device) == "disk"]
     if not parts:
         return
@@ -159,7 +161,7 @@ def _check_kind(config: BnbQuantizationConfig, places: Mapping[str, Any]) -> Non
         )
 
 
-def _home(device: Any) -> Any:
+def _home(device: int | str | torch.device) -> int | str | torch.device:
     """Return where weights that wait on "disk" are packed: on the CPU."""
     return "cpu" if device == "disk" else device
 

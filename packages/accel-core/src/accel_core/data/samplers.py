@@ -231,7 +231,7 @@ class CountedBatch:
         self.batch = batch
         self.counts = counts
 
-    def to(self, device: object, non_blocking: bool = False) -> CountedBatch:
+    def to(self, device: torch.device | str | int, non_blocking: bool = False) -> CountedBatch:
         """Return this batch on a device."""
         return CountedBatch(send_to_device(self.batch, device, non_blocking=non_blocking), self.counts)
 

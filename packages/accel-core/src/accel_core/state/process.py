@@ -260,7 +260,7 @@ class PartialState:
         """Make this process's device current; it is chosen and made current when the state is set up."""
         self.device = registry.named(self.device.type).place(self.local_process_index)
 
-    def destroy_process_group(self, group: object = None) -> None:
+    def destroy_process_group(self, group: torch.distributed.ProcessGroup | None = None) -> None:
         """Leave the process group (`None`: the default one); without one, do nothing."""
         if self.fork_launched and group is None:
             return

@@ -266,7 +266,7 @@ class AcceleratorState:
         """Print once per machine."""
         PartialState().print(*args, **kwargs)
 
-    def destroy_process_group(self, group: object = None) -> None:
+    def destroy_process_group(self, group: torch.distributed.ProcessGroup | None = None) -> None:
         """Leave the process group; see `PartialState.destroy_process_group`."""
         PartialState().destroy_process_group(group)
 

@@ -448,7 +448,7 @@ def torchao_required(func: _F) -> _F:
     """Make a function raise MissingDependencyError where torchao is not installed."""
 
     @functools.wraps(func)
-    def guarded(*args: Any, **kwargs: Any) -> Any:
+    def guarded(*args: object, **kwargs: object) -> Any:
         if not is_torchao_available():
             raise MissingDependencyError(
                 f"`{func.__name__}` needs torchao {_OLDEST_TORCHAO} or later, which is not installed. "
@@ -463,7 +463,7 @@ def deepspeed_required(func: _F) -> _F:
     """Make a function raise ConfigurationError where DeepSpeed is not the engine (ACCELERATE_USE_DEEPSPEED)."""
 
     @functools.wraps(func)
-    def guarded(*args: Any, **kwargs: Any) -> Any:
+    def guarded(*args: object, **kwargs: object) -> Any:
         if not environ.flag("ACCELERATE_USE_DEEPSPEED"):
             raise ConfigurationError(
                 f"`{func.__name__}` works under DeepSpeed, which is not enabled. "

@@ -69,7 +69,7 @@ def purge_accelerate_environment(func_or_cls: _F) -> _F:
 
     def wrap(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
+        def wrapper(*args: object, **kwargs: object) -> Any:
             before = environ.with_prefix("ACCELERATE_")
             try:
                 return function(*args, **kwargs)

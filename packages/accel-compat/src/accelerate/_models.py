@@ -71,7 +71,7 @@ def get_module_children_bottom_up(
     return ordered if return_fqns else [module for _, module in ordered]
 
 
-def is_peft_model(model: Any) -> bool:
+def is_peft_model(model: object) -> bool:
     """Return whether a model, prepared or not, is one of peft's."""
     peft = sys.modules.get("peft")
     return peft is not None and isinstance(extract_model_from_parallel(model, keep_torch_compile=False), peft.PeftModel)

@@ -63,7 +63,7 @@ class TensorInformation:
     dtype: torch.dtype
 
 
-def ignorant_find_batch_size(data: Any) -> int | None:
+def ignorant_find_batch_size(data: object) -> int | None:
     """Return what `find_batch_size` returns, or `None` where it finds none."""
     try:
         return find_batch_size(data)
@@ -71,27 +71,27 @@ def ignorant_find_batch_size(data: Any) -> int | None:
         return None
 
 
-def get_shape(data: Any) -> Any:
+def get_shape(data: object) -> Any:
     """Return a nest with each tensor's shape, as a list, in its place."""
     return recursively_apply(lambda tensor: list(tensor.shape), data)
 
 
-def get_data_structure(data: Any) -> Any:
+def get_data_structure(data: object) -> Any:
     """Return a nest with a `TensorInformation` in the place of each tensor."""
     return recursively_apply(lambda tensor: TensorInformation(shape=tensor.shape, dtype=tensor.dtype), data)
 
 
-def is_tensor_information(tensor_info: Any) -> bool:
+def is_tensor_information(tensor_info: object) -> bool:
     """Return whether `tensor_info` is a `TensorInformation`."""
     return isinstance(tensor_info, TensorInformation)
 
 
-def is_torch_xpu_tensor(tensor: Any) -> bool:
+def is_torch_xpu_tensor(tensor: object) -> bool:
     """Return whether `tensor` is a `torch.Tensor` that lives on an Intel XPU."""
     return isinstance(tensor, torch.Tensor) and tensor.device.type == "xpu"
 
 
-def initialize_tensors(data_structure: Any) -> Any:
+def initialize_tensors(data_structure: object) -> Any:
     """Return a nest with an uninitialised tensor, on the CPU, in the place of each `TensorInformation`."""
     return recursively_apply(
         lambda information: torch.empty(information.shape, dtype=information.dtype),
@@ -102,7 +102,7 @@ def initialize_tensors(data_structure: Any) -> Any:
 
 @contextmanager
 def GatheredParameters(  # noqa: N802  the name that DeepSpeed gave it
-    params: Any, modifier_rank: int | None = None, fwd_module: Any = None, enabled: bool = True
+    params: object, modifier_rank: int | None = None, fwd_module: object = None, enabled: bool = True
 ) -> Iterator[Any]:
     """Enter a block in which parameters are whole; without an engine that shards them they always are.
 

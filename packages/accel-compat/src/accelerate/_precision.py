@@ -49,6 +49,6 @@ class ConvertOutputsToFp32:
         self.model_forward = model_forward
         functools.update_wrapper(self, model_forward)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         """Call the forward."""
         return convert_to_fp32(self.model_forward(*args, **kwargs))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sys
 from types import ModuleType
-from typing import Any
 
 __all__ = ["RebindableModule", "write_through"]
 
@@ -24,7 +23,7 @@ _places: dict[tuple[str, str], set[tuple[str, str]]] = {}
 class RebindableModule(ModuleType):
     """A module whose set and delete reach the engine."""
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         """Set a name here and wherever the engine bound the object it stood for."""
         for module, bound in _followers(self, name):
             vars(module)[bound] = value
@@ -67,7 +66,7 @@ def _engine() -> list[ModuleType]:
     ]
 
 
-def _names(module: ModuleType, name: str, value: Any) -> list[str]:
+def _names(module: ModuleType, name: str, value: object) -> list[str]:
     """Return a module's names for an object; a plain value counts under its own name only."""
     if callable(value):
         return [bound for bound, held in vars(module).items() if held is value]

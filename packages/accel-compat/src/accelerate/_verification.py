@@ -30,7 +30,7 @@ def verify_operation(function: _F) -> _F:
     """
 
     @functools.wraps(function)
-    def checked(*args: Any, **kwargs: Any) -> Any:
+    def checked(*args: object, **kwargs: object) -> Any:
         here = world.ensure()
         if here.debug and here.size > 1:
             nest = kwargs["tensor"] if "tensor" in kwargs else args[0]
@@ -48,7 +48,7 @@ def chained_operation(function: _F) -> _F:
     """Make a disagreement inside a function name that function too, as the one that the user called."""
 
     @functools.wraps(function)
-    def named(*args: Any, **kwargs: Any) -> Any:
+    def named(*args: object, **kwargs: object) -> Any:
         try:
             return function(*args, **kwargs)
         except RankDisagreementError as failure:

@@ -325,7 +325,7 @@ def lint(session: nox.Session) -> None:
     environment.run("ruff", "check", *(session.posargs or ["."]))
     environment.run("ruff", "format", "--check", *(session.posargs or ["."]))
     environment.run("python", ROOT / ".ci" / "stubs.py", "--check")
-    environment.run("python", ROOT / ".ci" / "house.py", "--dead")
+    environment.run("python", ROOT / ".ci" / "house.py", "--check")
 
 
 @nox.session(venv_backend="none", default=False)

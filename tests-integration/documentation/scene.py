@@ -127,7 +127,7 @@ def scene(folder: Path, page: str) -> dict[str, Any]:
             cross_entropy(scores, labels, ignore_index=-1, **more), "loss_function": cross_entropy,
         "accelerator": accelerator, "model": model, "optimizer": optimizer, "schedule": schedule, "data": data,
         "loader": DataLoader(data, batch_size=16), "test_loader": DataLoader(data, batch_size=16),
-        "right": 0, "asked": 0,
+        "right": 0, "asked": 0, "requests": [torch.rand(2, 64) for _ in range(4)],
         "EPOCHS": 2, "epochs": 2, "accumulation": 2, "warm_up_then_cosine": lambda steps: lambda step: 1 - step / steps,
         "progress": Progress(), "step": 0, "loss": torch.tensor(1.0), "something_long": range(2), "folder": folder,
     }  # fmt: skip

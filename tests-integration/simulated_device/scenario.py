@@ -24,7 +24,7 @@ from accel_bigmodel import (
     load_checkpoint_and_dispatch,
     remove_hook_from_submodules,
 )
-from accel_bigmodel.hooks.prefetch import schedules_of
+from accel_bigmodel.hooks.prefetch import _residencies
 from accel_core.errors import DeviceMapError
 
 LAYER = 64 * 64 * 4 + 64 * 4
@@ -116,7 +116,9 @@ def budget(sim: Any, folder: Path) -> dict[str, Any]:
             "equal": all(torch.equal(output, expected) for output in outputs),
             "peak": sim.max_memory_allocated(0) - before,
             "left": sim.memory_allocated(0) - before,
-            "prefetches": len(schedules_of(model)),
+            "prefetches": len(
+                {id(part.binding.schedule) for part, _ in _residencies(model) if part.binding is not None}
+            ),
         }
     return {"layer": LAYER, "runs": results}
 

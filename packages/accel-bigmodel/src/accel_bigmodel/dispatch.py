@@ -512,7 +512,7 @@ def _room_left(
     max_memory: Mapping[int | str, int | str],
     dtype: str | torch.dtype | None,
 ) -> int | None:
-    """Count what the limit of the device that offloaded parts compute on leaves to weights that binding."""
+    """Count what the limit of the device that offloaded parts compute on leaves to weights that travel."""
     main = main_device_of(device_map)
     limit = get_max_memory(max_memory).get(main) if isinstance(main, (int, str)) else None
     if limit is None or main == "cpu":

@@ -441,10 +441,13 @@ class Residency:
         if not copies and self.binding is None:
             return
         try:
-            for slot, placed, value in copies:
-                self._keep_written(slot, placed, value, compare)
+            while copies:
+                self._keep_written(*copies.pop(), compare)
         finally:
-            # Last, because it may raise; by then the module is as it is between forwards.
+            # Last, because it may raise; by then the module is as it is between forwards. Nothing here may hold the
+            # weights any more: the schedule fills their room with the next block's.
+            placed = None
+            copies.clear()
             binding = self.binding
             if binding is not None and binding.acquired:
                 binding.acquired = False

@@ -1,4 +1,4 @@
-"""When the weights of which block binding: the order of the first pass, a window of bytes, four states per block."""
+"""When the weights of which block travel: the order of the first pass, a window of bytes, four states per block."""
 
 import enum
 import threading
@@ -111,7 +111,7 @@ class Transport(Protocol[Content]):
 
 
 class Schedule(Generic[Content]):
-    """Moves blocks in time: while one computes, the next ones of the recorded order binding.
+    """Moves blocks in time: while one computes, the next ones of the recorded order travel.
 
     Args:
         transport: What moves them.

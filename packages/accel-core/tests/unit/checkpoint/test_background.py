@@ -60,11 +60,10 @@ def test_a_failure_that_nobody_asked_about_ends_the_process_with_a_report(tmp_pa
     """Status 1 and the cause on standard error, at the end of a script, after sys.exit(0), and in a child process.
 
     Whatever others do at the end is done before, and what they wrote is in their files. Who asked is told once. (Where
-    accel does not end the process, the file is closed by the script: with torch and without NumPy, Python leaves it open.)
+    accel does not end the process the script closes its file: beside torch without NumPy, Python leaves it open.)
     """
-    asked = (
-        "main()\n    try:\n        folder.background.finish()\n    except Exception: print('told')\n    notes.close()"
-    )
+    asked = "main()\n    try:\n        folder.background.finish()\n    except Exception: print('told')"
+    asked += "\n    notes.close()"
     bodies = {"ends": "main()", "exits": "main(); sys.exit(0)", "child": CHILD.strip(), "asked": asked}
     for name, body in bodies.items():
         command = [sys.executable, "-c", FAILING.format(body=body), str(tmp_path / name)]

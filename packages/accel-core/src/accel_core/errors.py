@@ -4,7 +4,7 @@ A message says what is wrong, what was found and what to do. Each error also inh
 expect, so that `except ValueError` keeps working.
 
     AccelError
-    ├── ConfigurationError (ValueError)          an argument, option or plugin that cannot be meant
+    ├── ConfigurationError (ValueError)          an argument, option or plugin that is not valid
     ├── DeviceMapError (ValueError)              a placement that misses, doubles or does not hold a tensor
     ├── DeviceUnavailableError (RuntimeError)    hardware that was asked for is not here
     ├── EngineUnavailableError (NotImplementedError)  an engine that was asked for is not built
@@ -69,7 +69,7 @@ class AccelError(Exception):
 
 
 class ConfigurationError(AccelError, ValueError):
-    """An argument, option, environment variable or plugin that cannot be meant."""
+    """An argument, option, environment variable or plugin that is not valid."""
 
 
 class DeviceMapError(AccelError, ValueError):

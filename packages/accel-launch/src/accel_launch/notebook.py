@@ -96,7 +96,7 @@ def notebook_launcher(
         log_line_prefix_template: Text before every line of a process, with ${rank} and ${local_rank}.
 
     Raises:
-        ConfigurationError: The precision is unknown, or a number cannot be meant.
+        ConfigurationError: The precision is unknown, or a number is not valid.
         StateError: An Accelerator was made, or CUDA used, before; the message names the import that did.
         LaunchError: A process failed; the message ends with the traceback of the one that failed first.
     """
@@ -132,7 +132,7 @@ def notebook_launcher(
 
 
 def _check(mixed_precision: str, processes: int, node_rank: int, num_nodes: int) -> None:
-    """Refuse arguments that cannot be meant."""
+    """Refuse arguments that are not valid."""
     if mixed_precision.lower() not in _PRECISIONS:
         raise ConfigurationError(f"Mixed precision cannot be {mixed_precision!r}. Use one of {', '.join(_PRECISIONS)}.")
     if not 0 <= node_rank < num_nodes:

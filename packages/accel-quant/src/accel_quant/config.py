@@ -35,7 +35,7 @@ class BnbQuantizationConfig:
         keep_in_fp32_modules: Names of modules that stay unpacked, in float32.
 
     Raises:
-        QuantizationError: Neither or both of 8 and 4 bits, or a value that cannot be meant.
+        QuantizationError: Neither or both of 8 and 4 bits, or a value that is not valid.
     """
 
     load_in_8bit: bool = False

@@ -31,7 +31,7 @@ def configure(args: argparse.Namespace) -> int:
         0, or 1 where the file was not wanted.
 
     Raises:
-        ConfigurationError: An answer cannot be meant, or the file cannot be written.
+        ConfigurationError: An answer is not valid, or the file cannot be written.
     """
     if args.subcommand == "default":
         return default_config(args)

@@ -60,7 +60,7 @@ def launch(args: argparse.Namespace) -> int:
         The exit status.
 
     Raises:
-        ConfigurationError: The command line, the environment or the configuration file cannot be meant.
+        ConfigurationError: The command line, the environment or the configuration file is not valid.
         LaunchError: The processes could not be started.
     """
     settings = settings_from(args)

@@ -208,7 +208,7 @@ def load_config_from_file(config_file: str | Path | None) -> BaseConfig:
         A `ClusterConfig`, or a `SageMakerConfig` where the file is one for SageMaker.
 
     Raises:
-        ConfigurationError: The file does not exist or cannot be meant.
+        ConfigurationError: The file does not exist or is not valid.
     """
     file = load(config_file)
     if file is None:

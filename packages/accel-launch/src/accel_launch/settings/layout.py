@@ -48,7 +48,7 @@ def layout_of(settings: Mapping[str, Any]) -> Layout:
         The layout.
 
     Raises:
-        ConfigurationError: The numbers cannot be meant, or contradict one another.
+        ConfigurationError: The numbers are not valid, or contradict one another.
     """
     fewest, machines = _machines(settings)
     wanted, each = settings["num_processes"], settings["nproc_per_node"]

@@ -272,13 +272,18 @@ def tests(session: nox.Session) -> None:
 @nox.session(venv_backend="none")
 @nox.parametrize("package", [nox.param(name, id=name) for name in PACKAGES])
 def isolated(session: nox.Session, package: str) -> None:
-    """Test one package's wheel with nothing but what it declares, and prove that no other sibling is there."""
+    """Test one package's wheel with nothing but what it declares, and prove that no other sibling is there.
+
+    Tests of several ranks are left to the session `tests`: what a package can import is the same on every rank.
+    `nox -s "isolated(accel-core)" -- -n 3` runs them too.
+    """
     own = PACKAGES[package]
     requirements = own.third_party + own.groups.get("test", [])
     environment = Environment(session, f"isolated-{package}").provide(requirements, own.siblings, wheels=True)
     strangers = sorted(other.module for other in PACKAGES.values() if other.name not in own.siblings)
     environment.run("python", "-I", "-c", ALONE, own.module, *strangers)
-    pytest(environment, f"isolated-{package}", own.folder / "tests", *spread(session.posargs))
+    arguments = session.posargs or [*spread([]), f"--ignore={own.folder / 'tests' / 'ranks'}"]
+    pytest(environment, f"isolated-{package}", own.folder / "tests", *arguments)
 
 
 ALONE = """

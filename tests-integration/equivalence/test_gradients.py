@@ -6,6 +6,7 @@ import pytest
 from training import close, plain, with_accel, with_weights
 
 from accel_core.optim.accumulation import Accumulation
+from accel_core.plugins.accumulation import set_default_short_window
 from accel_core.process.world import ensure
 from accel_core.testing import world
 from accel_core.testing.world import run
@@ -13,11 +14,13 @@ from accel_core.testing.world import run
 CASES = [(accumulation, batches) for accumulation in (1, 2, 3) for batches in (1, 4, 5, 6)]
 
 
-def _equals_one_process(ranks: int, accumulation: int, batches: int, **data: object) -> None:
+def _equals_one_process(
+    ranks: int, accumulation: int, batches: int, *, divided_by: str = "actual", **data: object
+) -> None:
     batch = 2
     count = ranks * batch * batches
     ours = with_accel(count, batch * ranks if data.get("split_batches") else batch, accumulation, 2, **data)
-    close(ours, plain(count, ranks * batch * accumulation, 2))
+    close(ours, plain(count, ranks * batch * accumulation, 2, short_window=divided_by))
 
 
 @pytest.mark.usefixtures("fresh_state")
@@ -32,6 +35,29 @@ def test_one_rank(accumulation: int, batches: int) -> None:
 def test_two_ranks(accumulation: int, batches: int) -> None:
     """Two ranks with accumulation train as one process does on the big batch."""
     _equals_one_process(2, accumulation, batches)
+
+
+def _full_windows(ranks: int) -> None:
+    """Divide a short window by the full length, as the plugin says and as the process's default says."""
+    _equals_one_process(ranks, 3, 4, divided_by="full", short_window="full")
+    set_default_short_window("full")
+    try:
+        _equals_one_process(ranks, 3, 4, divided_by="full")
+        _equals_one_process(ranks, 3, 4, short_window="actual")
+    finally:
+        set_default_short_window("actual")
+
+
+@pytest.mark.usefixtures("fresh_state")
+def test_short_windows_divided_in_full_on_one_rank() -> None:
+    """With short_window="full" every loss counts one part of a full window, as in plain PyTorch."""
+    _full_windows(1)
+
+
+@world(2)
+def test_short_windows_divided_in_full_on_two_ranks() -> None:
+    """With short_window="full" two ranks train as one process that divides by the full window."""
+    _full_windows(2)
 
 
 @pytest.mark.parametrize("data", [{"split_batches": True}, {"dispatch_batches": True}, {"even_batches": False}])

@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from accel_core.accelerator import Accelerator
-from accel_core.plugins.accumulation import GradientAccumulationPlugin
+from accel_core.plugins.accumulation import GradientAccumulationPlugin, ShortWindow
 from accel_core.plugins.loading import DataLoaderConfiguration
 
 FEATURES, CLASSES = 6, 3
@@ -34,14 +34,19 @@ def optimizer_of(net: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(net.parameters(), lr=0.3, momentum=0.9)
 
 
-def plain(count: int, window: int, epochs: int) -> dict[str, torch.Tensor]:
-    """Train in one process, each step on one batch of `window` samples (the last of an epoch may be smaller)."""
+def plain(count: int, window: int, epochs: int, *, short_window: str = "actual") -> dict[str, torch.Tensor]:
+    """Train in one process, each step on one batch of `window` samples (the last of an epoch may be smaller).
+
+    With `short_window="full"`, each step's loss is the sum over its samples divided by `window`.
+    """
     net = model()
     optimizer = optimizer_of(net)
     x, y = samples(count).tensors
     for _ in range(epochs):
         for start in range(0, count, window):
-            nn.functional.cross_entropy(net(x[start : start + window]), y[start : start + window]).backward()
+            part = slice(start, start + window)
+            share = len(x[part]) / window if short_window == "full" else 1.0
+            (nn.functional.cross_entropy(net(x[part]), y[part]) * share).backward()
             torch.nn.utils.clip_grad_norm_(net.parameters(), 0.5)
             optimizer.step()
             optimizer.zero_grad()
@@ -49,14 +54,21 @@ def plain(count: int, window: int, epochs: int) -> dict[str, torch.Tensor]:
 
 
 def with_accel(
-    count: int, batch: int, accumulation: int, epochs: int, *, evaluate: bool = False, **data: Any
+    count: int,
+    batch: int,
+    accumulation: int,
+    epochs: int,
+    *,
+    evaluate: bool = False,
+    short_window: ShortWindow | None = None,
+    **data: Any,
 ) -> dict[str, torch.Tensor]:
     """Train through accel on this rank, with micro-batches of `batch` samples a rank.
 
     With `evaluate`, an evaluation loop runs, and another is broken off, after every batch.
     """
     accelerator = Accelerator(
-        gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=accumulation),
+        gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=accumulation, short_window=short_window),
         dataloader_config=DataLoaderConfiguration(**data),
     )
     net = model()

@@ -20,9 +20,10 @@ __all__ = ["Accumulation", "Batch"]
 class Accumulation:
     """Counts batches into windows and says which of them synchronises gradients.
 
-    A window has `num_steps` batches; the end of the training data cuts it short. The loss of each batch is divided by
-    the length that its window really has, which is known ahead for data with a length, so a short last window gives
-    the mean of its own batches. (Where the data has no length, the divisor is `num_steps`.)
+    A window has `num_steps` batches; the end of the training data cuts it short. With `short_window="actual"`, the loss
+    of each batch is divided by the length that its window really has, which is known ahead for data with a length, so a
+    short last window gives the mean of its own batches. With "full", and where the data has no length, the divisor is
+    `num_steps`.
 
     Args:
         gradient_state: Where the step's facts are shown to users.
@@ -59,7 +60,8 @@ class Accumulation:
     @property
     def divisor(self) -> int:
         """What the loss of the current batch is divided by."""
-        return self.gradient_state.num_steps if self._window is None else self._window
+        state = self.gradient_state
+        return state.num_steps if self._window is None or state.short_window == "full" else self._window
 
     def share_of(self, loss: torch.Tensor, weight: torch.Tensor | float | None, divide: bool = True) -> torch.Tensor:
         """Return what the current batch's loss counts in its window.

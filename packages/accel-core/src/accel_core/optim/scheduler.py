@@ -20,7 +20,7 @@ class AcceleratedScheduler:
     A schedule is usually written for one process. Its batches are spread over N processes, so by default it moves N
     times for each optimizer step and ends at the same sample as with one process. A schedule that counts optimizer
     steps itself needs `step_scheduler_with_optimizer=False` or `split_batches=True`; at its first step the log says at
-    which optimizer step a schedule with a known length will end.
+    which optimizer step a schedule with a known length will end. Behind the end of one with `total_steps` it stays.
 
     Args:
         scheduler: The schedule to wrap.
@@ -58,20 +58,15 @@ class AcceleratedScheduler:
             self.scheduler.step(*args, **kwargs)
             return
         if not self.gradient_state.sync_gradients:
-            if self.gradient_state.adjust_scheduler and hasattr(self.scheduler, "_step_count"):
-                self.scheduler._step_count += 1
             return
         for optimizer in self.optimizers:
             if optimizer.step_was_skipped:
                 return
         if not self._announced_end:
             self._announce_end()
-        times = self._times
-        if times == 1:
-            self.scheduler.step(*args, **kwargs)
-            return
-        for _ in range(times):
-            total = getattr(self.scheduler, "total_steps", None)
+        total = getattr(self.scheduler, "total_steps", None)
+        for _ in range(self._times):
+            # OneCycleLR raises behind its end; rounding up the steps of an epoch can lead there.
             if total is None or self.scheduler._step_count <= total:
                 self.scheduler.step(*args, **kwargs)
 

@@ -2,13 +2,46 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from numbers import Integral
+from typing import Literal, get_args
 
 from accel_core.errors import ConfigurationError
 from accel_core.plugins.handlers import KwargsHandler
 
-__all__ = ["GradientAccumulationPlugin"]
+__all__ = ["GradientAccumulationPlugin", "ShortWindow", "default_short_window", "set_default_short_window"]
+
+ShortWindow = Literal["actual", "full"]
+"""What losses of a window that the end of the data cuts short are divided by."""
+
+_default: ShortWindow = "actual"
+
+
+def default_short_window() -> ShortWindow:
+    """Return what a plugin means that leaves `short_window` at `None`."""
+    return _default
+
+
+def set_default_short_window(short_window: ShortWindow) -> None:
+    """Choose, for the whole process, what a plugin means that leaves `short_window` at `None`.
+
+    It is "actual" until somebody sets it; the drop-in sets "full" when it is imported, as that is what code written
+    for Accelerate counts on. It is read at every step, so it also holds for Accelerators that exist.
+
+    Raises:
+        ConfigurationError: Another word.
+    """
+    global _default
+    _check(short_window)
+    _default = short_window
+
+
+def _check(short_window: object) -> None:
+    if short_window not in get_args(ShortWindow):
+        raise ConfigurationError(
+            f"It is not known what a short window is divided by; got short_window={short_window!r}. "
+            f"Use one of {list(get_args(ShortWindow))}."
+        )
 
 
 @dataclass
@@ -17,23 +50,29 @@ class GradientAccumulationPlugin(KwargsHandler):
 
     Args:
         num_steps: Number of batches whose gradients are added up before the optimizer steps.
-        adjust_scheduler: Whether the schedule moves once a batch, also while gradients are only added up.
+        adjust_scheduler: Has no effect, as in Accelerate 1.15.0: a schedule moves when the optimizer steps.
         sync_with_dataloader: Whether the last batch of a loader ends the window, however short it is.
         sync_each_batch: Whether ranks exchange gradients at every batch: more traffic, less memory.
+        short_window: What losses of a window are divided by that the end of the data cuts short: "actual", the batches
+            that it really has, or "full", `num_steps` as everywhere. `None` means the process's default; see
+            `set_default_short_window`.
 
     Raises:
-        ConfigurationError: `num_steps` is not a whole number of at least 1.
+        ConfigurationError: `num_steps` is not a whole number of at least 1, or `short_window` is another word.
     """
 
     num_steps: int | None = None
     adjust_scheduler: bool = True
     sync_with_dataloader: bool = True
     sync_each_batch: bool = False
+    short_window: ShortWindow | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        """Refuse a window that never ends."""
+        """Refuse a window that never ends, or one that is divided by nobody knows what."""
         if self.num_steps is not None and (not isinstance(self.num_steps, Integral) or self.num_steps < 1):
             raise ConfigurationError(
                 f"Gradients are accumulated over a whole number of batches; got num_steps={self.num_steps!r}. "
                 "Use 1 or more."
             )
+        if self.short_window is not None:
+            _check(self.short_window)

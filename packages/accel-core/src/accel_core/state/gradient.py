@@ -7,7 +7,7 @@ from collections.abc import Sized
 from typing import Any, ClassVar
 
 from accel_core.host import heartbeat
-from accel_core.plugins.accumulation import GradientAccumulationPlugin
+from accel_core.plugins.accumulation import GradientAccumulationPlugin, ShortWindow, default_short_window
 
 __all__ = ["GradientState"]
 
@@ -86,8 +86,8 @@ class GradientState:
 
     @property
     def adjust_scheduler(self) -> bool:
-        """Whether the schedule counts the batches of a window although it does not step on them."""
-        return bool(self.plugin_kwargs.get("adjust_scheduler", False))
+        """Always False: a schedule moves when the optimizer steps, whatever the plugin says."""
+        return False
 
     @property
     def sync_with_dataloader(self) -> bool:
@@ -98,6 +98,12 @@ class GradientState:
     def sync_each_batch(self) -> bool:
         """Whether ranks synchronise gradients at every batch, to save memory at the price of speed."""
         return bool(self.plugin_kwargs.get("sync_each_batch", False))
+
+    @property
+    def short_window(self) -> ShortWindow:
+        """What losses of a window that the end of the data cuts short are divided by; see the plugin."""
+        chosen: ShortWindow | None = self.plugin_kwargs.get("short_window")
+        return default_short_window() if chosen is None else chosen
 
     @property
     def dataloader_references(self) -> list[Any]:

@@ -29,16 +29,17 @@ def test_moves_for_each_optimizer_step(kwargs: dict[str, object], moves: int) ->
     assert schedule.get_last_lr() == [1.0 / (moves + 1)]
 
 
-def test_waits_inside_a_window() -> None:
-    """No step of the optimizer, no step of the schedule; its count moves on where that is asked for."""
-    GradientState(GradientAccumulationPlugin(num_steps=2))
+@pytest.mark.parametrize("adjust", [True, False])
+def test_waits_inside_a_window(adjust: bool) -> None:
+    """No step of the optimizer, no step of the schedule and none counted, whatever adjust_scheduler says."""
+    GradientState(GradientAccumulationPlugin(num_steps=2, adjust_scheduler=adjust))
     optimizer, schedule = _made()
     counted = schedule._step_count
     GradientState()._set_sync_gradients(False)
     optimizer.step()
     schedule.step()
     assert schedule.get_last_lr() == [1.0]
-    assert schedule._step_count == counted + GradientState().adjust_scheduler
+    assert schedule._step_count == counted
 
 
 def test_waits_for_a_skipped_step() -> None:
@@ -70,6 +71,25 @@ def test_never_moves_past_its_end_and_tells_it_once(caplog: pytest.LogCaptureFix
     told = [record.getMessage() for record in caplog.records if "ends at optimizer step" in record.getMessage()]
     assert len(told) == 1
     assert "optimizer step 3" in told[0]
+
+
+@pytest.mark.parametrize("kwargs", [{"replicas": 1}, {"replicas": 3, "split_batches": True}])
+def test_stays_at_its_end_where_it_moves_once_a_step(kwargs: dict[str, object]) -> None:
+    """Steps behind the end of OneCycleLR, which raises there, are passed over; those before are its own."""
+    optimizer = AcceleratedOptimizer(torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0, momentum=0.9))
+    schedule = AcceleratedScheduler(
+        OneCycleLR(optimizer.optimizer, max_lr=1.0, total_steps=4),
+        optimizer,
+        **kwargs,  # type: ignore[arg-type]
+    )
+    plain = OneCycleLR(torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0, momentum=0.9), 1.0, total_steps=4)
+    plain.optimizer.step()
+    for step in range(7):
+        optimizer.step()
+        schedule.step()
+        if step < 4:
+            plain.step()
+        assert schedule.get_last_lr() == plain.get_last_lr()
 
 
 def test_state_is_the_wrapped_ones() -> None:

@@ -4,7 +4,11 @@ import pytest
 
 from accel_core.errors import ConfigurationError
 from accel_core.options.enums import DynamoBackend
-from accel_core.plugins.accumulation import GradientAccumulationPlugin
+from accel_core.plugins.accumulation import (
+    GradientAccumulationPlugin,
+    default_short_window,
+    set_default_short_window,
+)
 from accel_core.plugins.compilation import TorchDynamoPlugin
 from accel_core.plugins.loading import DataLoaderConfiguration
 from accel_core.plugins.project import ProjectConfiguration
@@ -32,6 +36,15 @@ def test_accumulation_windows_end(steps: object) -> None:
     """A window of no, negative or broken length is refused."""
     with pytest.raises(ConfigurationError, match="num_steps"):
         GradientAccumulationPlugin(num_steps=steps)  # type: ignore[arg-type]
+
+
+def test_short_windows_are_divided_by_a_known_length() -> None:
+    """Another word than actual and full is refused, as an argument and as the default, which stays what it was."""
+    with pytest.raises(ConfigurationError, match=r"got short_window='half'.*actual.*full"):
+        GradientAccumulationPlugin(short_window="half")  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match=r"got short_window='half'"):
+        set_default_short_window("half")  # type: ignore[arg-type]
+    assert default_short_window() == "actual"
 
 
 def test_accumulation_kwargs_are_what_was_changed() -> None:

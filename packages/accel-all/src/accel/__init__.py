@@ -83,6 +83,7 @@ _NAMES = {
         "RankDisagreementError",
         "RemoteRankError",
         "StateError",
+        "StateResetError",
         "TrackerError",
         "TrackerInterfaceError",
         "UnsafeCheckpointError",

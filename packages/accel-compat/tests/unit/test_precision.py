@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from accel_core.state import AcceleratorState
+from accel_core.accelerator import Accelerator
 from accelerate._precision import ConvertOutputsToFp32, get_mixed_precision_context_manager
 
 pytestmark = pytest.mark.usefixtures("fresh_state")
@@ -17,7 +17,7 @@ def test_outputs_come_back_in_fp32() -> None:
 
 def test_context_follows_the_run() -> None:
     """The functional context computes in the run's precision, and does nothing without native_amp."""
-    AcceleratorState(mixed_precision="bf16")
+    Accelerator(mixed_precision="bf16")
     x = torch.ones(2, 2)
     with get_mixed_precision_context_manager(True):
         assert (x @ x).dtype is torch.bfloat16

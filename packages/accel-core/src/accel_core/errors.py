@@ -14,7 +14,8 @@ expect, so that `except ValueError` keeps working.
     ├── OutOfMemoryError (RuntimeError)          no batch is small enough for the memory that is there
     ├── PreparationError (ValueError)            objects that `prepare` cannot put together
     ├── QuantizationError (ValueError)           weights that cannot be packed as asked
-    ├── StateError (RuntimeError)                process, run or step state asked for in the wrong order
+    ├── StateError (RuntimeError, ValueError)    process, run or step state asked for in the wrong order
+    │   └── StateResetError (AttributeError)         an attribute of a state that was reset
     ├── TrackerError (RuntimeError)              an experiment tracker failed
     │   └── TrackerInterfaceError (NotImplementedError)  a tracker's class lacks what every tracker has
     ├── UnsupportedTypeError (TypeError)         a value of a type that an operation cannot take
@@ -57,6 +58,7 @@ __all__ = [
     "RankView",
     "RemoteRankError",
     "StateError",
+    "StateResetError",
     "TrackerError",
     "TrackerInterfaceError",
     "UnsafeCheckpointError",
@@ -108,8 +110,12 @@ class QuantizationError(AccelError, ValueError):
     """Weights or a configuration that cannot be quantized as asked."""
 
 
-class StateError(AccelError, RuntimeError):
+class StateError(AccelError, RuntimeError, ValueError):
     """Process, run or step state was asked for before it exists or after it ended."""
+
+
+class StateResetError(StateError, AttributeError):
+    """An attribute was read of a state object that was reset while it lived; `hasattr` and `getattr` understand it."""
 
 
 class TrackerError(AccelError, RuntimeError):

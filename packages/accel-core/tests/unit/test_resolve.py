@@ -104,7 +104,7 @@ def test_a_second_accelerator_gets_the_engine_of_the_first(through: str) -> None
         Accelerator(fsdp_plugin=plugin)
         os.environ["ACCELERATE_USE_FSDP"] = ""
     else:
-        AcceleratorState(fsdp_plugin=plugin)
+        AcceleratorState(fsdp_plugin=plugin, _from_accelerator=True)
     second = Accelerator()
     assert type(second._runtime.strategy) is Sharded
     assert second._runtime.strategy.parts.plugin is plugin

@@ -13,7 +13,7 @@ import torch
 from accel_core.comm import control
 from accel_core.comm.split import split_for_rank
 from accel_core.devices import registry
-from accel_core.errors import ConfigurationError, StateError
+from accel_core.errors import ConfigurationError, StateError, StateResetError
 from accel_core.host import environ
 from accel_core.options.enums import DistributedType
 from accel_core.process import world
@@ -93,7 +93,7 @@ class PartialState:
     debug: bool
     fork_launched: bool
 
-    def __init__(self, cpu: bool = False, **kwargs: object) -> None:
+    def __init__(self, cpu: bool = False, **kwargs: Any) -> None:
         self.__dict__ = self._shared_state
         if self.initialized:
             return
@@ -127,8 +127,8 @@ class PartialState:
 
     def __getattr__(self, name: str) -> Any:
         if name in self._known_attributes:
-            raise StateError(
-                f"PartialState has no {name!r}; its state was reset while this object lived. "
+            raise StateResetError(
+                f"This PartialState was reset while it lived; got a question for its {name!r}. "
                 "Make a new PartialState() or Accelerator()."
             )
         raise AttributeError(f"'PartialState' object has no attribute '{name}'")
@@ -219,7 +219,8 @@ class PartialState:
         """Make a function run on the main process only; elsewhere it returns `None`."""
         if not self.initialized:
             raise StateError(
-                "on_main_process was used before the state exists. Make a PartialState() or Accelerator() first."
+                "on_main_process needs to know the processes; got a PartialState that was reset. "
+                "Make a PartialState() or Accelerator() first."
             )
         if function is None:
             return partial(self.on_main_process)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from accel_core.errors import ConfigurationError, StateError
+from accel_core.errors import ConfigurationError, StateError, StateResetError
 from accel_core.host import environ
 from accel_core.options.enums import DistributedType, PrecisionType
 from accel_core.process.world import World, current
@@ -70,7 +70,8 @@ def settle_precision(wanted: str | None, cpu: bool = False) -> str:
 class AcceleratorState:
     """The process and how it trains: precision, plugins, the label of the strategy.
 
-    Every instance shares one state. An Accelerator makes the first one; users make others to read it.
+    Every instance shares one state. An Accelerator makes the first one; users make others to read it. Arguments other
+    than `mixed_precision` and `cpu` count in the first one alone.
 
     Args:
         mixed_precision: `no`, `fp16`, `bf16` or `fp8`; `None` reads ACCELERATE_MIXED_PRECISION.
@@ -84,6 +85,7 @@ class AcceleratorState:
         **kwargs: Passed to `torch.distributed.init_process_group`.
 
     Raises:
+        StateError: No Accelerator was made yet.
         ConfigurationError: An unknown precision, or one that contradicts the state that exists.
     """
 
@@ -118,6 +120,10 @@ class AcceleratorState:
         **kwargs: object,
     ) -> None:
         self.__dict__ = self._shared_state
+        if not _from_accelerator and not self.initialized:
+            raise StateError(
+                "An AcceleratorState shows what an Accelerator decided; got no Accelerator yet. Make one first."
+            )
         if PartialState._shared_state == {}:
             PartialState(cpu, **kwargs)
         self.__dict__.update({k: v for k, v in PartialState._shared_state.items() if k != "distributed_type"})
@@ -143,13 +149,13 @@ class AcceleratorState:
 
         Args:
             label: The strategy's label, which both views show.
-            **facts: Plugins, the mesh, the layout and the engine by the names of the shared state; `None` changes
-                nothing.
+            **facts: Plugins, the mesh, the layout, the engine and the backend by the names of the shared state; `None`
+                changes nothing.
         """
         self.__dict__.update({name: value for name, value in facts.items() if value is not None})
         self.deepspeed_plugins = _by_name(self.deepspeed_plugins)
         self.distributed_type = label
-        PartialState._shared_state["distributed_type"] = label
+        PartialState._shared_state.update(distributed_type=label, backend=self.backend)
         plugins = list((self.deepspeed_plugins or {}).values())
         if plugins and not any(getattr(plugin, "selected", False) for plugin in plugins):
             plugins[0].select(_from_accelerator_state=True)
@@ -162,8 +168,8 @@ class AcceleratorState:
 
     def __getattr__(self, name: str) -> Any:
         if name in self._known_attributes:
-            raise StateError(
-                f"AcceleratorState has no {name!r}; its state was reset while this object lived. "
+            raise StateResetError(
+                f"This AcceleratorState was reset while it lived; got a question for its {name!r}. "
                 "Make a new Accelerator()."
             )
         raise AttributeError(f"'AcceleratorState' object has no attribute '{name}'")

@@ -5,7 +5,8 @@ import pickle
 import pytest
 import torch
 
-from accel_core.errors import ConfigurationError, DataError, StateError
+from accel_core.accelerator import Accelerator
+from accel_core.errors import ConfigurationError, DataError, StateError, StateResetError
 from accel_core.host.environ import patch_environment
 from accel_core.options.enums import DistributedType
 from accel_core.plugins.accumulation import GradientAccumulationPlugin
@@ -27,11 +28,28 @@ def test_every_partial_state_is_one() -> None:
 
 
 def test_old_object_after_a_reset_says_so() -> None:
-    """An attribute of a state that was reset is a named error, not nonsense."""
+    """An attribute of a state that was reset is a named error, which hasattr and getattr with a default understand."""
+    process, run = PartialState(), Accelerator().state
+    AcceleratorState._reset_state(reset_partial_state=True)
+    for state in (process, run):
+        with pytest.raises(StateResetError, match=r"was reset while it lived; got .*'device'"):
+            _ = state.device
+        assert not hasattr(state, "num_processes")
+        assert getattr(state, "num_processes", 7) == 7
+
+
+def test_state_of_a_run_before_there_is_one_is_refused() -> None:
+    """It is a ValueError, and the Accelerator that is made next still chooses the precision."""
+    with pytest.raises(StateError, match="got no Accelerator yet") as caught:
+        AcceleratorState()
+    assert isinstance(caught.value, ValueError)
+    assert not is_initialized()
     state = PartialState()
     PartialState._reset_state()
-    with pytest.raises(StateError, match="reset while this object lived"):
-        _ = state.device
+    with pytest.raises(StateError, match="on_main_process needs to know the processes") as caught:
+        state.on_main_process(print)
+    assert isinstance(caught.value, ValueError)
+    assert Accelerator(mixed_precision="bf16").state.mixed_precision == "bf16"
 
 
 def test_label_follows_the_environment_of_the_moment() -> None:
@@ -43,20 +61,20 @@ def test_label_follows_the_environment_of_the_moment() -> None:
 def test_run_state_reads_precision_from_the_environment() -> None:
     """ACCELERATE_MIXED_PRECISION counts where no argument is given."""
     with patch_environment(ACCELERATE_MIXED_PRECISION="BF16"):
-        assert AcceleratorState().mixed_precision == "bf16"
+        assert Accelerator().state.mixed_precision == "bf16"
     assert is_initialized()
 
 
 def test_unknown_precision_leaves_no_state() -> None:
     """The error lists the known ones, and nothing was set."""
     with pytest.raises(ConfigurationError, match=r"'fp4'.*bf16"):
-        AcceleratorState(mixed_precision="fp4")
+        Accelerator(mixed_precision="fp4")
     assert "_mixed_precision" not in AcceleratorState._shared_state
 
 
 def test_second_precision_is_refused() -> None:
     """One process trains in one precision."""
-    AcceleratorState(mixed_precision="bf16")
+    Accelerator(mixed_precision="bf16")
     with pytest.raises(ConfigurationError, match=r"'bf16'.*'fp16'"):
         AcceleratorState(mixed_precision="fp16")
     assert AcceleratorState().mixed_precision == "bf16"
@@ -64,10 +82,10 @@ def test_second_precision_is_refused() -> None:
 
 def test_reset_of_the_run_keeps_the_process() -> None:
     """Only reset_partial_state also forgets the process."""
-    AcceleratorState()
+    Accelerator()
     AcceleratorState._reset_state()
     assert PartialState._shared_state != {}
-    AcceleratorState()
+    Accelerator()
     AcceleratorState._reset_state(reset_partial_state=True)
     assert PartialState._shared_state == {}
 

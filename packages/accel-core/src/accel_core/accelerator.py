@@ -955,7 +955,7 @@ class Accelerator:
         """Finish the trackers and a save under way, and leave the process group; call it at the end of a script."""
         self._runtime.hub.finish()
         background.finish()
-        if self.use_distributed:
+        if self._runtime.world.backend is not None:
             world.destroy()
 
     def __repr__(self) -> str:

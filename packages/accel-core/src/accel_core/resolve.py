@@ -109,12 +109,14 @@ def resolve(given: Arguments) -> tuple[Runtime, AcceleratorState]:
     place = rendezvous.locate()
     rank, processes = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (place.rank, place.size)
     choice = _choice(given, handlers, processes, parallelism)
-    layout = choice.strategy.lay_out(rank, processes, parallelism, next(iter(choice.plugins), None))
+    plugin = next(iter(choice.plugins), None)
+    layout = choice.strategy.lay_out(rank, processes, parallelism, plugin)
+    needs = choice.strategy.group_needs(plugin)
     project = _project(given)
 
     # All contradictions were refused; from here on ranks meet.
     init = handlers.get("InitProcessGroupKwargs")
-    here = world.ensure(given.cpu, **(init.to_kwargs() if init is not None else {}))
+    here = world.ensure(given.cpu, needs, **(init.to_kwargs() if init is not None else {}))
     mesh = parallelism.get_device_mesh(here.device.type) if parallelism is not None and here.size > 1 else None
     strategy = choice.strategy(
         Parts(
@@ -170,6 +172,7 @@ def _publish(
         parallelism_config=parallelism,
         device_mesh=parts.mesh,
         _layout=parts.layout,
+        backend=parts.world.backend,
         _engine=choice if choice.is_engine else None,
     )
     if choice.flag:

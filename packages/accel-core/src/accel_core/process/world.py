@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import HashStore  # type: ignore[attr-defined]  # public; its module does not list it
 
 from accel_core._records import record
 from accel_core.devices import registry
@@ -22,11 +23,27 @@ from accel_core.host.affinity import set_numa_affinity
 from accel_core.options.enums import DistributedType
 from accel_core.process import rendezvous
 
-__all__ = ["World", "current", "destroy", "ensure", "forget"]
+__all__ = ["GroupNeeds", "World", "current", "destroy", "ensure", "forget"]
+
+_HOST_BACKENDS = ("gloo", "mpi", "ucc")
+"""Process-group backends that move tensors on the CPU, whatever else they move."""
 
 _LETTING_GO = 0.02
 """Seconds that threads of a process group have to let go of tensors once it was left."""
 _left: object = None
+
+
+@record(frozen=True)
+class GroupNeeds:
+    """What a process group has to do beyond joining several processes on their devices.
+
+    Attributes:
+        alone: It is there for one process too, as sharding and offloading want one to work with.
+        host: It moves tensors on the CPU too, where weights and gradients are that a device offloads.
+    """
+
+    alone: bool = False
+    host: bool = False
 
 
 @record(frozen=True)
@@ -77,6 +94,7 @@ class World:
 
 
 _world: World | None = None
+_NOTHING = GroupNeeds()
 _lock = threading.RLock()
 
 
@@ -85,25 +103,35 @@ def current() -> World | None:
     return _world
 
 
-def ensure(cpu: bool = False, **init: object) -> World:
+def ensure(cpu: bool = False, needs: GroupNeeds = _NOTHING, **init: object) -> World:
     """Return the world, setting it up from the environment on the first call.
 
-    With several processes, this joins the process group, so every rank has to come here.
+    With several processes, this joins the process group, so every rank has to come here. A later call whose `needs`
+    want a group of one process makes it.
 
     Args:
         cpu: Compute on the CPU whatever hardware is here.
+        needs: What the process group has to do besides.
         **init: Passed to `torch.distributed.init_process_group` (`backend`, `init_method`, `timeout` …).
 
     Raises:
-        ConfigurationError: The environment contradicts itself, or `cpu=True` comes after a GPU was taken.
+        ConfigurationError: The environment contradicts itself, or the process group that is there does less than
+            `needs`.
     """
     global _world
     world = _world
-    if world is not None:
+    if world is not None and needs == _NOTHING:
         return world
     with _lock:
         if _world is None:
-            _world = _set_up(cpu or environ.flag("ACCELERATE_USE_CPU"), init)
+            _world = _set_up(cpu or environ.flag("ACCELERATE_USE_CPU"), needs, init)
+        elif needs.alone and not dist.is_initialized():
+            backend = _join(rendezvous.locate(), _world.hardware, _world.device, needs, init)
+            _world = replace(_world, backend=backend)
+        _check_group(needs)
+        if _world.backend is not None:
+            atexit.unregister(_let_go)
+            atexit.register(_let_go)
         return _world
 
 
@@ -135,7 +163,16 @@ def destroy(group: dist.ProcessGroup | None = None) -> None:
         forget()
 
 
-def _set_up(cpu: bool, init: dict[str, Any]) -> World:
+def _check_group(needs: GroupNeeds) -> None:
+    if needs.host and dist.is_initialized() and "cpu:" not in dist.get_backend_config():
+        raise ConfigurationError(
+            f"What is offloaded to the CPU needs a process group that moves its tensors; got {dist.get_backend()!r}. "
+            "Make the Accelerator before anything else joins the processes, or name a backend for both: "
+            'InitProcessGroupKwargs(backend="cuda:nccl,cpu:gloo").'
+        )
+
+
+def _set_up(cpu: bool, needs: GroupNeeds, init: dict[str, Any]) -> World:
     wanted = environ.text("ACCELERATE_TORCH_DEVICE")
     hardware = registry.choose(cpu=cpu, wanted=wanted)
     place = rendezvous.locate()
@@ -146,11 +183,10 @@ def _set_up(cpu: bool, init: dict[str, Any]) -> World:
     backend: str | None = None
     if dist.is_initialized():
         backend = str(dist.get_backend())
-    elif place.size > 1 or ("init_method" in init and environ.text("ACCELERATE_USE_DEEPSPEED") == "true"):
-        backend = _join(place, hardware, device, init)
-    if backend is not None:
-        atexit.unregister(_let_go)
-        atexit.register(_let_go)
+    elif (
+        place.size > 1 or needs.alone or ("init_method" in init and environ.text("ACCELERATE_USE_DEEPSPEED") == "true")
+    ):
+        backend = _join(place, hardware, device, needs, init)
     if environ.flag("ACCELERATE_CPU_AFFINITY"):
         set_numa_affinity(place.local_rank)
     if place.size > 1 and device.type == "cpu":
@@ -179,9 +215,11 @@ def _let_go() -> None:
         time.sleep(_LETTING_GO)
 
 
-def _join(place: rendezvous.ProcessEnv, hardware: Device, device: torch.device, init: dict[str, Any]) -> str:
+def _join(
+    place: rendezvous.ProcessEnv, hardware: Device, device: torch.device, needs: GroupNeeds, init: dict[str, Any]
+) -> str:
     arguments = {name: value for name, value in init.items() if value is not None}
-    backend = str(arguments.pop("backend", None) or hardware.backend)
+    backend = _backend_for(device.type, str(arguments.pop("backend", None) or hardware.backend), needs)
     timeout = arguments.get("timeout")
     if timeout is not None and not isinstance(timeout, timedelta):
         raise ConfigurationError(
@@ -192,9 +230,11 @@ def _join(place: rendezvous.ProcessEnv, hardware: Device, device: torch.device, 
     if meeting_file is not None and "init_method" not in arguments:
         arguments |= {"init_method": f"file://{os.path.abspath(meeting_file)}"}
         arguments |= {"rank": place.rank, "world_size": place.size}
+    elif place.size == 1 and "init_method" not in arguments:
+        arguments |= {"store": HashStore(), "rank": 0, "world_size": 1}
     else:
         rendezvous.publish(place)
-    if not dist.is_backend_available(backend.split(":")[-1]) and ":" not in backend:
+    if not all(dist.is_backend_available(part.split(":")[-1]) for part in backend.split(",")):
         raise ConfigurationError(
             f"The process-group backend {backend!r} is not part of torch {torch.__version__}; the device is "
             f"{device}. Pass InitProcessGroupKwargs(backend=...) with one that is, such as gloo."
@@ -206,6 +246,13 @@ def _join(place: rendezvous.ProcessEnv, hardware: Device, device: torch.device, 
             "Start all processes with one launcher."
         )
     return backend
+
+
+def _backend_for(device: str, backend: str, needs: GroupNeeds) -> str:
+    """Return a backend that moves tensors of the device, and where asked those on the CPU."""
+    if not needs.host or device == "cpu" or ":" in backend or backend in _HOST_BACKENDS:
+        return backend
+    return f"{device}:{backend},cpu:gloo"
 
 
 def _label(hardware: Device, size: int) -> DistributedType:

@@ -22,6 +22,7 @@ from accel_core.options.enums import DistributedType
 from accel_core.plugins.parallelism import ParallelismConfig
 from accel_core.precision import registry as precisions
 from accel_core.precision.precision import Precision
+from accel_core.process.world import GroupNeeds
 from accel_core.strategies import placement, recipe
 from accel_core.strategies.bundle import Bundle, Kind
 from accel_core.strategies.parts import Kit, Parts, PrecisionRequest
@@ -63,8 +64,8 @@ class Strategy(ABC):
 
     Called in this order:
 
-    1. Once for a run: `lay_out`, before any process group exists; the constructor, with the world, the layout, the mesh
-       and the strategy's own plugins; there `precision`; then `label`.
+    1. Once for a run: `lay_out` and `group_needs`, before any process group exists; the constructor, with the world,
+       the layout, the mesh and the strategy's own plugins; there `precision`; then `label`.
     2. For every `Accelerator.prepare`: `kind_of` for each object, `check`, which may refuse and changes nothing, and
        `prepare`, which owns the order. For a model alone, `prepare_model`; for an optimizer, `rebind` and `stepper`.
     3. For every batch: `no_sync` around a batch that does not end its window (or `sync_next_backward`), `backward`;
@@ -118,6 +119,15 @@ class Strategy(ABC):
         """
         sized = parallelism is not None and parallelism.total_size > 1
         return Layout.of(rank, world_size, parallelism.sizes if sized and parallelism is not None else None)
+
+    @classmethod
+    def group_needs(cls, plugin: Any) -> GroupNeeds:
+        """Return what the process group of the run has to do beyond joining several processes on their devices.
+
+        Args:
+            plugin: The strategy's own plugin.
+        """
+        return GroupNeeds()
 
     def precision(self, asked: PrecisionRequest) -> Precision:
         """Return the number format of forward passes, with its gradient scaler; an engine may own both itself.

@@ -8,20 +8,25 @@ import os
 import warnings
 from collections.abc import Iterable, Iterator, MutableMapping
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import Any, Literal, get_args
 
 from accel_core.errors import ConfigurationError, MissingDependencyError
+from accel_core.logging import get_logger
 from accel_core.options.enums import LoggerType
 from accel_core.tracking.tracker import GeneralTracker
 
 __all__ = [
     "ENTRY_POINT_GROUP",
     "LOGGER_TYPE_TO_CLASS",
+    "MissingLibrary",
     "filter_trackers",
     "get_available_trackers",
     "is_available",
     "register_tracker_class",
+    "set_default_missing_library",
 ]
+
+logger = get_logger(__name__)
 
 ENTRY_POINT_GROUP = "accel.trackers"
 """Entry-point group in which a distribution offers tracker classes by name."""
@@ -29,6 +34,25 @@ ENTRY_POINT_GROUP = "accel.trackers"
 _SIBLING = "accel-trackers"
 
 Wanted = str | LoggerType | GeneralTracker
+
+MissingLibrary = Literal["raise", "warn"]
+"""What asking for a tracker does whose library is not installed: an error, or one warning and a run without it."""
+
+_missing_library_does: MissingLibrary = "raise"
+
+
+def set_default_missing_library(what: MissingLibrary) -> None:
+    """Choose, for the whole process, what asking for a tracker does whose library is not installed.
+
+    Raises:
+        ConfigurationError: It is neither `"raise"` nor `"warn"`; nothing changes.
+    """
+    global _missing_library_does
+    if what not in get_args(MissingLibrary):
+        raise ConfigurationError(
+            f"What a missing library does is unknown; got {what!r}. Use one of {', '.join(get_args(MissingLibrary))}."
+        )
+    _missing_library_does = what
 
 
 class _TrackerClasses(MutableMapping[str, type[GeneralTracker]]):
@@ -133,7 +157,7 @@ def filter_trackers(
 
     Raises:
         ConfigurationError: A name is unknown, or a tracker needs a folder and none is given.
-        MissingDependencyError: A tracker's library is not installed.
+        MissingDependencyError: A tracker's library is not installed, and that raises in this process.
     """
     if log_with is None:
         return []
@@ -148,30 +172,35 @@ def filter_trackers(
             usable = [name for name in LOGGER_TYPE_TO_CLASS if is_available(name)]
             names = [name for name in usable if logging_dir is not None or not _needs_folder(name)]
         else:
-            names = [_checked(name, logging_dir)]
+            names = _checked(name, logging_dir)
         found = [LoggerType(name) if name in LoggerType else name for name in names]
         chosen += [item for item in found if item not in chosen]
     return chosen
 
 
-def _checked(name: object, logging_dir: str | os.PathLike[str] | None) -> str:
+def _checked(name: object, logging_dir: str | os.PathLike[str] | None) -> list[str]:
+    """Return the name of a tracker that was asked for, or nothing where the run does without it."""
     if not isinstance(name, str) or name not in LOGGER_TYPE_TO_CLASS:
         raise _unknown(name)
     tracker_class = LOGGER_TYPE_TO_CLASS[name]
     library = _missing_library(tracker_class)
     if library is not None:
         ours = tracker_class.__module__.startswith("accel_trackers.")
-        install = f'pip install "{_SIBLING}[{name}]"' if ours else f"pip install {library}"
-        raise MissingDependencyError(
+        problem = (
             f"The tracker {name!r} needs a library that is not installed; looked for "
-            f"{' or '.join(tracker_class.libraries)}. Install it: {install}"
+            f"{' or '.join(tracker_class.libraries)}."
         )
+        install = f'pip install "{_SIBLING}[{name}]"' if ours else f"pip install {library}"
+        if _missing_library_does == "raise":
+            raise MissingDependencyError(f"{problem} Install it: {install}")
+        logger.warning_once(f"{problem} The run goes on without this tracker. Install it: {install}")
+        return []
     if logging_dir is None and _needs_folder(name):
         raise ConfigurationError(
             f"The tracker {name!r} writes to a folder and none is known; logging_dir is None. Pass "
             "project_dir=... or project_config=ProjectConfiguration(logging_dir=...) to the Accelerator."
         )
-    return name
+    return [name]
 
 
 def _unknown(name: object) -> ConfigurationError:

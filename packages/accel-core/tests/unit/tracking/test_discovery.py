@@ -83,6 +83,20 @@ def test_missing_library():
         discovery.filter_trackers("lacking")
 
 
+def test_a_missing_library_is_passed_over_where_the_process_says_so(caplog):
+    """With the default `warn`, a run does without the tracker: one warning, however often it is asked for."""
+    discovery.set_default_missing_library("warn")
+    try:
+        assert discovery.filter_trackers(["lacking", "mine"]) == ["mine"]
+        assert discovery.filter_trackers("lacking") == []
+        with pytest.raises(ConfigurationError, match=r"is unknown; got 'off'\. Use one of raise, warn"):
+            discovery.set_default_missing_library("off")
+        assert discovery.filter_trackers("lacking") == []
+    finally:
+        discovery.set_default_missing_library("raise")
+    assert caplog.text.count("The run goes on without this tracker. Install it: pip install no_such") == 1
+
+
 def test_missing_folder():
     """A tracker that writes to a folder needs one."""
     with pytest.raises(ConfigurationError, match="logging_dir is None"):

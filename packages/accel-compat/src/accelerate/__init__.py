@@ -2,7 +2,7 @@
 
 # ruff: noqa: E402, I001
 
-from accelerate import _foundation, _version
+from accelerate import _foundation, _loggers, _version
 
 _foundation.check()
 
@@ -95,6 +95,7 @@ with without_collection():
 
 __version__ = _version.__version__.partition("+")[0]
 _pickles.carry_old_names()
+_loggers.govern_records()
 
 __all__ = [
     "Accelerator",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -30,10 +31,11 @@ class EpochState:
 
     Attributes:
         begins_at: Global offset that the iteration began at.
-        offset: Global offset behind the batch given last.
+        full: How far a full step moves the position.
+        surplus: How much further the steps that were not full have moved it; mostly negative.
         steps_before: Steps of the epoch before this iteration, as this loader counts them.
         served: Batches given in this iteration.
-        step: Number, among the indices dealt in this iteration, of the step that comes next.
+        first_step: Number, among the indices dealt in this iteration, of the first step that is given.
         skipped_steps: Steps that `skip_batches` passes over.
         skipped: Samples (or batches, where these have no fixed size) that `skip_batches` passed over.
         counts: By step, what the parts hold, where they are not all full and real.
@@ -45,10 +47,11 @@ class EpochState:
     """
 
     begins_at: int = 0
-    offset: int = 0
+    full: int = 1
+    surplus: int = 0
     steps_before: int = 0
     served: int = 0
-    step: int = 0
+    first_step: int = 0
     skipped_steps: int = 0
     skipped: int = 0
     counts: dict[int, StepCounts] | None = None
@@ -58,17 +61,15 @@ class EpochState:
     advance: Callable[[Any], None] | None = None
     state: Any = None
 
+    @property
+    def offset(self) -> int:
+        """Global offset behind the batch given last."""
+        passed = self.skipped if self.served else 0
+        return self.begins_at + passed + self.served * self.full + self.surplus
+
     def without_batches(self) -> EpochState:
         """Return what of it can be copied with the loader: numbers and the order."""
-        return EpochState(
-            begins_at=self.begins_at,
-            offset=self.offset,
-            steps_before=self.steps_before,
-            served=self.served,
-            skipped_steps=self.skipped_steps,
-            order=self.order,
-            drawn_late=self.drawn_late,
-        )
+        return dataclasses.replace(self, counts=None, replay=None, advance=None, state=None)
 
 
 class DataLoaderStateMixin:
@@ -308,10 +309,8 @@ class LoaderBase(DataLoaderAdapter, DataLoaderStateMixin):
             units: How far the step moves the position.
             last: Whether no other batch follows.
         """
-        if epoch.skipped and not epoch.served:
-            epoch.offset += epoch.skipped
-        epoch.offset += units
         epoch.served += 1
+        epoch.surplus += units - epoch.full
         # Setting any attribute of a torch loader costs a call, so full steps set none.
         if self.counts is not counts:
             self.counts = counts

@@ -81,7 +81,8 @@ class PreparedLoader(LoaderBase):
         if self._origin is not None:
             self._origin._stand_in = weakref.ref(self)
         self.set_epoch(self.iteration)
-        self.epoch = epoch = EpochState(step=self.skip_batches, skipped_steps=self.skip_batches)
+        skipped = self.skip_batches
+        self.epoch = epoch = EpochState(full=self.step_units(None), first_step=skipped, skipped_steps=skipped)
         self.begin()
         epoch.advance = self.gradient_state._advance
         return epoch
@@ -155,10 +156,10 @@ class PreparedLoader(LoaderBase):
         offset = int(pending["offset"])
         if offset:
             self._check_readers(pending)
-        epoch.begins_at = epoch.offset = offset
+        epoch.begins_at = offset
         if not offset:
             return
-        epoch.step = epoch.skipped_steps = 0
+        epoch.first_step = epoch.skipped_steps = 0
         full, left = self._steps(0), self._steps(offset)
         if self._same_readers(pending):
             epoch.steps_before = int(pending["steps"])
@@ -167,7 +168,7 @@ class PreparedLoader(LoaderBase):
         else:
             epoch.steps_before = -(-offset // self.step_units(None))
         if self.use_stateful_dataloader:
-            epoch.step = epoch.steps_before
+            epoch.first_step = epoch.steps_before
 
     def _same_readers(self, pending: dict[str, Any]) -> bool:
         return pending.get("readers") == self.readers
@@ -342,21 +343,29 @@ class DataLoaderShard(PreparedLoader):
 
     def _count_down(self, epoch: EpochState, stream: Iterator[Any], steps: int) -> Iterator[Any]:
         """Yield batches whose number is known beforehand, without reading one ahead."""
-        full = self.step_units(None)
-        for left in range(steps, 0, -1):
+        noted = {} if epoch.counts is None else epoch.counts
+        advance = self.gradient_state._advance
+        for batch in itertools.islice(stream, max(0, steps - 1)):
+            # This loop is what a prepared loader costs: a full step after a full one moves two counters.
+            if noted or self.counts is not None:
+                counts = self._counts_of(epoch)
+                self._serve(epoch, counts, self.step_units(counts))
+            else:
+                epoch.served += 1
+                advance(self)
+            yield batch
+        if steps:
             batch = next(stream, _END)
             if batch is _END:
                 return
-            counts = self._counts_of(epoch) if epoch.counts else None
-            epoch.step += 1
-            self._serve(epoch, counts, full if counts is None else self.step_units(counts), last=left == 1)
+            counts = self._counts_of(epoch)
+            self._serve(epoch, counts, self.step_units(counts), last=True)
             yield batch
         # torch notices here that the data is at its end, and lets persistent workers rest.
         next(stream, None)
 
     def _look_ahead(self, epoch: EpochState, stream: Iterator[Any]) -> Iterator[Any]:
         """Yield batches, each after the one that follows it was read: so the last one is known."""
-        full = self.step_units(None)
         batch = next(stream, _END)
         while batch is not _END:
             # Taken before the next batch is read: a state from after that would leave that batch out.
@@ -364,19 +373,19 @@ class DataLoaderShard(PreparedLoader):
             following = next(stream, _END)
             epoch.state = state
             counts = self._counts_of(epoch)
-            epoch.step += 1
             if type(batch) is CountedBatch:
                 counts, batch = batch.counts, batch.batch
             elif counts is None and isinstance(self.dataset, IterableDataset):
                 counts = self._short_batch(batch)
-            self._serve(epoch, counts, full if counts is None else self.step_units(counts), last=following is _END)
+            units = epoch.full if counts is None else self.step_units(counts)
+            self._serve(epoch, counts, units, last=following is _END)
             yield batch
             batch = following
 
     def _counts_of(self, epoch: EpochState) -> StepCounts | None:
         """Return what the parts of the next step hold, where they are not all full and real."""
         noted = self.shard.irregular if self.use_stateful_dataloader and self.shard is not None else epoch.counts
-        return noted.pop(epoch.step, None) if noted else None
+        return noted.pop(epoch.first_step + epoch.served, None) if noted else None
 
     def _short_batch(self, batch: object) -> StepCounts | None:
         """Return what a batch of a stream on one process holds, where it is not full."""

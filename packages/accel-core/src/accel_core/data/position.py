@@ -215,21 +215,46 @@ class Indices:
         *,
         captured: bool,
     ) -> Iterator[Any]:
-        """Yield indices behind those that are skipped, and count batches that are not full."""
+        """Return the indices behind those that are skipped, and count batches that are not full."""
+        base = loader.index_base
+        size = loader.spec.batch_size if loader.batches_indices and not isinstance(base, BatchSamplerShard) else None
+        skip = 0 if epoch.begins_at else loader.own_skip()
+        counted = indices if size is None else _counted(indices, size, counts)
+        opening = self._opening(counted, loader, epoch, counts, skip, captured=captured)
+        # The batches of torch's own batch sampler are full until its samples run out, so they go by uncounted.
+        if size is None:
+            return itertools.chain(opening, indices)
+        passed = epoch.steps_before * size if loader.local_ranks else epoch.begins_at
+        full = max(0, len(base.sampler) - passed) // size - skip if is_exact(base) and base.batch_size == size else 0
+        if full <= 0:
+            return itertools.chain(opening, counted)
+        rest = _counted(indices, size, counts, skip + full)
+        return itertools.chain(opening, itertools.islice(indices, full), rest)
+
+    def _opening(
+        self,
+        indices: Iterator[Any],
+        loader: LoaderBase,
+        epoch: EpochState,
+        counts: dict[int, StepCounts],
+        skip: int,
+        *,
+        captured: bool,
+    ) -> Iterator[Any]:
+        """Do what is due when the first index is asked for, and yield nothing."""
         if not captured:
             epoch.order = capture_order(loader)
-        spec = loader.spec
-        size = (
-            None if isinstance(loader.index_base, BatchSamplerShard) or not loader.batches_indices else spec.batch_size
-        )
-        skip = 0 if epoch.begins_at else loader.own_skip()
-        for step, index in enumerate(indices):
-            if size is not None and len(index) != size:
-                counts[step] = StepCounts((len(index),), (len(index),))
-            if step < skip:
-                epoch.skipped += loader.own_units(counts.pop(step, None))
-                continue
-            yield index
+        for step, _ in enumerate(itertools.islice(indices, skip)):
+            epoch.skipped += loader.own_units(counts.pop(step, None))
+        yield from ()
+
+
+def _counted(indices: Iterator[Any], size: int, counts: dict[int, StepCounts], first: int = 0) -> Iterator[Any]:
+    """Yield batches of indices, and note by step the size of each that is not full."""
+    for step, index in enumerate(indices, first):
+        if len(index) != size:
+            counts[step] = StepCounts((len(index),), (len(index),))
+        yield index
 
 
 class Cursor:

@@ -57,6 +57,7 @@ class GradientState:
     _readings: list[_Reading]
     _fresh: list[weakref.ref[Any]]
     _training: weakref.ref[Any] | None
+    _latest: _Reading | None
 
     def __init__(self, gradient_accumulation_plugin: GradientAccumulationPlugin | None = None) -> None:
         self.__dict__ = self._shared_state
@@ -68,6 +69,7 @@ class GradientState:
                 _readings=[],
                 _fresh=[],
                 _training=None,
+                _latest=None,
             )
         if gradient_accumulation_plugin is not None:
             wanted = gradient_accumulation_plugin.to_kwargs()
@@ -150,7 +152,7 @@ class GradientState:
 
     def _add_dataloader(self, dataloader: object) -> None:
         """Enter a loader whose iteration begins; a loader that is read again starts anew."""
-        self._readings = [each for each in self._readings if not each.left_open and each.is_beside(dataloader)]
+        self._keep([each for each in self._readings if not each.left_open and each.is_beside(dataloader)])
         self._readings.append(_Reading(dataloader))
         self._report_loops()
 
@@ -163,21 +165,25 @@ class GradientState:
     def _advance(self, dataloader: object) -> None:
         """Note that `dataloader` gives a batch now."""
         heartbeat.beat()
-        stale = False
-        for reading in self._readings:
-            if reading.loader() is dataloader:
-                reading.served += 1
-            elif reading.left_open:
-                stale = True
-        if stale:
-            self._readings = [each for each in self._readings if not (each.left_open and each.is_beside(dataloader))]
-        fresh = self._fresh
-        if not fresh or fresh[-1]() is not dataloader:
-            fresh[:] = [ref for ref in fresh if ref() is not dataloader]
-            fresh.append(weakref.ref(dataloader))
+        latest = self._latest
+        # Called for every batch: while one loader gives batch after batch, nothing changes but a number.
+        if latest is None or latest.loader() is not dataloader:
+            latest = self._turn_to(dataloader)
+        elif not self._fresh:
+            self._fresh.append(latest.loader)
+        latest.served += 1
+
+    def _turn_to(self, dataloader: object) -> _Reading:
+        """Note that `dataloader` gives batches from now on, and return its iteration."""
+        self._keep([each for each in self._readings if not (each.left_open and each.is_beside(dataloader))])
+        own = [each for each in self._readings if each.loader() is dataloader]
+        self._latest = latest = own[0] if own else _Reading(dataloader)
+        self._fresh = [ref for ref in self._fresh if ref() is not dataloader] + [latest.loader]
+        return latest
 
     def _leave_open(self, dataloader: object) -> None:
         """Note that an iteration was broken off: what is known of its last batch stays until another one is given."""
+        self._latest = None
         for reading in self._readings:
             if reading.loader() is dataloader:
                 reading.left_open = True
@@ -185,8 +191,11 @@ class GradientState:
 
     def _remove_dataloader(self, dataloader: object) -> None:
         """Let a loader go whose iteration ended."""
-        self._readings = [each for each in self._readings if each.is_beside(dataloader)]
+        self._keep([each for each in self._readings if each.is_beside(dataloader)])
         self._report_loops()
+
+    def _keep(self, readings: list[_Reading]) -> None:
+        self._readings, self._latest = readings, None
 
     def _report_loops(self) -> None:
         heartbeat.loops(sum(not reading.left_open for reading in self._readings))

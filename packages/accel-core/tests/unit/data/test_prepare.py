@@ -3,6 +3,7 @@
 import copy
 import gc
 import pickle
+import sys
 import weakref
 
 import pytest
@@ -538,3 +539,22 @@ def test_skip_data_loader_skips_once():
     loader = SkipDataLoader(range(32), batch_size=4, skip_batches=2)
     assert values(loader) == values(loader) == [list(range(first, first + 4)) for first in range(8, 32, 4)]
     assert len(loader) == 6
+
+
+def test_a_full_batch_costs_four_calls():
+    """Beside plain torch, a full step resumes two generators and notes the batch in two calls, and no more."""
+
+    def calls(loader):
+        seen = []
+        batches = iter(loader)
+        next(batches)
+        sys.setprofile(lambda frame, event, argument: seen.append(event == "call"))
+        try:
+            for _ in range(50):
+                next(batches)
+        finally:
+            sys.setprofile(None)
+        return sum(seen)
+
+    loader = DataLoader(range(203), batch_size=2)
+    assert calls(prepare(loader, 1)) - calls(loader) <= 4 * 50

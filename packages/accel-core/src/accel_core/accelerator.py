@@ -28,7 +28,7 @@ from accel_core.optim.scheduler import AcceleratedScheduler
 from accel_core.options.enums import DistributedType, DynamoBackend, FP8BackendType, LoggerType, PrecisionType, RNGType
 from accel_core.plugins.accumulation import GradientAccumulationPlugin
 from accel_core.plugins.compilation import TorchDynamoPlugin
-from accel_core.plugins.handlers import AutocastKwargs, KwargsHandler, ProfileKwargs
+from accel_core.plugins.handlers import AutocastKwargs, DistributedDataParallelKwargs, KwargsHandler, ProfileKwargs
 from accel_core.plugins.loading import DataLoaderConfiguration
 from accel_core.plugins.parallelism import ParallelismConfig
 from accel_core.plugins.project import ProjectConfiguration
@@ -88,10 +88,6 @@ class Accelerator:
     Attributes:
         state (AcceleratorState): The process and how it trains.
         gradient_state (GradientState): Where the step stands.
-        project_configuration (ProjectConfiguration): Where checkpoints and logs go.
-        dataloader_config (DataLoaderConfiguration): How loaders are prepared.
-        device_placement (bool): As given.
-        step_scheduler_with_optimizer (bool): As given.
 
     Raises:
         ConfigurationError: Arguments that contradict each other or the environment.
@@ -150,18 +146,12 @@ class Accelerator:
             )
         )
         self.gradient_state: GradientState = self._runtime.gradient_state
-        self.project_configuration: ProjectConfiguration = self._runtime.project
-        self.dataloader_config: DataLoaderConfiguration = self._runtime.data
-        self.device_placement = device_placement
-        self.step_scheduler_with_optimizer = step_scheduler_with_optimizer
         self.has_lomo_optimizer = False
         self._trigger = Trigger()
-        given = self._runtime.handlers.given
-        self.ddp_handler = given.get("DistributedDataParallelKwargs")
+        given = self._runtime.handlers
         self.scaler_handler = given.get("GradScalerKwargs")
         self.init_handler = given.get("InitProcessGroupKwargs")
-        self.autocast_handler = given.get("AutocastKwargs")
-        self.profile_handler = given.get("ProfileKwargs")
+        self.profile_handler: Any = given.get("ProfileKwargs")
         self.fp8_recipe_handler = given.get("FP8RecipeKwargs")
         self.te_recipe_handler = given.get("TERecipeKwargs")
         self.msamp_recipe_handler = given.get("MSAMPRecipeKwargs")
@@ -273,8 +263,81 @@ class Accelerator:
 
     @property
     def native_amp(self) -> bool:
-        """Whether torch's autocast does mixed precision."""
+        """Whether torch's autocast does mixed precision, in models prepared from here on and in `autocast` blocks.
+
+        Raises:
+            ConfigurationError: It is switched on in a run that has no mixed precision.
+        """
         return self._runtime.precision.native_amp
+
+    @native_amp.setter
+    def native_amp(self, native_amp: bool) -> None:
+        if native_amp and self.mixed_precision == "no":
+            raise ConfigurationError(
+                "Autocast needs to know the number format; got native_amp=True in a run without mixed precision. "
+                'Pass Accelerator(mixed_precision="bf16").'
+            )
+        self._runtime.precision.native_amp = native_amp
+
+    @property
+    def autocast_handler(self) -> AutocastKwargs | None:
+        """Arguments of autocast, for models prepared from here on and for `autocast` blocks."""
+        return self._runtime.handlers.get("AutocastKwargs")  # type: ignore[return-value]
+
+    @autocast_handler.setter
+    def autocast_handler(self, handler: AutocastKwargs | None) -> None:
+        self._runtime.set_handler(AutocastKwargs, handler)
+        self._runtime.precision.autocast_arguments = handler or AutocastKwargs()
+
+    @property
+    def ddp_handler(self) -> DistributedDataParallelKwargs | None:
+        """Arguments of `DistributedDataParallel`, for models prepared from here on."""
+        return self._runtime.handlers.get("DistributedDataParallelKwargs")  # type: ignore[return-value]
+
+    @ddp_handler.setter
+    def ddp_handler(self, handler: DistributedDataParallelKwargs | None) -> None:
+        runtime = self._runtime
+        runtime.set_handler(DistributedDataParallelKwargs, handler)
+        others = [
+            plugin for plugin in runtime.strategy.parts.plugins if not isinstance(plugin, DistributedDataParallelKwargs)
+        ]
+        runtime.change(plugins=(*others, *([] if handler is None else [handler])))
+
+    @property
+    def device_placement(self) -> bool:
+        """Whether objects prepared from here on are moved to the device."""
+        return self._runtime.device_placement
+
+    @device_placement.setter
+    def device_placement(self, device_placement: bool) -> None:
+        self._runtime.change(device_placement=device_placement)
+
+    @property
+    def dataloader_config(self) -> DataLoaderConfiguration:
+        """How loaders are prepared from here on."""
+        return self._runtime.data
+
+    @dataloader_config.setter
+    def dataloader_config(self, dataloader_config: DataLoaderConfiguration) -> None:
+        self._runtime.change(data=dataloader_config)
+
+    @property
+    def step_scheduler_with_optimizer(self) -> bool:
+        """Whether schedules prepared from here on move only when their optimizers moved."""
+        return self._runtime.step_scheduler_with_optimizer
+
+    @step_scheduler_with_optimizer.setter
+    def step_scheduler_with_optimizer(self, step_scheduler_with_optimizer: bool) -> None:
+        self._runtime.step_scheduler_with_optimizer = step_scheduler_with_optimizer
+
+    @property
+    def project_configuration(self) -> ProjectConfiguration:
+        """Where checkpoints and logs go."""
+        return self._runtime.project
+
+    @project_configuration.setter
+    def project_configuration(self, project_configuration: ProjectConfiguration) -> None:
+        self._runtime.project = project_configuration
 
     @property
     def scaler(self) -> torch.amp.GradScaler | None:
@@ -493,9 +556,25 @@ class Accelerator:
         Raises:
             PreparationError: Objects that cannot train together; nothing was prepared then.
         """
-        prepared = self._runtime.prepare(args, device_placement)
-        self._note_lomo()
+        prepared = self._runtime.prepare(args, device_placement, _Verbs(self))
         return prepared if len(prepared) > 1 else prepared[0] if prepared else prepared
+
+    def _prepare_one(self, obj: Any, first_pass: bool = False, device_placement: bool | None = None) -> Any:
+        """Prepare one object of a `prepare`; here subclasses take hold of any of them.
+
+        Args:
+            obj: The object.
+            first_pass: Whether models, optimizers and loaders have their turn, or schedules, which come after them.
+            device_placement: Whether it is moved to the device; `None` leaves that to the run.
+        """
+        kind = self._runtime.kind_of(obj)
+        if not first_pass:
+            return self.prepare_scheduler(obj) if kind == "schedulers" else obj
+        if kind == "models":
+            return self.prepare_model(obj, device_placement=device_placement)
+        if kind == "optimizers":
+            return self.prepare_optimizer(obj, device_placement=device_placement)
+        return self.prepare_data_loader(obj, device_placement=device_placement) if kind == "loaders" else obj
 
     def prepare_model(
         self, model: torch.nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
@@ -513,7 +592,7 @@ class Accelerator:
     def prepare_optimizer(self, optimizer: Optimizer, device_placement: bool | None = None) -> AcceleratedOptimizer:
         """Wrap one optimizer; the same optimizer again gives the same wrapper."""
         prepared = self._runtime.prepare_optimizer(optimizer, device_placement)
-        self._note_lomo()
+        self.has_lomo_optimizer |= lomo.is_lomo(prepared)
         return prepared
 
     def prepare_scheduler(self, scheduler: LRScheduler) -> AcceleratedScheduler:
@@ -534,9 +613,6 @@ class Accelerator:
             slice_fn_for_dispatch: Cuts a batch for one process where the main process reads for all.
         """
         return self._runtime.prepare_loader(data_loader, device_placement, slice_fn_for_dispatch)
-
-    def _note_lomo(self) -> None:
-        self.has_lomo_optimizer = any(lomo.is_lomo(optimizer) for optimizer in self._optimizers)
 
     def unwrap_model(
         self, model: torch.nn.Module, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True
@@ -667,13 +743,13 @@ class Accelerator:
             The norm before, a scalar tensor.
         """
         runtime = self._runtime
-        runtime.unscale()
+        self.unscale_gradients()
         return runtime.strategy.clip_grad_norm_(parameters, max_norm, norm_type, models=runtime.models)
 
     def clip_grad_value_(self, parameters: Iterable[torch.Tensor] | torch.Tensor, clip_value: float) -> None:
         """Clip each gradient element to [-clip_value, clip_value]."""
         runtime = self._runtime
-        runtime.unscale()
+        self.unscale_gradients()
         runtime.strategy.clip_grad_value_(parameters, clip_value, models=runtime.models)
 
     @property
@@ -734,7 +810,7 @@ class Accelerator:
             input_data: Tensors or objects of the current batch, one entry a sample.
             use_gather_object: Gather as objects even what are tensors.
         """
-        return gather_for_metrics(input_data, self.gradient_state, use_gather_object=use_gather_object)
+        return gather_for_metrics(input_data, self.gradient_state, use_gather_object, gather=self.gather)
 
     def reduce(self, tensor: object, reduction: str = "sum", scale: float = 1.0) -> Any:
         """Add up (`sum`), average (`mean`) or leave (`none`) tensors over all processes, times `scale`."""
@@ -797,7 +873,7 @@ class Accelerator:
         """
         weights.save_model(
             model,
-            self._runtime.strategy.weights(model),
+            self._runtime.strategy.weights(self._meant_by(model)),
             save_directory,
             max_shard_size=max_shard_size,
             safe_serialization=safe_serialization,
@@ -811,7 +887,12 @@ class Accelerator:
             model: The model.
             unwrap: Under the bare model's names; else under those of what wraps it.
         """
-        return self._runtime.strategy.state_dict(model, unwrap=unwrap)
+        return self._runtime.strategy.state_dict(self._meant_by(model) if unwrap else model, unwrap=unwrap)
+
+    def _meant_by(self, model: torch.nn.Module) -> torch.nn.Module:
+        """Return the module whose weights are meant: the model, or what a subclass's `unwrap_model` takes out of it."""
+        inside: torch.nn.Module = self.unwrap_model(model)
+        return model if inside is self._runtime.strategy.unwrap(model) else inside
 
     def save_state(
         self,
@@ -904,13 +985,21 @@ class Accelerator:
 
     @property
     def log_with(self) -> list[Any]:
-        """What the run logs with."""
+        """What `init_trackers` starts."""
         return self._runtime.hub.log_with
+
+    @log_with.setter
+    def log_with(self, log_with: Any) -> None:
+        self._runtime.hub.log_with = log_with
 
     @property
     def trackers(self) -> list[Any]:
-        """The trackers of the run, after `init_trackers`."""
+        """The trackers of the run, after `init_trackers`; those of a list that is set here log from then on."""
         return self._runtime.hub.trackers
+
+    @trackers.setter
+    def trackers(self, trackers: list[Any]) -> None:
+        self._runtime.hub.trackers = trackers
 
     def init_trackers(
         self,
@@ -949,7 +1038,7 @@ class Accelerator:
         Args:
             profile_handler: Replaces the run's own in this block.
         """
-        return profile(profile_handler or self._runtime.handlers.profile, self.process_index)
+        return profile(profile_handler or self.profile_handler or ProfileKwargs(), self.process_index)
 
     def end_training(self) -> None:
         """Finish the trackers and a save under way, and leave the process group; call it at the end of a script."""
@@ -960,6 +1049,38 @@ class Accelerator:
 
     def __repr__(self) -> str:
         return f"Accelerator({self.num_processes} × {self.device}, {self.mixed_precision}, {self.distributed_type})"
+
+
+class _Verbs:
+    """The verbs of an Accelerator as a strategy gets them: each goes through what a subclass may override."""
+
+    def __init__(self, accelerator: Accelerator) -> None:
+        self._accelerator = accelerator
+        self.keep_model = accelerator._runtime.keep_model
+
+    @property
+    def optimizers(self) -> list[AcceleratedOptimizer]:
+        return self._accelerator._optimizers
+
+    def prepare_model(self, model: torch.nn.Module, placement: bool | None = None) -> Any:
+        return self._accelerator._prepare_one(model, first_pass=True, device_placement=placement)
+
+    def prepare_optimizer(self, optimizer: Optimizer, placement: bool | None = None) -> Any:
+        return self._accelerator._prepare_one(optimizer, first_pass=True, device_placement=placement)
+
+    def prepare_loader(
+        self, loader: DataLoader[Any], placement: bool | None = None, slice_fn: Callable[..., Any] | None = None
+    ) -> Any:
+        if slice_fn is not None:
+            return self._accelerator.prepare_data_loader(loader, placement, slice_fn)
+        return self._accelerator._prepare_one(loader, first_pass=True, device_placement=placement)
+
+    def prepare_scheduler(self, scheduler: object) -> Any:
+        return self._accelerator._prepare_one(scheduler)
+
+    def prepare_other(self, given: object) -> Any:
+        """Let a subclass prepare what is of no known kind."""
+        return self._accelerator._prepare_one(self._accelerator._prepare_one(given, first_pass=True))
 
 
 def _only_when(chosen: bool, function: Callable[..., Any] | None) -> Callable[..., Any]:

@@ -33,7 +33,7 @@ from accel_core.plugins.loading import DataLoaderConfiguration
 from accel_core.plugins.parallelism import ParallelismConfig
 from accel_core.plugins.project import ProjectConfiguration
 from accel_core.process import rendezvous, world
-from accel_core.runtime import Handlers, Runtime
+from accel_core.runtime import Runtime
 from accel_core.state.gradient import GradientState
 from accel_core.state.run import AcceleratorState, settle_precision
 from accel_core.strategies import registry as strategies
@@ -139,18 +139,15 @@ def _wire(given: Arguments, strategy: Strategy, handlers: dict[str, Any], projec
     """Put a strategy and everything around it together."""
     parts = strategy.parts
     settings = handlers.get("TrackerKwargs")
-    profile = handlers.get("ProfileKwargs") or ProfileKwargs()
     return Runtime(
         world=parts.world,
         strategy=strategy,
         gradient_state=parts.accumulation.gradient_state,
         accumulation=parts.accumulation,
-        data=parts.data,
         project=project,
         hub=TrackerHub(given.log_with, project.logging_dir, parts.world.is_main, settings=settings),
-        handlers=Handlers(given=handlers, autocast=parts.precision.autocast, profile=profile),
+        handlers=handlers,
         rng_types=list(given.rng_types) if given.rng_types is not None else ["generator"],
-        device_placement=given.device_placement,
         step_scheduler_with_optimizer=given.step_scheduler_with_optimizer,
     )
 

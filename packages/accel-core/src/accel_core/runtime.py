@@ -6,7 +6,7 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import field
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,13 +20,14 @@ from accel_core.optim import lomo
 from accel_core.optim.accumulation import Accumulation
 from accel_core.optim.optimizer import AcceleratedOptimizer
 from accel_core.optim.scheduler import AcceleratedScheduler
-from accel_core.plugins.handlers import AutocastKwargs, KwargsHandler, ProfileKwargs
+from accel_core.plugins.handlers import KwargsHandler
 from accel_core.plugins.loading import DataLoaderConfiguration
 from accel_core.plugins.project import ProjectConfiguration
 from accel_core.precision.precision import Precision
 from accel_core.process.world import World
 from accel_core.state.gradient import GradientState
-from accel_core.strategies.bundle import Bundle
+from accel_core.strategies.bundle import Bundle, Kind, kind_of
+from accel_core.strategies.parts import Kit
 from accel_core.strategies.strategy import Strategy
 from accel_core.tracking.hub import TrackerHub
 
@@ -34,22 +35,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.utils.data import DataLoader
 
-__all__ = ["Handlers", "Runtime"]
-
-
-@record(frozen=True)
-class Handlers:
-    """The keyword handlers of a run, each at most once.
-
-    Attributes:
-        given: By type name, exactly what the user passed.
-        autocast: Arguments of `torch.autocast`.
-        profile: What a profile records.
-    """
-
-    given: dict[str, KwargsHandler]
-    autocast: AutocastKwargs
-    profile: ProfileKwargs
+__all__ = ["Runtime"]
 
 
 @record
@@ -61,12 +47,10 @@ class Runtime:
         strategy: How models live across them.
         gradient_state: Where the step stands.
         accumulation: The accumulation window.
-        data: How loaders are prepared.
         project: Where files go.
         hub: The trackers.
-        handlers: Keyword handlers.
+        handlers: The keyword handlers that the user passed, by type name.
         rng_types: Generators that are made equal on all ranks at the start of each epoch.
-        device_placement: Whether objects are moved to the device.
         step_scheduler_with_optimizer: Whether schedules move with their optimizers.
         models: Prepared models, and so on for the other lists.
     """
@@ -75,12 +59,10 @@ class Runtime:
     strategy: Strategy
     gradient_state: GradientState
     accumulation: Accumulation
-    data: DataLoaderConfiguration
     project: ProjectConfiguration
     hub: TrackerHub
-    handlers: Handlers
+    handlers: dict[str, KwargsHandler]
     rng_types: list[Any]
-    device_placement: bool
     step_scheduler_with_optimizer: bool
     models: list[Any] = field(default_factory=list)
     optimizers: list[Any] = field(default_factory=list)
@@ -89,6 +71,34 @@ class Runtime:
     custom_objects: list[Any] = field(default_factory=list)
     save_state_pre_hooks: OrderedDict[int, Callable[..., None]] = field(default_factory=OrderedDict)
     load_state_pre_hooks: OrderedDict[int, Callable[..., None]] = field(default_factory=OrderedDict)
+
+    @property
+    def data(self) -> DataLoaderConfiguration:
+        """How loaders are prepared."""
+        return self.strategy.parts.data
+
+    @property
+    def device_placement(self) -> bool:
+        """Whether objects are moved to the device."""
+        return self.strategy.parts.device_placement
+
+    def change(self, **parts: object) -> None:
+        """Exchange some of what the strategy was built from, as a user may between two `prepare`.
+
+        Args:
+            **parts: What changes, by the names of `Parts`.
+        """
+        self.strategy.parts = replace(self.strategy.parts, **parts)  # type: ignore[arg-type]
+
+    def set_handler(self, kind: type[KwargsHandler], handler: KwargsHandler | None) -> None:
+        """Replace the handler of a kind, or take it away."""
+        self.handlers.pop(kind.__name__, None)
+        if handler is not None:
+            self.handlers[kind.__name__] = handler
+
+    def kind_of(self, given: object) -> Kind | None:
+        """Return which kind of object the strategy, or every strategy, takes `given` for."""
+        return self.strategy.kind_of(given) or kind_of(given)
 
     @property
     def precision(self) -> Precision:
@@ -128,12 +138,13 @@ class Runtime:
         """Return a model's whole state under canonical names; every rank calls it."""
         return self.strategy.state_dict(model)
 
-    def prepare(self, objects: Sequence[Any], placement: Sequence[bool | None] | None = None) -> tuple[Any, ...]:
+    def prepare(self, objects: Sequence[Any], placement: Sequence[bool | None] | None, kit: Kit) -> tuple[Any, ...]:
         """Prepare objects together, in the strategy's order.
 
         Args:
             objects: What the user passed to `prepare`.
             placement: For each, whether it is moved to the device.
+            kit: The verbs that prepare single objects.
 
         Returns:
             The prepared objects in the same order; what is none of the four kinds comes back untouched.
@@ -143,7 +154,9 @@ class Runtime:
         """
         bundle = Bundle.sort(objects, placement, self.strategy.kind_of)
         self.strategy.check(bundle)
-        self.strategy.prepare(bundle, self)
+        self.strategy.prepare(bundle, kit)
+        for slot in bundle.others:
+            slot.result = kit.prepare_other(slot.given)
         for slot in bundle.recognised:
             slot.result.__dict__["_is_accelerate_prepared"] = True
         return bundle.results
@@ -190,6 +203,7 @@ class Runtime:
             device_placement=self.device_placement if placement is None else placement,
             scaler=self.scaler,
             stepper=self.strategy.stepper(optimizer),
+            gradient_state=self.gradient_state,
         )
         wrapper.place(self.world.device)
         self.optimizers.append(wrapper)
@@ -212,6 +226,7 @@ class Runtime:
             step_with_optimizer=self.step_scheduler_with_optimizer,
             split_batches=self.data.split_batches,
             replicas=self.layout.replicas,
+            gradient_state=self.gradient_state,
         )
         self.schedulers.append(wrapper)
         return wrapper

@@ -151,6 +151,16 @@ def test_communication_hooks_average(hook: DDPCommunicationHookType) -> None:
 
 
 @world(2)
+def test_ddp_arguments_set_later_are_those_of_the_next_model() -> None:
+    """`ddp_handler` counts for models prepared after it was set."""
+    accelerator = Accelerator()
+    accelerator.ddp_handler = DistributedDataParallelKwargs(find_unused_parameters=True)
+    assert accelerator.prepare(_model()).find_unused_parameters
+    accelerator.ddp_handler = None
+    assert not accelerator.prepare(_model()).find_unused_parameters
+
+
+@world(2)
 def test_uneven_inputs_are_joined() -> None:
     """With even_batches=False a rank with more batches goes on, and the weights stay the same everywhere."""
     from torch.utils.data import DataLoader

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -26,6 +27,7 @@ from accel_core.plugins.accumulation import GradientAccumulationPlugin
 from accel_core.plugins.compilation import TorchDynamoPlugin
 from accel_core.plugins.handlers import AutocastKwargs, GradScalerKwargs, ProfileKwargs
 from accel_core.plugins.loading import DataLoaderConfiguration
+from accel_core.plugins.project import ProjectConfiguration
 from accel_core.state import AcceleratorState, PartialState
 
 pytestmark = pytest.mark.usefixtures("fresh_state")
@@ -421,6 +423,97 @@ def test_living_accelerator_survives_a_reset() -> None:
     assert accelerator.device.type == "cpu"
     model, optimizer, loader, _ = accelerator.prepare(*_objects())
     assert len(_train(accelerator, model, optimizer, loader)) == 3
+
+
+def test_settings_changed_on_a_living_accelerator_take_effect() -> None:
+    """What is set between two prepares counts from the next one on, and what is read comes back."""
+    accelerator = Accelerator(mixed_precision="bf16")
+    x = torch.ones(1, 4)
+    accelerator.autocast_handler = AutocastKwargs(enabled=False)
+    assert accelerator.autocast_handler.enabled is False
+    with accelerator.autocast():
+        assert (x @ x.T).dtype is torch.float32
+    accelerator.autocast_handler = None
+    with accelerator.autocast():
+        assert (x @ x.T).dtype is torch.bfloat16
+    accelerator.native_amp = False
+    with accelerator.autocast():
+        assert (x @ x.T).dtype is torch.float32
+    assert "forward" not in accelerator.prepare(nn.Linear(4, 4)).__dict__
+    accelerator.native_amp = True
+    assert "forward" in accelerator.prepare(nn.Linear(4, 4)).__dict__
+
+    accelerator.dataloader_config = DataLoaderConfiguration(split_batches=True, dispatch_batches=True)
+    accelerator.step_scheduler_with_optimizer = False
+    accelerator.device_placement = False
+    _, optimizer, loader, schedule = accelerator.prepare(*_objects())
+    assert accelerator.split_batches
+    assert (schedule.split_batches, schedule.step_with_optimizer) == (True, False)
+    assert optimizer.device_placement is False
+    assert loader.device is None
+    project = ProjectConfiguration("elsewhere")
+    accelerator.project_configuration = project
+    assert accelerator.project_dir == "elsewhere"
+
+
+def test_autocast_cannot_be_switched_on_without_a_number_format() -> None:
+    """A run in full precision refuses native_amp, and stays as it is."""
+    accelerator = Accelerator()
+    with pytest.raises(ConfigurationError, match=r"got native_amp=True.*mixed_precision"):
+        accelerator.native_amp = True
+    assert not accelerator.native_amp
+
+
+class Overriding(Accelerator):
+    """Notes which of its verbs are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[str] = []
+
+
+def _noting(verb: str) -> Any:
+    def method(self: Overriding, *args: Any, **kwargs: Any) -> Any:
+        self.calls.append(verb)
+        return getattr(Accelerator, verb)(self, *args, **kwargs)
+
+    return method
+
+
+for _verb in ("prepare_model", "prepare_optimizer", "prepare_data_loader", "prepare_scheduler", "gather"):
+    setattr(Overriding, _verb, _noting(_verb))
+
+
+def test_what_a_subclass_overrides_is_called() -> None:
+    """Each verb once for its object, models first and schedules last, and gathering for metrics gathers."""
+    accelerator = Overriding()
+    model, optimizer, loader, schedule = _objects()
+    accelerator.prepare(schedule, loader, optimizer, model)
+    assert accelerator.calls == ["prepare_model", "prepare_optimizer", "prepare_data_loader", "prepare_scheduler"]
+    accelerator.gather_for_metrics(torch.ones(2))
+    assert accelerator.calls[4:] == ["gather"]
+
+
+def test_a_subclass_may_take_any_object_and_another_module_out_of_a_model(tmp_path: Path) -> None:
+    """`_prepare_one` sees what is of no known kind, and what `unwrap_model` returns is what is saved."""
+
+    class Taking(Accelerator):
+        def _prepare_one(self, obj: Any, first_pass: bool = False, device_placement: bool | None = None) -> Any:
+            if isinstance(obj, str) and first_pass:
+                return obj.upper()
+            return super()._prepare_one(obj, first_pass, device_placement)
+
+        def unwrap_model(self, model: Any, *args: Any, **kwargs: Any) -> Any:
+            return super().unwrap_model(model, *args, **kwargs)[0]
+
+    accelerator = Taking()
+    model, text = accelerator.prepare(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), "text")
+    assert text == "TEXT"
+    assert accelerator.get_state_dict(model).keys() == model[0].state_dict().keys()
+    assert accelerator.get_state_dict(model, unwrap=False).keys() == model.state_dict().keys()
+    accelerator.save_model(model, tmp_path)
+    saved = load_file(tmp_path / "model.safetensors")
+    assert saved.keys() == model[0].state_dict().keys()
 
 
 def test_schedule_without_its_optimizer_gets_all() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,7 +23,13 @@ if TYPE_CHECKING:
 __all__ = ["drop_duplicates", "gather_for_metrics"]
 
 
-def gather_for_metrics(input_data: object, gradient_state: GradientState, use_gather_object: bool = False) -> Any:
+def gather_for_metrics(
+    input_data: object,
+    gradient_state: GradientState,
+    use_gather_object: bool = False,
+    *,
+    gather: Callable[[Any], Any] = gather,
+) -> Any:
     """Gather what all ranks computed from their current batches, without what is there twice.
 
     The loader being read tells which samples of the step are repeats that fill up the last global batch, and which
@@ -36,6 +42,7 @@ def gather_for_metrics(input_data: object, gradient_state: GradientState, use_ga
         gradient_state: Knows the loader being read.
         use_gather_object: Gather as pickled objects even if all leaves are tensors; a list, or the rows of a tensor,
             are put into one list with those of the other ranks.
+        gather: Gathers tensors of equal shapes.
 
     Returns:
         The same structure with the rows of all ranks. Tensors whose shapes differ between ranks come back as a list of
@@ -52,7 +59,8 @@ def gather_for_metrics(input_data: object, gradient_state: GradientState, use_ga
     here = world.ensure()
     loader = gradient_state.active_dataloader
     if here.size == 1:
-        return _cut_to_last_batch(input_data, loader)
+        whole = gather(input_data) if not use_gather_object and _all_tensors(input_data) else input_data
+        return _cut_to_last_batch(whole, loader)
     counts, order = _counts_of_ranks(loader, here)
     if counts is not None and len(counts.readers) < here.size:
         members = [rank for rank in order if counts.rows[rank]]

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from accel_core.comm import collectives
 from accel_core.errors import ConfigurationError, EngineUnavailableError
 
 __all__ = ["LocalSGD"]
@@ -75,7 +74,7 @@ class LocalSGD:
     def _average(self) -> None:
         """Replace every parameter by its mean over the processes, in one operation."""
         parameters = list(self.model.parameters())
-        means = collectives.reduce([parameter.detach() for parameter in parameters], reduction="mean")
+        means = self.accelerator.reduce([parameter.detach() for parameter in parameters], reduction="mean")
         with torch.no_grad():
             for parameter, mean in zip(parameters, means, strict=True):
                 parameter.copy_(mean)

@@ -75,6 +75,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         device_placement: Whether its state is moved to the process's device.
         scaler: The gradient scaler of fp16 training, or `None`.
         stepper: Steps and zeroes in the optimizer's stead; `None` where it does so itself.
+        gradient_state: Where the step stands; that of the process where `None`.
     """
 
     def __init__(
@@ -84,12 +85,13 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         scaler: torch.amp.GradScaler | None = None,
         *,
         stepper: Stepper | None = None,
+        gradient_state: GradientState | None = None,
     ) -> None:
         self.optimizer: Any = optimizer
         self._stepper = stepper
         self.scaler: Any = scaler
         self.device_placement = device_placement
-        self.gradient_state = GradientState()
+        self.gradient_state = GradientState() if gradient_state is None else gradient_state
         self._updates_in_backward = is_lomo(optimizer)
         self._is_overflow = False
         self._accelerate_step_called = False

@@ -28,6 +28,7 @@ class AcceleratedScheduler:
         step_with_optimizer: Move only when the optimizers moved.
         split_batches: Batches are split between processes, so the schedule moves once for each optimizer step.
         replicas: Number of processes that read different data; all processes where `None`.
+        gradient_state: Where the step stands; that of the process where `None`.
     """
 
     def __init__(
@@ -38,12 +39,13 @@ class AcceleratedScheduler:
         split_batches: bool = False,
         *,
         replicas: int | None = None,
+        gradient_state: GradientState | None = None,
     ) -> None:
         self.scheduler: Any = scheduler
         self.optimizers: Sequence[Any] = optimizers if isinstance(optimizers, list | tuple) else [optimizers]
         self.split_batches = split_batches
         self.step_with_optimizer = step_with_optimizer
-        self.gradient_state = GradientState()
+        self.gradient_state = GradientState() if gradient_state is None else gradient_state
         self._replicas = replicas
         self._announced_end = False
 

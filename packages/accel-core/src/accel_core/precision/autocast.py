@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from types import MethodType
 from typing import Any, TypeVar
 
@@ -40,22 +40,23 @@ class AutocastPrecision(Precision):
         *,
         scale: bool = True,
     ) -> None:
-        super().__init__(name)
+        super().__init__(name, handler)
         self.native_amp = True
         self.device_type = device.type
         self.dtype = _DTYPES[name]
-        self.handler = handler
         if name == "fp16" and scale:
             self.scaler = torch.amp.GradScaler(device.type, **scaler_handler.to_kwargs())
 
     def autocast(self, handler: AutocastKwargs | None = None) -> AbstractContextManager[object]:
-        """Return `torch.autocast` for the run's device and dtype."""
-        arguments = (handler or self.handler).to_dict()
+        """Return `torch.autocast` for the run's device and dtype; a null context once `native_amp` was switched off."""
+        if not self.native_amp:
+            return nullcontext()
+        arguments = (handler or self.autocast_arguments).to_dict()
         return torch.autocast(self.device_type, dtype=self.dtype, **arguments)
 
     def wrap(self, model: _M) -> _M:
         """Run `model.forward` under autocast and give its half-precision outputs back in fp32."""
-        if "_original_forward" in model.__dict__:
+        if not self.native_amp or "_original_forward" in model.__dict__:
             return model
         original: Any = model.forward
         bound = isinstance(original, MethodType)
@@ -66,7 +67,7 @@ class AutocastPrecision(Precision):
         return model
 
     def _under_autocast(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        arguments = self.handler.to_dict()
+        arguments = self.autocast_arguments.to_dict()
         device_type, dtype = self.device_type, self.dtype
 
         @functools.wraps(function)

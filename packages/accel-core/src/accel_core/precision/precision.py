@@ -28,13 +28,15 @@ class Precision:
         name: The word that users chose: `no`, `fp16`, `bf16` or `fp8`.
         scaler: The gradient scaler of fp16 training, or `None`.
         native_amp: Whether torch's autocast does the work.
+        autocast_arguments: Arguments of `torch.autocast`.
         fp8_backend: The library behind fp8; `NO` for all other formats.
     """
 
-    def __init__(self, name: str = "no") -> None:
+    def __init__(self, name: str = "no", autocast: AutocastKwargs | None = None) -> None:
         self.name = name
         self.scaler: torch.amp.GradScaler | None = None
         self.native_amp = False
+        self.autocast_arguments = autocast or AutocastKwargs()
         self.fp8_backend = FP8BackendType.NO
 
     def autocast(self, handler: AutocastKwargs | None = None) -> AbstractContextManager[object]:

@@ -34,7 +34,7 @@ def choose(
         DeviceUnavailableError: The hardware does not compute in that format.
     """
     if name == "no":
-        return Precision()
+        return Precision(autocast=autocast)
     if name == "fp8":
         return backend.choose(world.device, list(fp8_recipes), autocast)
     hardware = world.hardware

@@ -224,6 +224,10 @@ class GradientState:
         except TypeError:
             return None
 
+    def __reduce__(self) -> tuple[type[GradientState], tuple[()]]:
+        # A copy, here or in another process, is the state of that process's step.
+        return GradientState, ()
+
     def __repr__(self) -> str:
         return (
             f"Sync Gradients: {self.sync_gradients}\n"

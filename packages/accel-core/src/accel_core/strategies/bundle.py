@@ -14,7 +14,7 @@ from accel_core.errors import PreparationError
 from accel_core.optim.optimizer import AcceleratedOptimizer
 from accel_core.optim.scheduler import AcceleratedScheduler
 
-__all__ = ["Bundle", "Kind", "Slot"]
+__all__ = ["Bundle", "Kind", "Slot", "kind_of"]
 
 Kind = Literal["models", "optimizers", "loaders", "schedulers"]
 """The kinds of objects that a strategy prepares, by the names of a bundle's lists."""
@@ -50,14 +50,14 @@ class Bundle:
         cls,
         objects: Sequence[Any],
         placement: Sequence[bool | None] | None,
-        kind_of: Callable[[Any], Kind | None] | None = None,
+        own: Callable[[Any], Kind | None] | None = None,
     ) -> Bundle:
         """Sort `objects`; what is none of the four kinds passes through untouched.
 
         Args:
             objects: What the caller passed to `prepare`.
             placement: For each object, whether it is moved to the device.
-            kind_of: Returns the kind of an object that only the run's strategy recognises.
+            own: Returns the kind of an object that only the run's strategy recognises.
 
         Raises:
             PreparationError: `placement` has another length than `objects`.
@@ -71,7 +71,7 @@ class Bundle:
         for index, given in enumerate(objects):
             slot = Slot(given, None if placement is None else placement[index], given)
             bundle.slots.append(slot)
-            kind = (None if kind_of is None else kind_of(given)) or _kind(given)
+            kind = (None if own is None else own(given)) or kind_of(given)
             if kind is not None:
                 by_kind: list[Slot] = getattr(bundle, kind)
                 by_kind.append(slot)
@@ -83,12 +83,19 @@ class Bundle:
         return [*self.models, *self.optimizers, *self.loaders, *self.schedulers]
 
     @property
+    def others(self) -> list[Slot]:
+        """The slots of none of the four kinds."""
+        known = {id(slot) for slot in self.recognised}
+        return [slot for slot in self.slots if id(slot) not in known]
+
+    @property
     def results(self) -> tuple[Any, ...]:
         """What the caller gets back, in the order of the objects passed."""
         return tuple(slot.result for slot in self.slots)
 
 
-def _kind(given: object) -> Kind | None:
+def kind_of(given: object) -> Kind | None:
+    """Return which of the four kinds an object is for every strategy, or `None`."""
     if isinstance(given, torch.nn.Module):
         return "models"
     if isinstance(given, torch.optim.Optimizer | AcceleratedOptimizer):

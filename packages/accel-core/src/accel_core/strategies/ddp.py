@@ -35,9 +35,6 @@ class DataParallelStrategy(Strategy):
 
     def __init__(self, parts: Parts) -> None:
         super().__init__(parts)
-        # A subclass may have a plugin of its own, beside the arguments of DDP.
-        given = (plugin for plugin in parts.plugins if isinstance(plugin, DistributedDataParallelKwargs))
-        self._settings = next(given, None) or DistributedDataParallelKwargs()
         # A wrapper holds its model, so a strong reference to it would keep both alive for ever.
         self._wrappers: MutableMapping[torch.nn.Module, ReferenceType[DistributedDataParallel]] = WeakIdKeyDictionary()
 
@@ -66,13 +63,16 @@ class DataParallelStrategy(Strategy):
         kept = self._wrappers.get(model)
         wrapper = None if kept is None else kept()
         if wrapper is None:
-            arguments = self._settings.to_kwargs()
+            # A subclass may have a plugin of its own, beside the arguments of DDP.
+            given = (plugin for plugin in self.parts.plugins if isinstance(plugin, DistributedDataParallelKwargs))
+            settings = next(given, None) or DistributedDataParallelKwargs()
+            arguments = settings.to_kwargs()
             if self.world.device.index is not None and not getattr(model, "hf_device_map", None):
                 arguments |= {"device_ids": [self.world.device.index], "output_device": self.world.device.index}
             # The constructor compares and broadcasts parameters in collectives of its own.
             with in_step(self.world, "prepare: DistributedDataParallel", _views(model)):
                 wrapper = DistributedDataParallel(model, **arguments)
-            self._settings.register_comm_hook(wrapper)
+            settings.register_comm_hook(wrapper)
             self._wrappers[model] = ref(wrapper)
         return wrapper
 

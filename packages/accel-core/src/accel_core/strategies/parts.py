@@ -74,11 +74,17 @@ class Parts:
 
 
 class Kit(Protocol):
-    """The runtime's verbs, by which a strategy prepares what it does not own, in the order it needs."""
+    """The verbs by which a strategy prepares objects one by one, in the order it needs.
+
+    They are the Accelerator's own methods, so what a subclass of it overrides is called.
+    """
 
     @property
     def optimizers(self) -> Sequence[AcceleratedOptimizer]:
         """The optimizers prepared so far."""
+
+    def prepare_model(self, model: torch.nn.Module, placement: bool | None = None) -> Any:
+        """Prepare a model by `Strategy.prepare_model`, and register it."""
 
     def keep_model(self, model: torch.nn.Module) -> None:
         """Register a prepared model in place of any earlier form of the same model."""
@@ -95,3 +101,6 @@ class Kit(Protocol):
 
     def prepare_scheduler(self, scheduler: object) -> AcceleratedScheduler:
         """Wrap and register a schedule, bound to the optimizers it moves."""
+
+    def prepare_other(self, given: object) -> Any:
+        """Return what becomes of an object of no known kind; the run calls it, after `Strategy.prepare`."""

@@ -176,10 +176,8 @@ class Strategy(ABC):
             [slot.given for slot in bundle.models], [slot.given for slot in bundle.optimizers]
         )
         for slot, model in zip(bundle.models, models, strict=True):
-            slot.result = self.prepare_model(model, device_placement=slot.place)
+            slot.result = kit.prepare_model(model, slot.place)
         self.rebind([*kit.optimizers, *optimizers])
-        for slot in bundle.models:
-            kit.keep_model(slot.result)
         for slot, optimizer in zip(bundle.optimizers, optimizers, strict=True):
             slot.result = kit.prepare_optimizer(optimizer, slot.place)
         for slot in bundle.loaders:

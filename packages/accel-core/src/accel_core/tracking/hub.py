@@ -45,8 +45,6 @@ class TrackerHub:
         settings: How failing and slow trackers are treated.
 
     Attributes:
-        trackers: After `init`, one handle for each tracker; on other ranks null trackers.
-        log_with: What was asked for, checked.
         run_id: Identity of the run, kept over a resume; `None` before `init`.
 
     Raises:
@@ -63,11 +61,10 @@ class TrackerHub:
         settings: TrackerKwargs | None = None,
     ) -> None:
         self.settings = settings if settings is not None else TrackerKwargs()
-        self.log_with = filter_trackers(log_with, logging_dir)
-        self._new_recorder = recorder_for(self.settings) if self.log_with else None
         self.logging_dir = logging_dir
         self.is_main = is_main
-        self.trackers: list[GeneralTracker] = []
+        self.log_with = log_with
+        self._trackers: list[GeneralTracker] = []
         self.run_id: str | None = None
         self.running = False
         self._project = ""
@@ -78,6 +75,63 @@ class TrackerHub:
         self._recorder: Recorder | None = None
         self._seq = 0
         self._errors: list[TrackerError] = []
+
+    @property
+    def log_with(self) -> list[Any]:
+        """What `init` starts, checked."""
+        return self._log_with
+
+    @log_with.setter
+    def log_with(self, log_with: Wanted | Iterable[Wanted] | None) -> None:
+        self._log_with = filter_trackers(log_with, self.logging_dir)
+        self._new_recorder = recorder_for(self.settings) if self._log_with else None
+
+    @property
+    def trackers(self) -> list[GeneralTracker]:
+        """After `init`, one handle for each tracker; on other ranks null trackers.
+
+        In a list that is set here, a handle that is left out gets no more calls, and its tracker is finished with the
+        others; a tracker object joins the run, or begins one.
+        """
+        return self._trackers
+
+    @trackers.setter
+    def trackers(self, trackers: Iterable[GeneralTracker]) -> None:
+        wanted = list(trackers)
+        wrong = [type(tracker).__name__ for tracker in wanted if not isinstance(tracker, GeneralTracker)]
+        if wrong:
+            raise ConfigurationError(
+                f"A run logs to objects of a GeneralTracker's class; got {', '.join(wrong)}. Derive it from "
+                "accel_core.tracking.tracker.GeneralTracker."
+            )
+        if not self.is_main:
+            self._trackers = wanted
+            return
+        left = {id(vars(handle)["_session"]) for handle in wanted if type(handle) is TrackerHandle}
+        for session in self._sessions.values():
+            session.switched_off = id(session) not in left
+        self._trackers = []
+        for tracker in wanted:
+            if type(tracker) is TrackerHandle:
+                self._trackers.append(tracker)
+            else:
+                self._join(tracker)
+
+    def _join(self, tracker: GeneralTracker) -> None:
+        """Let a tracker object take part from here on, in a run of its own where none is open."""
+        if not self.running:
+            self._sessions = {}
+            self._open()
+        name = str(tracker.name)
+        same = sum(known.partition("#")[0] == name for known in self._sessions)
+        self._add(f"{name}#{same + 1}" if same else name, tracker, {})
+        self._wait_for_start()
+
+    def _open(self) -> None:
+        """Begin a run that is finished at the latest when the process ends."""
+        self.run_id = self._resumed.get("run_id") or uuid.uuid4().hex[:12]
+        self.running = True
+        atexit.register(_finish_at_exit, weakref.ref(self), os.getpid())
 
     @property
     def spool_path(self) -> Path | None:
@@ -111,23 +165,21 @@ class TrackerHub:
         self.finish()
         wanted = [(self._name_of(item), item) for item in self.log_with]
         if not self.is_main:
-            self.trackers = [null_tracker(self._class_of(item)) for _, item in wanted]
+            self._trackers = [null_tracker(self._class_of(item)) for _, item in wanted]
             return
-        self.trackers = []
+        self._trackers = []
         if not wanted:
             return
         self._check_folder()
-        self.run_id = self._resumed.get("run_id") or uuid.uuid4().hex[:12]
         self._project = str(project_name)
         self._sessions = {}
-        self.running = True
+        self._open()
         if self._new_recorder is not None:
             run = {"run_id": self.run_id, "project": self._project, "trackers": [name for name, _ in wanted]}
             self._recorder = self._new_recorder(self.settings.spool_folder(self.logging_dir), run)
         for name, item in wanted:
             self._add(name, item, dict((init_kwargs or {}).get(name, {})))
         self._wait_for_start()
-        atexit.register(_finish_at_exit, weakref.ref(self), os.getpid())
         if config is not None:
             self._emit("config", {"values": snapshot(dict(config))}, None)
         self._raise_pending()
@@ -316,7 +368,7 @@ class TrackerHub:
 
         session = TrackerSession(name, kind, make, self._settled)
         self._sessions[name] = session
-        self.trackers.append(TrackerHandle(session, self._send, self._settle))
+        self._trackers.append(TrackerHandle(session, self._send, self._settle))
         session.start()
 
     def _wait_for_start(self) -> None:

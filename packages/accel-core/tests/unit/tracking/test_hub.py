@@ -550,3 +550,42 @@ def test_slow_start_does_not_hold_the_run(tmp_path, caplog):
     hub.finish()
     assert [call[0] for call in tracker.calls] == ["config", "log", "finish"]
     assert "did not start within" in caplog.text
+
+
+def test_trackers_are_exchanged_while_the_run_goes_on() -> None:
+    """One that is left out gets nothing more and is finished; one that is put in gets what comes from then on."""
+    first, second = Keeping(), Keeping()
+    hub = TrackerHub([first])
+    hub.init("run")
+    hub.log({"a": 1})
+    hub.trackers = [*hub.trackers, second]
+    hub.log({"a": 2})
+    hub.trackers = hub.trackers[1:]
+    hub.log({"a": 3})
+    with pytest.raises(ConfigurationError, match=r"got str\. Derive"):
+        hub.trackers = ["wandb"]
+    assert [tracker.name for tracker in hub.trackers] == ["keeping#2"]
+    hub.finish()
+
+    def logged(tracker: Keeping) -> list[int]:
+        return [call[1]["a"] for call in tracker.calls if call[0] == "log"]
+
+    assert (logged(first), logged(second)) == ([1, 2], [2, 3])
+    assert ("finish",) in first.calls
+
+
+def test_trackers_that_are_set_need_no_start() -> None:
+    """Objects in a list that is set begin a run; what is asked for later is what the next run starts."""
+    alone, later = Keeping(), Keeping()
+    hub = TrackerHub()
+    hub.trackers = [alone]
+    hub.log({"a": 1})
+    hub.log_with = later
+    hub.init("run")
+    hub.log({"a": 2})
+    hub.finish()
+    assert [call[1] for call in alone.calls if call[0] == "log"] == [{"a": 1}]
+    assert [call[1] for call in later.calls if call[0] == "log"] == [{"a": 2}]
+    with pytest.raises(ConfigurationError, match="No tracker is named"):
+        hub.log_with = "nonsense"
+    assert hub.log_with == [later]

@@ -23,9 +23,13 @@ from accel_core.process import world
 from accel_launch.settings.devices import count_gpus
 from accel_launch.settings.environ import snapshot
 
-__all__ = ["PrepareForLaunch", "debug_launcher", "initialised_by", "notebook_launcher", "test_launch"]
+__all__ = ["EarlyUseError", "PrepareForLaunch", "debug_launcher", "initialised_by", "notebook_launcher", "test_launch"]
 
 _PRECISIONS = ("no", "fp16", "bf16", "fp8")
+
+
+class EarlyUseError(StateError, ValueError):
+    """Processes were to be started after something that only they may do: an Accelerator was made, or CUDA used."""
 
 
 class PrepareForLaunch:
@@ -97,8 +101,9 @@ def notebook_launcher(
 
     Raises:
         ConfigurationError: The precision is unknown, or a number is not valid.
-        StateError: An Accelerator was made, or CUDA used, before; the message names the import that did.
-        LaunchError: A process failed; the message ends with the traceback of the one that failed first.
+        EarlyUseError: An Accelerator was made, or CUDA used, before; the message names the import that did.
+        NotebookRankError: A process failed (a `LaunchError`, and torch's `ChildFailedError`); the message ends with the
+            traceback of the one that failed first.
     """
     gpus = count_gpus(snapshot())
     number = num_processes if num_processes is not None else max(1, gpus)
@@ -111,23 +116,29 @@ def notebook_launcher(
             function(*args)
         return
     _refuse_what_came_before(gpus)
-    own_port = num_nodes > 1 or use_port not in ("29500", "0")
-    run_forked = import_module("accel_launch.launchers.forked").run_forked  # brings torch's elastic agent
+    forked = import_module("accel_launch.launchers.forked")  # brings torch's elastic agent
+    meeting = import_module("accel_launch.launchers.rendezvous")
+    run_id = rdzv_id if rdzv_id != "none" else uuid.uuid4().hex
     with patch_environment(fork_launched=1, node_rank=node_rank, **variables):
-        run_forked(
+        if num_nodes == 1:
+            rendezvous = meeting.LocalRendezvous(run_id, 0 if use_port == "29500" else int(use_port))
+        else:
+            rendezvous = meeting.MachinesRendezvous(
+                rdzv_backend,
+                rdzv_endpoint or f"{master_addr}:{use_port}",
+                run_id,
+                (num_nodes, num_nodes),
+                None,
+                {"timeout": 900, "rank": node_rank, "is_host": str(node_rank == 0), **(rdzv_conf or {})},
+            )
+        forked.run_forked(
             function,
             args,
-            min_nodes=num_nodes,
-            max_nodes=num_nodes,
-            nproc_per_node=number,
-            run_id=rdzv_id if rdzv_id != "none" else uuid.uuid4().hex,
-            rdzv_backend=rdzv_backend if num_nodes > 1 else "c10d",
-            rdzv_endpoint=rdzv_endpoint or f"{master_addr}:{use_port if own_port else 0}",
-            rdzv_configs={"rank": node_rank, "is_host": str(node_rank == 0), **(rdzv_conf or {})},
+            rendezvous,
+            processes=number,
             max_restarts=max_restarts,
             monitor_interval=monitor_interval,
             log_line_prefix_template=log_line_prefix_template,
-            local_addr="127.0.0.1" if num_nodes == 1 else None,
         )
 
 
@@ -152,7 +163,9 @@ def debug_launcher(function: Callable[..., Any], args: Sequence[Any] = (), num_p
         num_processes: Processes.
 
     Raises:
-        LaunchError: A process failed; the message ends with the traceback of the one that failed first.
+        SpawnedRankError: A process raised (a `LaunchError`, and torch's `ProcessRaisedException`); the message ends
+            with the traceback of the one that did so first.
+        SpawnedRankExitError: A process was killed, or left with an exit code other than 0.
     """
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -172,12 +185,12 @@ def debug_launcher(function: Callable[..., Any], args: Sequence[Any] = (), num_p
 
 def _refuse_what_came_before(gpus: int) -> None:
     if world.current() is not None:
-        raise StateError(
+        raise EarlyUseError(
             "Processes are started before any Accelerator is made; one was made in this notebook. Restart the "
             "kernel and make the Accelerator inside the training function."
         )
     if gpus and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        raise StateError(_early_cuda(_modules_of_notebook()))
+        raise EarlyUseError(_early_cuda(_modules_of_notebook()))
 
 
 def _early_cuda(modules: Sequence[str]) -> str:

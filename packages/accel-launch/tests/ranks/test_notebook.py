@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from accel_launch.notebook import initialised_by
 from accel_launch.supervision.orphans import alive
 
 GATHER = """
@@ -42,81 +43,98 @@ def run(tmp_path: Path, variables: dict[str, str], source: str) -> "subprocess.C
 
 
 @pytest.mark.parametrize(
-    ("call", "expected"),
+    ("launcher", "words", "expected", "kind"),
     [
-        ("notebook_launcher(train, (5,), num_processes=2, mixed_precision='bf16')", "[5, 6] bf16"),
-        ("debug_launcher(train, (7,))", "[7, 8] no"),
+        ("notebook_launcher", "num_processes=2, mixed_precision='bf16'", "[5, 6] bf16", "ChildFailedError"),
+        ("debug_launcher", "num_processes=2", "[5, 6] no", "ProcessRaisedException"),
     ],
 )
-def test_function_runs_on_two_processes(tmp_path: Path, variables: dict[str, str], call: str, expected: str) -> None:
-    """A function of the main module runs on two ranks that gather together."""
-    done = run(tmp_path, variables, call)
-    assert done.returncode == 0, done.stderr
-    assert [(tmp_path / f"rank{rank}").read_text() for rank in range(2)] == [expected] * 2
+def test_two_processes_succeed_and_fail(
+    tmp_path: Path, variables: dict[str, str], launcher: str, words: str, expected: str, kind: str
+) -> None:
+    """Two ranks gather together; where one raises, the launch ends with its one traceback, as torch's error and ours.
 
-
-def test_failure_ends_with_the_ranks_traceback(tmp_path: Path, variables: dict[str, str]) -> None:
-    """A rank's exception ends the launch with its traceback."""
-    done = run(tmp_path, variables, "notebook_launcher(fail, num_processes=2)")
-    assert done.returncode == 1
-    assert "Rank 1 failed first" in done.stderr
-    assert "ValueError: bad cell" in done.stderr
-
-
-@pytest.mark.parametrize("call", ["notebook_launcher(partner, num_processes=2)", "debug_launcher(partner)"])
-def test_the_rank_that_failed_first_is_told(tmp_path: Path, variables: dict[str, str], call: str) -> None:
-    """Ranks that lose their partner fail too, most often seen first by torch; the traceback is that of the cause."""
+    Ranks that lose their partner fail too, most often seen first by torch; what is told is the cause.
+    """
     source = (
-        "def partner():\n    import os, torch\n    from accel_core.accelerator import Accelerator\n"
+        "def partner():\n    import torch\n    from accel_core.accelerator import Accelerator\n"
         "    accelerator = Accelerator()\n    accelerator.wait_for_everyone()\n"
         "    if accelerator.process_index == 1:\n        raise ValueError('the cause')\n"
         "    accelerator.gather(torch.ones(1))\n"
+        "import pickle, sys\nfrom accel_core.errors import LaunchError\n"
+        "from torch.distributed.elastic.multiprocessing.errors import ChildFailedError\n"
+        "from torch.multiprocessing import ProcessRaisedException\n"
+        f"{launcher}(train, (5,), {words})\n"
+        f"try: {launcher}(fail, num_processes=2)\n"
+        f"except {kind} as error:\n"
+        "    assert isinstance(error, LaunchError) and str(pickle.loads(pickle.dumps(error))) == str(error)\n"
+        "    print(error)\n"
+        f"{launcher}(partner, num_processes=2)\n"
     )
-    done = run(tmp_path, variables, source + call)
+    done = run(tmp_path, variables, source)
+    assert [(tmp_path / f"rank{rank}").read_text() for rank in range(2)] == [expected] * 2, done.stderr
+    assert done.stdout.startswith("Rank 1 failed first")
+    assert done.stdout.rstrip().endswith("ValueError: bad cell")
+    assert done.stdout.count("Traceback (most recent call last)") == 1
     assert done.returncode == 1
     assert "Rank 1 failed first" in done.stderr
     assert done.stderr.rstrip().endswith("ValueError: the cause"), done.stderr
+    assert done.stderr.count("Traceback (most recent call last)") == 2, "one of the notebook, one of the rank"
 
 
-def test_detached_children_are_ended(tmp_path: Path, variables: dict[str, str]) -> None:
-    """What a rank leaves running in a session of its own is ended, and what the notebook itself started is not."""
+def test_restarted_ranks_do_not_look_for_those_that_ended(tmp_path: Path, variables: dict[str, str]) -> None:
+    """After a failure all ranks are started again, find one another, and what went wrong was said; signals are back."""
+    source = (
+        "def once():\n    import os, torch\n    from accel_core.accelerator import Accelerator\n"
+        "    accelerator = Accelerator()\n    accelerator.gather(torch.ones(1))\n"
+        "    if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0' and accelerator.process_index == 1:\n"
+        "        raise ValueError('only once')\n"
+        "    accelerator.gather(torch.ones(1))\n"
+        "    open('again' + os.environ['RANK'], 'w').write(os.environ['TORCHELASTIC_RESTART_COUNT'])\n"
+        "import signal\nbefore = signal.getsignal(signal.SIGINT)\n"
+        "notebook_launcher(once, num_processes=3, max_restarts=1)\n"
+        "assert signal.getsignal(signal.SIGINT) is before\n"
+    )
+    done = run(tmp_path, variables, source)
+    assert done.returncode == 0, done.stderr
+    assert [(tmp_path / f"again{rank}").read_text() for rank in range(3)] == ["1"] * 3
+    assert "rank 1 failed first" in done.stderr
+    assert "ValueError: only once" in done.stderr
+
+
+def test_children_are_ended_and_early_accelerators_refused(tmp_path: Path, variables: dict[str, str]) -> None:
+    """What a rank leaves running in a session of its own is ended, and what the notebook itself started is not.
+
+    An Accelerator that was made before processes are forked is refused, and so are numbers that are not valid.
+    """
     source = (
         "import subprocess, threading, time\ndef leave():\n    import subprocess, os\n"
         "    child = subprocess.Popen(['sleep', '77'], start_new_session=True)\n    child.returncode = 0\n"
         "    open('child' + os.environ['RANK'], 'w').write(str(child.pid))\n"
         "mine = []\nthreading.Timer(0.1, lambda: mine.append(subprocess.Popen(['sleep', '77']))).start()\n"
         "notebook_launcher(leave, num_processes=2)\nassert mine[0].poll() is None\nmine[0].kill()\nmine[0].wait()\n"
-    )
-    done = run(tmp_path, variables, source)
-    assert done.returncode == 0, done.stderr
-    assert "outlived their ranks" in done.stderr
-    assert not any(alive(int((tmp_path / f"child{rank}").read_text())) for rank in range(2))
-
-
-def test_accelerator_before_the_launch_is_refused(tmp_path: Path, variables: dict[str, str]) -> None:
-    """An Accelerator made before processes are forked is refused, and so are numbers that cannot be meant."""
-    source = (
         "from accel_core.errors import ConfigurationError, StateError\n"
         "for words in ({'mixed_precision': 'fp7'}, {'num_processes': 0}, {'node_rank': 1}):\n"
         "    try: notebook_launcher(train, (0,), **words)\n"
         "    except ConfigurationError: print('refused')\n"
         "from accel_core.accelerator import Accelerator\nAccelerator(cpu=True)\n"
         "try: notebook_launcher(train, (0,), num_processes=2)\n"
-        "except StateError as error: print(error)\n"
+        "except ValueError as error: print(isinstance(error, StateError), error)\n"
     )
     done = run(tmp_path, variables, source)
+    assert done.returncode == 0, done.stderr
+    assert "outlived their ranks" in done.stderr
+    assert not any(alive(int((tmp_path / f"child{rank}").read_text())) for rank in range(2))
     assert done.stdout.count("refused") == 3, done.stderr
-    assert "one was made in this notebook" in done.stdout
+    assert "True Processes are started before any Accelerator is made; one was made in this notebook" in done.stdout
 
 
-def test_import_that_initialises_cuda_is_found(tmp_path: Path, variables: dict[str, str]) -> None:
+def test_import_that_initialises_cuda_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The import after which CUDA is initialised is named."""
     (tmp_path / "innocent.py").write_text("")
     (tmp_path / "culprit.py").write_text("import torch\ntorch.cuda._initialized = True\n")
-    done = run(
-        tmp_path, {**variables, "PYTHONPATH": str(tmp_path)}, "print(initialised_by(['innocent', 'culprit', 'json']))"
-    )
-    assert done.stdout.strip() == "culprit", done.stderr
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert initialised_by(["innocent", "culprit", "json"]) == "culprit"
 
 
 @pytest.mark.skipif(

@@ -212,21 +212,26 @@ def test_eight_launches_at_once_all_succeed(tmp_path: Path, variables: dict[str,
 
 TWO_MACHINES = ["--cpu", "--num-processes", "2", "--num-machines", "2", "--main-process-ip", "127.0.0.1"]
 MEET = """
-import sys, time
+import os, sys, time
 import torch, torch.distributed as dist
 dist.init_process_group("gloo")
 total = torch.ones(1)
 dist.all_reduce(total)
 sys.stdout.write(f"sum {int(total)}\\n")
-if len(sys.argv) > 1:
+if "fail" in sys.argv:
     if dist.get_rank() == 1:
         raise ValueError("boom on machine 1")
     time.sleep(60)
+if "once" in sys.argv and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and dist.get_rank() == 1:
+    raise ValueError("only once")
+dist.all_reduce(total)
 dist.destroy_process_group()
 """
 
 
-def two_machines(tmp_path: Path, variables: dict[str, str], *words: str) -> list["subprocess.CompletedProcess[str]"]:
+def two_machines(
+    tmp_path: Path, variables: dict[str, str], *words: str, options: tuple[str, ...] = ()
+) -> list["subprocess.CompletedProcess[str]"]:
     """Start two launchers that play two machines, and wait for both."""
     import socket
 
@@ -236,7 +241,7 @@ def two_machines(tmp_path: Path, variables: dict[str, str], *words: str) -> list
     running = []
     for rank in ("0", "1"):
         line = [sys.executable, "-m", "accel_launch", "launch", *TWO_MACHINES, "--main-process-port", port]
-        line += ["--machine-rank", rank, "meet.py", *words]
+        line += ["--machine-rank", rank, *options, "meet.py", *words]
         running.append(
             subprocess.Popen(
                 line, cwd=tmp_path, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -249,17 +254,19 @@ def two_machines(tmp_path: Path, variables: dict[str, str], *words: str) -> list
     return done
 
 
-def test_two_machines_meet(tmp_path: Path, variables: dict[str, str]) -> None:
-    """Two launchers find one another, check that they agree, and their ranks reduce together."""
-    done = two_machines(tmp_path, variables)
+def test_two_machines_start_again(tmp_path: Path, variables: dict[str, str]) -> None:
+    """Ranks on two machines that are started again find one another, and not the addresses of those that ended."""
+    options = ("--max-restarts", "1", "--rdzv-backend", "c10d")
+    done = two_machines(tmp_path, variables, "once", options=options)
     assert [machine.returncode for machine in done] == [0, 0], [machine.stderr for machine in done]
-    assert [machine.stdout for machine in done] == ["sum 2\n"] * 2
+    assert [machine.stdout for machine in done] == ["sum 2\nsum 2\n", "sum 2\nsum 2\n"]
 
 
 def test_failure_on_one_machine_ends_the_other(tmp_path: Path, variables: dict[str, str]) -> None:
-    """A rank's failure ends the other machine within seconds, which says where it happened."""
+    """Ranks of two machines reduce together; one's failure ends the other within seconds, which says where it was."""
     began = time.monotonic()
     first, second = two_machines(tmp_path, variables, "fail")
+    assert (first.stdout, second.stdout) == ("sum 2\n", "sum 2\n")
     assert time.monotonic() - began < 45
     assert first.returncode != 0
     assert second.returncode != 0

@@ -5,26 +5,19 @@ ranks: it binds a free port itself and hands it on, so no port is ever chosen fi
 """
 
 import contextlib
-import logging
 import os
 import signal
 import time
 import uuid
 from collections.abc import Mapping
-from datetime import timedelta
 from typing import Any
 
-import torch.distributed.elastic.rendezvous.registry as rendezvous_registry
-from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, SignalException
-from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousParameters
 from torch.distributed.elastic.rendezvous.api import (
     RendezvousClosedError,
     RendezvousConnectionError,
-    RendezvousInfo,
-    RendezvousStoreInfo,
     RendezvousTimeoutError,
 )
 
@@ -33,6 +26,8 @@ from accel_core.host.environ import write
 from accel_launch.launchers.launcher import script_command
 from accel_launch.launchers.machines import GRACE_S, OtherMachines
 from accel_launch.launchers.preflight import check_main_machine, own_address
+from accel_launch.launchers.rendezvous import LocalRendezvous, MachinesRendezvous
+from accel_launch.launchers.torch_loggers import torch_loggers
 from accel_launch.settings.layout import Layout, layout_of
 from accel_launch.settings.resolve import Settings
 from accel_launch.supervision.signals import SIGNALS, TERMINATION_GRACE_S
@@ -44,50 +39,6 @@ __all__ = ["run_elastic"]
 
 _LOOKS = 100
 """How often, at an interval of 10 ms, it is asked for an exit status that the agent is about to note."""
-
-
-class _LocalRendezvous(RendezvousHandler):
-    """Meeting point of one machine: a store on a port that the system chose."""
-
-    def __init__(self, run_id: str, port: int) -> None:
-        self._run_id = run_id
-        self._round = 0
-        try:
-            self._store = TCPStore("127.0.0.1", port, None, True, timedelta(seconds=300), False)
-        except RuntimeError as error:
-            raise LaunchError(
-                f"The processes cannot meet on port {port}; the system says: {str(error).splitlines()[0]}. Say another "
-                "--main-process-port, or none to get a free one."
-            ) from None
-
-    @property
-    def use_agent_store(self) -> bool:
-        return True
-
-    def get_backend(self) -> str:
-        return "local"
-
-    def next_rendezvous(self) -> RendezvousInfo:
-        for key in self._store.list_keys():  # ranks that start again must not find the addresses of those before them
-            self._store.delete_key(key)
-        self._round += 1
-        store = PrefixStore(f"{self._run_id}/{self._round}", self._store)
-        return RendezvousInfo(store, 0, 1, RendezvousStoreInfo("127.0.0.1", self._store.port))
-
-    def is_closed(self) -> bool:
-        return False
-
-    def set_closed(self) -> None:
-        return None
-
-    def num_nodes_waiting(self) -> int:
-        return 0
-
-    def get_run_id(self) -> str:
-        return self._run_id
-
-    def shutdown(self) -> bool:
-        return True
 
 
 class _FollowedStreams(LogsSpecs):
@@ -198,13 +149,15 @@ def run_elastic(settings: Settings, environment: Mapping[str, str]) -> int:
     supervisor = Supervisor(settings, command, _raise_signal)
     machines = OtherMachines(settings, supervisor)
     agent: _Agent | None = None
+    rendezvous: LocalRendezvous | MachinesRendezvous | None = None
     failed = True
     try:
-        silence_torch_loggers(talk=bool(settings["debug"]))
         write("TORCHELASTIC_SIGNALS_TO_HANDLE", ",".join(number.name for number in SIGNALS))
-        spec = _specification(settings, command)
+        rendezvous = _rendezvous(settings, layout_of(settings))
+        spec = _specification(settings, command, rendezvous)
         agent = _Agent(supervisor, machines, spec, _FollowedStreams(supervisor, environment))
-        result: RunResult | None = agent.run(spec.role)  # None where the machines agreed to end without a result
+        with torch_loggers(talk=bool(settings["debug"])):
+            result: RunResult | None = agent.run(spec.role)  # None where the machines agreed to end without a result
         failed = result is None or result.is_failed()
         if result is not None and failed:
             machines.tell(min(result.failures))
@@ -218,29 +171,32 @@ def run_elastic(settings: Settings, environment: Mapping[str, str]) -> int:
     finally:
         supervisor.signals.ignore()
         machines.close()
+        if rendezvous is not None:
+            rendezvous.leave()
         supervisor.close()
     flush_output()
     supervisor.elsewhere = machines.failure
     return supervisor.report(agent.statuses() if agent is not None else {}) if failed else 0
 
 
-def _specification(settings: Settings, command: list[str]) -> WorkerSpec:
-    layout = layout_of(settings)
+def _specification(
+    settings: Settings, command: list[str], rendezvous: LocalRendezvous | MachinesRendezvous
+) -> WorkerSpec:
     return WorkerSpec(
         role=str(settings["role"]),
-        local_world_size=layout.per_machine,
+        local_world_size=layout_of(settings).per_machine,
         entrypoint=command[0],
         args=tuple(command[1:]),
-        rdzv_handler=_rendezvous(settings, layout),
+        rdzv_handler=rendezvous,
         max_restarts=int(settings["max_restarts"]),
         monitor_interval=float(settings["monitor_interval"]),
-        local_addr=_local_address(settings, layout),
+        local_addr=rendezvous.address,
     )
 
 
-def _rendezvous(settings: Settings, layout: Layout) -> RendezvousHandler:
+def _rendezvous(settings: Settings, layout: Layout) -> LocalRendezvous | MachinesRendezvous:
     if layout.machines == 1:
-        return _LocalRendezvous(uuid.uuid4().hex, int(settings["main_process_port"] or 0))
+        return LocalRendezvous(uuid.uuid4().hex, int(settings["main_process_port"] or 0))
     configuration: dict[str, Any] = dict(
         part.partition("=")[::2] for part in str(settings["rdzv_conf"]).split(",") if part.strip()
     )
@@ -255,33 +211,11 @@ def _rendezvous(settings: Settings, layout: Layout) -> RendezvousHandler:
     if backend == "c10d" and settings.is_set("machine_rank"):
         configuration.setdefault("is_host", str(layout.machine_rank == 0))
     configuration.setdefault("timeout", 900)
-    parameters = RendezvousParameters(
-        backend=backend,
-        endpoint=f"{host}:{port}",
-        run_id=str(settings["rdzv_id"] or "accel"),
-        min_nodes=layout.fewest_machines,
-        max_nodes=layout.machines,
-        local_addr=_local_address(settings, layout),
-        **configuration,
+    return MachinesRendezvous(
+        backend,
+        f"{host}:{port}",
+        str(settings["rdzv_id"] or "accel"),
+        (layout.fewest_machines, layout.machines),
+        own_address(host, port),
+        configuration,
     )
-    return rendezvous_registry.get_rendezvous_handler(parameters)
-
-
-def _local_address(settings: Settings, layout: Layout) -> str | None:
-    if layout.machines == 1:
-        return "127.0.0.1"
-    return own_address(str(settings["main_process_ip"]), int(settings["main_process_port"]))
-
-
-def silence_torch_loggers(*, talk: bool) -> None:
-    """Let torch's launcher say everything or nothing: what it says of failures is said better in the report.
-
-    Args:
-        talk: Whether it says everything.
-    """
-    level = logging.INFO if talk else logging.CRITICAL
-    for name in ("torch.distributed.elastic", "torch.distributed.launcher"):
-        logging.getLogger(name).setLevel(level)
-    for name in list(logging.root.manager.loggerDict):
-        if name.startswith("torch.distributed.elastic"):
-            logging.getLogger(name).setLevel(level)

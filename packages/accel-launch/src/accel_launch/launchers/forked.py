@@ -2,7 +2,9 @@
 
 import functools
 import json
+import signal
 import tempfile
+import threading
 import time
 import traceback
 import uuid
@@ -11,16 +13,52 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-from torch.multiprocessing.spawn import ProcessException, start_processes
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from torch.multiprocessing.spawn import (
+    ProcessException,
+    ProcessExitedException,
+    ProcessRaisedException,
+    start_processes,
+)
 
 from accel_core.errors import LaunchError
 from accel_core.host.environ import text, write
+from accel_launch.launchers.rendezvous import LocalRendezvous, MachinesRendezvous
+from accel_launch.launchers.torch_loggers import torch_loggers
 from accel_launch.supervision.orphans import RUN_VARIABLE, kill_orphans
 from accel_launch.supervision.report import report_left_behind
+from accel_launch.supervision.signals import SIGNALS
+from accel_launch.terminal import say
 
-__all__ = ["run_forked", "run_spawned"]
+__all__ = ["NotebookRankError", "SpawnedRankError", "SpawnedRankExitError", "run_forked", "run_spawned"]
+
+
+class NotebookRankError(ChildFailedError, LaunchError):
+    """A rank of `notebook_launcher` failed: our error, and the one that torch's launcher raises for it.
+
+    Args:
+        message: What is shown: which rank failed first, and its traceback.
+        failures: torch's record of each rank that failed.
+    """
+
+    def __init__(self, message: str, failures: dict[int, ProcessFailure]) -> None:
+        LaunchError.__init__(self, message, failures)
+        self.name, self.failures = "notebook_launcher", failures
+
+    def __str__(self) -> str:
+        """Return the message."""
+        return str(self.args[0])
+
+
+class SpawnedRankError(ProcessRaisedException, LaunchError):
+    """A rank of `debug_launcher` raised: our error, and the one that `torch.multiprocessing` raises for it."""
+
+
+class SpawnedRankExitError(ProcessExitedException, LaunchError):
+    """A rank of `debug_launcher` ended by a signal or with an exit code, told as `torch.multiprocessing` does."""
 
 
 class _Forked:
@@ -32,7 +70,9 @@ class _Forked:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.logs = folder / "logs"
+        self._notes = folder / "notes"
+        self._notes.mkdir()
         self._run_id = uuid.uuid4().hex
 
     def watched(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -43,8 +83,9 @@ class _Forked:
             write(RUN_VARIABLE, self._run_id)
             try:
                 return function(*args)
-            except BaseException:
-                self._note(traceback.format_exc())
+            except BaseException as error:
+                above = error.__traceback__
+                self._note("".join(traceback.format_exception(error.with_traceback(above and above.tb_next))))
                 raise
 
         return run
@@ -52,11 +93,11 @@ class _Forked:
     def _note(self, told: str) -> None:
         attempt, rank = int(text("TORCHELASTIC_RESTART_COUNT") or 0), int(text("RANK") or 0)
         note = {"attempt": attempt, "when": time.monotonic(), "rank": rank, "traceback": told}
-        (self._folder / f"{attempt}-{rank}.json").write_text(json.dumps(note))
+        (self._notes / f"{attempt}-{rank}.json").write_text(json.dumps(note))
 
     def first_exception(self) -> tuple[int, str] | None:
         """Return the rank that raised first in the last attempt, and its traceback; None where none raised."""
-        notes = [json.loads(path.read_text()) for path in self._folder.iterdir()]
+        notes = [json.loads(path.read_text()) for path in self._notes.iterdir()]
         if not notes:
             return None
         last = max(note["attempt"] for note in notes)
@@ -70,9 +111,28 @@ class _Forked:
             report_left_behind(left)
 
 
+class _Agent(LocalElasticAgent):
+    """torch's agent, telling a person when it starts the ranks again."""
+
+    def __init__(self, forked: _Forked, spec: WorkerSpec, prefix: str | None) -> None:
+        logs = DefaultLogsSpecs(log_dir=str(forked.logs))
+        super().__init__(spec, logs, start_method="fork", log_line_prefix_template=prefix)
+        self._forked = forked
+
+    def _restart_workers(self, worker_group: WorkerGroup) -> None:
+        raised = self._forked.first_exception()
+        told = "a rank failed" if raised is None else f"rank {raised[0]} failed first, with an exception:\n{raised[1]}"
+        attempt = worker_group.spec.max_restarts - self._remaining_restarts
+        say(
+            f"accel: {told}\nAll ranks are started again, for the {attempt}. time of at most "
+            f"{worker_group.spec.max_restarts}."
+        )
+        super()._restart_workers(worker_group)
+
+
 @contextmanager
 def _forked() -> Iterator[_Forked]:
-    with tempfile.TemporaryDirectory(prefix="accel-forked-") as folder:
+    with tempfile.TemporaryDirectory(prefix="accel-forked-") as folder, _own_signals(), torch_loggers(talk=False):
         forked = _Forked(Path(folder))
         try:
             yield forked
@@ -80,30 +140,70 @@ def _forked() -> Iterator[_Forked]:
             forked.end_what_is_left()
 
 
-def run_forked(function: Callable[..., Any], args: Sequence[Any], **settings: Any) -> None:
+@contextmanager
+def _own_signals() -> Iterator[None]:
+    """Give this process its signals back afterwards: torch takes them over when it starts processes."""
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def run_forked(
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    rendezvous: LocalRendezvous | MachinesRendezvous,
+    *,
+    processes: int,
+    max_restarts: int,
+    monitor_interval: float,
+    log_line_prefix_template: str | None,
+) -> None:
     """Run a function in processes forked under torch's elastic agent.
 
     Args:
         function: The function.
         args: Its arguments.
-        **settings: Those of torch's `LaunchConfig`.
+        rendezvous: Where the machines meet.
+        processes: Processes on this machine.
+        max_restarts: How often processes are started again after a failure.
+        monitor_interval: Seconds between looks at the processes.
+        log_line_prefix_template: Text before every line of a process, with ${rank} and ${local_rank}.
 
     Raises:
-        LaunchError: A process failed; the message ends with the traceback of the one that failed first.
+        NotebookRankError: A process failed; the message ends with the traceback of the one that failed first.
     """
-    config = LaunchConfig(start_method="fork", **settings)
     with _forked() as forked:
+        spec = WorkerSpec(
+            role="default",
+            local_world_size=processes,
+            entrypoint=forked.watched(function),
+            args=tuple(args),
+            rdzv_handler=rendezvous,
+            max_restarts=max_restarts,
+            monitor_interval=monitor_interval,
+            local_addr=rendezvous.address,
+        )
+        agent = _Agent(forked, spec, log_line_prefix_template)
         try:
-            elastic_launch(config, forked.watched(function))(*args)
-        except ChildFailedError as error:
-            rank, failure = error.get_first_failure()
-            message: object = failure.message
-            if isinstance(message, dict):
-                message = message.get("extraInfo", {}).get("py_callstack") or message.get("message")
-            raised = forked.first_exception()
-            if raised is not None:
-                raise LaunchError(f"Rank {raised[0]} failed first, with an exception:\n{raised[1]}") from None
-            raise LaunchError(f"Rank {rank} failed first, with exit code {failure.exitcode}:\n{message}") from None
+            result: RunResult | None = agent.run()
+        finally:
+            rendezvous.leave()
+        if result is not None and result.is_failed():
+            raise _rank_error(forked, result.failures)
+
+
+def _rank_error(forked: _Forked, failures: dict[int, ProcessFailure]) -> NotebookRankError:
+    raised = forked.first_exception()
+    if raised is not None:
+        return NotebookRankError(f"Rank {raised[0]} failed first, with an exception:\n{raised[1]}", failures)
+    rank, failure = min(failures.items(), key=lambda item: item[1].timestamp)
+    return NotebookRankError(
+        f"Rank {rank} failed first, with exit code {failure.exitcode}: {failure.message}", failures
+    )
 
 
 def run_spawned(function: Callable[..., Any], args: Sequence[Any], processes: int) -> None:
@@ -115,7 +215,8 @@ def run_spawned(function: Callable[..., Any], args: Sequence[Any], processes: in
         processes: Number of processes.
 
     Raises:
-        LaunchError: A process failed; the message ends with the traceback of the one that failed first.
+        SpawnedRankError: A process raised; the message ends with the traceback of the one that did so first.
+        SpawnedRankExitError: A process was killed, or left with an exit code other than 0.
     """
     with _forked() as forked:
         try:
@@ -123,5 +224,9 @@ def run_spawned(function: Callable[..., Any], args: Sequence[Any], processes: in
                 forked.watched(function), args=tuple(args), nprocs=processes, start_method="fork"
             )
         except ProcessException as error:
-            rank, told = forked.first_exception() or (error.error_index, str(error))
-            raise LaunchError(f"Rank {rank} failed first: {told}") from None
+            raised = forked.first_exception()
+            if raised is None and isinstance(error, ProcessExitedException):
+                message = f"Rank {error.error_index} failed first: {error.msg}"
+                raise SpawnedRankExitError(message, error.error_index, error.error_pid, error.exit_code) from None
+            rank, told = raised or (error.error_index, error.msg)
+            raise SpawnedRankError(f"Rank {rank} failed first: {told}", rank, error.error_pid) from None

@@ -25,11 +25,12 @@ def accelerator_module() -> ModuleType | None:
 
 
 def get_max_memory(max_memory: Mapping[int | str, int | str] | None = None) -> dict[int | str, int]:
-    """Say how many bytes each device may hold.
+    """Return how many bytes each device may hold.
 
     Args:
         max_memory: Bytes or written sizes by device: indices of accelerators (0 or "0"), "mps", "cpu", "disk". By
-            default the free memory of every accelerator and the available memory of the machine.
+            default the free memory of every accelerator and the available memory of the machine. Written sizes of a
+            dict become bytes in it: callers go on to compare them with what is returned.
 
     Returns:
         Bytes by device: accelerators in order, then "mps", "cpu" and "disk", as far as they are given.
@@ -44,10 +45,13 @@ def get_max_memory(max_memory: Mapping[int | str, int | str] | None = None) -> d
         name: int | str = int(device) if isinstance(device, str) and device.isdecimal() else device
         if isinstance(name, bool) or not (isinstance(name, int) or name in _NAMED):
             raise ConfigurationError(
-                f"Device {device} is not recognized. Found {device!r} in `max_memory`. Use the index of an "
-                "accelerator, 'mps', 'cpu' or 'disk'."
+                f"Device {device} is not recognized; got {device!r} in `max_memory`. Use the index of an accelerator, "
+                "'mps', 'cpu' or 'disk'."
             )
         given[name] = convert_file_size_to_int(size)
+    if isinstance(max_memory, dict):
+        written = {device: size for device, size in max_memory.items() if isinstance(size, str)}
+        max_memory.update({device: convert_file_size_to_int(size) for device, size in written.items()})
     accelerators = sorted(name for name in given if isinstance(name, int))
     ordered: list[int | str] = [*accelerators, *(name for name in _NAMED if name in given)]
     return {name: given[name] for name in ordered}

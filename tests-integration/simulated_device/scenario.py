@@ -20,6 +20,7 @@ from torch import nn
 from accel_bigmodel import (
     cpu_offload,
     dispatch_model,
+    get_state_dict_offloaded_model,
     init_empty_weights,
     load_checkpoint_and_dispatch,
     remove_hook_from_submodules,
@@ -80,7 +81,7 @@ def empty() -> Stack:
 
 def spread(sim: Any, folder: Path) -> dict[str, Any]:
     """Two devices, the CPU and the disk at once; the limits hold, and so does the output."""
-    _, file, expected = reference(folder)
+    plain, file, expected = reference(folder)
     limits: dict[int | str, int | str] = {0: 6 * LAYER, 1: 3 * LAYER, "cpu": 2 * LAYER}
     model = load_checkpoint_and_dispatch(
         empty(), file, device_map="sequential", max_memory=limits, no_split_module_classes=["Block"]
@@ -88,7 +89,11 @@ def spread(sim: Any, folder: Path) -> dict[str, Any]:
     device_map = model.hf_device_map
     placed = [sim.memory_allocated(0), sim.memory_allocated(1)]
     outputs = [model(TOKENS) for _ in range(3)]
+    state = get_state_dict_offloaded_model(model)
     return {
+        "state on": sorted({value.device.type for value in state.values()}),
+        "state equal": all(torch.equal(state[name], value) for name, value in plain.state_dict().items()),
+        "state tied": state["head.weight"] is state["embed.weight"],
         "devices": sorted({str(device) for device in device_map.values()}),
         "equal": all(torch.equal(output, expected) for output in outputs),
         "output_on": str(outputs[0].device),

@@ -52,6 +52,12 @@ def test_two_devices_cpu_and_disk_work_together(results: dict[str, Any]) -> None
         assert peak <= limit + 16 * 1024
 
 
+def test_the_state_of_a_spread_model_is_on_the_cpu(results: dict[str, Any]) -> None:
+    """Weights of both devices, the CPU and the disk are given as CPU tensors, equal and tied as they were."""
+    found = results["spread"]
+    assert (found["state on"], found["state equal"], found["state tied"]) == (["cpu"], True, True)
+
+
 @pytest.mark.parametrize("layers", ["1", "2", "4"])
 def test_the_byte_budget_holds_on_the_device(results: dict[str, Any], layers: str) -> None:
     """The peak of the device is the budget and a few activations; after the pass nothing is left."""

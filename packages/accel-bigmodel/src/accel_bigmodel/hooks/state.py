@@ -21,9 +21,10 @@ def get_state_dict_offloaded_model(model: nn.Module) -> dict[str, torch.Tensor]:
     Returns:
         The tensors under the names of `model.state_dict()`.
     """
-    state = {name: tensor for name, tensor in model.state_dict().items() if not tensor.is_meta}
+    shown = model.state_dict()
+    state = {name: tensor.to("cpu") for name, tensor in shown.items() if not tensor.is_meta}
     named = {id(module): name for name, module in model.named_modules()}
-    names = list(model.state_dict())
+    names = list(shown)
     for module in model.modules():
         for name, tensor in _offloaded_of(module).items():
             full = f"{named[id(module)]}.{name}" if named[id(module)] else name

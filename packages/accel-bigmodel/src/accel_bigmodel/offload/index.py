@@ -68,9 +68,8 @@ class MappedFile:
         self.path = os.fspath(path)
         with open(_open(path), "rb") as file:
             self.entries = read_header(file.fileno(), self.path).tensors if entries is None else entries
-            found = os.fstat(file.fileno())
-            self.size = found.st_size
-            self._stamp = (found.st_size, found.st_mtime_ns, found.st_ino)
+            self._stamp = os.fstat(file.fileno())
+            self.size = self._stamp.st_size
             self._map: mmap.mmap | None = None
             if self.size:
                 self._map = mmap.mmap(
@@ -83,26 +82,26 @@ class MappedFile:
         return name in self.entries
 
     def check(self) -> None:
-        """Make sure that the file is the one that was mapped: the same size, time of change and inode.
+        """Make sure that what was mapped is as it was: the file has the same size and time of change.
 
-        A file that was overwritten in place, and whose time of change was then put back, passes: only checksums would
-        tell, and reading all weights for one is what a map avoids.
+        A file that was deleted, or that another one took the place of, stays mapped as it was: saving a model into the
+        folder that it is read from leaves it as it is. A file that was overwritten in place, and whose time of change
+        was then put back, passes: only checksums would tell, and reading all weights for one is what a map avoids.
 
         Raises:
-            OffloadError: When its size or its time of change differs, or it is gone.
+            OffloadError: When the file was changed in place.
         """
         try:
             found = os.stat(self.path)
-        except OSError as failure:
-            raise OffloadError(
-                f"A file that holds offloaded weights cannot be read any more. Found {failure}. Keep the files of a "
-                "dispatched model in place, or dispatch it again."
-            ) from failure
-        if (found.st_size, found.st_mtime_ns, found.st_ino) != self._stamp:
-            raise OffloadError(
-                f"A file that holds offloaded weights changed after the model was dispatched. Found {self.path!r} with "
-                f"{found.st_size} bytes where {self.size} were mapped. Load and dispatch the model again."
-            )
+        except OSError:
+            return
+        is_replaced = (found.st_dev, found.st_ino) != (self._stamp.st_dev, self._stamp.st_ino)
+        if is_replaced or (found.st_size, found.st_mtime_ns) == (self._stamp.st_size, self._stamp.st_mtime_ns):
+            return
+        raise OffloadError(
+            f"A file that holds offloaded weights changed after the model was dispatched; got {self.path!r} with "
+            f"{found.st_size} bytes where {self.size} were mapped. Load and dispatch the model again."
+        )
 
     def tensor(self, name: str) -> torch.Tensor:
         """Give a tensor as a view of the map.

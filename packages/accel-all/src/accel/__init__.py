@@ -77,6 +77,7 @@ _NAMES = {
         "LaunchError",
         "MissingDependencyError",
         "OffloadError",
+        "OffloadFolderError",
         "OutOfMemoryError",
         "PreparationError",
         "QuantizationError",

@@ -78,6 +78,7 @@ from accel_core.errors import EngineUnavailableError as EngineUnavailableError
 from accel_core.errors import LaunchError as LaunchError
 from accel_core.errors import MissingDependencyError as MissingDependencyError
 from accel_core.errors import OffloadError as OffloadError
+from accel_core.errors import OffloadFolderError as OffloadFolderError
 from accel_core.errors import OutOfMemoryError as OutOfMemoryError
 from accel_core.errors import PreparationError as PreparationError
 from accel_core.errors import QuantizationError as QuantizationError

@@ -17,6 +17,7 @@ from accel_bigmodel.device_map.check import (
     check_devices,
     check_tied_parameters_on_same_device,
     device_of,
+    in_names_of,
     main_device_of,
 )
 from accel_bigmodel.hooks.align import AlignDevicesHook
@@ -32,9 +33,10 @@ from accel_bigmodel.offload.placeholders import is_placeholder
 from accel_bigmodel.offload.reuse import offload_once
 from accel_bigmodel.offload.store import OffloadedWeightsLoader
 from accel_bigmodel.placement import TiedTensors, as_device, in_normal_mode, retie_parameters
-from accel_core.errors import ConfigurationError, OffloadError
+from accel_core.errors import ConfigurationError, OffloadError, OffloadFolderError
 from accel_core.logging import get_logger
 from accel_core.modules import packed
+from accel_core.modules.compilation import is_compiled_module
 from accel_core.modules.sizes import as_dtype, tensor_bytes
 from accel_core.modules.ties import find_tied_parameters
 
@@ -75,7 +77,10 @@ def cpu_offload(
         The model.
     """
     device = _execution_device(model, execution_device)
-    kept = state_dict if state_dict is not None else {n: p.to("cpu") for n, p in _whole_state(model).items()}
+    if state_dict is None:
+        kept = {name: value.to("cpu") for name, value in _whole_state(model).items()}
+    else:
+        kept = _own_names(model, state_dict)
     add_hook_to_module(model, AlignDevicesHook(io_same_device=True), append=True)
     attach_align_device_hook(
         model,
@@ -214,10 +219,12 @@ def dispatch_model(
         ConfigurationError: When tensors of parts that stay on a device are empty.
         OffloadError: When weights have to be written and no `offload_dir` is given, or it holds another model's.
     """
-    check_device_map(model, device_map)
-    check_devices(device_map)
-    check_blocks_fit(model, device_map, main_device, preload_module_classes)
-    places = dict(device_map)
+    places = dict(in_names_of(model, device_map))
+    state_dict = None if state_dict is None else _own_names(model, state_dict)
+    offload_index = None if offload_index is None else in_names_of(model, offload_index)
+    check_device_map(model, places)
+    check_devices(places)
+    check_blocks_fit(model, places, main_device, preload_module_classes)
     _check_values(model, places, state_dict or {})
     devices = set(places.values())
     is_quantized = getattr(model, "is_quantized", False) or getattr(model, "is_loaded_in_8bit", False)
@@ -229,8 +236,15 @@ def dispatch_model(
         attach_prefetch(model, prefetch)
     else:
         model.to(as_device(next(iter(devices))))
-    object.__setattr__(model, "hf_device_map", places)
+    for one in (model, model._orig_mod) if is_compiled_module(model) else (model,):
+        object.__setattr__(one, "hf_device_map", dict(device_map))
     return model
+
+
+def _own_names(model: nn.Module, state_dict: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return a state dict under the model's own names; itself where it has them: hooks show it as it was given."""
+    found = in_names_of(model, state_dict)
+    return found if isinstance(found, dict) else dict(found)
 
 
 def _check_values(model: nn.Module, places: Mapping[str, AnyDevice], given: Mapping[str, torch.Tensor]) -> None:
@@ -241,7 +255,7 @@ def _check_values(model: nn.Module, places: Mapping[str, AnyDevice], given: Mapp
         if tensor.is_meta
         and name not in given
         and not is_placeholder(tensor)
-        and not _is(_home(name, places), "disk", "meta")
+        and not _is(device_of(name, places), "disk", "meta")
     ]
     if left:
         raise ConfigurationError(
@@ -290,7 +304,7 @@ def _dispatch(
             object.__setattr__(model, method, _Refusal(model, method))
 
 
-def _is(device: AnyDevice, *names: str) -> bool:
+def _is(device: AnyDevice | None, *names: str) -> bool:
     return str(device) in names
 
 
@@ -311,18 +325,18 @@ def _offloaded_weights(
     own = _whole_state(model) if on_cpu and state_dict is None else None
     kept = {} if state_dict is None else state_dict
     if own is not None:
-        kept = {name: value.to("cpu") for name, value in own.items() if _is(_home(name, places), "cpu")}
+        kept = {name: value.to("cpu") for name, value in own.items() if _is(device_of(name, places), "cpu")}
     index = offload_index if offload_index is not None else loading_index(model) or None
     if on_disk and index is None:
         if offload_dir is None:
-            raise OffloadError(
+            raise OffloadFolderError(
                 "We need an `offload_dir` to dispatch this model according to this `device_map`, the following "
-                f"submodules need to be offloaded: {', '.join(on_disk)}. Found no folder and no index of weights on "
+                f"submodules need to be offloaded; got {', '.join(on_disk)}, no folder and no index of weights on "
                 "disk. Pass `offload_dir`."
             )
         own = _whole_state(model) if own is None else own
         buffers = set() if offload_buffers else {name for name, _ in model.named_buffers(remove_duplicate=False)}
-        there = {n: v for n, v in own.items() if _is(_home(n, places), "disk")}
+        there = {n: v for n, v in own.items() if _is(device_of(n, places), "disk")}
         offload_once(offload_dir, there, there.keys() - buffers)
     if not on_disk:
         weights = OffloadedWeightsLoader(state_dict=kept, index={})
@@ -344,7 +358,7 @@ def _beside(
     mixed = {name.rpartition(".")[0] for name in _tensor_entries(model, places) if away[name]}
     found: dict[str, torch.Tensor] = {}
     for name, tensor in (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)):
-        asked = name.rpartition(".")[0] in mixed or _is_away(name, places, away)
+        asked = name.rpartition(".")[0] in mixed or device_of(name, away)
         if asked and name not in weights and not tensor.is_meta and packed.find(tensor) is None:
             found[name] = tensor.detach()
     return found
@@ -354,18 +368,6 @@ def _tensor_entries(model: nn.Module, places: Mapping[str, AnyDevice]) -> list[s
     """List the entries of a device map that name a tensor."""
     modules = {name for name, _ in model.named_modules(remove_duplicate=False)}
     return [name for name in places if name not in modules]
-
-
-def _is_away(name: str, places: Mapping[str, AnyDevice], away: Mapping[str, bool]) -> bool:
-    while name not in places:
-        name = name.rpartition(".")[0]
-    return away[name]
-
-
-def _home(name: str, places: Mapping[str, AnyDevice]) -> AnyDevice:
-    found = device_of(name, places)
-    assert found is not None
-    return found
 
 
 def _tied_copies(
@@ -477,7 +479,11 @@ def load_checkpoint_and_dispatch(
         check_devices(device_map)
         wanted = as_dtype(dtype)
         check_blocks_fit(
-            model, device_map, None, preload_module_classes, wanted if isinstance(wanted, torch.dtype) else None
+            model,
+            in_names_of(model, device_map),
+            None,
+            preload_module_classes,
+            wanted if isinstance(wanted, torch.dtype) else None,
         )
     load_checkpoint_in_model(
         model,

@@ -11,6 +11,7 @@ expect, so that `except ValueError` keeps working.
     ├── LaunchError (RuntimeError)               a run could not be started or failed
     ├── MissingDependencyError (ImportError)     an optional library is not installed
     ├── OffloadError (RuntimeError)              a weight used, moved or trained while it lives elsewhere
+    │   └── OffloadFolderError (ValueError)          weights go to the disk, and no folder was given
     ├── OutOfMemoryError (RuntimeError)          no batch is small enough for the memory that is there
     ├── PreparationError (ValueError)            objects that `prepare` cannot put together
     ├── QuantizationError (ValueError)           weights that cannot be packed as asked
@@ -50,6 +51,7 @@ __all__ = [
     "LaunchError",
     "MissingDependencyError",
     "OffloadError",
+    "OffloadFolderError",
     "OutOfMemoryError",
     "PartView",
     "PreparationError",
@@ -96,6 +98,10 @@ class MissingDependencyError(AccelError, ImportError):
 
 class OffloadError(AccelError, RuntimeError):
     """A weight was used, moved or trained while it lives on another device or on disk."""
+
+
+class OffloadFolderError(OffloadError, ValueError):
+    """Weights have to be written to the disk, and no folder was given for them."""
 
 
 class OutOfMemoryError(AccelError, RuntimeError):

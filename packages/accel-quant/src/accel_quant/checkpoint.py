@@ -74,8 +74,7 @@ class Filling:
             for name, tensor in tensors:
                 if id(tensor) in found:
                     found[id(tensor)].names.append(name)
-                elif name not in scratch or not tensor.is_meta:
-                    device = device_of(name, devices)
+                elif (device := device_of(name, devices)) is not None and (name not in scratch or not tensor.is_meta):
                     form = packed.find(tensor)
                     found[id(tensor)] = _Place([name], tensor, device, self._dtype(name, tensor), is_buffer, form)
         return list(found.values())
@@ -94,7 +93,7 @@ class Filling:
         """
         wrong: list[str] = []
         for place in self._places:
-            place.source = next((name for name in place.names if name in source), "")
+            place.source = next(filter(None, map(source.name_of, place.names)), "")
             if not place.source:
                 if place.tensor.is_meta:
                     wrong.append(f"{place.names[0]} is missing")

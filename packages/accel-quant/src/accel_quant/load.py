@@ -18,7 +18,7 @@ from accel_bigmodel import (
     retie_parameters,
 )
 from accel_bigmodel.checkpoint.read import open_checkpoint
-from accel_core.errors import OffloadError, QuantizationError
+from accel_core.errors import OffloadError, OffloadFolderError, QuantizationError
 from accel_core.logging import get_logger
 from accel_core.modules.ties import find_tied_parameters
 from accel_quant import layers, library
@@ -136,8 +136,8 @@ def _check_folder(places: Mapping[str, Any], offload_folder: str | os.PathLike[s
     if not parts:
         return
     if offload_folder is None:
-        raise OffloadError(
-            f"Packed weights on 'disk' have to be written somewhere; found {parts} there and no folder. Pass "
+        raise OffloadFolderError(
+            f"Packed weights on 'disk' have to be written somewhere; got {parts} there and no folder. Pass "
             "`offload_folder`."
         )
     try:

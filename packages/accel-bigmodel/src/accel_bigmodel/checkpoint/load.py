@@ -17,16 +17,18 @@ from accel_bigmodel.device_map.check import (
     check_devices,
     check_tied_parameters_on_same_device,
     device_of,
+    in_names_of,
 )
 from accel_bigmodel.hooks.residency import packed_key
 from accel_bigmodel.offload.store import OffloadedWeightsLoader, offload_weight, save_offload_index
 from accel_bigmodel.placement import retie_parameters, set_module_tensor_to_device
-from accel_core.errors import CheckpointMismatchError, OffloadError
+from accel_core.errors import CheckpointMismatchError, OffloadError, OffloadFolderError
 from accel_core.logging import get_logger
 from accel_core.modules import packed
 from accel_core.modules.sizes import as_dtype
 from accel_core.modules.ties import find_tied_parameters
 from accel_core.modules.traversal import get_non_persistent_buffers, owner_of
+from accel_core.modules.unwrap import canonical_name
 
 __all__ = ["LoadedKeys", "load_checkpoint_in_model", "load_offloaded_weights", "loading_index"]
 
@@ -129,6 +131,7 @@ def load_checkpoint_in_model(
         DeviceUnavailableError: When the device map names a device that is not here.
     """
     if device_map is not None:
+        device_map = in_names_of(model, device_map)
         check_device_map(model, device_map)
         check_devices(device_map)
     tied = find_tied_parameters(model)
@@ -190,26 +193,27 @@ def _plan(
             target = _Target([], tensor, device, wanted, is_buffer and not offload_buffers)
             by_tensor[id(tensor)] = target
         target.names.append(name)
-        if not target.source and name in source:
-            target.source = name
-            shape = source.shard_of(name).shape(name)
+        stored = None if target.source else source.name_of(name)
+        if stored is not None:
+            target.source = stored
+            shape = source.shard_of(stored).shape(stored)
             if shape != tuple(tensor.shape) and packed.find(tensor) is None:
                 wrong.append(f"{name}: {shape} in the checkpoint, {tuple(tensor.shape)} in the model")
-            elif not is_buffer and _is_packed(source, name, tensor):
+            elif not is_buffer and _is_packed(source, stored, tensor):
                 wrong.append(f"{name}: integers in the checkpoint, {tensor.dtype} in the model")
     for target in by_tensor.values():
         if target.source:
             plan.targets[target.source] = target
         else:
             plan.missing.extend(target.names)
-    known = {name for target in plan.targets.values() for name in target.names}
+    expected = {canonical_name(name) for name in names}
     parts = {
         packed_key(target.source, suffix)
         for target in plan.targets.values()
         if (form := packed.find(target.tensor)) is not None
         for suffix in form.parts(target.tensor)
     }
-    plan.unexpected = [name for name in source if name not in known and name not in names and name not in parts]
+    plan.unexpected = [name for name in source if canonical_name(name) not in expected and name not in parts]
     if wrong:
         raise CheckpointMismatchError(
             f"The checkpoint's tensors are not the model's. Found {len(wrong)} that differ: {'; '.join(wrong)}. Load a "
@@ -261,10 +265,10 @@ def _check_offload(plan: _Plan, source: Checkpoint, offload_folder: str | os.Pat
     if not written:
         return
     if offload_folder is None:
-        raise OffloadError(
-            f"Weights on 'disk' that no safetensors file holds have to be written somewhere. Found {len(written)} "
-            f"such, {written[0]!r} first. At least one of the model submodule will be offloaded to disk: pass an "
-            "`offload_folder`, or save the checkpoint as safetensors."
+        raise OffloadFolderError(
+            "At least one of the model submodule will be offloaded to disk, and no safetensors file holds its weights; "
+            f"got {len(written)} such, {written[0]!r} first, and no folder. Pass an `offload_folder`, or save the "
+            "checkpoint as safetensors."
         )
     try:
         os.makedirs(offload_folder, exist_ok=True)

@@ -17,6 +17,7 @@ from accel_core.errors import (
     CheckpointNotFoundError,
     UnsafeCheckpointError,
 )
+from accel_core.modules.unwrap import canonical_name
 
 __all__ = ["Checkpoint", "PickledShard", "SafetensorsShard", "find_files", "load_state_dict", "open_checkpoint"]
 
@@ -264,6 +265,7 @@ class Checkpoint:
     def __init__(self, shards: Sequence[Shard], weight_map: Mapping[str, str] | None) -> None:
         self.shards = shards
         self._shard_of: dict[str, Shard] = {}
+        self._canonical: dict[str, str] | None = None
         by_path = {shard.path: shard for shard in shards}
         if weight_map is not None:
             for name, path in weight_map.items():
@@ -282,6 +284,21 @@ class Checkpoint:
     def __iter__(self) -> Iterator[str]:
         """Iterate over the tensors' names."""
         return iter(self._shard_of)
+
+    def name_of(self, name: str) -> str | None:
+        """Find the name under which the checkpoint holds a tensor of a model, be either of them compiled.
+
+        Args:
+            name: The tensor's name in the model.
+
+        Returns:
+            That name, or what differs from it by `_orig_mod` alone; None when there is none.
+        """
+        if name in self._shard_of:
+            return name
+        if self._canonical is None:
+            self._canonical = {canonical_name(stored): stored for stored in reversed(self._shard_of)}
+        return self._canonical.get(canonical_name(name))
 
     def shard_of(self, name: str) -> Shard:
         """Give the file that holds a tensor."""

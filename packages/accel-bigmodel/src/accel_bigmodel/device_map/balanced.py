@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from torch import nn
 
 from accel_bigmodel.device_map.balance import get_balanced_memory
-from accel_bigmodel.device_map.infer import check_accelerators, device_map_of, solve, warn_of
+from accel_bigmodel.device_map.infer import check_accelerators, device_map_of, solve, solve_evenly, warn_of
 from accel_bigmodel.device_map.tree import build_tree, no_split_classes
 from accel_bigmodel.memory import get_max_memory
 from accel_bigmodel.sizes import Dtype
@@ -26,8 +26,6 @@ def chosen_device_map(
 ) -> dict[str, int | str]:
     """Choose a device map by a word.
 
-    An even share that would spill weights to a slower device is given up where the limits themselves do not.
-
     Args:
         model: The model, which may be empty.
         strategy: "sequential" fills one device after the other; "auto" and "balanced" share evenly between
@@ -46,20 +44,17 @@ def chosen_device_map(
     """
     if strategy not in _WORDS:
         raise DeviceMapError(
-            "If passing a string for `device_map`, please choose 'auto', 'balanced', 'balanced_low_0' or 'sequential'. "
-            f"Found {strategy!r}. Pass one of these, or a dictionary."
+            "If passing a string for `device_map`, please choose 'auto', 'balanced', 'balanced_low_0' or 'sequential'; "
+            f"got {strategy!r}. Pass one of these, or a dictionary."
         )
     limits = get_max_memory(max_memory)
     no_split = no_split_classes(no_split_module_classes)
     tree = build_tree(model, dtype, None, no_split)
-    share = limits
-    if strategy != "sequential":
+    if strategy == "sequential":
+        solution = solve(tree, limits, no_split)
+    else:
         share = get_balanced_memory(model, limits, list(no_split), dtype, low_zero=strategy == "balanced_low_0")
-    solution = solve(tree, share, no_split)
-    if solution.slowest and share != limits:
-        plain = solve(tree, limits, no_split)
-        if plain.slowest < solution.slowest or solution.idle:
-            solution = plain
+        solution = solve_evenly(tree, limits, share, no_split)
     if max_memory is not None and not {"cpu", "disk"} & set(max_memory):
         check_accelerators(
             solution,

@@ -1,5 +1,6 @@
 """Whether a device map fits its model."""
 
+import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
@@ -10,7 +11,10 @@ from torch import nn
 from accel_bigmodel.memory import accelerator_module
 from accel_core.errors import DeviceMapError, DeviceUnavailableError
 from accel_core.logging import get_logger
+from accel_core.modules.compilation import is_compiled_module
 from accel_core.modules.sizes import tensor_bytes, written_size
+from accel_core.modules.traversal import get_non_persistent_buffers
+from accel_core.modules.unwrap import canonical_name
 
 __all__ = [
     "AnyDevice",
@@ -20,6 +24,7 @@ __all__ = [
     "check_tied_parameters_on_same_device",
     "clean_device_map",
     "device_of",
+    "in_names_of",
     "main_device_of",
 ]
 
@@ -27,6 +32,7 @@ logger = get_logger(__name__)
 
 AnyDevice = int | str | torch.device
 _Device = TypeVar("_Device", bound=AnyDevice)
+_Value = TypeVar("_Value")
 
 
 def device_of(name: str, device_map: Mapping[str, AnyDevice]) -> AnyDevice | None:
@@ -47,8 +53,38 @@ def device_of(name: str, device_map: Mapping[str, AnyDevice]) -> AnyDevice | Non
         name = name.rpartition(".")[0]
 
 
+def in_names_of(model: nn.Module, table: Mapping[str, _Value]) -> Mapping[str, _Value]:
+    """Return a table under the names that a model has, where `torch.compile` put `_orig_mod` into them or left it out.
+
+    Args:
+        model: The model, parts of which may be compiled.
+        table: Devices, tensors or anything else by dotted name.
+
+    Returns:
+        The table itself where its names are the model's; else a copy, in which unknown names stay.
+    """
+    compiled = "torch._dynamo" in sys.modules and any(is_compiled_module(module) for module in model.modules())
+    if not compiled and not any("_orig_mod" in name for name in table):
+        return table
+    names = dict.fromkeys(name for name, _ in model.named_modules(remove_duplicate=False))
+    names.update(dict.fromkeys(name for name, _ in model.named_parameters(remove_duplicate=False)))
+    names.update(dict.fromkeys(name for name, _ in model.named_buffers(remove_duplicate=False)))
+    known: dict[str, str] = {}
+    for name in names:
+        known.setdefault(_path(name), name)
+    own = {name: name if name in names else known.get(_path(name), name) for name in table}
+    return {name if own[name] in table else own[name]: value for name, value in table.items()}
+
+
+def _path(name: str) -> str:
+    """Return the name of a module or tensor without the prefixes of wrappers; that of the model inside is empty too."""
+    return canonical_name(f"{name}.").rstrip(".")
+
+
 def check_device_map(model: nn.Module, device_map: Mapping[str, AnyDevice]) -> None:
     """Make sure that a device map places every tensor of a model, and none both on the disk and elsewhere.
+
+    Buffers that `state_dict` leaves out need no device: one that has none stays where it is.
 
     Args:
         model: The model.
@@ -67,9 +103,12 @@ def check_device_map(model: nn.Module, device_map: Mapping[str, AnyDevice]) -> N
         )
     missing = [name for name in names if device_of(name, device_map) is None]
     if missing:
+        scratch = get_non_persistent_buffers(model, recurse=True, fqns=True)
+        missing = [name for name in missing if name not in scratch]
+    if missing:
         raise DeviceMapError(
             "The device_map provided does not give any device for the following parameters: "
-            f"{', '.join(missing)}. Found devices for {len(names) - len(missing)} of {len(names)} tensors. Add the "
+            f"{', '.join(missing)}; got devices for {len(names) - len(missing)} of {len(names)} tensors. Add the "
             "missing ones, or a device for the whole model under the name ''."
         )
     doubled = {name: places for name in names if len(places := _devices_of(name, device_map)) > 1 and "disk" in places}

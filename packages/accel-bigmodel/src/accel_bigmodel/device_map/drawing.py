@@ -1,13 +1,41 @@
 """Bars of bytes as SVG."""
 
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 
 __all__ = ["Bar", "Segment", "draw_bars"]
 
-_COLOURS = {"weights": "#4878a8", "reserve": "#e0a040", "headroom": "#7fae6c", "free": "#eeeeee"}
-_WIDTH, _LEFT, _ROW, _BAR = 720, 90, 44, 26
+_LEFT, _WIDTH, _RIGHT = 90, 720, 20
+_BAR, _LINE, _GAP = 26, 14, 10
+_CHARACTER = 6.2  # the mean width of a character of a name, in pixels
+_NOTE = 125  # characters of a note in one line
+_PURPOSES = ("weights", "reserve", "headroom", "free")
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+_STYLE = """
+text { font-family: system-ui, "Segoe UI", Helvetica, Arial, sans-serif; font-size: 13px; fill: #1f2328; }
+.title { font-size: 16px; }
+.note, .tick { font-size: 11px; fill: #59636e; }
+.name { font-size: 11px; fill: #ffffff; }
+.reserve-name, .headroom-name, .free-name { font-size: 11px; fill: #1f2328; }
+.paper { fill: #ffffff; }
+.grid { stroke: #d1d9e0; }
+.block { stroke: #ffffff; stroke-width: 1; }
+.weights { fill: #4878a8; }
+.reserve { fill: #e0a040; }
+.headroom { fill: #8fbf7c; }
+.free { fill: #eff2f5; }
+@media (prefers-color-scheme: dark) {
+text { fill: #e6edf3; }
+.note, .tick { fill: #9198a1; }
+.free-name { fill: #e6edf3; }
+.paper { fill: #0d1117; }
+.grid { stroke: #3d444d; }
+.block { stroke: #0d1117; }
+.free { fill: #262c36; }
+}
+"""
 
 
 @dataclass(frozen=True)
@@ -17,11 +45,13 @@ class Segment:
     Attributes:
         purpose: "weights", "reserve", "headroom" or "free".
         nbytes: Its length.
+        name: What is written in it, as far as there is room.
         title: What a pointer over it shows.
     """
 
     purpose: str
     nbytes: int
+    name: str
     title: str
 
 
@@ -31,7 +61,7 @@ class Bar:
 
     Attributes:
         label: Its name.
-        note: What is written behind the bar's end.
+        note: What is written below the bar.
         segments: Its stretches, from the left.
     """
 
@@ -41,7 +71,7 @@ class Bar:
 
 
 def draw_bars(title: str, bars: Sequence[Bar]) -> str:
-    """Draw bars of bytes, all to one scale.
+    """Draw bars of bytes, all to one scale, above an axis; colours follow the reader's light or dark scheme.
 
     Args:
         title: What is written above.
@@ -51,26 +81,68 @@ def draw_bars(title: str, bars: Sequence[Bar]) -> str:
         An SVG document.
     """
     longest = max((sum(segment.nbytes for segment in bar.segments) for bar in bars), default=0) or 1
-    height = 70 + _ROW * len(bars) + 30
+    drawn: list[str] = []
+    top = 44
+    for bar in bars:
+        drawn += _bar(bar, top, _WIDTH / longest)
+        top += _BAR + _LINE * len(textwrap.wrap(bar.note, _NOTE)) + _GAP
+    height, width = top + 58, _LEFT + _WIDTH + _RIGHT
     lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH + _LEFT + 20}" height="{height}" font-size="13">',
-        f'<text x="10" y="24" font-size="16">{escape(title)}</text>',
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}">',
+        f"<style>{_STYLE}</style>",
+        f'<rect class="paper" width="{width}" height="{height}"/>',
+        f'<text class="title" x="10" y="24">{escape(title)}</text>',
+        *_axis(longest, top),
+        *drawn,
+        *_legend(bars, height - 14),
+        "</svg>",
     ]
-    for number, bar in enumerate(bars):
-        top = 44 + number * _ROW
-        lines.append(f'<text x="10" y="{top + 18}">{escape(bar.label)}</text>')
-        x = float(_LEFT)
-        for segment in bar.segments:
-            width = segment.nbytes / longest * (_WIDTH - 10)
-            lines.append(
-                f'<rect x="{x:.1f}" y="{top}" width="{width:.1f}" height="{_BAR}" fill="{_COLOURS[segment.purpose]}" '
-                f'stroke="#ffffff" stroke-width="0.5"><title>{escape(segment.title)}</title></rect>'
-            )
-            x += width
-        lines.append(f'<text x="{_LEFT}" y="{top + _BAR + 13}" font-size="10" fill="#555">{escape(bar.note)}</text>')
-    for number, (purpose, colour) in enumerate(_COLOURS.items()):
-        x = _LEFT + number * 110
-        lines.append(f'<rect x="{x}" y="{height - 24}" width="12" height="12" fill="{colour}" stroke="#999"/>')
-        lines.append(f'<text x="{x + 17}" y="{height - 14}" font-size="11">{purpose}</text>')
-    lines.append("</svg>")
     return "\n".join(lines)
+
+
+def _bar(bar: Bar, top: int, scale: float) -> Iterator[str]:
+    yield f'<text x="10" y="{top + 18}">{escape(bar.label)}</text>'
+    x = float(_LEFT)
+    for segment in bar.segments:
+        width = segment.nbytes * scale
+        yield (
+            f'<rect class="block {segment.purpose}" x="{x:.1f}" y="{top}" width="{width:.1f}" height="{_BAR}">'
+            f"<title>{escape(segment.title)}</title></rect>"
+        )
+        name = _shortened(segment.name, int((width - 8) / _CHARACTER))
+        kind = "name" if segment.purpose == "weights" else f"{segment.purpose}-name"
+        if name:
+            yield f'<text class="{kind}" x="{x + 4:.1f}" y="{top + 17}">{escape(name)}</text>'
+        x += width
+    for number, line in enumerate(textwrap.wrap(bar.note, _NOTE)):
+        yield f'<text class="note" x="{_LEFT}" y="{top + _BAR + 12 + number * _LINE}">{escape(line)}</text>'
+
+
+def _shortened(name: str, room: int) -> str:
+    """Return what of a name fits into so many characters: its end, which tells blocks apart."""
+    if len(name) <= room:
+        return name
+    return f"…{name[-(room - 1) :]}" if room > 3 else ""
+
+
+def _axis(longest: int, bottom: int) -> Iterator[str]:
+    """Draw where round numbers of bytes lie."""
+    unit = next(number for number in reversed(range(len(_UNITS))) if longest >= 1024**number or not number)
+    size = 1024**unit
+    steps = (step * size for step in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000))
+    step = next((step for step in steps if longest / step <= 8), longest)
+    for number in range(int(longest / step) + 1):
+        x = _LEFT + number * step / longest * _WIDTH
+        yield f'<line class="grid" x1="{x:.1f}" y1="36" x2="{x:.1f}" y2="{bottom}"/>'
+        yield (
+            f'<text class="tick" x="{x:.1f}" y="{bottom + 14}" text-anchor="middle">'
+            f"{number * step / size:g} {_UNITS[unit]}</text>"
+        )
+
+
+def _legend(bars: Sequence[Bar], bottom: int) -> Iterator[str]:
+    used = {segment.purpose for bar in bars for segment in bar.segments}
+    for number, purpose in enumerate(purpose for purpose in _PURPOSES if purpose in used):
+        x = _LEFT + number * 110
+        yield f'<rect class="block {purpose}" x="{x}" y="{bottom - 10}" width="12" height="12"/>'
+        yield f'<text class="note" x="{x + 17}" y="{bottom}">{purpose}</text>'

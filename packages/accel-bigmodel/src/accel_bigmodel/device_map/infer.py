@@ -17,7 +17,15 @@ from accel_core.errors import DeviceMapError
 from accel_core.logging import get_logger
 from accel_core.modules.sizes import written_size
 
-__all__ = ["Solution", "check_accelerators", "device_map_of", "infer_auto_device_map", "solve", "warn_of"]
+__all__ = [
+    "Solution",
+    "check_accelerators",
+    "device_map_of",
+    "infer_auto_device_map",
+    "solve",
+    "solve_evenly",
+    "warn_of",
+]
 
 logger = get_logger(__name__)
 
@@ -136,6 +144,30 @@ def _solve(tree: Tree, limits: dict[Device, int], no_split: Collection[str], fal
     return first
 
 
+def solve_evenly(
+    tree: Tree, limits: dict[Device, int], share: dict[Device, int], no_split: Collection[str]
+) -> Solution:
+    """Place a model within even shares, or within the limits themselves where the shares alone spill weights.
+
+    Args:
+        tree: The model, built with the same `no_split`.
+        limits: Bytes by device, in order.
+        share: The limits, lowered to even shares.
+        no_split: Class names of modules that must not be split.
+
+    Returns:
+        The placement.
+
+    Raises:
+        DeviceMapError: As `solve` does.
+    """
+    solution = solve(tree, share, no_split)
+    if not solution.slowest or share == limits:
+        return solution
+    plain = solve(tree, limits, no_split)
+    return plain if plain.slowest < solution.slowest or solution.idle else solution
+
+
 def _block(solution: Solution) -> str:
     unit = solution.largest
     names = " with ".join(repr(node.name) for node in unit.nodes)
@@ -238,9 +270,11 @@ def warn_of(solution: Solution, offload_buffers: bool) -> None:
         logger.warning("%s The model runs on the CPU. Raise the limits, or let modules be split.", _idle(solution))
     limit = solution.limits.get(solution.main)
     free = None if limit is None or solution.main == "cpu" else limit - solution.used[solution.main]
-    if free is not None and not offload_buffers and solution.offloaded_buffers > free:
+    # The largest offloaded layer comes to the device while the buffers are there.
+    needed = solution.offloaded_buffers + solution.largest_offloaded
+    if free is not None and not offload_buffers and solution.offloaded_buffers and needed > free:
         logger.warning(
-            "The buffers of the offloaded layers take %s bytes and %s has %s bytes left for them. Pass "
+            "The buffers of the offloaded layers take %s bytes, their largest layer %s, and %s has %s bytes left. Pass "
             "`offload_buffers=True` if memory runs out.",
-            solution.offloaded_buffers, solution.main, free,
+            solution.offloaded_buffers, solution.largest_offloaded, solution.main, free,
         )  # fmt: skip

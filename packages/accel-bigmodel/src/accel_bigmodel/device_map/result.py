@@ -12,7 +12,7 @@ from accel_bigmodel.device_map.balance import get_balanced_memory
 from accel_bigmodel.device_map.check import clean_device_map
 from accel_bigmodel.device_map.drawing import Bar, Segment, draw_bars
 from accel_bigmodel.device_map.headroom import Workload, activation_bytes
-from accel_bigmodel.device_map.infer import check_accelerators, solve
+from accel_bigmodel.device_map.infer import check_accelerators, solve, solve_evenly
 from accel_bigmodel.device_map.tree import build_tree, no_split_classes
 from accel_bigmodel.memory import get_max_memory
 from accel_bigmodel.sizes import Dtype
@@ -91,7 +91,7 @@ class Plan:
         return sum(part.nbytes for part in self.parts)
 
     def explain(self, device: Device) -> str:
-        """Say in words what a device's bytes are for.
+        """Return in words which parts a device holds, and what its bytes are for.
 
         Args:
             device: The device.
@@ -105,11 +105,14 @@ class Plan:
         share = next((share for share in self.shares if share.device == device), None)
         if share is None:
             raise ConfigurationError(
-                f"The plan has no such device. Found {device!r}; it has {[s.device for s in self.shares]}. Ask for "
+                f"The plan has no such device; got {device!r}, and it has {[s.device for s in self.shares]}. Ask for "
                 "one of them."
             )
         count = sum(part.device == device for part in self.parts)
-        words = [f"{device} holds {count} parts of {written_size(share.weights)}."]
+        names = [name or "the whole model" for name, home in self.device_map.items() if home == device]
+        runs = ", ".join(_run_name(run) for run in _runs(names))
+        held = f"{count} {'part' if count == 1 else 'parts'} of {written_size(share.weights)}"
+        words = [f"{device} holds {held}: {runs}." if names else f"{device} holds nothing."]
         if share.reserve:
             words.append(f"{written_size(share.reserve)} are kept for the largest offloaded layer.")
         if share.headroom:
@@ -143,14 +146,11 @@ class Plan:
         """
         bars = []
         for share in self.shares:
-            segments = [
-                Segment("weights", part.nbytes, f"{part.name or '(all)'} ({part.kind}): {written_size(part.nbytes)}")
-                for part in self.parts
-                if part.device == share.device
-            ]
+            held = {part.name: part for part in self.parts if part.device == share.device}
+            segments = [_segment([held[name] for name in run]) for run in _runs(list(held))]
             for purpose, count in (("reserve", share.reserve), ("headroom", share.headroom), ("free", share.free or 0)):
                 if count > 0:
-                    segments.append(Segment(purpose, count, f"{purpose}: {written_size(count)}"))
+                    segments.append(Segment(purpose, count, purpose, f"{purpose}: {written_size(count)}"))
             bars.append(Bar(str(share.device), self.explain(share.device), tuple(segments)))
         return draw_bars(f"{written_size(self.nbytes)} of weights on {len(self.shares)} devices", bars)
 
@@ -187,7 +187,7 @@ class Plan:
             return cls(parts, shares, content["main"])
         except (ValueError, KeyError, TypeError) as failure:
             raise ConfigurationError(
-                f"This is not a plan. Found {type(failure).__name__}: {failure}. Write it with `Plan.to_json`."
+                f"This is not a plan; got {type(failure).__name__}: {failure}. Write it with `Plan.to_json`."
             ) from failure
 
 
@@ -232,12 +232,15 @@ def plan_device_map(
     for device, room in left.items():
         if room <= 0 < kept.get(device, 0):
             raise DeviceMapError(
-                f"The headroom leaves no room for weights. Found {written_size(kept[device])} of headroom on "
+                f"The headroom leaves no room for weights; got {written_size(kept[device])} of headroom on "
                 f"{device!r}, which has {written_size(limits[device])}. Lower the headroom or raise `max_memory`."
             )
+    tree = build_tree(model, dtype, special_dtypes, no_split)
     if balanced:
-        left = get_balanced_memory(model, left, list(no_split), dtype, special_dtypes, low_zero)
-    solution = solve(build_tree(model, dtype, special_dtypes, no_split), left, no_split)
+        share = get_balanced_memory(model, left, list(no_split), dtype, special_dtypes, low_zero)
+        solution = solve_evenly(tree, left, share, no_split)
+    else:
+        solution = solve(tree, left, no_split)
     check_accelerators(solution, "Raise `max_memory`, lower the headroom, or let modules be split.")
     parts = tuple(
         Part(node.name, device, node.size, type(node.value).__name__ if node.is_module else _kind(node.value))
@@ -256,6 +259,32 @@ def plan_device_map(
     return Plan(parts, shares, solution.main)
 
 
+def _runs(names: Sequence[str]) -> list[list[str]]:
+    """Group names that differ in their last number alone, which rises by one."""
+    runs: list[list[str]] = []
+    for name in names:
+        path, _, leaf = name.rpartition(".")
+        before = f"{path}." if path else ""
+        if leaf.isdecimal() and runs and runs[-1][-1] == f"{before}{int(leaf) - 1}":
+            runs[-1].append(name)
+        else:
+            runs.append([name])
+    return runs
+
+
+def _run_name(run: Sequence[str]) -> str:
+    return run[0] if len(run) == 1 else f"{run[0]}-{run[-1].rpartition('.')[2]}"
+
+
+def _segment(parts: Sequence[Part]) -> Segment:
+    """Return the stretch of a bar for parts that follow each other."""
+    name = _run_name([part.name or "the whole model" for part in parts])
+    kinds = "/".join(dict.fromkeys(part.kind for part in parts))
+    count = sum(part.nbytes for part in parts)
+    several = f"{len(parts)} × " if len(parts) > 1 else ""
+    return Segment("weights", count, name, f"{name} ({several}{kinds}): {written_size(count)}")
+
+
 def _kind(tensor: torch.Tensor) -> str:
     return "Parameter" if isinstance(tensor, nn.Parameter) else "Buffer"
 
@@ -270,7 +299,7 @@ def _kept(model: nn.Module, headroom: Headroom, limits: Mapping[Device, int], dt
     if isinstance(headroom, float):
         if not 0 <= headroom < 1:
             raise ConfigurationError(
-                f"A headroom given as a fraction lies between 0 and 1. Found {headroom}. Pass bytes as an integer."
+                f"A headroom given as a fraction lies between 0 and 1; got {headroom}. Pass bytes as an integer."
             )
         return {device: int(limit * headroom) for device, limit in limits.items()}
     return dict.fromkeys(limits, convert_file_size_to_int(headroom))

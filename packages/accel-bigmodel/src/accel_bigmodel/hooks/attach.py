@@ -12,6 +12,7 @@ from accel_bigmodel.hooks.align import AlignDevicesHook
 from accel_bigmodel.hooks.hook import SequentialHook, add_hook_to_module
 from accel_bigmodel.offload.store import PrefixedDataset
 from accel_bigmodel.placement import TiedTensors, moved_tensors
+from accel_core.modules.compilation import is_compiled_module
 
 __all__ = [
     "align_module_device",
@@ -50,7 +51,7 @@ def attach_execution_device_hook(
         preload_module_classes: Classes whose instances get their submodules' weights at once.
         tied_params_map: Copies on devices by the address of the original.
     """
-    if not hasattr(module, "_hf_hook") and len(module.state_dict()) > 0:
+    if "_hf_hook" not in module.__dict__ and len(module.state_dict()) > 0:
         add_hook_to_module(
             module, AlignDevicesHook(execution_device, skip_keys=skip_keys, tied_params_map=tied_params_map)
         )
@@ -243,7 +244,7 @@ def _attach_to_block(module: nn.Module, name: str, device: Device, away: bool, c
     is_root = not name
     if away:
         common.attach_below(module, name, device)
-        if not hasattr(module, "_hf_hook"):
+        if "_hf_hook" not in module.__dict__:
             add_hook_to_module(module, common.hook(device, io_same_device=is_root))
         elif is_root:
             # Behind the offloading hook: the output goes back once the weights are gone.
@@ -277,11 +278,17 @@ def has_offloaded_params(module: nn.Module) -> bool:
     Returns:
         True when it carries an offloading `AlignDevicesHook`, alone or in a sequence.
     """
-    return _offloading_hook(module) is not None
+    return _offloading_hook(_hooked(module)) is not None
+
+
+def _hooked(module: nn.Module) -> nn.Module:
+    """Return the module that carries the hooks of one's weights: of a compiled one it is the module inside."""
+    found: nn.Module = module._orig_mod if is_compiled_module(module) else module  # type: ignore[assignment]
+    return found
 
 
 def _offloading_hook(module: nn.Module) -> AlignDevicesHook | None:
-    hook = getattr(module, "_hf_hook", None)
+    hook = module.__dict__.get("_hf_hook")
     for candidate in hook.hooks if isinstance(hook, SequentialHook) else (hook,):
         if isinstance(candidate, AlignDevicesHook) and candidate.offload:
             return candidate
@@ -300,7 +307,7 @@ class align_module_device:  # noqa: N801  the name of an existing API
     """
 
     def __init__(self, module: nn.Module, execution_device: torch.device | None = None) -> None:
-        self._module = module
+        self._module = _hooked(module)
         self._device = execution_device
         self._moved: contextlib.AbstractContextManager[None] | None = None
         self._kept_device: Device = None

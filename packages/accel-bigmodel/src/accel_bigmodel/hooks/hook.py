@@ -344,7 +344,7 @@ def add_hook_to_module(module: nn.Module, hook: ModelHook, append: bool = False)
     Returns:
         The module.
     """
-    present = getattr(module, "_hf_hook", None)
+    present = module.__dict__.get("_hf_hook")
     if present is not None and append:
         hook.init_hook(module)
         earlier = present.hooks if isinstance(present, SequentialHook) else (present,)
@@ -379,7 +379,7 @@ def remove_hook_from_module(module: nn.Module, recurse: bool = False) -> nn.Modu
     hook = module.__dict__.get("_hf_hook")
     if hook is not None:
         hook.detach_hook(module)
-        delattr(module, "_hf_hook")
+        del module.__dict__["_hf_hook"]  # `delattr` of a compiled module would delete that of the module inside
     old = module.__dict__.pop("_old_forward", None)
     if old is not None:
         own = module.__dict__.pop("_accel_own_forward", None)

@@ -62,7 +62,7 @@ def attach_prefetch(model: nn.Module, prefetch: Prefetch = None) -> tuple[Schedu
             assert hook.weights_map is not None
             residency.binding = PrefetchBinding(schedule, block, store, prefix, hook.weights_map, device)
         schedules.append(schedule)
-    root = getattr(model, "_hf_hook", None)
+    root = model.__dict__.get("_hf_hook")
     for member in root.hooks if isinstance(root, SequentialHook) else (root,):
         if isinstance(member, AlignDevicesHook):
             member._schedules = tuple(schedules)

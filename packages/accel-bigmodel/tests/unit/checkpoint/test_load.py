@@ -262,7 +262,7 @@ def test_pickled_weights_on_disk_need_a_folder(tmp_path: Path) -> None:
     source = one_bin(dict(make().state_dict()), tmp_path)
     model = empty()
     (tmp_path / "taken").write_text("")
-    for folder, message in ((None, "pass an `offload_folder`"), (tmp_path / "taken", "cannot be written")):
+    for folder, message in ((None, "Pass an `offload_folder`"), (tmp_path / "taken", "cannot be written")):
         with pytest.raises(OffloadError, match=message):
             load_checkpoint_in_model(model, source, device_map={"0": "cpu", "1": "cpu", "2": "disk"},
                                      offload_folder=folder)  # fmt: skip

@@ -75,5 +75,5 @@ def test_an_even_share_is_given_up_before_anything_spills(word: str) -> None:
 
 def test_an_unknown_word_is_refused() -> None:
     """The known ones are listed."""
-    with pytest.raises(DeviceMapError, match=r"'balanced_low_0'.*Found 'best'"):
+    with pytest.raises(DeviceMapError, match=r"'balanced_low_0'.*got 'best'"):
         chosen_device_map(layers(1), "best")

@@ -1,0 +1,149 @@
+"""Device maps written by hand name the blocks; buffers that are in no checkpoint need no device."""
+
+import copy
+import logging
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from accel_bigmodel import (
+    cpu_offload,
+    disk_offload,
+    dispatch_model,
+    infer_auto_device_map,
+    init_empty_weights,
+    load_checkpoint_and_dispatch,
+    load_checkpoint_in_model,
+)
+from accel_core.checkpoint.weights import save_model
+from accel_core.errors import DeviceMapError, OffloadError, OffloadFolderError
+
+CPU = torch.device("cpu")
+X = torch.arange(8.0).reshape(2, 4)
+
+
+class Turn(nn.Module):
+    """Nothing but a buffer that no state dict holds, as rotary embeddings have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("frequency", torch.linspace(1.0, 2.0, 4), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Scale the input."""
+        return x * self.frequency
+
+
+class Turned(nn.Module):
+    """Layers beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.turn = Turn()
+        self.layers = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        self.register_buffer("kept", torch.ones(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Run all."""
+        return self.layers(self.turn(x)) * self.kept
+
+
+@pytest.mark.parametrize(
+    "places",
+    [
+        {"layers": "cpu", "kept": "cpu"},
+        {"layers.0": "cpu", "layers.1": "disk", "kept": "cpu"},
+        {"layers": "disk", "kept": "disk"},
+    ],
+)
+def test_a_map_need_not_name_what_no_state_dict_holds(places: dict[str, str], tmp_path: Path) -> None:
+    """Loaded and dispatched by such a map, the model computes what it does in memory."""
+    plain = Turned().eval()
+    save_file(plain.state_dict(), tmp_path / "model.safetensors")
+    with init_empty_weights():
+        empty = Turned().eval()
+    loaded = load_checkpoint_and_dispatch(empty, tmp_path, device_map=places)
+    placed = dispatch_model(copy.deepcopy(plain), places, offload_dir=tmp_path / "folder")
+    for model in (loaded, placed):
+        assert torch.equal(model(X), plain(X))
+    with pytest.raises(DeviceMapError, match=r"for the following parameters: kept; got devices"):
+        dispatch_model(plain, {"layers": "cpu"})
+
+
+@pytest.mark.parametrize("kind", ["checkpoint", "folder"])
+def test_saving_where_the_weights_are_read_from_goes_on_working(kind: str, tmp_path: Path) -> None:
+    """The files are replaced under the model: it computes and is saved as before, and the new files hold it whole."""
+    plain = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model = copy.deepcopy(plain)
+    if kind == "checkpoint":
+        save_file(plain.state_dict(), tmp_path / "model.safetensors")
+        model = load_checkpoint_and_dispatch(model, tmp_path, device_map={"0": "cpu", "1": "disk"})
+    else:
+        disk_offload(model, tmp_path, CPU)
+    before = os.stat(tmp_path / "model.safetensors").st_ino if kind == "checkpoint" else None
+    for size in ("10GB", 80):
+        save_model(model, None, tmp_path, max_shard_size=size)
+        assert torch.equal(model(X), plain(X))
+        again = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        load_checkpoint_in_model(again, tmp_path, strict=True)
+        assert torch.equal(again(X), plain(X))
+    assert not (tmp_path / "model.safetensors").exists()
+    assert before is None or before not in {path.stat().st_ino for path in tmp_path.iterdir()}
+
+
+def test_a_file_that_was_overwritten_in_place_is_an_error(tmp_path: Path) -> None:
+    """Other bytes in the file itself would be other weights; nothing is computed with them."""
+    plain = nn.Sequential(nn.Linear(4, 4))
+    file = tmp_path / "model.safetensors"
+    save_file(plain.state_dict(), file)
+    model = load_checkpoint_and_dispatch(copy.deepcopy(plain), file, device_map={"": "disk"})
+    assert torch.equal(model(X), plain(X))
+    os.utime(file, ns=(1, 1))
+    with pytest.raises(OffloadError, match=r"changed after the model was dispatched; got .*model\.safetensors"):
+        model(X)
+
+
+def test_weights_on_disk_without_a_folder_are_a_value_error(tmp_path: Path) -> None:
+    """Dispatching and loading raise what catches both OffloadError and ValueError; the model is as it was."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
+    places = {"0": "cpu", "1": "disk"}
+    for call in (
+        lambda: dispatch_model(model, places),
+        lambda: load_checkpoint_in_model(model, tmp_path / "pytorch_model.bin", device_map=places),
+    ):
+        with pytest.raises(OffloadFolderError, match="offload_") as caught:
+            call()
+        assert isinstance(caught.value, OffloadError)
+        assert isinstance(caught.value, ValueError)
+    assert not any(parameter.is_meta for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(("spare", "warned"), [(0, True), (63, True), (64, False)])
+def test_buffers_are_warned_of_beside_the_largest_layer(
+    spare: int, warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The largest offloaded layer is on the device together with the buffers of all offloaded layers."""
+    model = nn.Sequential(*[nn.Linear(4, 4, bias=False, device="meta") for _ in range(3)])
+    for layer in model[1:]:
+        layer.register_buffer("scale", torch.empty(8, device="meta"))
+    # 64 bytes on the device, 96 kept for the layer that comes, 64 of buffers.
+    with caplog.at_level(logging.WARNING):
+        places = infer_auto_device_map(model, {0: 64 + 96 + spare, "cpu": 10_000})
+    assert places == {"0": 0, "1": "cpu", "2": "cpu"}
+    assert ("buffers of the offloaded layers" in caplog.text) is warned
+    caplog.clear()
+    infer_auto_device_map(model, {0: 64 + 96 + spare, "cpu": 10_000}, offload_buffers=True)
+    assert "buffers" not in caplog.text
+
+
+def test_a_model_that_was_offloaded_cannot_be_saved_empty(tmp_path: Path) -> None:
+    """`torch.save` of its state dict is refused by name, before a file looks like a checkpoint."""
+    model = nn.Sequential(nn.Linear(4, 4))
+    cpu_offload(model, CPU)
+    with pytest.raises(OffloadError, match=r"'0\.weight'"):
+        torch.save(model.state_dict(), tmp_path / "weights.pt")

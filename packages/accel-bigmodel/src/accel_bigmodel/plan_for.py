@@ -1,19 +1,22 @@
 """What `accel plan` does."""
 
 import argparse
+import importlib
+import operator
 import re
 import sys
 from pathlib import Path
 
-import torch
+from torch import nn
 
-from accel_bigmodel.checkpoint.skeleton import Layer, Part, model_of_config, skeleton_of
-from accel_bigmodel.device_map.headroom import Workload, activation_bytes
+from accel_bigmodel.checkpoint.skeleton import Layer, Part, skeleton_of
+from accel_bigmodel.device_map.headroom import Workload
 from accel_bigmodel.device_map.result import Plan, plan_device_map
+from accel_bigmodel.meta import init_empty_weights
 from accel_core.errors import ConfigurationError
-from accel_core.modules.sizes import as_dtype, written_size
+from accel_core.modules.sizes import written_size
 
-__all__ = ["headroom_of", "max_memory_of", "plan_checkpoint", "run"]
+__all__ = ["headroom_of", "max_memory_of", "model_of", "plan_checkpoint", "run"]
 
 
 def max_memory_of(text: str | None) -> dict[int | str, int | str] | None:
@@ -35,48 +38,62 @@ def max_memory_of(text: str | None) -> dict[int | str, int | str] | None:
         device, equals, size = (piece.strip() for piece in part.partition("="))
         if not equals or not device or not size:
             raise ConfigurationError(
-                f"Limits are written as DEVICE=SIZE, separated by commas. Found {part!r}. Write for example "
+                f"Limits are written as DEVICE=SIZE, separated by commas; got {part!r}. Write for example "
                 "0=24GiB,cpu=64GiB."
             )
         limits[int(device) if device.isdecimal() else device] = int(size) if size.isdecimal() else size
     return limits
 
 
-def headroom_of(text: str | None, source: str, dtype: str | None = None) -> int | float | str | None:
+def headroom_of(text: str | None) -> int | float | str | Workload | None:
     """Read headroom as it is written on a command line.
 
     Args:
-        text: Bytes, a written size, a fraction, or BATCHxSEQUENCE, which is traced through the model that the
-            configuration beside the checkpoint describes; or None.
-        source: The checkpoint.
-        dtype: The dtype that the weights will be loaded in.
+        text: Bytes, a written size, a fraction, or BATCHxSEQUENCE, which is traced through the model; or None.
 
     Returns:
-        Bytes, a fraction or a written size; None stays None.
-
-    Raises:
-        ConfigurationError: When a workload is given, and there is no configuration or its model cannot be traced.
+        Bytes, a fraction, a written size or a workload; None stays None.
     """
     if text is None:
         return None
     workload = re.fullmatch(r"\s*(\d+)\s*[x×]\s*(\d+)\s*", text)
     if workload is not None:
-        path = Path(source)
-        folder = path if path.is_dir() else path.parent
-        if not (folder / "config.json").is_file():
-            raise ConfigurationError(
-                "Headroom for a batch of sequences is traced through the model itself. Found no config.json in "
-                f"{str(folder)!r}, and headers tell nothing of the forward. Give the headroom as a size or a fraction."
-            )
-        wanted = as_dtype(dtype)
-        return activation_bytes(
-            model_of_config(folder),
-            Workload(int(workload[1]), int(workload[2])),
-            wanted if isinstance(wanted, torch.dtype) else None,
-        )
+        return Workload(int(workload[1]), int(workload[2]))
     if text.replace(".", "", 1).isdecimal():
         return float(text) if "." in text else int(text)
     return text
+
+
+def model_of(name: str) -> nn.Module:
+    """Make the model that a command line names, without weights.
+
+    Args:
+        name: `MODULE:NAME` of a class or function that takes no arguments; the module is looked for here too.
+
+    Returns:
+        The model, on the meta device.
+
+    Raises:
+        ConfigurationError: When there is none of that name, or it makes no model.
+    """
+    home, _, path = name.partition(":")
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        make = operator.attrgetter(path)(importlib.import_module(home))
+        with init_empty_weights():
+            made: object = make()
+    except (ImportError, AttributeError, TypeError, ValueError) as failure:
+        raise ConfigurationError(
+            f"No model can be made of what --model names; got {name!r}: {failure}. Write MODULE:NAME of a class or "
+            "function that takes no arguments."
+        ) from failure
+    if not isinstance(made, nn.Module):
+        raise ConfigurationError(
+            f"What --model names makes no model; got a {type(made).__name__} of {name!r}. Name a class of modules, or "
+            "a function that returns one."
+        )
+    return made
 
 
 def plan_checkpoint(
@@ -86,8 +103,9 @@ def plan_checkpoint(
     dtype: str | None = None,
     balanced: bool = False,
     no_split: list[str] | None = None,
+    model: nn.Module | None = None,
 ) -> Plan:
-    """Plan a checkpoint from its headers.
+    """Plan a checkpoint from its configuration or its headers.
 
     Args:
         source: A safetensors file, an index, a folder, or a folder with a transformers config.
@@ -96,22 +114,38 @@ def plan_checkpoint(
         dtype: The dtype that the weights will be loaded in.
         balanced: Whether accelerators share evenly.
         no_split: Class names that are not split; numbered layers of a checkpoint never are.
+        model: The model that the checkpoint will be loaded into; by default what its files tell of it.
 
     Returns:
         The plan.
+
+    Raises:
+        ConfigurationError: When a workload is given that cannot be traced.
     """
-    model = skeleton_of(source)
+    model = skeleton_of(source) if model is None else model
     classes = list(no_split or getattr(model, "_no_split_modules", None) or ())
+    kept = headroom_of(headroom)
     if isinstance(model, Part):
         classes.append(Layer.__name__)
+        if isinstance(kept, Workload):
+            raise ConfigurationError(
+                "Headroom for a batch of sequences is traced through the model itself, and headers tell nothing of "
+                f"the forward; got no config.json for {source!r} whose model transformers has. Give the headroom as a "
+                "size or a fraction, or name the model with --model."
+            )
     return plan_device_map(
         model,
         max_memory_of(max_memory),
-        headroom=headroom_of(headroom, source, dtype),
+        headroom=kept,
         no_split_module_classes=classes,
         dtype=dtype,
         balanced=balanced,
     )
+
+
+_BY_NAME = """The files do not tell in which order the model has its parts: this is planned by name. To load as
+planned, write the plan with --json and pass `device_map=Plan.from_json(text).device_map`; to plan as
+"auto" places, name the model with --model, or install transformers where a config.json names it."""
 
 
 def run(args: argparse.Namespace) -> int:
@@ -123,9 +157,14 @@ def run(args: argparse.Namespace) -> int:
     Returns:
         0.
     """
-    plan = plan_checkpoint(args.checkpoint, args.max_memory, args.headroom, args.dtype, args.balanced, args.whole)
+    model = skeleton_of(args.checkpoint) if args.model is None else model_of(args.model)
+    plan = plan_checkpoint(
+        args.checkpoint, args.max_memory, args.headroom, args.dtype, args.balanced, args.whole, model=model
+    )
     lines = [f"{args.checkpoint}: {written_size(plan.nbytes)} of weights", "", plan.table(), ""]
     lines += [plan.explain(share.device) for share in plan.shares if share.weights]
+    if isinstance(model, Part):
+        lines += ["", _BY_NAME]
     sys.stdout.write("\n".join(lines) + "\n")
     if args.svg:
         Path(args.svg).write_text(plan.svg(), encoding="utf-8")

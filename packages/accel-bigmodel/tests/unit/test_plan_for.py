@@ -6,11 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch import nn
 
+from accel_bigmodel import infer_auto_device_map, init_empty_weights, load_checkpoint_and_dispatch
 from accel_bigmodel.__main__ import main
 from accel_bigmodel.device_map.result import Plan
 from accel_bigmodel.estimate import create_ascii_table, estimate_training_usage
-from accel_bigmodel.plan_for import headroom_of, max_memory_of
+from accel_bigmodel.plan_for import headroom_of, max_memory_of, plan_checkpoint
+from accel_core.checkpoint.weights import save_model
 
 
 @pytest.fixture
@@ -83,7 +86,7 @@ def test_limits_are_read_from_text() -> None:
 )
 def test_headroom_is_read_from_text(text: str | None, expected: object) -> None:
     """Bytes, a fraction of the limit, or a written size."""
-    found = headroom_of(text, "anywhere")
+    found = headroom_of(text)
     assert (type(found), found) == (type(expected), expected)
 
 
@@ -106,3 +109,128 @@ def test_tables_are_rectangular() -> None:
     """Every line is as long as the others, also under a long title."""
     lines = create_ascii_table(["a", "b"], [["1", "22"], ["333", "4"]], "a title longer than the columns").splitlines()
     assert len({len(line) for line in lines}) == 1
+
+
+class Block(nn.Module):
+    """Two layers, which stay together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Add the layers' output to the input."""
+        return x + self.down(torch.relu(self.up(x)))
+
+
+class Nested(nn.Module):
+    """Its order is not that of its names, it has more than ten blocks in two places, and a head tied to the front."""
+
+    def __init__(self, tied: bool = True) -> None:
+        super().__init__()
+        self.words = nn.Embedding(32, 8)
+        self.encoder = nn.ModuleDict({"stack": nn.Sequential(*[Block() for _ in range(12)])})
+        self.decoder = nn.Sequential(*[Block() for _ in range(3)])
+        self.head = nn.Linear(8, 32, bias=False)
+        self.register_buffer("scale", torch.ones(8))
+        if tied:
+            self.head.weight = self.words.weight
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        """Score every word."""
+        return self.head(self.decoder(self.encoder["stack"](self.words(words) * self.scale)))
+
+
+LIMITS = "0=9KiB,1=5KiB,cpu=4KiB"
+BYTES: dict[int | str, int | str] = {0: "9KiB", 1: "5KiB", "cpu": "4KiB"}
+WORDS = torch.arange(32)[None]
+
+
+def untied() -> Nested:
+    """Make the model without a tie."""
+    return Nested(tied=False)
+
+
+@pytest.mark.parametrize(("name", "make"), [("Nested", Nested), ("untied", untied)])
+def test_a_plan_of_a_model_is_the_map_of_its_loading(
+    name: str, make: type[Nested], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nested, tied and not: named on the command line, the model is placed as `infer_auto_device_map` places it."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    save_model(make(), None, tmp_path / "saved", max_shard_size="4KB")
+    file = tmp_path / "plan.json"
+    arguments = ["plan", str(tmp_path / "saved"), "--max-memory", LIMITS, "--whole", "Block", "--json", str(file)]
+    assert main([*arguments, "--model", f"test_plan_for:{name}"]) == 0
+    assert "planned by name" not in capsys.readouterr().out
+    with init_empty_weights():
+        empty = make()
+    expected = infer_auto_device_map(empty, dict(BYTES), no_split_module_classes=["Block"])
+    found = Plan.from_json(file.read_text()).device_map
+    assert list(found.items()) == list(expected.items())
+    assert len(set(found.values())) == 4
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_plan_of_a_configuration_is_the_map_of_its_loading(tied: bool, tmp_path: Path) -> None:
+    """The class that config.json names, in its dtype: the same parts in the same order on the same devices."""
+    transformers = pytest.importorskip("transformers", reason="needs transformers, not installed here")
+    config = transformers.LlamaConfig(
+        vocab_size=96, hidden_size=16, intermediate_size=32, num_hidden_layers=12, num_attention_heads=2,
+        num_key_value_heads=1, tie_word_embeddings=tied, dtype="bfloat16",
+    )  # fmt: skip
+    with torch.device("cpu"):
+        transformers.LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(tmp_path)
+    with init_empty_weights():
+        real = transformers.AutoModelForCausalLM.from_config(config)
+    limits: dict[int | str, int | str] = {0: "20KiB", 1: "12KiB", "cpu": "16KiB"}
+    expected = infer_auto_device_map(real, dict(limits), no_split_module_classes=real._no_split_modules)
+    plan = plan_checkpoint(str(tmp_path), "0=20KiB,1=12KiB,cpu=16KiB")
+    assert list(plan.device_map.items()) == list(expected.items())
+    assert len(set(expected.values())) > 2
+
+
+@pytest.mark.parametrize("shard", ["10GB", "4KB"])
+def test_a_plan_of_headers_says_that_it_knows_no_order(
+    shard: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Blocks are numbered, tied weights are together, the order is said to be unknown; the map loads the model."""
+    plain = Nested().eval()
+    save_model(plain, None, tmp_path, max_shard_size=shard)
+    file = tmp_path / "plan"
+    assert main(["plan", str(tmp_path), "--max-memory", "cpu=8KiB", "--json", str(file)]) == 0
+    out = capsys.readouterr().out
+    assert "this is planned by name" in out
+    assert "encoder.stack.0-" in out
+    plan = Plan.from_json(file.read_text())
+    blocks = [part.name for part in plan.parts if part.name.startswith("encoder")]
+    assert blocks == [f"encoder.stack.{number}" for number in range(12)]
+    assert plan.nbytes == sum(value.nbytes for value in (*plain.parameters(), *plain.buffers()))
+    places = {part.name.partition(".")[0]: part.device for part in plan.parts}
+    assert places["head"] == places["words"]
+    with init_empty_weights():
+        empty = Nested().eval()
+    loaded = load_checkpoint_and_dispatch(empty, tmp_path, device_map=plan.device_map)
+    assert torch.equal(loaded(WORDS), plain(WORDS))
+
+
+def test_the_text_names_the_parts_of_every_device(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each part stands where the map has it, runs of numbers as one, and one part is a part."""
+    assert main(["plan", str(checkpoint), "--max-memory", "0=8KiB,1=8KiB,cpu=64KiB"]) == 0
+    out = capsys.readouterr().out
+    assert "0 holds 1 part of 4.00 KiB: embed." in out
+    assert "1 holds 2 parts of 8.00 KiB: model.layers.0-1." in out
+    assert "cpu holds 2 parts of 8.00 KiB: model.layers.2-3." in out
+    assert main(["plan", str(checkpoint), "--max-memory", "cpu=64KiB"]) == 0
+    assert "parts of 20.00 KiB: the whole model." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("nowhere:Net", "nowhere"), ("json", "'json'"), ("json:dumps", "missing 1 required"), ("os:getcwd", "a str of")],
+)
+def test_what_makes_no_model_is_named(
+    name: str, message: str, checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A module that is not there, no name, a function that wants arguments, and one that makes something else."""
+    assert main(["plan", str(checkpoint), "--model", name]) == 2
+    assert message in capsys.readouterr().err

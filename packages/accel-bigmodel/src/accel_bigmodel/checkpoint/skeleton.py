@@ -1,19 +1,22 @@
 """An empty model with the tensors of a checkpoint, built from its headers: nothing else is read."""
 
+import contextlib
 import os
 from collections import Counter
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from accel_bigmodel.checkpoint.read import find_files
+from accel_bigmodel.checkpoint.read import SAFE_WEIGHTS_NAME, find_files
 from accel_bigmodel.meta import init_empty_weights
 from accel_bigmodel.offload.index import header_of
 from accel_core.checkpoint.tensor_header import StoredTensor
 from accel_core.errors import CheckpointNotFoundError, ConfigurationError, MissingDependencyError
 from accel_core.host.availability import is_transformers_available
+from accel_core.modules.sizes import as_dtype
 
 __all__ = ["Layer", "Part", "model_of_config", "skeleton_of"]
 
@@ -29,36 +32,57 @@ class Layer(Part):
 def skeleton_of(source: str | os.PathLike[str]) -> nn.Module:
     """Make an empty model out of what is on disk.
 
+    The class that a transformers config names is the model that will be loaded: its parts come in its own order.
+    Headers tell no order: their parts come as the index lists them, or by name, numbers by their value.
+
     Args:
         source: A safetensors file, an index, a folder with either, or a folder or file with a transformers config.
 
     Returns:
-        A model on the meta device. Out of headers it is made of `Part` and `Layer` modules; out of a config it is the
-        real class.
+        A model on the meta device. Out of a config it is the real class; out of headers it is made of `Part` and
+        `Layer` modules.
 
     Raises:
         CheckpointError: When a file is missing, damaged or unsafe.
         ConfigurationError: When the weights are not in safetensors files.
     """
     path = Path(source)
-    config = path / "config.json" if path.is_dir() else path
-    try:
-        files, _ = find_files(path)
-    except CheckpointNotFoundError:
-        if config.is_file():
+    failure: ConfigurationError | MissingDependencyError | None = None
+    config = path / "config.json" if path.is_dir() else path.with_name("config.json")
+    # A single shard has the whole model's configuration beside it, and is planned alone.
+    if config.is_file() and (path.is_dir() or path.suffix == ".json" or path.name == SAFE_WEIGHTS_NAME):
+        try:
             return model_of_config(config.parent)
+        except (ConfigurationError, MissingDependencyError) as found:
+            failure = found
+    if failure is not None and path == config:
+        raise failure
+    try:
+        files, weight_map = find_files(path)
+    except CheckpointNotFoundError:
+        if failure is not None:
+            raise failure from None
         raise
-    if path.is_file() and path.name == "config.json":
-        return model_of_config(path.parent)
     entries: dict[str, StoredTensor] = {}
+    aliases: dict[str, str] = {}
     for file in files:
         if not file.endswith(".safetensors"):
             raise ConfigurationError(
-                f"Only headers are read, and {file!r} has none: pickled weights would have to be loaded. Found a "
+                f"Only headers are read, and {file!r} has none: pickled weights would have to be loaded; got a "
                 f"{Path(file).suffix or 'nameless'} file. Convert the checkpoint to safetensors."
             )
-        entries.update(header_of(file))
-    return _built(entries)
+        header = header_of(file)
+        entries.update(header.tensors)
+        aliases.update({name: other for name, other in header.metadata.items() if other in header.tensors})
+    order = sorted(entries, key=_by_number)
+    if weight_map is not None and list(weight_map) != sorted(weight_map):
+        # Whoever wrote the index did not sort it: it lists the tensors as the model has them.
+        order = [name for name in weight_map if name in entries]
+    return _built({name: entries[name] for name in order}, {n: a for n, a in aliases.items() if n not in entries})
+
+
+def _by_number(name: str) -> list[tuple[bool, int, str]]:
+    return [(not key.isdecimal(), int(key) if key.isdecimal() else 0, key) for key in name.split(".")]
 
 
 def model_of_config(folder: str | os.PathLike[str], trust_remote_code: bool = False) -> nn.Module:
@@ -77,38 +101,53 @@ def model_of_config(folder: str | os.PathLike[str], trust_remote_code: bool = Fa
     """
     if not is_transformers_available():
         raise MissingDependencyError(
-            "A model can be built from its configuration by transformers. Found no transformers. Install it, or name a "
+            "A model is built from its configuration by transformers; got no transformers. Install it, or name a "
             "safetensors checkpoint, whose headers are enough."
         )
     import transformers
 
-    config: Any = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
-    names = list(getattr(config, "architectures", None) or [])
-    with init_empty_weights(include_buffers=True):
-        for name in names:
-            cls = getattr(transformers, name, None)
-            if cls is not None:
-                built: nn.Module = cls(config)
-                return built
-        try:
-            model: nn.Module = transformers.AutoModel.from_config(config, trust_remote_code=trust_remote_code)
-        except ValueError as failure:
-            raise ConfigurationError(
-                f"The configuration names no model class. Found architectures {names} and {failure} Add "
-                "`architectures` to config.json."
-            ) from failure
-        return model
+    names: list[str] = []
+    try:
+        config: Any = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+        names += getattr(config, "architectures", None) or []
+        cls = next((found for name in names if (found := getattr(transformers, name, None)) is not None), None)
+        with init_empty_weights(include_buffers=True), _default_dtype(getattr(config, "dtype", None)):
+            built: nn.Module = (
+                transformers.AutoModel.from_config(config, trust_remote_code=trust_remote_code)
+                if cls is None
+                else cls(config)
+            )
+    except ValueError as failure:
+        raise ConfigurationError(
+            f"The configuration names no model class; got architectures {names} and {failure} Add `architectures` to "
+            "config.json."
+        ) from failure
+    return built
 
 
-def _built(entries: dict[str, StoredTensor]) -> nn.Module:
+@contextlib.contextmanager
+def _default_dtype(dtype: str | torch.dtype | None) -> Iterator[None]:
+    """Make floating point tensors in a dtype for a while, as transformers does where a configuration names one."""
+    before = torch.get_default_dtype()
+    wanted = as_dtype(dtype)
+    torch.set_default_dtype(wanted if isinstance(wanted, torch.dtype) else before)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _built(entries: Mapping[str, StoredTensor], aliases: Mapping[str, str]) -> nn.Module:
+    """Make a model of tensors by name, and of other names for some of them."""
     numbered = Counter(
         ".".join(parts[:number])
-        for parts in {tuple(name.split(".")[:-1]) for name in entries}
+        for parts in {tuple(name.split(".")[:-1]) for name in (*entries, *aliases)}
         for number in range(len(parts))
         if parts[number].isdecimal()
     )
     root = Part()
-    for name, entry in entries.items():
+    made: dict[str, nn.Parameter] = {}
+    for name in (*entries, *aliases):
         *path, leaf = name.split(".")
         module: nn.Module = root
         for number, key in enumerate(path):
@@ -119,11 +158,13 @@ def _built(entries: dict[str, StoredTensor]) -> nn.Module:
             child = module._modules[key]
             assert child is not None
             module = child
-        tensor = torch.empty(entry.shape, dtype=entry.dtype, device="meta")
         if leaf in module._modules or leaf in module._parameters:
             raise ConfigurationError(
-                f"Two tensors of the checkpoint cannot be in one model. Found {name!r} twice or as a module too. Save "
+                f"Two tensors of the checkpoint cannot be in one model; got {name!r} twice or as a module too. Save "
                 "the checkpoint again."
             )
-        module.register_parameter(leaf, nn.Parameter(tensor, requires_grad=False))
+        if name in entries:
+            tensor = torch.empty(entries[name].shape, dtype=entries[name].dtype, device="meta")
+            made[name] = nn.Parameter(tensor, requires_grad=False)
+        module.register_parameter(leaf, made[aliases.get(name, name)])
     return root

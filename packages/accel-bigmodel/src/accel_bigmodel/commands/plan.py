@@ -26,6 +26,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SIZE",
         help="kept free per accelerator: 2GiB, 0.1 of it, or 4x2048 for what 4 sequences of 2048 tokens take",
     )
+    parser.add_argument(
+        "--model",
+        default=None,
+        metavar="MODULE:NAME",
+        help="class or function that makes the model: planned in its own order, as it is loaded",
+    )
     parser.add_argument("--dtype", default=None, help="dtype that the weights are loaded in")
     parser.add_argument("--balanced", action="store_true", help="share evenly between accelerators")
     parser.add_argument("--whole", action="append", default=None, metavar="CLASS", help="class that is not split")

@@ -98,7 +98,7 @@ def activation_bytes(model: nn.Module, workload: Workload, dtype: torch.dtype | 
         del output
     except Exception as failure:
         raise ConfigurationError(
-            f"The model's forward cannot be traced without data. Found {type(failure).__name__}: {failure} Pass the "
+            f"The model's forward cannot be traced without data; got {type(failure).__name__}: {failure} Pass the "
             "headroom in bytes, or `Workload(args=..., kwargs=...)` with example inputs."
         ) from failure
     finally:

@@ -11,7 +11,7 @@ import torch
 
 from accel_core.checkpoint.manifest import open_member
 from accel_core.checkpoint.tensor_file import check_booleans
-from accel_core.checkpoint.tensor_header import StoredTensor, read_header
+from accel_core.checkpoint.tensor_header import Header, StoredTensor, read_header
 from accel_core.errors import CheckpointError, CheckpointNotFoundError, OffloadError
 
 __all__ = ["MappedFile", "header_of", "map_file"]
@@ -20,14 +20,14 @@ __all__ = ["MappedFile", "header_of", "map_file"]
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 
 
-def header_of(path: str | os.PathLike[str]) -> Mapping[str, StoredTensor]:
-    """Read what tensors a safetensors file holds, and nothing else of it.
+def header_of(path: str | os.PathLike[str]) -> Header:
+    """Read what a safetensors file says of itself, and nothing else of it.
 
     Args:
         path: The file; links are followed.
 
     Returns:
-        The entries by tensor name, in the file's order.
+        Its tensors by name, in the file's order, and what its writer noted.
 
     Raises:
         CheckpointNotFoundError: When there is no such file.
@@ -36,7 +36,7 @@ def header_of(path: str | os.PathLike[str]) -> Mapping[str, StoredTensor]:
     """
     descriptor = _open(path)
     try:
-        return read_header(descriptor, path).tensors
+        return read_header(descriptor, path)
     finally:
         os.close(descriptor)
 

@@ -45,6 +45,15 @@ class ParameterNames:
         """
         self._changes(optimizer)
 
+    def strange(self, optimizer: torch.optim.Optimizer) -> list[str]:
+        """Return where an optimizer holds parameters that no remembered model has."""
+        return [
+            f"group {index}: a parameter of shape {tuple(parameter.shape)}"
+            for index, group in enumerate(optimizer.param_groups)
+            for parameter in group["params"]
+            if parameter not in self._seen
+        ]
+
     def rebind(self, optimizer: torch.optim.Optimizer) -> None:
         """Point an optimizer to the parameters that its models have now, its state with them.
 

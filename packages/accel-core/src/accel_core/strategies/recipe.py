@@ -8,6 +8,7 @@ blocks are compiled, materialising after the model is sharded.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, cast
 
 import torch
@@ -16,7 +17,7 @@ from accel_core.modules.compilation import compile_regions, has_compiled_regions
 from accel_core.options.enums import DynamoBackend
 from accel_core.plugins.compilation import TorchDynamoPlugin
 
-__all__ = ["compile_blocks", "compile_whole", "inside", "keep_compiled"]
+__all__ = ["compile_blocks", "compile_in_place", "compile_whole", "inside", "keep_compiled"]
 
 
 def inside(model: torch.nn.Module) -> torch.nn.Module:
@@ -29,6 +30,13 @@ def compile_blocks(model: torch.nn.Module, settings: TorchDynamoPlugin) -> torch
     if settings.backend == DynamoBackend.NO or not settings.use_regional_compilation or has_compiled_regions(model):
         return model
     return compile_regions(model, **_arguments(settings))
+
+
+def compile_in_place(blocks: Iterable[torch.nn.Module], settings: TorchDynamoPlugin) -> None:
+    """Compile modules where they stand, if the run compiles by region: sharding changes them in place too."""
+    if settings.backend != DynamoBackend.NO and settings.use_regional_compilation:
+        for block in blocks:
+            block.compile(**_arguments(settings))
 
 
 def compile_whole(model: torch.nn.Module, settings: TorchDynamoPlugin) -> torch.nn.Module:

@@ -44,7 +44,8 @@ class Row:
 
     Attributes:
         name: Its name.
-        home: `module:Class`; empty for an engine that is not part of this version.
+        home: `module:Class`, or what returns it for the engine's plugin; empty for an engine that is not part of this
+            version.
         plugin: `module:Class` of its plugin; giving one claims the run.
         flag: Variable that claims the run in the plugin's stead; set where a plugin claimed it.
         shown_as: Attribute of `AcceleratorState` by which users find the plugin.
@@ -53,7 +54,7 @@ class Row:
     """
 
     name: str
-    home: str = ""
+    home: str | Callable[[Any], str] = ""
     plugin: str = ""
     flag: str = ""
     shown_as: str = ""
@@ -96,6 +97,11 @@ def _needs_mesh(request: Request) -> bool:
     return axes is not None and (axes.non_data_parallel_size > 1 or axes.dp_shard_enabled)
 
 
+def _fsdp(plugin: Any) -> str:
+    """Return the strategy of the version that was asked for."""
+    return "accel_core.strategies.fsdp2.strategy:FullyShardStrategy" if plugin.fsdp_version == 2 else ""
+
+
 ORDER: tuple[Row, ...] = (
     Row(
         "megatron",
@@ -112,6 +118,7 @@ ORDER: tuple[Row, ...] = (
     ),
     Row(
         "fsdp",
+        _fsdp,
         plugin="accel_core.plugins.fsdp:FullyShardedDataParallelPlugin",
         flag="ACCELERATE_USE_FSDP",
         shown_as="fsdp_plugin",
@@ -166,13 +173,14 @@ def choose(request: Request) -> Choice:
     if foreign is not None:
         return Choice(foreign, _plugins_for(foreign, request.plugins))
     row = _claimant(request)
-    if not row.home:
+    own = row.of(request.plugins) or ((_load(row.plugin)(),) if row.plugin and row.home else ())
+    home = row.home(own[0]) if callable(row.home) else row.home
+    if not home:
         raise EngineUnavailableError(
             f"The engine {row.name!r} was asked for (by plugin or ACCELERATE_USE_*), and accel-core does not contain "
             "it yet. Remove the plugin or variable to train data parallel; accel never does that on its own."
         )
-    strategy: type[Strategy] = _load(row.home)
-    own = row.of(request.plugins) or ((_load(row.plugin)(),) if row.plugin else ())
+    strategy: type[Strategy] = _load(home)
     others = (plugin for plugin in _plugins_for(strategy, request.plugins) if all(plugin is not one for one in own))
     return Choice(strategy, (*own, *others), row.flag, row.shown_as, is_engine=row.name not in ("ddp", "single"))
 

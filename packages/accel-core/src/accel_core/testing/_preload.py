@@ -3,7 +3,14 @@
 import gc
 import importlib
 
-for _name in ("accel_core.accelerator", "torch._dynamo", "torch.nn.parallel", "torch.optim", "torch.utils.data"):
+for _name in (
+    "accel_core.accelerator",
+    "torch._dynamo",
+    "torch.distributed.fsdp",
+    "torch.nn.parallel",
+    "torch.optim",
+    "torch.utils.data",
+):
     importlib.import_module(_name)
 gc.collect()
 gc.freeze()  # a rank's own collections then need not walk all of torch

@@ -70,6 +70,18 @@ def test_engine_asked_for_by_plugin_is_never_replaced(name: str, plugin: type) -
             choose(Request(processes, (plugin(),)))
 
 
+def test_the_version_chooses_the_way_to_shard() -> None:
+    """The second version of FSDP is asked for by its plugin, or by the variables of a launcher."""
+    from accel_core.strategies.fsdp2.strategy import FullyShardStrategy
+
+    plugin = FullyShardedDataParallelPlugin(fsdp_version=2)
+    choice = choose(Request(2, (plugin,)))
+    assert (choice.strategy, choice.plugins, choice.shown_as) == (FullyShardStrategy, (plugin,), "fsdp_plugin")
+    with patch_environment(ACCELERATE_USE_FSDP="true", FSDP_VERSION="2"):
+        choice = choose(Request(1))
+    assert (choice.strategy, choice.plugins[0].fsdp_version) == (FullyShardStrategy, 2)
+
+
 @pytest.mark.parametrize("variable", ["USE_DEEPSPEED", "USE_FSDP", "USE_MEGATRON_LM"])
 def test_engine_asked_for_by_environment_is_never_replaced(variable: str) -> None:
     """The same holds for the variables that a launcher sets."""

@@ -1,0 +1,1 @@
+"""What both versions of fully sharded data parallelism share."""

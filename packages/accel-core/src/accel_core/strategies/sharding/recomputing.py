@@ -1,0 +1,39 @@
+"""Activation checkpointing: blocks that keep their inputs and compute the rest again in the backward pass."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd.graph import save_on_cpu
+from torch.utils.checkpoint import checkpoint
+
+__all__ = ["recompute"]
+
+
+def recompute(blocks: Iterable[nn.Module], *, offload: bool) -> None:
+    """Let blocks keep nothing but their inputs for the backward pass; names and classes stay as they are.
+
+    Random numbers are drawn again as they were, so dropout is the same in both passes.
+
+    Args:
+        blocks: The modules.
+        offload: Keep the inputs in CPU memory.
+    """
+    for block in blocks:
+        block.forward = _recomputed(block.forward, offload)
+
+
+def _recomputed(forward: Callable[..., Any], offload: bool) -> Callable[..., Any]:
+    @functools.wraps(forward)
+    def recomputed(*args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return forward(*args, **kwargs)
+        with save_on_cpu(pin_memory=torch.accelerator.is_available()) if offload else nullcontext():
+            return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=True, **kwargs)
+
+    return recomputed

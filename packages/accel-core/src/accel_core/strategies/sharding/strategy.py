@@ -1,0 +1,276 @@
+"""What sharding in place and sharding by wrappers have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import CPUOffload, CPUOffloadPolicy, FullStateDictConfig
+from torch.distributed.tensor import DTensor
+from torch.utils.weak import WeakIdKeyDictionary
+
+from accel_core.checkpoint.format import CheckpointFormat
+from accel_core.comm.control import Channel, in_step
+from accel_core.errors import ConfigurationError, EngineUnavailableError, PartView, PreparationError
+from accel_core.mesh.layout import Layout
+from accel_core.modules.unwrap import canonical_name
+from accel_core.optim.optimizer import Stepper
+from accel_core.options.enums import DistributedType
+from accel_core.plugins.fsdp import FullyShardedDataParallelPlugin
+from accel_core.plugins.parallelism import ParallelismConfig
+from accel_core.precision.precision import Precision
+from accel_core.process.world import GroupNeeds
+from accel_core.strategies.bundle import Bundle
+from accel_core.strategies.parts import Parts, PrecisionRequest
+from accel_core.strategies.placement import devices_of
+from accel_core.strategies.sharding import gradients, wrapping
+from accel_core.strategies.sharding.format import Unbuilt
+from accel_core.strategies.sharding.loading import has_no_values
+from accel_core.strategies.sharding.mesh import data_mesh
+from accel_core.strategies.sharding.whole import gather
+from accel_core.strategies.strategy import Strategy
+
+__all__ = ["ShardedStrategy", "keep_masters", "views_of"]
+
+
+def views_of(model: torch.nn.Module) -> dict[str, PartView]:
+    """Describe the parameters and buffers of a model, which have to be alike on all ranks."""
+    return _views(dict([*model.named_parameters(), *model.named_buffers()]))
+
+
+def _views(tensors: Mapping[str, Any]) -> dict[str, PartView]:
+    return {
+        name: PartView(str(value.dtype).removeprefix("torch."), tuple(value.shape))
+        for name, value in tensors.items()
+        if isinstance(value, torch.Tensor)
+    }
+
+
+def keep_masters(model: torch.nn.Module) -> None:
+    """Give what trains in half precision 32 bits: computing in fewer is the policy's part, and steps need them all."""
+    for parameter in model.parameters():
+        if parameter.requires_grad and parameter.dtype in (torch.float16, torch.bfloat16):
+            parameter.data = parameter.data.float()
+
+
+class ShardedStrategy(Strategy):
+    """Each rank holds a shard of every parameter, its gradient and its optimizer state."""
+
+    plugin_type = FullyShardedDataParallelPlugin
+    format: ClassVar[CheckpointFormat] = Unbuilt()
+
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts)
+        self.plugin: FullyShardedDataParallelPlugin = parts.plugin
+        if parts.precision.name != "no":
+            self.plugin.set_mixed_precision(parts.precision.name)
+        self.mesh = data_mesh(parts)
+        self._replicated: MutableMapping[torch.nn.Module, list[torch.nn.Parameter]] = WeakIdKeyDictionary()
+        self._held: MutableMapping[torch.nn.Module, bool] = WeakIdKeyDictionary()
+
+    @classmethod
+    def lay_out(cls, rank: int, world_size: int, parallelism: ParallelismConfig | None, plugin: Any) -> Layout:
+        """Shard over all ranks, or as the axes say.
+
+        Raises:
+            ConfigurationError: The axes have none along which parameters are sharded.
+            EngineUnavailableError: They have one that this version does not combine with sharding.
+        """
+        if parallelism is None or parallelism.total_size == 1:
+            return cls._without_axes(rank, world_size, plugin)
+        if parallelism.non_data_parallel_size > 1:
+            raise EngineUnavailableError(
+                "FSDP is not combined with tensor, context or sequence parallel yet; got the axes "
+                f"{parallelism.active_mesh_dims}. Use dp_replicate_size and dp_shard_size alone."
+            )
+        if not parallelism.dp_shard_enabled:
+            raise ConfigurationError(
+                f"FSDP needs an axis along which parameters are sharded; got the axes {parallelism.active_mesh_dims}. "
+                "Set dp_shard_size to 2 or more, or leave parallelism_config out to shard over all processes."
+            )
+        return super().lay_out(rank, world_size, parallelism, plugin)
+
+    @classmethod
+    def _without_axes(cls, rank: int, world_size: int, plugin: Any) -> Layout:
+        return Layout.of(rank, world_size, {"dp_shard": world_size})
+
+    @classmethod
+    def group_needs(cls, plugin: Any) -> GroupNeeds:
+        """Return that one process needs a group too, and offloaded parameters one that moves what lies on the CPU."""
+        offload = plugin.cpu_offload
+        offloads = offload.offload_params if isinstance(offload, CPUOffload) else isinstance(offload, CPUOffloadPolicy)
+        return GroupNeeds(alone=True, host=bool(offloads))
+
+    def precision(self, asked: PrecisionRequest) -> Precision:
+        """Return the number format of what autocast chooses; that of gathered parameters is the plugin's policy.
+
+        Raises:
+            EngineUnavailableError: fp8, whose weights have not been proved to train in shards.
+        """
+        if asked.name == "fp8":
+            raise EngineUnavailableError(
+                "FSDP does not train in fp8 yet; got mixed_precision='fp8'. Use mixed_precision='bf16'."
+            )
+        return super().precision(asked)
+
+    def label(self) -> DistributedType:
+        """Return the label of FSDP."""
+        return DistributedType.FSDP
+
+    def check(self, bundle: Bundle) -> None:
+        """Also refuse models that cannot be sharded, before any of them is."""
+        super().check(bundle)
+        for slot in bundle.models:
+            self.check_model(slot.given)
+
+    def check_model(self, model: torch.nn.Module) -> wrapping.WrapPlan:
+        """Return how a model will be taken apart; refuse one that cannot be.
+
+        Raises:
+            ConfigurationError: The plugin does not fit the model.
+            PreparationError: The model cannot be sharded.
+        """
+        bare = self._bare(model)
+        if self._is_sharded(bare):
+            return wrapping.WrapPlan((), ())
+        devices = devices_of(model)
+        if len(devices) > 1:
+            raise PreparationError(
+                f"A model that a device map spreads cannot be sharded; got the devices {', '.join(sorted(devices))}. "
+                "Load it without a device map."
+            )
+        plan = wrapping.plan(bare, self.plugin)
+        if self.plugin.activation_checkpointing and not plan.blocks:
+            raise PreparationError(
+                f"Activation checkpointing works block by block; got {type(bare).__name__}, in which no block was "
+                "found. Name its blocks in transformer_cls_names_to_wrap, or set activation_checkpointing=False."
+            )
+        trained = [name for name in plan.replicated if bare.get_parameter(name).requires_grad]
+        if trained and self.number_format.scaler is not None:
+            raise PreparationError(
+                "The gradient scaler of fp16 cannot mix sharded gradients with whole ones; got parameters that are not "
+                f"sharded: {', '.join(trained)}. Use mixed_precision='bf16', freeze them, or shard them."
+            )
+        if any(isinstance(parameter, DTensor) for parameter in bare.parameters()):
+            raise PreparationError(
+                f"A model is sharded whole or not at all; got {type(bare).__name__}, parts of which are sharded. "
+                "Prepare the model as it was loaded, or shard all of it."
+            )
+        self._loads_from_main(bare)
+        return plan
+
+    def _loads_from_main(self, model: torch.nn.Module) -> bool:
+        """Return whether only the first rank has the weights; every rank calls it.
+
+        Raises:
+            PreparationError: Not even the first rank has them.
+        """
+        empty = Channel(self.world, "prepare: weights").exchange(has_no_values(model))
+        if empty[0]:
+            raise PreparationError(
+                f"A model without weights cannot be trained; got {type(model).__name__} on the meta device of rank 0. "
+                "Load its weights there, or initialise them, before prepare()."
+            )
+        return self.world.size > 1 and (any(empty) or bool(self.plugin.cpu_ram_efficient_loading))
+
+    def _replicate(self, model: torch.nn.Module, plan: wrapping.WrapPlan) -> None:
+        """Note the parameters that every rank keeps whole: their gradients are averaged here."""
+        if plan.replicated:
+            self._replicated[model] = plan.whole(model)
+
+    def _is_sharded(self, model: torch.nn.Module) -> bool:
+        """Return whether a bare model was sharded before."""
+        raise NotImplementedError
+
+    def stepper(self, optimizer: torch.optim.Optimizer) -> Stepper | None:
+        """Return none, and let the first step refuse parameters of which no prepared model is known."""
+
+        def refuse(*_: object) -> None:
+            strange = self._names.strange(optimizer)
+            if strange:
+                raise PreparationError(
+                    f"The optimizer {type(optimizer).__name__} holds parameters of no prepared model, whose gradients "
+                    f"nobody averages; got {', '.join(strange)}. Prepare the model that they belong to."
+                )
+            handle.remove()
+
+        handle = optimizer.register_step_pre_hook(refuse)
+        return None
+
+    def backward(self, loss: torch.Tensor, **kwargs: object) -> None:
+        """Compute gradients; those of parameters that are not sharded are averaged where a window ends."""
+        super().backward(loss, **kwargs)
+        for model, parameters in list(self._replicated.items()):
+            if not self._held.get(model, False):
+                self._average([parameter for parameter in parameters if parameter.requires_grad])
+
+    def _average(self, parameters: list[torch.nn.Parameter]) -> None:
+        """Average whole gradients over all ranks; one that no rank has stays away."""
+        if not parameters or self.world.size == 1:
+            return
+        there = torch.tensor([float(p.grad is not None) for p in parameters], device=self.world.device)
+        dist.all_reduce(there)
+        for parameter, ranks in zip(parameters, there.tolist(), strict=True):
+            if ranks:
+                parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                dist.all_reduce(parameter.grad)
+                parameter.grad /= self.world.size
+
+    @contextmanager
+    def _holding(self, model: torch.nn.Module, held: bool) -> Iterator[None]:
+        """Hold the gradients of a model back in the block, or complete them."""
+        before = self._held.get(model, False)
+        self._held[model] = held
+        try:
+            yield
+        finally:
+            self._held[model] = before
+
+    def clip_grad_norm_(
+        self,
+        parameters: Iterable[torch.Tensor] | torch.Tensor,
+        max_norm: float,
+        norm_type: float = 2.0,
+        *,
+        models: Sequence[torch.nn.Module] = (),
+    ) -> torch.Tensor:
+        """Scale gradients, sharded or whole, down to a common norm; returns a plain scalar, the same on all ranks."""
+        return gradients.clip_norm(parameters, max_norm, norm_type)
+
+    def clip_grad_value_(
+        self,
+        parameters: Iterable[torch.Tensor] | torch.Tensor,
+        clip_value: float,
+        *,
+        models: Sequence[torch.nn.Module] = (),
+    ) -> None:
+        """Clip each gradient element, wherever it lies."""
+        gradients.clip_value(parameters, clip_value)
+
+    def state_dict(self, model: torch.nn.Module, *, unwrap: bool = True) -> dict[str, Any]:
+        """Return the whole model's state on the first rank, and nothing on the others.
+
+        Every rank gets it where the plugin has `state_dict_config=FullStateDictConfig(rank0_only=False)`.
+        """
+        config = self.plugin.state_dict_config
+        everywhere = isinstance(config, FullStateDictConfig) and not config.rank0_only
+        return self.whole_state(model, keep=everywhere or self.world.is_main)
+
+    def weights(self, model: torch.nn.Module) -> dict[str, Any] | None:
+        """Return what `save_model` writes, on the ranks that may write."""
+        return self.whole_state(model, keep=self.world.is_local_main) or None
+
+    def whole_state(self, model: torch.nn.Module, *, keep: bool) -> dict[str, Any]:
+        """Gather a model's state under its bare names; every rank calls it.
+
+        Args:
+            model: A prepared model.
+            keep: Whether this rank wants it; others get an empty dict.
+        """
+        state = {canonical_name(name): value for name, value in self._bare(model).state_dict().items()}
+        with in_step(self.world, "the state dict of a sharded model", _views(state)):
+            found: dict[str, Any] = gather(state, keep=keep)
+        return found if keep else {}

@@ -62,10 +62,8 @@ def save_accelerator_state(
     world = replace(process.ensure(), rank=process_index)
     run = BareRun([], optimizers, schedulers, dataloaders, scaler=scaler, world=world, step=step)
     writes = world.is_local_main if save_on_each_node else world.is_main
-    parts = PLAIN.parts(run, model_states, writes=writes, safe_serialization=safe_serialization)
-    if writes:
-        parts += stateful.parts(run)
-    for part in [*parts, progress.random_part(run)]:
+    shared = [*plain.parts(run, model_states, safe=safe_serialization), *stateful.parts(run)] if writes else []
+    for part in [*shared, progress.random_part(run)]:
         _write(part, folder, process_index)
     return folder
 

@@ -134,10 +134,6 @@ class Runtime:
         """The trackers of the run."""
         return list(self.hub.trackers)
 
-    def state_dict(self, model: torch.nn.Module) -> dict[str, Any]:
-        """Return a model's whole state under canonical names; every rank calls it."""
-        return self.strategy.state_dict(model)
-
     def prepare(self, objects: Sequence[Any], placement: Sequence[bool | None] | None, kit: Kit) -> tuple[Any, ...]:
         """Prepare objects together, in the strategy's order.
 

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 from accel_core.checkpoint import commit, names
 from accel_core.checkpoint.commit import Held
 from accel_core.checkpoint.digest import digest_of, digest_of_bytes
-from accel_core.checkpoint.ranks import Ranks
+from accel_core.checkpoint.format import Exchange
+from accel_core.checkpoint.ranks import ADVICE, Ranks
+from accel_core.comm.transport import ranks_know
 from accel_core.errors import CheckpointMismatchError, CheckpointNotFoundError
 
 __all__ = ["agree_on_latest", "agree_on_save", "common_save", "together"]
 
+_T = TypeVar("_T")
+
 
 @contextmanager
-def together(ranks: Ranks, doing: str, advice: str | None = None) -> Iterator[None]:
+def together(ranks: Ranks, doing: str, advice: str = ADVICE) -> Iterator[Exchange]:
     """Do something on every rank, and raise on all of them if it failed on any.
 
     Args:
@@ -25,18 +29,24 @@ def together(ranks: Ranks, doing: str, advice: str | None = None) -> Iterator[No
         doing: What they do, such as `Writing the checkpoint 'ckpt'`.
         advice: What to do about a failure; by default, that what was there before is intact.
 
+    Yields:
+        How the ranks talk meanwhile: where one fails, those that wait for it raise too.
+
     Raises:
         CheckpointError: The same text on every rank.
     """
-    failure: Exception | None = None
+
+    def exchange(value: _T) -> list[_T]:
+        return ranks.meet(value, doing, advice)
+
     try:
-        yield
-    except Exception as error:
-        failure = error
-    if advice is None:
-        ranks.agree(failure, doing)
-    else:
+        yield exchange
+    except Exception as failure:
+        if ranks_know(failure):
+            raise
         ranks.agree(failure, doing, advice)
+    else:
+        ranks.agree(None, doing, advice)
 
 
 def common_save(everywhere: Sequence[Sequence[Held]]) -> str | None:
@@ -151,15 +161,15 @@ def _with_identities(found: list[Held], several: bool) -> list[Held]:
 
 
 def _content_of(folder: Path) -> str:
-    """Return a digest of the files that all ranks share in a folder without a manifest."""
+    """Return a digest of the files that all ranks share in a folder without a manifest; of shards, of their list."""
     shared = [
-        entry.name
-        for entry in os.scandir(folder)
-        if names.belongs_to_checkpoint(entry.name)
-        and not entry.name.startswith(names.RNG_STATE_NAME)
-        and entry.is_file()
+        name
+        for name in names.found_in(folder)
+        if not name.startswith(names.RNG_STATE_NAME)
+        and ("/" not in name or name.endswith("/.metadata"))
+        and (folder / name).is_file()
     ]
-    digests = [f"{name} {digest_of(folder / name)}" for name in sorted(shared)]
+    digests = [f"{name} {digest_of(folder / name)}" for name in shared]
     return f"content {digest_of_bytes(chr(10).join(digests).encode())[:12]}"
 
 

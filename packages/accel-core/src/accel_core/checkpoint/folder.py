@@ -13,13 +13,12 @@ from typing import Any
 from accel_core._records import record
 from accel_core.checkpoint import background, names, progress, stateful
 from accel_core.checkpoint.agreement import agree_on_latest, agree_on_save, together
-from accel_core.checkpoint.format import CheckpointFormat, Part, Source
-from accel_core.checkpoint.manifest import Entry, Manifest
+from accel_core.checkpoint.format import CheckpointFormat, Exchange, Part, Run, Source
+from accel_core.checkpoint.formats import recognise
+from accel_core.checkpoint.manifest import Manifest
 from accel_core.checkpoint.opened import Opened
-from accel_core.checkpoint.plain import PLAIN
 from accel_core.checkpoint.ranks import Ranks
 from accel_core.checkpoint.report import Finding, Restoration, RestoreReport
-from accel_core.checkpoint.run import Run
 from accel_core.checkpoint.staging import Buffers
 from accel_core.checkpoint.transaction import Transaction
 from accel_core.errors import CheckpointDamagedError, CheckpointError, ConfigurationError, UnsafeCheckpointError
@@ -77,9 +76,16 @@ def save_state(
         numbered=automatic,
     )
     parts: list[Part] = []
+    doing = f"Collecting the state for the checkpoint {str(given)!r}"
     try:
-        with together(ranks, f"Collecting the state for the checkpoint {str(given)!r}"):
-            parts = _parts(run, transaction, safe_serialization, save_model_func_kwargs)
+        with together(ranks, doing):
+            weights = run.strategy.format.weights(run)
+            for hook in list(run.save_state_pre_hooks.values()):
+                hook(run.models, weights, str(transaction.staging))
+        hooked = transaction.written_by_hooks()
+        with together(ranks, doing) as exchange:
+            options = {"safe_serialization": safe_serialization} | save_model_func_kwargs
+            parts = _parts(run, exchange, transaction.writes_shared, weights, **options)
             if not blocking:
                 _buffers.begin()
                 parts = [part.snapshot(_buffers) for part in parts]
@@ -88,12 +94,12 @@ def save_state(
         transaction.abandon()
         raise
     if blocking:
-        transaction.finish(parts, ranks, threads=True)
+        transaction.finish(parts, hooked, ranks, threads=True)
         run.project.iteration += 1
         return given
     own = background.own_ranks(run.world)
     run.project.iteration += 1
-    return background.start(lambda: transaction.finish(parts, own), given)
+    return background.start(lambda: transaction.finish(parts, hooked, own), given)
 
 
 def load_state(
@@ -143,21 +149,50 @@ def load_state(
     return report
 
 
+@record(frozen=True)
+class _Chosen:
+    """The checkpoint that all ranks load.
+
+    Attributes:
+        target: Where it was saved to.
+        source: Where it is read from.
+        format: How models and optimizers lie in it.
+        whole: Whether all of its files are there with their sizes.
+    """
+
+    target: Path
+    source: Source
+    format: CheckpointFormat
+    whole: bool
+
+    def read_by(self, rank: int, world: World) -> set[str]:
+        """Return the names that a rank reads: what the format says, without the random states of others."""
+        ranks = self.source.world_size
+        own = names.random_states_name(rank if rank < ranks else rank % ranks)
+        read = self.format.files_of(self.source, rank, world.size)
+        return {name for name in read if name == own or not name.startswith(names.RNG_STATE_NAME)}
+
+
 @record
 class _Reading:
     """A checkpoint that was compared with the run.
 
     Attributes:
-        source: Where it is read from.
+        chosen: Which.
         opened: What its files were when reading began.
         report: What was found.
         plans: How what was compared is restored.
     """
 
-    source: Source
+    chosen: _Chosen
     opened: Opened
     report: RestoreReport
     plans: list[Restoration]
+
+    @property
+    def source(self) -> Source:
+        """Where it is read from."""
+        return self.chosen.source
 
 
 def _read(
@@ -171,12 +206,13 @@ def _read(
 ) -> _Reading:
     """Compare a checkpoint with the run, from the beginning again whenever another process replaced it meanwhile."""
     for attempt in range(_ATTEMPTS):
-        target, source = _agree_on_source(run, input_dir, load_kwargs, model_kwargs, ranks)
-        opened = Opened.look(target, source.folder, _files_to_check(source))
+        chosen = _choose(run, input_dir, load_kwargs, model_kwargs, ranks)
+        read = sorted(chosen.read_by(run.world.rank, run.world))
+        opened = Opened.look(chosen.target, chosen.source.folder, read)
         failure: CheckpointError | None = None
         reading = None
         try:
-            reading = _compare(run, source, opened, ranks, strict=strict)
+            reading = _compare(run, chosen, opened, ranks, strict=strict)
         except CheckpointError as error:  # the same on every rank, so every rank comes to the question below
             failure = error
         if not any(ranks.exchange(opened.replaced())):
@@ -191,17 +227,17 @@ def _read(
     )
 
 
-def _compare(run: Run, source: Source, opened: Opened, ranks: Ranks, *, strict: bool) -> _Reading:
+def _compare(run: Run, chosen: _Chosen, opened: Opened, ranks: Ranks, *, strict: bool) -> _Reading:
     """Compare everything that can be compared before load hooks are called."""
-    own_format = _format(run)
-    reading = _Reading(source, opened, RestoreReport(source.folder, source.world_size), [])
+    source = chosen.source
+    reading = _Reading(chosen, opened, RestoreReport(source.folder, source.world_size), [])
 
     def everything_else() -> list[Restoration]:
-        found = own_format.optimizer_restorations(run, source) + stateful.restorations(run, source)
+        found = chosen.format.optimizer_restorations(run, source) + stateful.restorations(run, source)
         return [*found, progress.restoration(run, source), progress.random_restoration(run, source)]
 
     with ThreadPoolExecutor(max_workers=_CHECKERS, thread_name_prefix="accel-checkpoint") as pool:
-        checks = _begin_checks(run, source, pool)
+        checks = _begin_checks(chosen, run.world, pool)
         reading.plans = _examine(everything_else, ranks)
         if not run.load_state_pre_hooks:
             reading.plans = _examine(lambda: _model_plans(run, list(run.models), reading), ranks) + reading.plans
@@ -212,7 +248,7 @@ def _compare(run: Run, source: Source, opened: Opened, ranks: Ranks, *, strict: 
 
 def _model_plans(run: Run, models: list[Any], reading: _Reading) -> list[Restoration]:
     reading.report.findings += stateful.extra_components(run, len(run.models), reading.source)
-    return _format(run).model_restorations(run, models, reading.source)
+    return reading.chosen.format.model_restorations(run, models, reading.source)
 
 
 def _load_after_hooks(run: Run, hooks: list[Callable[..., None]], reading: _Reading, ranks: Ranks) -> list[Restoration]:
@@ -262,31 +298,22 @@ def _target(run: Run, output_dir: str | os.PathLike[str] | None) -> Path:
     return Path(os.path.expanduser(output_dir))
 
 
-def _format(run: Run) -> CheckpointFormat:
-    """Return the format of the run's strategy; plain for one that names none."""
-    chosen: CheckpointFormat | None = getattr(getattr(run, "strategy", None), "format", None)
-    return PLAIN if chosen is None else chosen
-
-
-def _parts(run: Run, transaction: Transaction, safe: bool, kwargs: dict[str, Any]) -> list[Part]:
-    weights = [run.state_dict(model) for model in run.models]
-    for hook in list(run.save_state_pre_hooks.values()):
-        hook(run.models, weights, str(transaction.staging))
-    writes = transaction.writes_shared
-    parts = _format(run).parts(run, weights, writes=writes, safe_serialization=safe, **kwargs)
+def _parts(run: Run, exchange: Exchange, writes: bool, weights: list[dict[str, Any]], **kwargs: Any) -> list[Part]:
+    """Return what this rank writes."""
+    parts = run.strategy.format.parts(run, weights, writes=writes, exchange=exchange, **kwargs)
     if writes:
         parts += [*stateful.parts(run), progress.part(run)]
     return [*parts, progress.random_part(run)]
 
 
-def _agree_on_source(
+def _choose(
     run: Run,
     input_dir: str | os.PathLike[str] | None,
     load_kwargs: dict[str, Any],
     model_kwargs: dict[str, Any],
     ranks: Ranks,
-) -> tuple[Path, Source]:
-    """Return the target that all ranks load, and where this rank reads it."""
+) -> _Chosen:
+    """Agree on the save that is loaded, and see which format it is in."""
     given = Path()
     with together(ranks, f"Opening the checkpoint {str(input_dir)!r}"):
         given = _asked_for(run, input_dir)
@@ -299,7 +326,8 @@ def _agree_on_source(
         manifest = Manifest.read(folder)
         size = manifest.world_size if manifest else max(1, len(list(folder.glob(f"{names.RNG_STATE_NAME}_*.pkl"))))
         source = Source(folder, manifest, size, load_kwargs, model_kwargs)
-    return target, source
+        own = recognise(source, run.strategy.format)
+    return _Chosen(target, source, own, whole=held is not None and held.whole)
 
 
 def _asked_for(run: Run, input_dir: str | os.PathLike[str] | None) -> Path:
@@ -313,20 +341,19 @@ def _asked_for(run: Run, input_dir: str | os.PathLike[str] | None) -> Path:
     return checkpoints_folder(run)
 
 
-def _files_to_check(source: Source) -> list[str]:
-    """Return the names whose files must stay the same while the checkpoint is read."""
-    if source.manifest is not None:
-        return [entry.name for entry in source.manifest.entries]
-    return [name for name in os.listdir(source.folder) if names.belongs_to_checkpoint(name)]
+def _begin_checks(chosen: _Chosen, world: World, pool: ThreadPoolExecutor) -> list[Future[list[Finding]]]:
+    """Begin to compare files with the manifest: what a machine's ranks read, each file on one of them.
 
-
-def _begin_checks(run: Run, source: Source, pool: ThreadPoolExecutor) -> list[Future[list[Finding]]]:
-    """Begin to compare the files with the manifest; the ranks of a machine share the work."""
-    if source.manifest is None:
+    Of a checkpoint that has lost something all files are compared, so that the error lists what it lost.
+    """
+    manifest, folder = chosen.source.manifest, chosen.source.folder
+    if manifest is None:
         return []
-    world = run.world
-    mine = [entry.name for number, entry in enumerate(_by_size(source.manifest)) if _falls_to(number, world)]
-    return [pool.submit(_damage, source.manifest, source.folder, name, world.rank) for name in mine]
+    machine = range(world.rank - world.local_rank, world.rank - world.local_rank + max(1, world.local_size))
+    read = set(chosen.source.files()) if not chosen.whole else set().union(*(chosen.read_by(r, world) for r in machine))
+    by_size = sorted((entry for entry in manifest.entries if entry.name in read), key=lambda entry: -entry.size)
+    mine = [entry.name for number, entry in enumerate(by_size) if number % len(machine) == world.local_rank]
+    return [pool.submit(_damage, manifest, folder, name, world.rank) for name in mine]
 
 
 def _damage(manifest: Manifest, folder: Path, name: str, rank: int) -> list[Finding]:
@@ -337,14 +364,6 @@ def _damage(manifest: Manifest, folder: Path, name: str, rank: int) -> list[Find
     except OSError as error:
         return [Finding(name, "damaged", f"{folder / name} cannot be read ({error.strerror})", rank)]
     return [Finding(name, "damaged", f"{folder / name} {detail}", rank) for detail in details]
-
-
-def _by_size(manifest: Manifest) -> list[Entry]:
-    return sorted(manifest.entries, key=lambda entry: -entry.size)
-
-
-def _falls_to(number: int, world: World) -> bool:
-    return bool(number % max(1, world.local_size) == world.local_rank)
 
 
 def _examine(look: Callable[[], list[Restoration]], ranks: Ranks) -> list[Restoration]:

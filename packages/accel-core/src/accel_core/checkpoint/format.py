@@ -1,23 +1,98 @@
-"""The door through which a strategy decides how models and optimizers lie in a checkpoint."""
+"""The door through which a strategy decides how models and optimizers lie in a checkpoint.
+
+Saving: `CheckpointFormat.weights`, the save hooks, `parts`, in which ranks may still talk; then, when all ranks have
+planned, `Part.write` of each, which talks to nobody. Loading: `recognises`, `files_of`, `optimizer_restorations`,
+`model_restorations`; then, when all ranks agree, `Restoration.apply` of each. Every rank calls all of them.
+"""
 
 from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
-from torch import Tensor
+import torch
+from torch import nn
 
 from accel_core._records import record
+from accel_core.checkpoint import names
 from accel_core.checkpoint.manifest import Entry, Manifest
 from accel_core.checkpoint.report import Restoration
-from accel_core.checkpoint.run import Run
 from accel_core.checkpoint.staging import Buffers
 from accel_core.errors import CheckpointMismatchError
+from accel_core.plugins.project import ProjectConfiguration
+from accel_core.process.world import World
 
-__all__ = ["CheckpointFormat", "Part", "Source"]
+__all__ = ["CheckpointFormat", "Exchange", "ModelHolder", "Part", "Run", "Source"]
+
+_T = TypeVar("_T")
+
+
+class Exchange(Protocol):
+    """How ranks talk while a save is planned."""
+
+    def __call__(self, value: _T) -> list[_T]:
+        """Return the value that each rank brought; every rank calls it equally often.
+
+        Raises:
+            CheckpointError: A rank failed instead; every rank raises the same.
+        """
+
+
+class ModelHolder(Protocol):
+    """How the models of a run live: what checkpoints ask of its strategy."""
+
+    @property
+    def format(self) -> CheckpointFormat:
+        """How models and optimizers are written, and the first that is asked when they are read."""
+
+    def state_dict(self, model: nn.Module, *, unwrap: bool = True) -> dict[str, Any]:
+        """Return the full state of a model; every rank calls it."""
+
+
+class Run(Protocol):
+    """Everything of a run that is saved and restored: what `Runtime` has, and `BareRun`.
+
+    Attributes:
+        models: Prepared models.
+        optimizers: Prepared optimizers.
+        schedulers: Prepared schedulers.
+        dataloaders: Prepared loaders.
+        custom_objects: Objects registered for checkpointing.
+        step: Accumulation counter.
+        project: Where and under which names checkpoints go.
+        save_state_pre_hooks: Called with models, weights and folder before weights are written.
+        load_state_pre_hooks: Called with models and folder before weights are loaded.
+    """
+
+    models: list[nn.Module]
+    optimizers: list[Any]
+    schedulers: list[Any]
+    dataloaders: list[Any]
+    custom_objects: list[Any]
+    step: int
+    project: ProjectConfiguration
+    save_state_pre_hooks: OrderedDict[int, Callable[..., None]]
+    load_state_pre_hooks: OrderedDict[int, Callable[..., None]]
+
+    @property
+    def strategy(self) -> ModelHolder:
+        """How the models live."""
+
+    @property
+    def scaler(self) -> torch.amp.GradScaler | None:
+        """Gradient scaler, if precision needs one."""
+
+    @property
+    def trackers(self) -> list[Any]:
+        """Trackers of the run."""
+
+    @property
+    def world(self) -> World:
+        """This process among its fellows."""
 
 
 @record(frozen=True)
@@ -37,6 +112,12 @@ class Source:
     world_size: int
     load_kwargs: dict[str, Any]
     model_kwargs: dict[str, Any]
+
+    def files(self) -> list[str]:
+        """Return the names of its files: what the manifest lists, or documented names in a folder of Accelerate."""
+        if self.manifest is not None:
+            return [entry.name for entry in self.manifest.entries]
+        return names.found_in(self.folder)
 
     def check_listed(self, name: str) -> None:
         """Make sure that a file belongs to this save; a folder without a manifest has nothing to say about it.
@@ -60,28 +141,34 @@ class Part(Protocol):
 
     @property
     def concurrent(self) -> bool:
-        """Whether it may be written in a thread, beside others; not if it talks to other ranks meanwhile."""
+        """Whether it may be written in a thread, beside others."""
 
     def write(self, folder: Path, rank: int) -> list[Entry]:
-        """Write into `folder`, flush to disk, and return what was written."""
+        """Write into `folder`, flush to disk, and return an entry for every file that was written.
+
+        It must not talk to other ranks: one of them may have failed before it came here.
+        """
 
     def snapshot(self, buffers: Buffers) -> Part:
         """Return a copy that later changes of the run do not reach; tensors go into the reused `buffers`."""
 
 
 class CheckpointFormat(Protocol):
-    """How a strategy's models and optimizers lie in a checkpoint.
+    """How a strategy's models and optimizers lie in a checkpoint; see the head of this file for the order of calls."""
 
-    Called in this order: `parts` when saving; when loading `optimizer_restorations` and `model_restorations`,
-    then, after all ranks agreed, `apply` of each. Every rank calls all of them.
-    """
+    def weights(self, run: Run) -> list[dict[str, Any]]:
+        """Return what save hooks get: whole state dicts of the models, which they may change.
+
+        A list that is empty for a format that writes models by itself.
+        """
 
     def parts(
         self,
         run: Run,
-        weights: Sequence[dict[str, Tensor]],
+        weights: Sequence[dict[str, Any]],
         *,
         writes: bool,
+        exchange: Exchange,
         safe_serialization: bool,
         **kwargs: object,
     ) -> list[Part]:
@@ -89,10 +176,23 @@ class CheckpointFormat(Protocol):
 
         Args:
             run: The run.
-            weights: State dicts of the models, after the save hooks.
+            weights: What `weights` returned, after the save hooks.
             writes: Whether this rank writes what all ranks of its disk share.
+            exchange: How ranks agree on who writes what.
             safe_serialization: Use safetensors for weights.
             **kwargs: What the user passed to `save_state`.
+        """
+
+    def recognises(self, source: Source) -> bool:
+        """Return whether a checkpoint holds models as this format writes them, judged by names alone."""
+
+    def files_of(self, source: Source, rank: int, size: int) -> Iterable[str]:
+        """Return those of `source.files()` that a rank reads; what is no file of this format is read by all.
+
+        Args:
+            source: The checkpoint.
+            rank: A rank of those that load, not only this one.
+            size: Number of ranks that load.
         """
 
     def model_restorations(self, run: Run, models: Sequence[Any], source: Source) -> list[Restoration]:

@@ -256,7 +256,7 @@ def owned_files(target: Path) -> tuple[list[str], Callable[[str], bool]]:
     traces = (names.MANIFEST_NAME, names.PROGRESS_NAME, names.random_states_name(0))
     if not any(os.path.lexists(target / name) for name in traces):
         return [], lambda name: False
-    found = [name for name in os.listdir(target) if names.belongs_to_checkpoint(name) and name != names.MANIFEST_NAME]
+    found = [name for name in names.found_in(target) if name != names.MANIFEST_NAME]
     return found, lambda name: stat.S_ISREG(os.lstat(target / name).st_mode)
 
 

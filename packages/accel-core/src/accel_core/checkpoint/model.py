@@ -14,6 +14,8 @@ from accel_core.checkpoint import names, payload
 from accel_core.checkpoint.format import Source
 from accel_core.checkpoint.report import Finding, Kind, Restoration, finding_of
 from accel_core.errors import CheckpointDamagedError, CheckpointError
+from accel_core.mesh.tensor import fill, is_spread, placed_like
+from accel_core.modules.ties import tied_tensor_groups
 from accel_core.modules.unwrap import canonical_name, extract_model_from_parallel
 
 __all__ = ["ObjectWeights", "StoredWeights", "open_weights", "restoration"]
@@ -72,7 +74,7 @@ class ObjectWeights:
     @torch.no_grad()
     def read_into(self, name: str, destination: Tensor) -> None:
         """Copy one tensor into `destination`."""
-        destination.copy_(self.tensors[name])
+        fill(destination, self.tensors[name])
 
 
 def open_weights(folder: Path, name: str) -> StoredWeights:
@@ -137,6 +139,10 @@ def compare(model: object, weights: StoredWeights, component: str, rank: int = 0
     stored = weights.tensors.keys() | weights.aliases.keys()
     own = [state[actual[name]] for name in stored & actual.keys()]
     reached = {payload.storage_key(value) for value in own if isinstance(value, Tensor)}
+    # A part of a spread weight may be empty, and then only names tell what is tied.
+    for group in tied_tensor_groups(inner):
+        if stored.intersection(canonical_name(key) for key in group):
+            reached |= {payload.storage_key(state[key]) for key in group if isinstance(state.get(key), Tensor)}
     fitting: list[str] = []
     for name, key in actual.items():
         value = state[key]
@@ -166,7 +172,8 @@ def _applier(
 ) -> Callable[[], None]:
     def apply() -> None:
         if kwargs or _has_own_loading(inner) or not all(isinstance(state[actual[name]], Tensor) for name in fitting):
-            inner.load_state_dict({actual[name]: weights.read(name) for name in fitting}, strict=False, **kwargs)
+            given = {actual[name]: _placed(weights.read(name), state[actual[name]]) for name in fitting}
+            inner.load_state_dict(given, strict=False, **kwargs)
             return
         done: set[Any] = set()
         for name in fitting:
@@ -179,8 +186,13 @@ def _applier(
     return apply
 
 
+def _placed(value: object, like: object) -> object:
+    """Return a whole value as the model holds it: of a weight that is spread, this rank's part."""
+    return placed_like(value, like) if isinstance(like, Tensor) and is_spread(like) else value
+
+
 def _has_own_loading(module: torch.nn.Module) -> bool:
-    """Tell whether a part of the model wants to see the state dict that is loaded into it."""
+    """Return whether a part of the model wants to see the state dict that is loaded into it."""
     plain = torch.nn.Module._load_from_state_dict
     for part in module.modules():
         if part._load_state_dict_pre_hooks or part._load_state_dict_post_hooks:

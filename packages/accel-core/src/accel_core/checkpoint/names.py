@@ -38,8 +38,11 @@ __all__ = [
     "beside",
     "custom_name",
     "dataloader_name",
+    "engine_of",
+    "found_in",
     "fresh_id",
     "is_beside",
+    "is_model",
     "is_shard",
     "model_name",
     "optimizer_name",
@@ -81,11 +84,19 @@ _ID_LENGTH = 12
 _LONGEST_NAME = 255 - len(GONE) - 1 - _ID_LENGTH
 """Bytes that are left for a target's name beside it, on filesystems with names of 255 bytes."""
 
+_MODELS = re.compile(r"model(_\d+)?\.safetensors|pytorch_model(_\d+)?\.bin")
 _PARTS = re.compile(
-    r"(model(_\d+)?\.safetensors|pytorch_model(_\d+)?\.bin|optimizer(_\d+)?\.bin|scheduler(_\d+)?\.bin"
+    rf"({_MODELS.pattern}|optimizer(_\d+)?\.bin|scheduler(_\d+)?\.bin"
     r"|sampler(_\d+)?\.bin|dl_state_dict(_\d+)?\.bin|scaler\.pt|random_states_\d+\.pkl|custom_checkpoint_\d+\.pkl"
     r"|accel_progress\.json|accel_manifest\.json)"
 )
+_ENGINES = (
+    ("FSDP", re.compile(r"pytorch_model_fsdp(_\d+)?(_rank\d+)?\.bin")),
+    ("FSDP, sharded", re.compile(r"(pytorch_model_fsdp|optimizer)_\d+/(\.metadata|[^/]+\.distcp)")),
+    ("DeepSpeed", re.compile(r"(pytorch_model(_\d+)?/[^/]+_states\.pt|latest|zero_to_fp32\.py)")),
+)
+"""How engines lie in folders of Accelerate, beside what `_PARTS` names: engine, and the names that only it writes."""
+
 _SHARDS = re.compile(r"(model|pytorch_model)(-\d{5}-of-\d{5})?\.(safetensors|bin)(\.index\.json)?")
 
 
@@ -128,9 +139,43 @@ def custom_name(index: int) -> str:
     return f"{CUSTOM_NAME}_{index}.pkl"
 
 
+def is_model(name: str) -> bool:
+    """Return whether `name` is a file of whole weights that `save_state` writes."""
+    return _MODELS.fullmatch(name) is not None
+
+
 def belongs_to_checkpoint(name: str) -> bool:
-    """Return whether `name` is a file that `save_state` writes by itself."""
-    return _PARTS.fullmatch(name) is not None
+    """Return whether `name` is a file that `save_state` writes by itself, here or in Accelerate."""
+    return _PARTS.fullmatch(name) is not None or engine_of(name) is not None
+
+
+def engine_of(name: str) -> str | None:
+    """Return the engine that writes a file of that name in Accelerate; `None` for names that no engine has for itself.
+
+    >>> engine_of("pytorch_model_fsdp_0/__0_0.distcp"), engine_of("optimizer.bin")
+    ('FSDP, sharded', None)
+    """
+    return next((engine for engine, pattern in _ENGINES if pattern.fullmatch(name)), None)
+
+
+def found_in(folder: Path) -> list[str]:
+    """Return the files of a folder that have documented names, those in the folders of engines too, sorted."""
+    found = [entry for entry in os.scandir(folder) if not entry.is_dir()]
+    listed = [entry.name for entry in found if belongs_to_checkpoint(entry.name)]
+    inside = [
+        f"{place.name}/{name}"
+        for place in os.scandir(folder)
+        if place.is_dir(follow_symlinks=False) and _may_hold_shards(place.name)
+        for name in os.listdir(place)
+        if engine_of(f"{place.name}/{name}")
+    ]
+    # DeepSpeed's two files beside its folders have names that anybody may use.
+    engines = {engine_of(name) for name in inside}
+    return sorted([*inside, *(name for name in listed if engine_of(name) != "DeepSpeed" or "DeepSpeed" in engines)])
+
+
+def _may_hold_shards(name: str) -> bool:
+    return name.startswith((MODEL_NAME, OPTIMIZER_NAME))
 
 
 def is_shard(name: str) -> bool:

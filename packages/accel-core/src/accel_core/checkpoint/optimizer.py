@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -11,6 +12,7 @@ from accel_core.checkpoint import names, payload
 from accel_core.checkpoint.format import Source
 from accel_core.checkpoint.report import Finding, Restoration, finding_of
 from accel_core.errors import CheckpointError
+from accel_core.mesh.tensor import is_spread, placed_like
 
 __all__ = ["restoration"]
 
@@ -38,7 +40,23 @@ def restoration(optimizer: Any, index: int, source: Source, rank: int) -> Restor
     except (CheckpointError, OSError) as error:
         return Restoration(component, findings=[finding_of(error, component, rank)])
     findings = [Finding(component, "mismatch", detail, rank) for detail in _differences(state, optimizer)]
-    return Restoration(component, lambda: optimizer.load_state_dict(state), findings, files=frozenset({name}))
+    apply = partial(_load, optimizer, state)
+    return Restoration(component, apply, findings, files=frozenset({name}))
+
+
+def _load(optimizer: Any, state: dict[str, Any]) -> None:
+    """Load a state that fits; of what belongs to a parameter that is spread over ranks, this rank's part."""
+    pairs = zip(state["param_groups"], optimizer.param_groups, strict=True)
+    owners = {key: own for group, mine in pairs for key, own in zip(group["params"], mine["params"], strict=True)}
+    if any(is_spread(own) for own in owners.values()):
+        placed = {
+            key: {name: placed_like(value, owners[key]) for name, value in entries.items()}
+            if key in owners and isinstance(entries, Mapping)
+            else entries
+            for key, entries in state["state"].items()
+        }
+        state = {**state, "state": placed}
+    optimizer.load_state_dict(state)
 
 
 def _differences(state: Any, optimizer: Any) -> list[str]:

@@ -19,7 +19,7 @@ class FilePart:
     """One file of a checkpoint.
 
     Attributes:
-        name: File name.
+        name: Path below the checkpoint, with forward slashes.
         kind: How the content is written: safetensors, `torch.save` or JSON.
         content: What is written.
         concurrent: It may be written in a thread, beside others.
@@ -33,11 +33,14 @@ class FilePart:
     def write(self, folder: Path, rank: int) -> list[Entry]:
         """Write into `folder`, flush to disk, and return what was written."""
         path = folder / self.name
+        path.parent.mkdir(parents=True, exist_ok=True)
         if self.kind == "tensors":
-            return [payload.write_tensors(path, self.content, rank=rank)]
-        if self.kind == "json":
-            return [payload.write_json(path, self.content, rank=rank)]
-        return [payload.write_object(path, self.content, rank=rank)]
+            entry = payload.write_tensors(path, self.content, rank=rank)
+        elif self.kind == "json":
+            entry = payload.write_json(path, self.content, rank=rank)
+        else:
+            entry = payload.write_object(path, self.content, rank=rank)
+        return [replace(entry, name=self.name)]
 
     def snapshot(self, buffers: Buffers) -> FilePart:
         """Return a copy that later changes of the run do not reach."""

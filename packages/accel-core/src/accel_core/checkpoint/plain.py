@@ -3,67 +3,84 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
-from torch import Tensor
 
 from accel_core.checkpoint import model, names, optimizer, payload, pickles
-from accel_core.checkpoint.format import CheckpointFormat, Part, Source
+from accel_core.checkpoint.format import CheckpointFormat, Exchange, Part, Run, Source
 from accel_core.checkpoint.parts import FilePart
 from accel_core.checkpoint.report import Restoration
-from accel_core.checkpoint.run import Run
+from accel_core.errors import CheckpointError
+from accel_core.mesh.tensor import is_spread
 from accel_core.process import world
 
-__all__ = ["PLAIN", "PlainFormat", "load", "save"]
+__all__ = ["PLAIN", "PlainFormat", "load", "parts", "save"]
 
 
 class PlainFormat:
     """Whole models and optimizers, written by one rank and read by all."""
 
+    def weights(self, run: Run) -> list[dict[str, Any]]:
+        """Return whole state dicts of the models; every rank calls it."""
+        return [run.strategy.state_dict(own) for own in run.models]
+
     def parts(
         self,
         run: Run,
-        weights: Sequence[dict[str, Tensor]],
+        weights: Sequence[dict[str, Any]],
         *,
         writes: bool,
+        exchange: Exchange,
         safe_serialization: bool,
         **kwargs: object,
     ) -> list[Part]:
-        """Return what this rank writes: everything, or nothing.
+        """Return what this rank writes: everything, or nothing; see `CheckpointFormat.parts`."""
+        return parts(run, weights, safe=safe_serialization) if writes else []
 
-        Args:
-            run: The run.
-            weights: State dicts of the models, after the save hooks.
-            writes: Whether this rank writes what all ranks of its disk share.
-            safe_serialization: Use safetensors for weights.
-            **kwargs: Not used.
-        """
-        if not writes:
-            return []
-        parts: list[Part] = []
-        for index, state in enumerate(weights):
-            name = names.model_name(index, safe=safe_serialization)
-            parts.append(FilePart(name, "tensors" if safe_serialization else "object", state))
-        for index, own in enumerate(run.optimizers):
-            parts.append(FilePart(names.optimizer_name(index), "object", own.state_dict()))
-        return parts
+    def recognises(self, source: Source) -> bool:
+        """Return whether there are whole weights."""
+        return any(names.is_model(name) for name in source.files())
+
+    def files_of(self, source: Source, rank: int, size: int) -> Iterable[str]:
+        """Return all files: every rank reads whole models."""
+        return source.files()
 
     def model_restorations(self, run: Run, models: Sequence[Any], source: Source) -> list[Restoration]:
-        """Compare with the models, changing nothing, and return how each is restored.
-
-        Args:
-            run: The run.
-            models: The models that the load hooks left to be loaded.
-            source: The checkpoint.
-        """
+        """Compare with the models, changing nothing, and return how each is restored."""
         return [model.restoration(own, index, source, run.world.rank) for index, own in enumerate(models)]
 
     def optimizer_restorations(self, run: Run, source: Source) -> list[Restoration]:
         """Compare with the optimizers, changing nothing, and return how each is restored."""
         return [optimizer.restoration(own, index, source, run.world.rank) for index, own in enumerate(run.optimizers)]
+
+
+def parts(run: Run, weights: Sequence[dict[str, Any]], *, safe: bool) -> list[Part]:
+    """Return the files of models and optimizers.
+
+    Args:
+        run: The run.
+        weights: State dicts of the models.
+        safe: Use safetensors for weights.
+    """
+    kind: Literal["tensors", "object"] = "tensors" if safe else "object"
+    found: list[Part] = [FilePart(names.model_name(i, safe=safe), kind, state) for i, state in enumerate(weights)]
+    for index, own in enumerate(run.optimizers):
+        state = own.state_dict()
+        _refuse_spread(state, f"optimizer {index}")
+        found.append(FilePart(names.optimizer_name(index), "object", state))
+    return found
+
+
+def _refuse_spread(state: Mapping[str, Any], component: str) -> None:
+    of_parameters = [one for one in state.get("state", {}).values() if isinstance(one, Mapping)]
+    if any(is_spread(value) for one in of_parameters for value in one.values()):
+        raise CheckpointError(
+            f"A plain checkpoint holds whole states; got parts of tensors that other ranks hold too in {component}. "
+            "Give the strategy a format that gathers them, or writes every rank's parts."
+        )
 
 
 PLAIN: CheckpointFormat = PlainFormat()

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from accel_core.checkpoint import names, payload, rng
-from accel_core.checkpoint.format import Part, Source
+from accel_core.checkpoint.format import Part, Run, Source
 from accel_core.checkpoint.parts import FilePart
 from accel_core.checkpoint.report import Finding, Restoration, finding_of
-from accel_core.checkpoint.run import Run
 from accel_core.checkpoint.stateful import Stateful
 from accel_core.errors import CheckpointDamagedError, CheckpointError
 

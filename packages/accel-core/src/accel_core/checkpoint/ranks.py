@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 
@@ -11,10 +11,13 @@ from accel_core.comm.control import Channel
 from accel_core.errors import AccelError, CheckpointError, RankDisagreementError, RemoteRankError
 from accel_core.process.world import World
 
-__all__ = ["Ranks"]
+__all__ = ["ADVICE", "Ranks"]
 
 _T = TypeVar("_T")
-_ADVICE = "See to the cause and call again; what was there before is intact."
+ADVICE = "See to the cause and call again; what was there before is intact."
+"""What to do about a failure that changed nothing."""
+
+_Failure = tuple[type[AccelError], str]
 
 
 class Ranks:
@@ -51,8 +54,8 @@ class Ranks:
                 "The checkpoint that was there before is intact; start the run again from it."
             ) from error
 
-    def agree(self, failure: Exception | None, doing: str, advice: str = _ADVICE) -> None:
-        """Raise on every rank if any rank failed; every rank calls it.
+    def agree(self, failure: Exception | None, doing: str, advice: str = ADVICE) -> None:
+        """Raise on every rank if any rank failed; every rank calls it, or is in `meet`.
 
         Args:
             failure: What went wrong on this rank, or `None`.
@@ -63,18 +66,43 @@ class Ranks:
             CheckpointError: The same text on every rank. It is the class that the lowest failing rank met, if that is
                 one of accel's.
         """
-        described: tuple[type[AccelError], str] | None = None
-        if failure is not None:
-            if isinstance(failure, AccelError) and type(failure).__module__ == AccelError.__module__:
-                described = (type(failure), str(failure))
-            else:
-                described = (CheckpointError, f"{type(failure).__name__}: {failure}")
-        outcomes = self.exchange(described)
-        failed = {rank: outcome for rank, outcome in enumerate(outcomes) if outcome is not None}
-        if not failed:
-            return
-        if self.size == 1 and isinstance(failure, AccelError):
-            raise failure
-        kind = next(iter(failed.values()))[0]
-        text = "\n".join(f"rank {rank}: {message}" for rank, (_, message) in failed.items())
-        raise kind(f"{doing} failed; found:\n{text}\n{advice}") from failure
+        self._settle(True, None, failure, doing, advice)
+
+    def meet(self, value: _T, doing: str, advice: str = ADVICE) -> list[_T]:
+        """Return the value that each rank brought in the middle of what `agree` ends; arguments as there.
+
+        Raises:
+            CheckpointError: A rank failed, or has finished already; the same text on every rank.
+        """
+        return self._settle(False, value, None, doing, advice)
+
+    def _settle(self, done: bool, value: Any, failure: Exception | None, doing: str, advice: str) -> list[Any]:
+        said = self.exchange((done, value, None if failure is None else _described(failure)))
+        failed = {rank: outcome for rank, (_, _, outcome) in enumerate(said) if outcome is not None}
+        if failed:
+            if self.size == 1 and isinstance(failure, AccelError):
+                raise failure
+            kind = next(iter(failed.values()))[0]
+            text = "\n".join(f"rank {rank}: {message}" for rank, (_, message) in failed.items())
+            raise _known(kind(f"{doing} failed; got:\n{text}\n{advice}")) from failure
+        finished = [rank for rank, (ended, _, _) in enumerate(said) if ended]
+        if 0 < len(finished) < self.size:
+            raise _known(
+                CheckpointError(
+                    f"{doing} failed: the ranks exchanged different numbers of values; got the end from ranks "
+                    f"{finished} of {self.size}. Let the format exchange equally often on all ranks. {advice}"
+                )
+            )
+        return [each for _, each, _ in said]
+
+
+def _described(failure: Exception) -> _Failure:
+    if isinstance(failure, AccelError) and type(failure).__module__ == AccelError.__module__:
+        return type(failure), str(failure)
+    return CheckpointError, f"{type(failure).__name__}: {failure}"
+
+
+def _known(error: AccelError) -> AccelError:
+    """Mark an error that every rank raises, so that none waits for more."""
+    error.__dict__["_ranks_know"] = True
+    return error

@@ -1,65 +1,33 @@
-"""What checkpoints need to know of a run."""
+"""A run without the facade."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from accel_core._records import record
+from accel_core.checkpoint.format import CheckpointFormat, ModelHolder
+from accel_core.checkpoint.plain import PLAIN
 from accel_core.modules.unwrap import canonical_state_dict
 from accel_core.plugins.project import ProjectConfiguration
 from accel_core.process.world import World, ensure
 
-__all__ = ["BareRun", "Run"]
+__all__ = ["BareRun", "WholeModels"]
 
 
-class Run(Protocol):
-    """Everything of a run that is saved and restored: what `Runtime` has, and `BareRun`.
+class WholeModels:
+    """Models of which every rank holds all."""
 
-    Attributes:
-        models: Prepared models.
-        optimizers: Prepared optimizers.
-        schedulers: Prepared schedulers.
-        dataloaders: Prepared loaders.
-        custom_objects: Objects registered for checkpointing.
-        scaler: Gradient scaler, if precision needs one.
-        step: Accumulation counter.
-        project: Where and under which names checkpoints go.
-        trackers: Trackers of the run.
-        save_state_pre_hooks: Called with models, weights and folder before weights are written.
-        load_state_pre_hooks: Called with models and folder before weights are loaded.
-        world: This process among its fellows.
-    """
+    format: CheckpointFormat = PLAIN
 
-    models: list[nn.Module]
-    optimizers: list[Any]
-    schedulers: list[Any]
-    dataloaders: list[Any]
-    custom_objects: list[Any]
-    step: int
-    project: ProjectConfiguration
-    save_state_pre_hooks: OrderedDict[int, Callable[..., None]]
-    load_state_pre_hooks: OrderedDict[int, Callable[..., None]]
-
-    @property
-    def scaler(self) -> torch.amp.GradScaler | None:
-        """Gradient scaler, if precision needs one."""
-
-    @property
-    def trackers(self) -> list[Any]:
-        """Trackers of the run."""
-
-    @property
-    def world(self) -> World:
-        """This process among its fellows."""
-
-    def state_dict(self, model: nn.Module) -> dict[str, Tensor]:
-        """Return the full state of a model under canonical names; every rank calls it."""
+    def state_dict(self, model: nn.Module, *, unwrap: bool = True) -> dict[str, Any]:
+        """Return a model's state, under the bare model's names or under its own."""
+        return canonical_state_dict(model) if unwrap else dict(model.state_dict())
 
 
 @record
@@ -69,6 +37,7 @@ class BareRun:
     Attributes:
         models: The models, and so on for the other lists.
         world: This process among its fellows; found out where it is not given.
+        strategy: How the models live.
     """
 
     models: list[Any] = field(default_factory=list)
@@ -83,7 +52,4 @@ class BareRun:
     save_state_pre_hooks: OrderedDict[int, Callable[..., None]] = field(default_factory=OrderedDict)
     load_state_pre_hooks: OrderedDict[int, Callable[..., None]] = field(default_factory=OrderedDict)
     world: World = field(default_factory=ensure)
-
-    def state_dict(self, model: nn.Module) -> dict[str, Tensor]:
-        """Return a model's state under canonical names."""
-        return canonical_state_dict(model)
+    strategy: ModelHolder = field(default_factory=WholeModels)

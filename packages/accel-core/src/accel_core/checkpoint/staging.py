@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from accel_core.checkpoint.payload import storage_key
+from accel_core.mesh.tensor import local_part
 
 __all__ = ["Buffers"]
 
@@ -39,8 +40,8 @@ class Buffers:
 
     def end(self) -> None:
         """Finish a snapshot: wait for copies under way and drop buffers that it did not need."""
-        if any(source.device.type == "cuda" for source in self._sources):
-            torch.cuda.synchronize()
+        for device in {source.device for source in self._sources if _is_accelerators(source)}:
+            torch.accelerator.synchronize(device)
         self._sources.clear()
         self._copies.clear()
         for place in self._buffers.keys() - self._used:
@@ -49,10 +50,11 @@ class Buffers:
     def copy(self, content: object, place: str) -> Any:
         """Return a copy of nested dicts, lists and tuples; tensors are in the buffers of `place`.
 
+        Of a tensor that is spread over ranks, the part that this rank holds, as a plain tensor.
         Tensors that are the same memory seen the same way are copied once and stay the same.
         """
         if isinstance(content, Tensor):
-            return self._copy_tensor(content.detach(), place)
+            return self._copy_tensor(local_part(content.detach()), place)
         if isinstance(content, Mapping):
             copied = {key: self.copy(value, f"{place}/{key}") for key, value in content.items()}
             return copied if type(content) is dict else _same_mapping(content, copied)
@@ -69,15 +71,21 @@ class Buffers:
             return self._copies[key]
         buffer = self._buffers.get(place)
         if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
-            buffer = torch.empty(
-                tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=tensor.device.type == "cuda"
-            )
+            buffer = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=_is_accelerators(tensor))
             self._buffers[place] = buffer
-        buffer.copy_(tensor, non_blocking=tensor.device.type == "cuda")
+        buffer.copy_(tensor, non_blocking=buffer.is_pinned())
         self._used.add(place)
         self._copies[key] = buffer
         self._sources.append(tensor)
         return buffer
+
+
+def _is_accelerators(tensor: Tensor) -> bool:
+    """Return whether a tensor lies on the accelerator that torch pins memory for."""
+    if tensor.device.type == "cpu":
+        return False
+    current = torch.accelerator.current_accelerator(check_available=True)
+    return current is not None and current.type == tensor.device.type
 
 
 def _same_mapping(original: Mapping[Any, Any], copied: dict[Any, Any]) -> object:

@@ -9,10 +9,9 @@ from typing import Any, Protocol, runtime_checkable
 from torch import Tensor
 
 from accel_core.checkpoint import names, payload
-from accel_core.checkpoint.format import Part, Source
+from accel_core.checkpoint.format import Part, Run, Source
 from accel_core.checkpoint.parts import FilePart
 from accel_core.checkpoint.report import Finding, Restoration, finding_of
-from accel_core.checkpoint.run import Run
 from accel_core.errors import CheckpointError
 
 __all__ = ["Stateful", "extra_components", "parts", "restorations"]

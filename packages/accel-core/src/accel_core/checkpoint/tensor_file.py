@@ -4,30 +4,55 @@ from __future__ import annotations
 
 import ctypes
 import json
+import math
 import os
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from accel_core._records import record
 from accel_core.checkpoint.digest import HashingFile
 from accel_core.checkpoint.manifest import Entry, open_member
 from accel_core.checkpoint.tensor_header import METADATA, StoredTensor, name_of_dtype, read_header
 from accel_core.errors import CheckpointDamagedError, CheckpointError
+from accel_core.mesh.tensor import fill, is_spread, local_part
 
 __all__ = [
+    "SpreadWeight",
     "TensorFile",
     "buffer_of",
+    "bytes_of",
     "check_booleans",
+    "in_file_order",
     "storage_key",
     "stream_tensors",
     "write_tensors",
 ]
 
 _FORMAT = "format"
+
+
+@record(frozen=True)
+class SpreadWeight:
+    """A weight that several ranks hold together, and how each of them gets it whole.
+
+    Attributes:
+        shape: Of the whole weight.
+        dtype: Its dtype.
+        gather: Returns it whole; every rank calls it, for the same weights in the same order.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    gather: Callable[[], Tensor]
+
+    def __call__(self) -> Tensor:
+        """Return the weight whole; every rank calls it."""
+        return self.gather()
 
 
 class _Writable(Protocol):
@@ -84,7 +109,7 @@ class TensorFile:
         if plain and destination.dtype == stored.dtype != torch.bool and destination.is_contiguous():
             self._read_bytes(stored, destination)
         else:
-            destination.copy_(self.read(name))
+            fill(destination, self.read(name))
 
     def _read_bytes(self, stored: StoredTensor, tensor: Tensor) -> None:
         if not stored.nbytes:
@@ -118,14 +143,14 @@ def check_booleans(tensor: Tensor, path: str | os.PathLike[str]) -> None:
         )
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], *, rank: int = 0) -> Entry:
+def write_tensors(path: Path, tensors: Mapping[str, Tensor | SpreadWeight], *, rank: int = 0) -> Entry:
     """Write a safetensors file and flush it to disk.
 
     Tensors that are the same memory seen the same way are stored once; the other names go into the metadata.
 
     Args:
         path: File to create; its name is the entry's name.
-        tensors: What to write; any strides, any device.
+        tensors: What to write; any strides, any device. What is spread is gathered one after the other.
         rank: Who writes.
 
     Raises:
@@ -136,19 +161,17 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], *, rank: int = 0) -
     return Entry(path.name, file.size, file.digest, rank)
 
 
-def stream_tensors(file: _Writable, tensors: Mapping[str, Tensor]) -> None:
+def stream_tensors(file: _Writable, tensors: Mapping[str, Tensor | SpreadWeight]) -> None:
     """Write the safetensors form of `tensors` to anything that has `write`.
 
     Raises:
         CheckpointError: A value is no tensor with data, or its dtype or name has no place in the format.
     """
     stored, aliases = _distinct(tensors)
-    order = sorted(stored, key=lambda name: (-stored[name].element_size(), name))
     header: dict[str, Any] = {METADATA: aliases | {_FORMAT: "pt"}}
     start = 0
-    for name in order:
-        tensor = stored[name]
-        end = start + tensor.numel() * tensor.element_size()
+    for name, tensor in in_file_order(stored):
+        end = start + bytes_of(tensor)
         form, shape = name_of_dtype(tensor.dtype), list(tensor.shape)
         if form == "F4":
             shape[-1] *= 2  # the format counts values, torch the bytes that hold two of them
@@ -157,17 +180,29 @@ def stream_tensors(file: _Writable, tensors: Mapping[str, Tensor]) -> None:
     encoded = json.dumps(header, separators=(",", ":")).encode()
     encoded += b" " * (-len(encoded) % 8)
     file.write(len(encoded).to_bytes(8, "little") + encoded)
-    for name in order:
-        tensor = stored[name].detach().to("cpu").contiguous()
+    for _, value in in_file_order(stored):
+        tensor = (value() if isinstance(value, SpreadWeight) else value).detach().to("cpu").contiguous()
         if tensor.numel():
             file.write(buffer_of(tensor))
 
 
-def storage_key(tensor: Tensor) -> tuple[Any, ...]:
-    """Return what two tensors share if they are the same memory seen the same way."""
-    if not tensor.numel():
-        return (id(tensor),)
-    return (tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
+def in_file_order(tensors: Mapping[str, Tensor | SpreadWeight]) -> Iterator[tuple[str, Tensor | SpreadWeight]]:
+    """Yield names and tensors in the order in which they lie in a file: each starts at a multiple of its elements."""
+    for name in sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name)):
+        yield name, tensors[name]
+
+
+def bytes_of(value: object) -> int:
+    """Return how many bytes a weight takes; 0 for what is no tensor."""
+    return math.prod(value.shape) * value.dtype.itemsize if isinstance(value, Tensor | SpreadWeight) else 0
+
+
+def storage_key(value: object) -> tuple[Any, ...]:
+    """Return what two values share if they are the same memory seen the same way, or the same object."""
+    local = local_part(value) if isinstance(value, Tensor) else None
+    if local is None or not local.numel():
+        return (id(value),)
+    return (local.device, local.data_ptr(), local.dtype, tuple(local.shape), local.stride())
 
 
 def buffer_of(tensor: Tensor) -> memoryview:
@@ -178,10 +213,10 @@ def buffer_of(tensor: Tensor) -> memoryview:
     return memoryview((ctypes.c_char * count).from_address(tensor.data_ptr())).cast("B")
 
 
-def _distinct(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
+def _distinct(tensors: Mapping[str, Tensor | SpreadWeight]) -> tuple[dict[str, Tensor | SpreadWeight], dict[str, str]]:
     """Split names into those that are stored and those that are other names for one of them."""
     seen: dict[tuple[Any, ...], str] = {}
-    stored: dict[str, Tensor] = {}
+    stored: dict[str, Tensor | SpreadWeight] = {}
     aliases: dict[str, str] = {}
     for name, tensor in tensors.items():
         _check_storable(name, tensor)
@@ -202,9 +237,10 @@ def _check_storable(name: str, tensor: Any) -> None:
             f"A safetensors file keeps the name {METADATA} for itself; got a tensor of that name. Rename it, or save "
             "with safe_serialization=False."
         )
-    fits = isinstance(tensor, Tensor) and tensor.device.type != "meta" and tensor.layout == torch.strided
+    plain = isinstance(tensor, Tensor) and tensor.device.type != "meta" and tensor.layout == torch.strided
+    fits = isinstance(tensor, SpreadWeight) or (plain and not is_spread(tensor))
     form = name_of_dtype(tensor.dtype) if fits else None
-    if form is None or (form == "F4" and not tensor.dim()):
+    if form is None or (form == "F4" and not tensor.shape):
         raise CheckpointError(
             f"A safetensors file holds tensors with data only; {name!r} is {_describe(tensor)}. "
             "Save with safe_serialization=False, or give the model its weights first."
@@ -214,5 +250,7 @@ def _check_storable(name: str, tensor: Any) -> None:
 def _describe(value: object) -> str:
     if not isinstance(value, Tensor):
         return f"a {type(value).__name__}"
+    if is_spread(value):
+        return "the part of a tensor that other ranks hold too"
     layout = "" if value.layout == torch.strided else f"{str(value.layout).removeprefix('torch.')} "
     return f"a {layout}{value.dtype} tensor on {value.device}"

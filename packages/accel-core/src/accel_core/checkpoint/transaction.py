@@ -22,6 +22,7 @@ __all__ = ["Transaction"]
 
 _KEEPER = ".keeper"
 _WRITERS = 4
+_SHOWN = 10
 _AFTER_COMMIT = "What each rank says of its disk holds; load_state takes the newest save that every rank holds."
 
 
@@ -102,11 +103,16 @@ class Transaction:
             limit=limit,
         )
 
-    def finish(self, parts: Sequence[Part], ranks: Ranks, *, threads: bool = False) -> Path:
+    def written_by_hooks(self) -> list[str]:
+        """Return the names of the files that save hooks wrote; on other ranks than the keeper, none."""
+        return [name for name in _files_below(self.staging) if name != _KEEPER] if self.keeper == self.rank else []
+
+    def finish(self, parts: Sequence[Part], hooked: Sequence[str], ranks: Ranks, *, threads: bool = False) -> Path:
         """Write, agree, complete and put in place; every rank calls it and leaves when all is done.
 
         Args:
             parts: What this rank writes.
+            hooked: What `written_by_hooks` returned when all ranks had called their hooks.
             ranks: The ranks that save together.
             threads: Write files at the same time, so that they wait for the disk together. A process that is about
                 to exit cannot start threads.
@@ -122,7 +128,7 @@ class Transaction:
             mine = [entry for keeper, written in everybody if keeper == self.rank for entry in written]
             with together(ranks, f"Completing the checkpoint {str(self.target)!r}"):
                 if self.keeper == self.rank:
-                    self._complete(mine)
+                    self._complete(mine, hooked)
         except BaseException:
             self.abandon()
             raise
@@ -150,16 +156,18 @@ class Transaction:
                 entries += part.write(self.staging, self.rank)
         return entries
 
-    def _complete(self, entries: list[Entry]) -> None:
+    def _complete(self, entries: list[Entry], hooked: Sequence[str]) -> None:
         (self.staging / _KEEPER).unlink()
-        known = {entry.name for entry in entries}
-        for place, _, files in os.walk(self.staging):
-            for path in (Path(place) / name for name in files):
-                relative = path.relative_to(self.staging).as_posix()
-                if relative not in known and not path.is_symlink():
-                    entries.append(_entry_of_hook(path, relative, self.rank))
-        listed = tuple(sorted(entries, key=lambda entry: entry.name))
-        manifest = Manifest(listed, self.size, versions(), self.written_at, self.identity)
+        entries += [_entry_of_hook(self.staging / name, name, self.rank) for name in hooked]
+        listed, found = {entry.name for entry in entries}, set(_files_below(self.staging))
+        if listed != found:
+            raise CheckpointError(
+                f"The parts of a checkpoint have to list what they write; got {sorted(found - listed)[:_SHOWN]} that "
+                f"no part lists, and {sorted(listed - found)[:_SHOWN]} that none wrote. Return an Entry for every "
+                "file from Part.write."
+            )
+        ordered = tuple(sorted(entries, key=lambda entry: entry.name))
+        manifest = Manifest(ordered, self.size, versions(), self.written_at, self.identity)
         commit.complete(self.staging, self.target, manifest)
 
     def _publish(self, ranks: Ranks, *, alone: bool) -> None:
@@ -222,6 +230,12 @@ def _common_saves(target: Path, ranks: Ranks, numbered: bool) -> dict[str, str]:
     own = [commit.holdings(target.with_name(name)) for name in looked_at]
     everywhere = ranks.exchange(own)
     return {name: common_save(held) or "" for name, held in zip(looked_at, zip(*everywhere, strict=True), strict=True)}
+
+
+def _files_below(folder: Path) -> list[str]:
+    """Return the files in a folder and in all folders in it, but no links."""
+    paths = (Path(place) / name for place, _, files in os.walk(folder) for name in files)
+    return [path.relative_to(folder).as_posix() for path in paths if not path.is_symlink()]
 
 
 def _entry_of_hook(path: Path, relative: str, rank: int) -> Entry:

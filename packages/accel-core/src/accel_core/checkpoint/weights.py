@@ -3,31 +3,51 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
 from accel_core.checkpoint import names, payload
+from accel_core.checkpoint.agreement import together
 from accel_core.checkpoint.digest import flush_folder
 from accel_core.checkpoint.in_place import Journal, model_journal
-from accel_core.checkpoint.manifest import Manifest, versions
+from accel_core.checkpoint.manifest import Entry, Manifest, versions
 from accel_core.checkpoint.model import compare
+from accel_core.checkpoint.ranks import Ranks
 from accel_core.checkpoint.report import RestoreReport
 from accel_core.checkpoint.shards import open_weights
+from accel_core.checkpoint.tensor_file import SpreadWeight, bytes_of, in_file_order
 from accel_core.errors import CheckpointError
+from accel_core.mesh.tensor import is_spread, whole
 from accel_core.modules import offloaded
 from accel_core.modules.sizes import convert_file_size_to_int
+from accel_core.modules.ties import tied_tensor_groups
 from accel_core.modules.unwrap import canonical_name, extract_model_from_parallel
 from accel_core.process import world
 
-__all__ = ["load_model", "save_model", "split"]
+__all__ = ["load_model", "save_model", "split", "weights_of"]
+
+
+def weights_of(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Yield the weights of a model under canonical names; what is spread over ranks as a `SpreadWeight`."""
+    inner = extract_model_from_parallel(model, keep_torch_compile=False)
+    first = {name: group[0] for group in tied_tensor_groups(inner) for name in group}
+    spread: dict[str, SpreadWeight] = {}
+    for name, value in inner.state_dict().items():
+        if is_spread(value):
+            # Names tell what is tied on all ranks alike; memory would not where a rank's part is empty.
+            lazy = SpreadWeight(tuple(value.shape), value.dtype, partial(whole, value))
+            value = spread.setdefault(first.get(name, name), lazy)
+        yield canonical_name(name), value
 
 
 def save_model(
     model: nn.Module,
-    state_dict: Mapping[str, Tensor] | None,
+    weights: Iterable[tuple[str, Any]] | None,
     save_directory: str | os.PathLike[str],
     *,
     max_shard_size: int | str = "10GB",
@@ -38,11 +58,12 @@ def save_model(
 
     All files are one save: after a crash the weights are the old ones or the new ones. A reader that does not know
     accel's hidden folder may find them without the index that it needs; never shards of two saves under one index.
+    Where weights are spread over ranks every rank calls it, and only those that write keep more than their parts.
 
     Args:
         model: The model, wrapped or not.
-        state_dict: Its full state under canonical names. Collected from the model, or from its offload store, if `None`
-            or on the meta device.
+        weights: Canonical names with tensors or `SpreadWeight`s, in the same order on all ranks. Those of the model if
+            `None`; those of its offload store where they are on the meta device.
         save_directory: Folder to write into; made if it is not there.
         max_shard_size: Bytes of weights in one file, or words such as `"5GB"`. A larger tensor gets a file of its own.
         safe_serialization: Write safetensors instead of `torch.save`.
@@ -53,37 +74,90 @@ def save_model(
         ValueError: `max_shard_size` cannot be read.
     """
     here = world.ensure()
-    if not (here.is_local_main if save_on_each_node else here.is_main):
+    limit, folder = convert_file_size_to_int(max_shard_size), Path(save_directory)
+    writes = here.is_local_main if save_on_each_node else here.is_main
+    state = dict(weights_of(model) if weights is None else weights)
+    turns = _Turns(state, limit, safe_serialization)
+    if not turns.left:
+        if writes:
+            _write(folder, turns.shards if not _has_meta(state) else split(_state_of(model), limit), safe_serialization)
         return
-    limit = convert_file_size_to_int(max_shard_size)
-    folder = Path(save_directory)
+    with together(Ranks(here, "save_model"), f"Saving weights to {str(folder)!r}"):
+        try:
+            if writes:
+                _write(folder, turns.shards, safe_serialization)
+        finally:
+            turns.take_all()
+
+
+class _Turns:
+    """The gathers of a save, which all ranks do in one order whatever becomes of the files.
+
+    Args:
+        state: All weights.
+        limit: Bytes of weights in one file.
+        safe: Whether files are safetensors, which lie in an order of their own.
+
+    Attributes:
+        shards: What goes into each file; to gather from it takes a turn.
+        left: What is still to be gathered, in order.
+    """
+
+    def __init__(self, state: Mapping[str, Any], limit: int, safe: bool) -> None:
+        turns: dict[int, SpreadWeight] = {}
+        self.left: list[SpreadWeight] = []
+        self.shards: list[dict[str, Any]] = []
+        for shard in split(state, limit):
+            for _, value in in_file_order(shard) if safe and _all_storable(shard) else shard.items():
+                if isinstance(value, SpreadWeight) and id(value) not in turns:
+                    turns[id(value)] = replace(value, gather=partial(self._take, value))
+                    self.left.append(value)
+            self.shards.append({name: turns.get(id(value), value) for name, value in shard.items()})
+
+    def _take(self, weight: SpreadWeight) -> Tensor:
+        self.left.remove(weight)
+        return weight()
+
+    def take_all(self) -> None:
+        """Gather what is left, and keep nothing of it."""
+        while self.left:
+            self.left.pop(0)()
+
+
+def _all_storable(shard: Mapping[str, Any]) -> bool:
+    return all(isinstance(value, Tensor | SpreadWeight) for value in shard.values())
+
+
+def _has_meta(state: Mapping[str, Any]) -> bool:
+    return any(getattr(value, "is_meta", False) for value in state.values())
+
+
+def _write(folder: Path, shards: Sequence[Mapping[str, Any]], safe: bool) -> None:
+    """Write shards and their index into a folder."""
     if folder.is_file():
         raise CheckpointError(
-            f"Weights are saved into a folder; {str(folder)!r} is a file. Pass the folder that is to hold them."
+            f"Weights are saved into a folder; got the file {str(folder)!r}. Pass the folder that is to hold them."
         )
-    if state_dict is None or any(getattr(value, "is_meta", False) for value in state_dict.values()):
-        state_dict = _state_of(model)
-    shards = split(state_dict, limit)
-    pattern = names.SAFE_WEIGHTS_PATTERN_NAME if safe_serialization else names.WEIGHTS_PATTERN_NAME
+    pattern = names.SAFE_WEIGHTS_PATTERN_NAME if safe else names.WEIGHTS_PATTERN_NAME
     suffixes = [f"-{number + 1:05d}-of-{len(shards):05d}" for number in range(len(shards))] if len(shards) > 1 else [""]
     files = {pattern.format(suffix=suffix): shard for suffix, shard in zip(suffixes, shards, strict=True)}
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _replace(folder, files, safe_serialization)
+        _replace(folder, files, safe)
     except OSError as error:
         raise CheckpointError(
-            f"Weights could not be written to {str(folder)!r}; found {error}. Make room or choose another folder."
+            f"Weights could not be written to {str(folder)!r}; got {error}. Make room or choose another folder."
         ) from error
 
 
-def _replace(folder: Path, files: Mapping[str, dict[str, Tensor]], safe: bool) -> None:
+def _replace(folder: Path, files: Mapping[str, Mapping[str, Any]], safe: bool) -> None:
     """Write shards and their index, and let them take the places of the weights before: all of them or none."""
     journal = model_journal(folder)
     _settle(journal)
     identity = names.fresh_id()
     staging = journal.begin(identity)
     try:
-        write = payload.write_tensors if safe else payload.write_object
+        write = payload.write_tensors if safe else _write_gathered
         entries = [write(staging / name, shard) for name, shard in files.items()]
         if len(files) > 1:
             index = names.SAFE_WEIGHTS_INDEX_NAME if safe else names.WEIGHTS_INDEX_NAME
@@ -97,6 +171,15 @@ def _replace(folder: Path, files: Mapping[str, dict[str, Tensor]], safe: bool) -
         raise
     journal.place(committed)
     journal.clear()
+
+
+def _write_gathered(path: Path, shard: Mapping[str, Any]) -> Entry:
+    """Write a shard with `torch.save`, which needs all of it at once."""
+    gathered: dict[int, Tensor] = {}
+    for value in shard.values():
+        if isinstance(value, SpreadWeight) and id(value) not in gathered:
+            gathered[id(value)] = value().cpu()
+    return payload.write_object(path, {name: gathered.get(id(value), value) for name, value in shard.items()})
 
 
 def _settle(journal: Journal) -> None:
@@ -162,22 +245,22 @@ def _whole(path: Path) -> Path:
     return committed / path.name if (committed / path.name).exists() else path
 
 
-def split(state_dict: Mapping[str, Tensor], limit: int) -> list[dict[str, Tensor]]:
+def split(state_dict: Mapping[str, Any], limit: int) -> list[dict[str, Any]]:
     """Split a state dict into shards of at most `limit` bytes, in order; what shares memory stays together.
 
     Args:
         state_dict: Names and tensors.
         limit: Bytes. A larger tensor gets a shard of its own.
     """
-    shards: list[dict[str, Tensor]] = [{}]
-    places: dict[Any, dict[str, Tensor]] = {}
+    shards: list[dict[str, Any]] = [{}]
+    places: dict[Any, dict[str, Any]] = {}
     filled = 0
     for name, tensor in state_dict.items():
-        key = payload.storage_key(tensor) if isinstance(tensor, Tensor) else (id(tensor),)
+        key = payload.storage_key(tensor)
         if key in places:
             places[key][name] = tensor
             continue
-        size = _bytes(tensor)
+        size = bytes_of(tensor)
         if shards[-1] and filled + size > limit:
             shards.append({})
             filled = 0
@@ -192,20 +275,16 @@ def _state_of(model: nn.Module) -> dict[str, Tensor]:
     return {canonical_name(name): value for name, value in offloaded.state_dict(inner).items()}
 
 
-def _index(files: Mapping[str, Mapping[str, Tensor]], safe: bool) -> dict[str, Any]:
+def _index(files: Mapping[str, Mapping[str, Any]], safe: bool) -> dict[str, Any]:
     weight_map: dict[str, str] = {}
     total = 0
     for file, shard in files.items():
         seen: set[Any] = set()
         for name, tensor in shard.items():
-            key = payload.storage_key(tensor) if isinstance(tensor, Tensor) else (id(tensor),)
+            key = payload.storage_key(tensor)
             if key in seen and safe:
                 continue
-            total += 0 if key in seen else _bytes(tensor)
+            total += 0 if key in seen else bytes_of(tensor)
             seen.add(key)
             weight_map[name] = file
     return {"metadata": {"total_size": total}, "weight_map": weight_map}
-
-
-def _bytes(value: object) -> int:
-    return value.numel() * value.element_size() if isinstance(value, Tensor) else 0

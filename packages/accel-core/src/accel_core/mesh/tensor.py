@@ -3,10 +3,48 @@
 from __future__ import annotations
 
 import sys
+from typing import TypeVar
 
 import torch
 
-__all__ = ["placed_like"]
+__all__ = ["fill", "is_spread", "local_part", "placed_like", "spread_like", "whole"]
+
+_T = TypeVar("_T")
+
+
+def is_spread(value: object) -> bool:
+    """Return whether a value is a tensor of which this rank holds its part of a mesh only (a `DTensor`)."""
+    module = sys.modules.get("torch.distributed.tensor")  # whoever made one has imported it
+    return module is not None and isinstance(value, module.DTensor)
+
+
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the memory that this rank holds of a tensor: the tensor itself where it is not spread."""
+    return tensor.to_local() if is_spread(tensor) else tensor  # type: ignore[attr-defined]
+
+
+def whole(value: _T) -> _T:
+    """Return a tensor whole; every rank of its mesh calls it. Anything that is not spread comes back as it is."""
+    return value.full_tensor() if is_spread(value) else value  # type: ignore[attr-defined]
+
+
+def spread_like(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Return a tensor, whole and equal on all ranks, spread as `like` is; nothing is sent."""
+    module = sys.modules["torch.distributed.tensor"]
+    mesh = like.device_mesh  # type: ignore[attr-defined]
+    everywhere = module.DTensor.from_local(
+        value.to(like.device), mesh, [module.Replicate()] * mesh.ndim, run_check=False
+    )
+    spread: torch.Tensor = everywhere.redistribute(placements=like.placements)  # type: ignore[attr-defined]
+    return spread
+
+
+def fill(destination: torch.Tensor, value: torch.Tensor) -> None:
+    """Copy a whole tensor into one of the same shape; of one that is spread, each rank fills its part."""
+    if is_spread(destination):
+        local_part(destination).copy_(local_part(spread_like(value, destination)))
+    else:
+        destination.copy_(value)
 
 
 def placed_like(value: object, parameter: torch.Tensor) -> object:
@@ -19,10 +57,6 @@ def placed_like(value: object, parameter: torch.Tensor) -> object:
     """
     if not isinstance(value, torch.Tensor) or value.shape != parameter.shape or not value.dim():
         return value
-    module = sys.modules.get("torch.distributed.tensor")
-    if module is None or not isinstance(parameter, module.DTensor) or isinstance(value, module.DTensor):
+    if not is_spread(parameter) or is_spread(value):
         return value.to(parameter.device)
-    # Every rank has the whole value, so each keeps its own shard and nothing is sent.
-    return module.distribute_tensor(
-        value.to(parameter.device), parameter.device_mesh, parameter.placements, src_data_rank=None
-    )
+    return spread_like(value, parameter)

@@ -14,6 +14,7 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from accel_core._records import record
+from accel_core.checkpoint.formats import register_format
 from accel_core.errors import ConfigurationError, EngineUnavailableError
 from accel_core.host import environ
 from accel_core.modules.unwrap import register_container
@@ -51,6 +52,7 @@ class Row:
         shown_as: Attribute of `AcceleratorState` by which users find the plugin.
         claims: Says, from the request alone, whether it is the one; `None` leaves that to plugin and flag.
         containers: `module:Class` of the wrappers that the engine puts around models.
+        formats: `module:name` of the forms that its checkpoints have, so that every strategy can read them.
     """
 
     name: str
@@ -60,6 +62,7 @@ class Row:
     shown_as: str = ""
     claims: Callable[[Request], bool] | None = None
     containers: tuple[str, ...] = ()
+    formats: tuple[str, ...] = ()
 
     def of(self, plugins: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return those of `plugins` that are this row's."""
@@ -142,6 +145,8 @@ ORDER: tuple[Row, ...] = (
 for _row in ORDER:
     for _container in _row.containers:
         register_container(_container)
+    for _form in _row.formats:
+        register_format(_form)
 
 _registered: dict[str, type[Strategy]] = {}
 
@@ -159,6 +164,7 @@ def register_strategy(strategy: type[Strategy]) -> None:
         raise ConfigurationError(
             f"Two strategies cannot have one name; got {strategy.name!r} again. Give the class another name."
         )
+    register_format(strategy.format)
 
 
 def choose(request: Request) -> Choice:

@@ -13,8 +13,10 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from accel_core.checkpoint.format import CheckpointFormat
 from accel_core.checkpoint.plain import PLAIN
+from accel_core.checkpoint.weights import weights_of
 from accel_core.errors import PreparationError, StateError
 from accel_core.mesh.layout import Layout
+from accel_core.mesh.tensor import whole
 from accel_core.modules.unwrap import canonical_state_dict, extract_model_from_parallel, register_container
 from accel_core.optim.optimizer import Stepper
 from accel_core.optim.rebind import ParameterNames
@@ -95,8 +97,8 @@ class Strategy(ABC):
     divides_loss: ClassVar[bool] = True
     """Whether the run divides a loss by the length of its accumulation window; an engine may do it itself."""
 
-    format: ClassVar[CheckpointFormat] = PLAIN
-    """How the strategy's state lies in a checkpoint: its parts, and how they are restored."""
+    format: CheckpointFormat = PLAIN
+    """How models and optimizers lie in a checkpoint. A strategy with several forms sets its own when it is made."""
 
     def __init__(self, parts: Parts) -> None:
         self.parts = parts
@@ -348,11 +350,16 @@ class Strategy(ABC):
             model: A prepared model.
             unwrap: Under the bare model's names; else under those of what wraps it.
         """
-        return canonical_state_dict(model) if unwrap else dict(model.state_dict())
+        state = canonical_state_dict(model) if unwrap else model.state_dict()
+        return {name: whole(value) for name, value in state.items()}
 
-    def weights(self, model: torch.nn.Module) -> dict[str, Any] | None:
-        """Return what `save_model` writes; a rank that writes nothing may return `None`."""
-        return self.state_dict(model)
+    def weights(self, model: torch.nn.Module) -> Iterable[tuple[str, Any]]:
+        """Yield the names and weights that `save_model` writes, in the same order on every rank.
+
+        Of a weight that several ranks hold together, a `SpreadWeight`: shape, dtype and how it is gathered. Every rank
+        gathers, one weight after the other, and only the ranks that write keep what they got.
+        """
+        return weights_of(model)
 
     def _bare(self, model: torch.nn.Module) -> torch.nn.Module:
         bare: torch.nn.Module = self.unwrap(model, keep_torch_compile=False)

@@ -38,7 +38,7 @@ class Tied(nn.Module):
 
 def save(model: nn.Module, folder: Path, **kwargs: Any) -> None:
     """Save the canonical state of a model."""
-    weights.save_model(model, canonical_state_dict(model), folder, **kwargs)
+    weights.save_model(model, canonical_state_dict(model).items(), folder, **kwargs)
 
 
 def same(model: nn.Module, other: nn.Module) -> bool:
@@ -249,7 +249,7 @@ def test_where_there_are_no_weights(tmp_path: Path) -> None:
         shards.open_weights(tmp_path)
     with pytest.raises(CheckpointNotFoundError, match="holds notes"):
         shards.open_weights(tmp_path / "model.safetensors")
-    with pytest.raises(CheckpointError, match="is a file"):
+    with pytest.raises(CheckpointError, match="got the file"):
         save(Tied(), tmp_path / "notes")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -60,7 +60,7 @@ class ShardedStrategy(Strategy):
     """Each rank holds a shard of every parameter, its gradient and its optimizer state."""
 
     plugin_type = FullyShardedDataParallelPlugin
-    format: ClassVar[CheckpointFormat] = Unbuilt()
+    format: CheckpointFormat = Unbuilt()
 
     def __init__(self, parts: Parts) -> None:
         super().__init__(parts)
@@ -258,10 +258,6 @@ class ShardedStrategy(Strategy):
         config = self.plugin.state_dict_config
         everywhere = isinstance(config, FullStateDictConfig) and not config.rank0_only
         return self.whole_state(model, keep=everywhere or self.world.is_main)
-
-    def weights(self, model: torch.nn.Module) -> dict[str, Any] | None:
-        """Return what `save_model` writes, on the ranks that may write."""
-        return self.whole_state(model, keep=self.world.is_local_main) or None
 
     def whole_state(self, model: torch.nn.Module, *, keep: bool) -> dict[str, Any]:
         """Gather a model's state under its bare names; every rank calls it.

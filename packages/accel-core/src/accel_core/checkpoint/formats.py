@@ -1,0 +1,72 @@
+"""Which format a checkpoint is in: the first that recognises what lies in its folder.
+
+The run's own format is asked first, then those that strategies announced, then installed ones (entry-point group
+`accel.formats`). So what one strategy saved another can load.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from importlib.metadata import entry_points
+from typing import cast
+
+from accel_core.checkpoint import names
+from accel_core.checkpoint.format import CheckpointFormat, Source
+from accel_core.errors import CheckpointMismatchError
+
+__all__ = ["recognise", "register_format"]
+
+_SHOWN = 20
+
+_registered: list[CheckpointFormat | str] = ["accel_core.checkpoint.plain:PLAIN"]
+
+
+def register_format(chosen: CheckpointFormat | str) -> None:
+    """Let checkpoints of a format be recognised, whichever strategy loads them; again changes nothing.
+
+    Args:
+        chosen: The format; or `module:name`, imported when a checkpoint is met that no earlier one recognises.
+    """
+    if chosen not in _registered:
+        _registered.append(chosen)
+
+
+def recognise(source: Source, own: CheckpointFormat) -> CheckpointFormat:
+    """Return the format that a checkpoint is in; the run's own for one that holds no models.
+
+    Args:
+        source: The checkpoint.
+        own: The format of the run that loads it.
+
+    Raises:
+        CheckpointMismatchError: No format recognises it.
+    """
+    for candidate in (own, *_others()):
+        if candidate.recognises(source):
+            return candidate
+    engines = sorted({engine for name in source.files() if (engine := names.engine_of(name))})
+    if not engines:
+        return own
+    raise CheckpointMismatchError(
+        f"No strategy that is installed reads models as they lie in {str(source.folder)!r}, written by "
+        f"{' and '.join(engines)}; got {_listing(source)}. Load it with the strategy that saved it, or save whole "
+        "weights there and load those."
+    )
+
+
+def _others() -> Iterator[CheckpointFormat]:
+    for index, chosen in enumerate(_registered):
+        if isinstance(chosen, str):
+            home, _, name = chosen.partition(":")
+            _registered[index] = chosen = cast(CheckpointFormat, getattr(importlib.import_module(home), name))
+        yield chosen
+    for point in entry_points(group="accel.formats"):
+        yield point.load()
+
+
+def _listing(source: Source) -> str:
+    """Return what lies in a checkpoint; of shards, their folder."""
+    found = sorted({f"{name.split('/')[0]}/" if "/" in name else name for name in source.files()})
+    shown = ", ".join(found[:_SHOWN]) or "nothing"
+    return shown + (f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else "")

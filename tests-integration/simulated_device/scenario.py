@@ -26,7 +26,13 @@ from accel_bigmodel import (
     remove_hook_from_submodules,
 )
 from accel_bigmodel.hooks.prefetch import _residencies
+from accel_core.accelerator import Accelerator
+from accel_core.devices import registry
+from accel_core.devices.device import Device
 from accel_core.errors import DeviceMapError
+from accel_core.host.environ import patch_environment
+from accel_core.options.enums import DistributedType
+from accel_core.options.hardware import Hardware
 
 LAYER = 64 * 64 * 4 + 64 * 4
 
@@ -242,8 +248,30 @@ def mixed(sim: Any, folder: Path) -> dict[str, Any]:
     return {"caught": caught, "output": str(moved(torch.ones(1, 2)).device)}
 
 
+def prepared(sim: Any, folder: Path) -> dict[str, Any]:
+    """`prepare` moves a model that was loaded whole on the CPU, and leaves weights on disk where they are."""
+    row = Hardware(simulated.NAME, "simulated accelerator", DistributedType.MULTI_GPU, "gloo")
+    registry._devices()[simulated.NAME] = lambda: Device(row)
+    with patch_environment(ACCELERATE_TORCH_DEVICE=f"{simulated.NAME}:0"):
+        accelerator = Accelerator()
+    moved = dispatch_model(nn.Linear(2, 2), {"": "cpu"})
+    model, optimizer = accelerator.prepare(moved, torch.optim.SGD(moved.parameters(), lr=0.1))
+    accelerator.backward(model(torch.ones(1, 2, device=accelerator.device)).sum())
+    optimizer.step()
+    _, checkpoint, expected = reference(folder)
+    frozen = load_checkpoint_and_dispatch(
+        empty(), checkpoint, device_map={"embed": 0, "layers": "disk", "head": 0}, offload_folder=folder / "frozen"
+    )
+    frozen = accelerator.prepare(frozen)
+    return {
+        "moved": str(model.weight.device),
+        "frozen": all(parameter.is_meta for parameter in frozen.layers.parameters()),
+        "equal": torch.equal(frozen(TOKENS.to(accelerator.device)).cpu(), expected),
+    }
+
+
 SCENARIOS: dict[str, Callable[[Any, Path], dict[str, Any]]] = {
-    scenario.__name__: scenario for scenario in (spread, budget, full, refused, tight, gradients, back, mixed)
+    scenario.__name__: scenario for scenario in (spread, budget, full, refused, tight, gradients, back, mixed, prepared)
 }
 
 

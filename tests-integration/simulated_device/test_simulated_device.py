@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Run all scenarios, each pair in a process whose limit of memory it may change."""
     gathered: dict[str, Any] = {}
-    for names in (("mixed", "spread", "budget"), ("refused", "gradients", "back"), ("full",), ("tight",)):
+    for names in (("mixed", "spread", "budget"), ("refused", "gradients", "back", "prepared"), ("full",), ("tight",)):
         done = subprocess.run(
             [sys.executable, "scenario.py", str(tmp_path_factory.mktemp("scenario")), *names],
             cwd=HERE,
@@ -97,3 +97,8 @@ def test_gradients_through_offloaded_weights_are_exact(results: dict[str, Any]) 
 def test_removing_hooks_gives_the_model_back(results: dict[str, Any]) -> None:
     """Weights, ties and outputs are those of before, and the device is empty."""
     assert results["back"] == {"equal": True, "weights": True, "tied": True, "left": 0}
+
+
+def test_prepare_moves_what_no_map_spreads(results: dict[str, Any]) -> None:
+    """A model loaded whole on the CPU trains on the accelerator; a frozen one computes from its weights on disk."""
+    assert results["prepared"] == {"moved": "simgpu:0", "frozen": True, "equal": True}

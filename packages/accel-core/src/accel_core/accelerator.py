@@ -34,8 +34,9 @@ from accel_core.plugins.parallelism import ParallelismConfig
 from accel_core.plugins.project import ProjectConfiguration
 from accel_core.process import world
 from accel_core.profiling import profile
-from accel_core.resolve import UNSET, Arguments, resolve
+from accel_core.resolve import UNSET, Arguments, arguments_now, resolve
 from accel_core.state.gradient import GradientState
+from accel_core.strategies import placement
 from accel_core.strategies.strategy import sync_next_backward
 from accel_core.tracking.tracker import GeneralTracker
 
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 __all__ = ["Accelerator"]
 
 _LoaderT = TypeVar("_LoaderT", bound="DataLoader[Any]")
+_A = TypeVar("_A", bound="Accelerator")
 _T = TypeVar("_T")
 _T1 = TypeVar("_T1")
 _T2 = TypeVar("_T2")
@@ -121,7 +123,7 @@ class Accelerator:
     ) -> None:
         if deepspeed_plugin is not None and deepspeed_plugins is not None:
             raise ConfigurationError("DeepSpeed was given twice: deepspeed_plugin and deepspeed_plugins. Give one.")
-        self._runtime, self.state = resolve(
+        self._set_up(
             Arguments(
                 device_placement=device_placement,
                 split_batches=split_batches,
@@ -145,9 +147,7 @@ class Accelerator:
                 parallelism_config=parallelism_config,
             )
         )
-        self.gradient_state: GradientState = self._runtime.gradient_state
         self.has_lomo_optimizer = False
-        self._trigger = Trigger()
         given = self._runtime.handlers
         self.scaler_handler = given.get("GradScalerKwargs")
         self.init_handler = given.get("InitProcessGroupKwargs")
@@ -157,6 +157,40 @@ class Accelerator:
         self.msamp_recipe_handler = given.get("MSAMPRecipeKwargs")
         self.ao_recipe_handler = given.get("AORecipeKwargs")
         self.has_fp8_handler = any("RecipeKwargs" in name for name in given)
+
+    def _set_up(self, arguments: Arguments) -> None:
+        self._runtime, self.state = resolve(arguments)
+        self._arguments = arguments
+        self.gradient_state: GradientState = self._runtime.gradient_state
+        self._trigger = Trigger()
+
+    def __deepcopy__(self: _A, memo: object) -> _A:
+        """Return the same Accelerator: it stands for this process, of which there is one."""
+        return self
+
+    def __copy__(self: _A) -> _A:
+        copied = type(self).__new__(type(self))
+        copied.__dict__.update(self.__dict__)
+        return copied
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what another process makes an Accelerator of: how this one runs, and what was prepared."""
+        made_here = ("_runtime", "_arguments", "_trigger", "state", "gradient_state")
+        return {
+            "arguments": arguments_now(self._arguments, self._runtime),
+            "prepared": self._runtime.prepared(),
+            "attributes": {name: value for name, value in self.__dict__.items() if name not in made_here},
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Run as the pickled Accelerator did, among the processes that are here.
+
+        Raises:
+            ConfigurationError: This process trains in another precision or with another engine already.
+        """
+        self._set_up(Arguments(split_batches=UNSET, **state["arguments"]))
+        self._runtime.adopt(state["prepared"])
+        self.__dict__.update(state["attributes"])
 
     @property
     def device(self) -> torch.device:
@@ -342,11 +376,11 @@ class Accelerator:
     @property
     def scaler(self) -> torch.amp.GradScaler | None:
         """The gradient scaler of fp16 training, or `None`."""
-        return self._runtime.precision.scaler
+        return self._runtime.scaler
 
     @scaler.setter
     def scaler(self, scaler: torch.amp.GradScaler | None) -> None:
-        self._runtime.precision.scaler = scaler
+        self._runtime.scaler = scaler
 
     @property
     def fp8_backend(self) -> FP8BackendType:
@@ -629,8 +663,8 @@ class Accelerator:
         )
 
     def verify_device_map(self, model: torch.nn.Module) -> bool:
-        """Return whether a device map spreads any part of `model` over several devices."""
-        return any(len(getattr(module, "hf_device_map", None) or ()) > 1 for module in model.modules())
+        """Return whether a device map places the parts of `model`, or of a part of it, one by one."""
+        return placement.is_spread(model)
 
     def free_memory(self, *objects: object) -> list[Any]:
         """Let go of everything that was prepared, restart `step`, and collect garbage.

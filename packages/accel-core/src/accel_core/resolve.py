@@ -43,7 +43,7 @@ from accel_core.tracking.hub import TrackerHub
 from accel_core.tracking.settings import TrackerKwargs
 from accel_core.tracking.tracker import GeneralTracker
 
-__all__ = ["UNSET", "Arguments", "resolve"]
+__all__ = ["UNSET", "Arguments", "arguments_now", "resolve"]
 
 UNSET: Any = object()
 """Stands for an argument that nobody gave."""
@@ -133,6 +133,35 @@ def resolve(given: Arguments) -> tuple[Runtime, AcceleratorState]:
     )
     runtime = _wire(given, strategy, handlers, project)
     return runtime, _publish(given, runtime, choice, parallelism)
+
+
+def arguments_now(given: Arguments, runtime: Runtime) -> dict[str, Any]:
+    """Return the arguments, by name, with which an Accelerator runs as one does that lives.
+
+    Args:
+        given: What that one was made with. What was changed since counts, and what the environment decided is said.
+        runtime: Its parts.
+
+    Returns:
+        All arguments but `split_batches`, which is part of `dataloader_config`.
+    """
+    parts = runtime.strategy.parts
+    return {
+        **{name: value for name, value in vars(given).items() if name != "split_batches"},
+        "device_placement": parts.device_placement,
+        "mixed_precision": parts.precision.name,
+        "gradient_accumulation_steps": 1,
+        "gradient_accumulation_plugin": GradientAccumulationPlugin(**runtime.gradient_state.plugin_kwargs),
+        "dataloader_config": parts.data,
+        "rng_types": runtime.rng_types,
+        "log_with": runtime.hub.log_with,
+        "project_dir": None,
+        "project_config": runtime.project,
+        "step_scheduler_with_optimizer": runtime.step_scheduler_with_optimizer,
+        "kwargs_handlers": list(runtime.handlers.values()),
+        "dynamo_backend": None,
+        "dynamo_plugin": parts.compilation,
+    }
 
 
 def _wire(given: Arguments, strategy: Strategy, handlers: dict[str, Any], project: ProjectConfiguration) -> Runtime:

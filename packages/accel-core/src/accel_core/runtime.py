@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any
@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
 __all__ = ["Runtime"]
+
+_PREPARED = ("models", "optimizers", "schedulers", "dataloaders")
+_REGISTERED = ("custom_objects", "save_state_pre_hooks", "load_state_pre_hooks")
 
 
 @record
@@ -119,6 +122,10 @@ class Runtime:
     def scaler(self) -> torch.amp.GradScaler | None:
         """The gradient scaler of fp16 training."""
         return self.strategy.number_format.scaler
+
+    @scaler.setter
+    def scaler(self, scaler: torch.amp.GradScaler | None) -> None:
+        self.strategy.number_format.scaler = scaler
 
     @property
     def step(self) -> int:
@@ -296,10 +303,21 @@ class Runtime:
                 for sampler, before in changed:
                     sampler.even_batches = before
 
+    def prepared(self) -> dict[str, Any]:
+        """Return what was prepared and registered, for `adopt` in another process."""
+        return {name: getattr(self, name) for name in (*_PREPARED, *_REGISTERED, "scaler", "step")}
+
+    def adopt(self, prepared: Mapping[str, Any]) -> None:
+        """Go on with what another runtime had prepared."""
+        for name, value in prepared.items():
+            setattr(self, name, value)
+        for model in self.models:
+            self.strategy._own(model)
+
     def release(self) -> None:
         """Let go of every prepared object and restart the accumulation window."""
-        for kept in (self.models, self.optimizers, self.schedulers, self.dataloaders):
-            kept.clear()
+        for name in _PREPARED:
+            getattr(self, name).clear()
         self.accumulation.restart()
 
 

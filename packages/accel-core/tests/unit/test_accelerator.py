@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ from accel_core.plugins.handlers import AutocastKwargs, GradScalerKwargs, Profil
 from accel_core.plugins.loading import DataLoaderConfiguration
 from accel_core.plugins.project import ProjectConfiguration
 from accel_core.state import AcceleratorState, PartialState
+from accel_core.strategies.strategy import strategy_of
 
 pytestmark = pytest.mark.usefixtures("fresh_state")
 
@@ -514,6 +517,68 @@ def test_a_subclass_may_take_any_object_and_another_module_out_of_a_model(tmp_pa
     accelerator.save_model(model, tmp_path)
     saved = load_file(tmp_path / "model.safetensors")
     assert saved.keys() == model[0].state_dict().keys()
+
+
+def test_a_pickled_accelerator_goes_on_training() -> None:
+    """Pickled with what it prepared, between two windows, it trains to the same weights bit by bit."""
+    accelerator = Accelerator(mixed_precision="bf16", gradient_accumulation_steps=2)
+    accelerator.step_scheduler_with_optimizer = False
+    model, optimizer, loader, _ = _objects()
+    optimizer, loader = accelerator.prepare(optimizer, loader)
+    batches = list(loader)[:2]
+    _train(accelerator, model, optimizer, batches)
+    accelerator.note = "own"  # type: ignore[attr-defined]
+    objects = pickle.loads(pickle.dumps((accelerator, model, optimizer)))
+    weights = []
+    for each in ((accelerator, model, optimizer), objects):
+        _train(*each, batches)
+        weights.append(each[1].state_dict())
+    again = objects[0]
+    assert (again.mixed_precision, again.gradient_accumulation_steps, again.step) == ("bf16", 2, accelerator.step)
+    assert (again.step_scheduler_with_optimizer, again.note) == (False, "own")
+    assert again._optimizers == [objects[2]]
+    assert again.state.__dict__ is AcceleratorState._shared_state
+    for name, value in weights[0].items():
+        torch.testing.assert_close(weights[1][name], value, rtol=0, atol=0)
+
+
+def test_a_pickled_accelerator_keeps_its_scaler_and_its_models() -> None:
+    """The optimizers step through the scaler that scales the losses, and the model is known as prepared."""
+    accelerator = Accelerator()
+    accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    _, optimizer = accelerator.prepare(*_objects()[:2])
+    again = pickle.loads(pickle.dumps(accelerator))
+    assert again.scaler is again._optimizers[0].scaler
+    assert again.scaler.get_scale() == 4.0
+    assert strategy_of(again._models[0]) is again._runtime.strategy
+    assert pickle.loads(pickle.dumps(optimizer)).gradient_state.__dict__ is accelerator.gradient_state.__dict__
+
+
+def test_copies_of_an_accelerator() -> None:
+    """A deep copy is the Accelerator itself; a shallow one has its parts and attributes of its own."""
+    accelerator = Accelerator()
+    accelerator.prepare(nn.Linear(1, 1))
+    assert copy.deepcopy(accelerator) is accelerator
+    other = copy.copy(accelerator)
+    other.note = "other"  # type: ignore[attr-defined]
+    assert other._models is accelerator._models
+    assert not hasattr(accelerator, "note")
+
+
+def test_schedules_and_optimizers_are_pickled_in_the_middle_of_an_epoch() -> None:
+    """What was prepared can be pickled while a loader is read; the copies go on."""
+    accelerator = Accelerator()
+    _, optimizer, loader, schedule = accelerator.prepare(*_objects())
+    for _ in loader:
+        optimizer.step()
+        schedule.step()
+        copied, moved = pickle.loads(pickle.dumps((optimizer, schedule)))
+        assert moved.optimizers[0] is copied
+        copied.step()
+        moved.step()
+        assert moved.get_last_lr() != schedule.get_last_lr()
+        assert copied.param_groups[0]["lr"] == moved.get_last_lr()[0]
+        break
 
 
 def test_schedule_without_its_optimizer_gets_all() -> None:

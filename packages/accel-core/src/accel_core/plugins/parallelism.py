@@ -299,6 +299,15 @@ class ParallelismConfig:
         """Axes that hold more than one rank: those of the data first."""
         return [*self.dp_dim_names, *self.non_dp_dim_names]
 
+    def _get_mesh(self) -> tuple[tuple[str, ...], tuple[int, ...]]:
+        """Return the active axes, outermost first, and their sizes; some libraries lay out the mesh from them."""
+        axes = tuple(self._active(*MESH_AXES))
+        return axes, tuple(self.sizes[axis] for axis in axes)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A mesh holds the process groups of this process; another one lays out its own.
+        return {**self.__dict__, "device_mesh": None}
+
     def build_device_mesh(self, device_type: str) -> DeviceMesh | None:
         """Lay the ranks of the run out.
 
@@ -312,16 +321,16 @@ class ParallelismConfig:
         Returns:
             The mesh; `None` where no axis is active, or where DeepSpeed lays out the ranks itself.
         """
-        axes = [axis for axis in MESH_AXES if self.sizes[axis] > 1]
+        axes, sizes = self._get_mesh()
         if not axes or (self.sp_enabled and self.sp_backend == "deepspeed"):
             return None
         from torch.distributed.device_mesh import init_device_mesh
 
-        mesh = init_device_mesh(device_type, tuple(self.sizes[axis] for axis in axes), mesh_dim_names=tuple(axes))
+        mesh = init_device_mesh(device_type, sizes, mesh_dim_names=axes)
         for name, over in GROUPS.items():
             members = self._active(*over)
             if members:
-                mesh[tuple(members)]._flatten(name)
+                mesh[members]._flatten(name)  # type: ignore[index]  # a list, as in Accelerate: callers record it
         return mesh
 
     def get_device_mesh(self, device_type: str | None = None) -> DeviceMesh | None:

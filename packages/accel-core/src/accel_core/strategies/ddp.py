@@ -20,7 +20,7 @@ from accel_core.options.enums import DistributedType
 from accel_core.plugins.handlers import DistributedDataParallelKwargs
 from accel_core.strategies.bundle import Bundle
 from accel_core.strategies.parts import Parts
-from accel_core.strategies.placement import devices_of
+from accel_core.strategies.placement import devices_of, is_spread
 from accel_core.strategies.strategy import Strategy
 
 __all__ = ["DataParallelStrategy"]
@@ -67,7 +67,7 @@ class DataParallelStrategy(Strategy):
             given = (plugin for plugin in self.parts.plugins if isinstance(plugin, DistributedDataParallelKwargs))
             settings = next(given, None) or DistributedDataParallelKwargs()
             arguments = settings.to_kwargs()
-            if self.world.device.index is not None and not getattr(model, "hf_device_map", None):
+            if self.world.device.index is not None and not is_spread(model):
                 arguments |= {"device_ids": [self.world.device.index], "output_device": self.world.device.index}
             # The constructor compares and broadcasts parameters in collectives of its own.
             with in_step(self.world, "prepare: DistributedDataParallel", _views(model)):

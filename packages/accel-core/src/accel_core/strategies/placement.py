@@ -2,34 +2,96 @@
 
 from __future__ import annotations
 
+import sys
+
 import torch
 
 from accel_core.errors import PreparationError
+from accel_core.host.versions import compare_versions
 
-__all__ = ["devices_of", "move", "refuse_offloaded"]
+__all__ = ["devices_of", "is_spread", "move", "refuse_misplaced", "refuse_offloaded"]
+
+_Place = int | str | torch.device
+
+
+def _maps(model: torch.nn.Module) -> list[dict[str, _Place]]:
+    """Return the device maps of the model and of its parts."""
+    found = (getattr(module, "hf_device_map", None) for module in model.modules())
+    return [each for each in found if each]
 
 
 def devices_of(model: torch.nn.Module) -> set[str]:
     """Return every place that a device map of the model, or of a part of it, names."""
-    return {
-        str(device) for module in model.modules() for device in (getattr(module, "hf_device_map", None) or {}).values()
-    }
+    return {str(device) for each in _maps(model) for device in each.values()}
+
+
+def is_spread(model: torch.nn.Module) -> bool:
+    """Return whether a device map of the model, or of a part of it, places parts one by one."""
+    return any(len(each) > 1 for each in _maps(model))
 
 
 def move(model: torch.nn.Module, device: torch.device) -> None:
-    """Move a model to the device; one that a device map placed stays where it is."""
-    if not getattr(model, "hf_device_map", None):
+    """Move a model to the device.
+
+    It stays where it is when a device map placed its parts, or when hooks bring its weights and inputs together. A map
+    with one place for the whole model is no more than where it was loaded.
+    """
+    placed = is_spread(model) or (_maps(model) and "_hf_hook" in model.__dict__) or "disk" in devices_of(model)
+    if not placed:
         model.to(device)
 
 
 def refuse_offloaded(model: torch.nn.Module) -> None:
-    """Refuse to train a model whose weights a device map left on the disk.
+    """Refuse to train a model whose weights a device map left on the disk; one that is wholly frozen may be used.
 
     Raises:
-        PreparationError: The device map names the disk.
+        PreparationError: The device map names the disk, and some parameter is trained.
     """
-    if "disk" in devices_of(model):
+    if "disk" in devices_of(model) and any(parameter.requires_grad for parameter in model.parameters()):
         raise PreparationError(
-            "A model with weights on disk (its device map says so) cannot be trained: their updates "
-            "would be lost. Load it without a device map, or with one that keeps every weight on a device."
+            "A model with weights on disk cannot be trained, as their updates would be lost; got a device map that "
+            "names the disk. Load the model without one, or freeze it: model.requires_grad_(False)."
         )
+
+
+def refuse_misplaced(model: torch.nn.Module, device: torch.device) -> None:
+    """Refuse a model quantized by bitsandbytes whose weights are not where this process computes.
+
+    Packed weights cannot be moved there: a kernel packs them for the device that they are on.
+
+    Args:
+        model: The model.
+        device: Where the process computes.
+
+    Raises:
+        PreparationError: The device map names another device alone, the disk, or the CPU where the installed
+            bitsandbytes computes on CUDA only.
+    """
+    if not (getattr(model, "is_loaded_in_8bit", False) or getattr(model, "is_loaded_in_4bit", False)):
+        return
+    places: set[_Place] = {place for each in _maps(model) for place in each.values()}
+    elsewhere = len(places) == 1 and not _is_here(next(iter(places)), device)
+    names = devices_of(model)
+    if elsewhere or "disk" in names or ("cpu" in names and not _packs_on_the_cpu()):
+        raise PreparationError(
+            f"A model in 8 or 4 bits trains where its packed weights are, and this process computes on {device}; got "
+            f"weights on {', '.join(sorted(names))}. Load it with device_map={{'': PartialState().process_index}}, or "
+            "on the CPU with bitsandbytes 0.46 or newer."
+        )
+
+
+def _is_here(place: _Place, device: torch.device) -> bool:
+    if isinstance(place, int):
+        return device.type != "cpu" and place == (device.index or 0)
+    if place == "disk":
+        return False
+    wanted = torch.device(place)
+    return wanted.type == device.type and (wanted.index or 0) == (device.index or 0)
+
+
+def _packs_on_the_cpu() -> bool:
+    """Return whether the bitsandbytes that packed a model computes on more than CUDA."""
+    library = sys.modules.get("bitsandbytes")
+    if library is None:
+        return False
+    return "multi_backend" in getattr(library, "features", ()) or compare_versions("bitsandbytes", ">=", "0.46.0")

@@ -155,10 +155,12 @@ class Strategy(ABC):
         """Refuse objects that cannot train this way, before anything is changed.
 
         Raises:
-            PreparationError: A model has weights on disk, or an optimizer holds parameters that its model lost.
+            PreparationError: A model that is trained has weights on disk, packed weights are on another device, or an
+                optimizer holds parameters that its model lost.
         """
         for slot in bundle.models:
             placement.refuse_offloaded(slot.given)
+            placement.refuse_misplaced(slot.given, self.world.device)
         for slot in bundle.optimizers:
             self._names.check(slot.given)
 
@@ -366,5 +368,5 @@ class Strategy(ABC):
         return bare
 
     def _own(self, model: torch.nn.Module) -> None:
-        """Note that this strategy prepared a model, for `strategy_of`."""
+        """Note that a model is this strategy's, for `strategy_of`: it prepared it, here or before it was pickled."""
         _owners[model] = ref(self)

@@ -1,11 +1,13 @@
 """The layout of ranks: sizes, names, refusals, and the mesh itself on torch's fake process group."""
 
 import json
+import pickle
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 
 from accel_core.errors import ConfigurationError, MissingDependencyError
 from accel_core.host import availability
@@ -139,6 +141,18 @@ def test_flattened_axes_can_be_had_by_name() -> None:
     assert mesh["dp"].mesh.tolist() == [1, 5, 9, 13, 17, 21]
     assert mesh["dp_shard_cp"].mesh.tolist() == [1, 3, 5, 7, 9, 11]
     assert mesh["dp_cp"].mesh.tolist() == list(range(1, 24, 2))
+
+
+def test_other_libraries_can_lay_the_mesh_out(ranks_24: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They get the active axes and sizes by `_get_mesh`, and flattened axes are asked for by lists of names."""
+    config = ParallelismConfig(dp_replicate_size=3, dp_shard_size=4, cp_size=2)
+    assert config._get_mesh() == (("dp_replicate", "dp_shard", "cp"), (3, 4, 2))
+    asked: list[object] = []
+    real = DeviceMesh.__getitem__
+    monkeypatch.setattr(DeviceMesh, "__getitem__", lambda mesh, names: (asked.append(names), real(mesh, names))[1])
+    assert config.get_device_mesh("cpu") is not None
+    assert asked == [["dp_replicate", "dp_shard"], ["dp_shard", "cp"], ["dp_replicate", "dp_shard", "cp"]]
+    assert pickle.loads(pickle.dumps(config)).device_mesh is None
 
 
 def test_a_mesh_needs_a_kind_of_device() -> None:

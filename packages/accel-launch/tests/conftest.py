@@ -18,9 +18,10 @@ _OF_THE_MACHINE = ("ACCEL", "FSDP_", "PARALLELISM_", "MEGATRON_", "SLURM_", "OMP
 
 @pytest.fixture
 def variables(tmp_path: Path) -> dict[str, str]:
-    """Return an environment without the settings of the machine that tests, and with an empty home."""
+    """Return an environment without the settings of the machine that tests, with an empty home and temporary folder."""
+    (tmp_path / "temporary").mkdir()
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_OF_THE_MACHINE)}
-    return {**kept, "OMP_NUM_THREADS": "1", "HF_HOME": str(tmp_path / "home")}
+    return {**kept, "OMP_NUM_THREADS": "1", "HF_HOME": str(tmp_path / "home"), "TMPDIR": str(tmp_path / "temporary")}
 
 
 @pytest.fixture

@@ -36,12 +36,31 @@ def test_one_process_gets_its_words(accel, script) -> None:
     assert (record["words"], record["rank"]) == (["a", "--cpu", "-m"], None)
 
 
-@pytest.mark.parametrize("number", [2, 4])
-def test_many_processes_work_together(accel, script, number: int) -> None:
-    """`--cpu --num-processes N` really starts N gloo ranks that reduce together."""
-    done = accel("launch", "--cpu", "--num-processes", str(number), script(SUM))
+def test_many_processes_work_together(accel, script) -> None:
+    """`--cpu --num-processes 4` really starts 4 gloo ranks that reduce together."""
+    done = accel("launch", "--cpu", "--num-processes", "4", script(SUM))
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [f"sum {number * (number + 1) // 2} of {number}"] * number
+    assert done.stdout.splitlines() == ["sum 10 of 4"] * 4
+
+
+@pytest.mark.parametrize("ranks", ["1", "2"])
+def test_one_traceback_is_shown(accel, script, ranks: str) -> None:
+    """Where every rank raises, one traceback is shown, last and whole; one that was handled is shown too."""
+    name = script(
+        "import logging, os, sys\nif 'handled' in sys.argv:\n"
+        "    try:\n        raise KeyError('handled')\n    except KeyError:\n        logging.exception('caught')\n"
+        "raise ValueError('boom')\n"
+    )
+    done = accel("launch", "--cpu", "--num-processes", ranks, name)
+    assert done.returncode == 1
+    assert done.stderr.count("Traceback (most recent call last)") == 1, done.stderr
+    assert done.stderr.endswith("ValueError: boom\n")
+    assert ("exit code 1, ValueError: boom" in done.stderr) == (ranks == "2")
+    if ranks == "1":
+        done = accel("launch", "--cpu", name, "handled")
+        assert done.stderr.count("KeyError: 'handled'") == 1, done.stderr
+        assert done.stderr.count("ValueError: boom") == 1
+        assert done.stderr.endswith("ValueError: boom\n")
 
 
 FAILURES = {
@@ -78,6 +97,7 @@ def test_failing_rank_ends_the_run(accel, script, tmp_path: Path, kind: str) -> 
     assert time.monotonic() - began < 10 + 6
     assert done.returncode == status, done.stderr
     assert last in done.stderr.splitlines()[-1]
+    assert done.stderr.count("Traceback (most recent call last)") <= 1
     record = json.loads((tmp_path / "logs" / "failure.json").read_text())
     first = record["ranks"][1]
     assert (record["first"], first["how"], record["ranks"][0]["stopped_by_launcher"]) == (1, how, True)

@@ -90,6 +90,8 @@ def test_watchdog_shows_stacks_and_ends_the_run(accel, script, ranks: str) -> No
     assert time.monotonic() - began < 30
     assert done.returncode == 134
     assert done.stderr.count("in stuck_here") == int(ranks)
+    assert all(f"Stacks of rank {rank}:\n" in done.stderr for rank in range(int(ranks)))
+    assert "Fatal Python error" not in done.stderr
     assert "no rank made progress" in done.stderr
 
 

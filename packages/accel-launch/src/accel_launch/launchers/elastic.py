@@ -92,6 +92,10 @@ class _Agent(LocalElasticAgent):
         self._supervisor.signals.install()  # only now: torch takes the signals over whenever it starts processes
         return pids
 
+    def _restart_workers(self, worker_group: WorkerGroup) -> None:
+        self._supervisor.restarting(self.statuses(), worker_group.spec.max_restarts)
+        super()._restart_workers(worker_group)
+
     def statuses(self) -> dict[int, int]:
         """Return how each rank of this machine ended: its exit code, or minus a signal."""
         handlers = getattr(self._pcontext, "subprocess_handlers", {})
@@ -146,37 +150,39 @@ def run_elastic(settings: Settings, environment: Mapping[str, str]) -> int:
     command = script_command(settings)
     if not settings["no_python"]:
         command.insert(1, "-u")
-    supervisor = Supervisor(settings, command, _raise_signal)
-    machines = OtherMachines(settings, supervisor)
     agent: _Agent | None = None
-    rendezvous: LocalRendezvous | MachinesRendezvous | None = None
     failed = True
-    try:
-        write("TORCHELASTIC_SIGNALS_TO_HANDLE", ",".join(number.name for number in SIGNALS))
-        rendezvous = _rendezvous(settings, layout_of(settings))
-        spec = _specification(settings, command, rendezvous)
-        agent = _Agent(supervisor, machines, spec, _FollowedStreams(supervisor, environment))
-        with torch_loggers(talk=bool(settings["debug"])):
-            result: RunResult | None = agent.run(spec.role)  # None where the machines agreed to end without a result
-        failed = result is None or result.is_failed()
-        if result is not None and failed:
-            machines.tell(min(result.failures))
-    except SignalException as signalled:
-        supervisor.signals.first = supervisor.signals.first or signal.Signals(signalled.sigval)
-    except (RendezvousTimeoutError, RendezvousConnectionError, RendezvousClosedError) as error:
-        raise LaunchError(
-            f"The machines did not find one another; the rendezvous says: {error}. Check --main-process-ip, "
-            "--main-process-port and that every machine was started."
-        ) from None
-    finally:
-        supervisor.signals.ignore()
-        machines.close()
-        if rendezvous is not None:
-            rendezvous.leave()
-        supervisor.close()
+    with Supervisor(settings, command, _raise_signal) as supervisor:
+        machines = OtherMachines(settings, supervisor)
+        rendezvous: LocalRendezvous | MachinesRendezvous | None = None
+        try:
+            write("TORCHELASTIC_SIGNALS_TO_HANDLE", ",".join(number.name for number in SIGNALS))
+            rendezvous = _rendezvous(settings, layout_of(settings))
+            spec = _specification(settings, command, rendezvous)
+            agent = _Agent(supervisor, machines, spec, _FollowedStreams(supervisor, environment))
+            with torch_loggers(talk=bool(settings["debug"])):
+                result: RunResult | None = agent.run(spec.role)  # None where the machines agreed to end without one
+            failed = result is None or result.is_failed()
+            if result is not None and failed:
+                machines.tell(min(result.failures))
+        except SignalException as signalled:
+            supervisor.signals.first = supervisor.signals.first or signal.Signals(signalled.sigval)
+        except (RendezvousTimeoutError, RendezvousConnectionError, RendezvousClosedError) as error:
+            raise LaunchError(
+                f"The machines did not find one another; the rendezvous says: {error}. Check --main-process-ip, "
+                "--main-process-port and that every machine was started."
+            ) from None
+        finally:
+            supervisor.signals.ignore()
+            machines.close()
+            if rendezvous is not None:
+                rendezvous.leave()
     flush_output()
     supervisor.elsewhere = machines.failure
-    return supervisor.report(agent.statuses() if agent is not None else {}) if failed else 0
+    if not failed:
+        supervisor.release()
+        return 0
+    return supervisor.report(agent.statuses() if agent is not None else {})
 
 
 def _specification(

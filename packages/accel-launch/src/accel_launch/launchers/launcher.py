@@ -29,9 +29,14 @@ class Launcher(ABC):
     The launcher is asked in this order: `claims` for every launcher until one answers yes; then `command` and `environ`
     for what is shown by `--dry-run`; then `run`. A third party offers a launcher under the entry-point group
     `accel.launchers`: a class, or any object made without arguments, with these methods.
+
+    Attributes:
+        name: What `--dry-run` calls it.
+        one_rank: Whether its command is one rank, and not a program that starts them: then one traceback is shown.
     """
 
     name: str = ""
+    one_rank: bool = False
 
     @abstractmethod
     def claims(self, settings: Settings) -> bool:
@@ -54,4 +59,5 @@ class Launcher(ABC):
         Returns:
             The exit status for the shell.
         """
-        return supervise(self.command(settings), {**settings.inherited, **self.environ(settings)}, settings)
+        environment = {**settings.inherited, **self.environ(settings)}
+        return supervise(self.command(settings), environment, settings, one_rank=self.one_rank)

@@ -10,6 +10,7 @@ class SimpleLauncher(Launcher):
     """One process on this machine."""
 
     name = "simple"
+    one_rank = True
 
     def claims(self, settings: Settings) -> bool:
         """Take whatever nobody else took."""

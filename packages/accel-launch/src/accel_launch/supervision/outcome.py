@@ -4,7 +4,7 @@ import contextlib
 import re
 import signal
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,12 +14,14 @@ __all__ = [
     "TRY_AGAIN",
     "ExitOutcome",
     "MemoryKills",
+    "cause_of",
     "failed_at",
     "first_failure",
     "last_traceback",
     "outcomes",
     "shell_status",
     "want_restart",
+    "without_crash",
 ]
 
 TRY_AGAIN = 75
@@ -124,7 +126,16 @@ def last_traceback(tail: bytes) -> str:
             break
         start = chained.start()
     line = text.rfind("\n", 0, start) + 1
-    return _CRASH_AT_EXIT.split(text[line:])[0].strip("\n")
+    return without_crash(text[line:]).strip("\n")
+
+
+def without_crash(text: str) -> str:
+    """Return what a process printed up to a crash on its way out.
+
+    Args:
+        text: What it printed.
+    """
+    return _CRASH_AT_EXIT.split(text)[0]
 
 
 def failed_at(log: RankLog, status: int) -> float:
@@ -145,7 +156,7 @@ def failed_at(log: RankLog, status: int) -> float:
 
 
 def _may_have_raised(status: int) -> bool:
-    return status > 0 or status in (-signal.SIGABRT, -signal.SIGSEGV)
+    return status > 0 or status in (-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGINT)
 
 
 def first_failure(outcomes: Iterable[ExitOutcome]) -> ExitOutcome | None:
@@ -156,6 +167,16 @@ def first_failure(outcomes: Iterable[ExitOutcome]) -> ExitOutcome | None:
     """
     failures = [outcome for outcome in outcomes if outcome.status != 0 and not outcome.stopped]
     return min(failures, key=lambda outcome: outcome.failed_at, default=None)
+
+
+def cause_of(outcomes: Sequence[ExitOutcome]) -> ExitOutcome | None:
+    """Return the outcome that explains the end of a run: the first failure, else the first that has a traceback.
+
+    Args:
+        outcomes: How the processes ended.
+    """
+    raised = [outcome for outcome in outcomes if outcome.traceback]
+    return first_failure(outcomes) or min(raised, key=lambda outcome: outcome.failed_at, default=None)
 
 
 def outcomes(

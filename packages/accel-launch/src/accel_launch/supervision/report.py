@@ -1,6 +1,10 @@
 """What is said when a run failed: for a person on the terminal, and for a machine as JSON."""
 
+import contextlib
 import json
+import os
+import re
+import shutil
 import socket
 import sys
 import tempfile
@@ -9,12 +13,26 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from accel_launch.settings.reading import shortened
 from accel_launch.supervision.logs import RECORD
-from accel_launch.supervision.outcome import ExitOutcome, first_failure, want_restart
+from accel_launch.supervision.outcome import ExitOutcome, cause_of, first_failure, want_restart, without_crash
 from accel_launch.supervision.streams import RankLog
 from accel_launch.terminal import colours_wanted, paint, say
 
-__all__ = ["failure_record", "report_failure", "report_left_behind"]
+__all__ = [
+    "failure_record",
+    "forget_old_failures",
+    "pass_on",
+    "report_failure",
+    "report_left_behind",
+    "report_restart",
+    "report_stacks",
+]
+
+_FOLDER = "accel-failure-"
+_KEPT_DAYS = 7
+_NOT_A_STACK = re.compile(r"^(?:Fatal Python error: Aborted\n+|Extension modules: .*\n?)", re.MULTILINE)
+"""What Python prints around stacks because the signal that asks for them counts as a crash."""
 
 
 def report_left_behind(pids: Sequence[int]) -> None:
@@ -81,6 +99,7 @@ def report_failure(
     outcomes: Sequence[ExitOutcome],
     logs: Mapping[int, RankLog],
     record: Mapping[str, Any],
+    told: str,
     *,
     log_dir: Path | None,
     quiet: bool = False,
@@ -91,6 +110,7 @@ def report_failure(
         outcomes: How the processes of this machine ended.
         logs: Record of each rank.
         record: What `failure_record` returned.
+        told: Text that ends the report: the traceback of the cause, or its last line where the rest was shown before.
         log_dir: Folder with full logs, or None: then what is remembered of each rank goes to a temporary folder, and so
             it does where the folder cannot be written.
         quiet: Write the files, print nothing.
@@ -102,14 +122,58 @@ def report_failure(
     path = path or _write_record(record, logs, None)
     if not quiet:
         folder = path.parent if path is not None else log_dir
-        say(_summary(outcomes, folder, path, float(record["seconds"]), str(record["reason"])))
+        say(_summary(outcomes, folder, path, told, float(record["seconds"]), str(record["reason"])))
     return path
+
+
+def report_restart(outcomes: Sequence[ExitOutcome], told: str, attempt: int, most: int) -> None:
+    """Tell a person that the ranks are started again, and why.
+
+    Args:
+        outcomes: How the processes of this machine ended.
+        told: The traceback of the cause, or its last line where the rest was shown before.
+        attempt: The how manyeth time it is.
+        most: How often they are started again at most.
+    """
+    first = first_failure(outcomes)
+    if first is not None:
+        named = f"rank {first.rank} failed first: {first.how}; all ranks are started again, time {attempt} of {most}"
+        colours = colours_wanted(sys.stderr)
+        say(f"{paint('accel launch:', 'warning', colours)} {named}{_below(told)}")
+
+
+def report_stacks(rank: int, printed: bytes) -> None:
+    """Show the stacks that the processes of a rank printed when the watchdog ended it.
+
+    Args:
+        rank: The rank.
+        printed: What it printed as errors since then.
+    """
+    text = printed.decode(errors="replace").replace("\r\n", "\n")
+    stacks = _NOT_A_STACK.sub("", text).strip("\n")
+    say(f"\nStacks of rank {rank}:\n{stacks or 'it printed none before it ended'}")
+
+
+def pass_on(text: str) -> None:
+    """Show what a process printed around its traceback.
+
+    Args:
+        text: What it printed; a crash on the way out is left out.
+    """
+    kept = without_crash(text).strip("\n")
+    if kept:
+        say(kept)
+
+
+def _below(told: str) -> str:
+    return f"\n{told}" if told else ""
 
 
 def _write_record(record: Mapping[str, Any], logs: Mapping[int, RankLog], folder: Path | None) -> Path | None:
     try:
         if folder is None:
-            folder = Path(tempfile.mkdtemp(prefix="accel-failure-"))
+            forget_old_failures(Path(tempfile.gettempdir()))
+            folder = Path(tempfile.mkdtemp(prefix=_FOLDER))
         path = folder / RECORD
         path.write_text(json.dumps(record, indent=2) + "\n")
         for log in logs.values():
@@ -120,11 +184,27 @@ def _write_record(record: Mapping[str, Any], logs: Mapping[int, RankLog], folder
     return path
 
 
+def forget_old_failures(place: Path) -> None:
+    """Remove this user's records of failures in the folder for temporary files that are older than a week.
+
+    Args:
+        place: The folder for temporary files.
+    """
+    oldest = time.time() - _KEPT_DAYS * 86400
+    with contextlib.suppress(OSError), os.scandir(place) as found:
+        for entry in found:
+            if not entry.name.startswith(_FOLDER) or not entry.is_dir(follow_symlinks=False):
+                continue
+            facts = entry.stat(follow_symlinks=False)
+            if facts.st_uid == os.getuid() and facts.st_mtime < oldest:
+                shutil.rmtree(entry.path, ignore_errors=True)
+
+
 def _summary(
-    outcomes: Sequence[ExitOutcome], folder: Path | None, path: Path | None, seconds: float, reason: str
+    outcomes: Sequence[ExitOutcome], folder: Path | None, path: Path | None, told: str, seconds: float, reason: str
 ) -> str:
     colours = colours_wanted(sys.stderr)
-    first = first_failure(outcomes)
+    first, cause = first_failure(outcomes), cause_of(outcomes)
     title = {
         "failure": "the run ended early" if want_restart(outcomes) else "the run failed",
         "watchdog": "no rank made progress, the run was ended",
@@ -133,15 +213,16 @@ def _summary(
     for outcome in outcomes:
         word = "stopped by the launcher" if outcome.stopped else "ended well" if outcome.status == 0 else outcome.how
         note = "  <- first" if first is not None and outcome.rank == first.rank and len(outcomes) > 1 else ""
+        if outcome.traceback and outcome is not cause:
+            word += f", {shortened(outcome.traceback.splitlines()[-1])}"
         lines.append(f"  rank {outcome.rank}  pid {outcome.pid}  {word}{paint(note, 'error', colours)}")
     if folder is not None and first is not None:
         lines.append(f"  log of rank {first.rank}: {folder / f'rank{first.rank}.stderr.log'}")
     if path is not None:
-        lines.append(f"  record: {path}")
+        kept = f" (kept for {_KEPT_DAYS} days)" if path.parent.name.startswith(_FOLDER) else ""
+        lines.append(f"  record: {path}{kept}")
     if want_restart(outcomes):
         lines.append(f"Every rank left with exit code {outcomes[0].status}, to be tried again: start the run again.")
     elif first is not None:
         lines.append(paint(f"Rank {first.rank} failed first: {first.how}.", "error", colours))
-        if first.traceback:
-            lines.append(first.traceback)
-    return "\n".join(lines)
+    return "\n".join(lines) + _below(told)

@@ -13,7 +13,9 @@ from accel_launch.terminal import flush_output
 __all__ = ["supervise"]
 
 
-def supervise(command: Sequence[str], environment: Mapping[str, str], settings: Mapping[str, Any]) -> int:
+def supervise(
+    command: Sequence[str], environment: Mapping[str, str], settings: Mapping[str, Any], *, one_rank: bool
+) -> int:
     """Run one command to its end.
 
     Its error stream is passed on and remembered. A signal to the launcher goes to the whole process group; a second one
@@ -23,6 +25,7 @@ def supervise(command: Sequence[str], environment: Mapping[str, str], settings: 
         command: Program and arguments.
         environment: The whole environment of the process.
         settings: Settings of the run: log_dir, tee, watchdog, quiet.
+        one_rank: Whether the command is one rank, and not a program that starts them.
 
     Returns:
         The exit status for the shell: the command's own, or 128 + N after signal N.
@@ -31,8 +34,7 @@ def supervise(command: Sequence[str], environment: Mapping[str, str], settings: 
         ConfigurationError: The folder for logs cannot be used.
         LaunchError: The program cannot be started.
     """
-    supervisor = Supervisor(settings, command)
-    try:
+    with Supervisor(settings, command, hold=one_rank) as supervisor:
         ends = {name: followed.child_end for name, followed in supervisor.follow(0, 0).items()}
         flush_output()
         try:
@@ -48,8 +50,6 @@ def supervise(command: Sequence[str], environment: Mapping[str, str], settings: 
         supervisor.started(0, process.pid)
         supervisor.signals.install()
         status = _wait(process, supervisor)
-    finally:
-        supervisor.close()
     return supervisor.report({0: status})
 
 

@@ -2,12 +2,16 @@
 
 Every process gets a pipe, or a pseudo-terminal where the launcher itself writes to a terminal, in place of the
 stream that is followed. One thread reads them all, and learns through the same `select` when a process ends.
+
+A traceback is held back for a moment, with what follows it: if the process ends by it, the report of the failure shows
+one traceback, that of the cause, instead of every rank showing its own. If the process goes on, it is passed on.
 """
 
 import contextlib
 import fcntl
 import os
 import pty
+import re
 import selectors
 import struct
 import termios
@@ -23,6 +27,9 @@ __all__ = ["TRACEBACK", "Followed", "RankLog", "Streams"]
 TRACEBACK = b"Traceback (most recent call last)"
 _TAIL = 1 << 20
 _CHUNK = 1 << 16
+_HOLD_S = 2.0
+"""Seconds that a process has to end after a traceback before this is passed on."""
+_BEGINS = re.compile(rb"^(?:\[rank\d+\]: ?)?" + re.escape(TRACEBACK), re.MULTILINE)
 
 
 @dataclass
@@ -70,6 +77,9 @@ class Followed:
         child_path: A path that opens the same, for those who want a file name.
         file: Copy on disk, if one is kept.
         mark: Text before every line, empty to pass everything on untouched.
+        holds: Whether tracebacks are held back.
+        held: What is held back.
+        held_until: When it is passed on unless the process ended, on the monotonic clock in seconds.
     """
 
     log: RankLog
@@ -80,6 +90,9 @@ class Followed:
     file: LogFile | None = None
     mark: bytes = b""
     rest: bytes = b""
+    holds: bool = False
+    held: bytearray = field(default_factory=bytearray)
+    held_until: float = 0.0
 
 
 class Streams:
@@ -87,14 +100,16 @@ class Streams:
 
     Args:
         logs: Folder that keeps each rank's output, or None.
+        hold: Hold tracebacks back until it is known whether the process ends by them.
 
     Attributes:
         on_end: Called from the reading thread with each process that ended.
     """
 
-    def __init__(self, logs: LogFolder | None = None) -> None:
+    def __init__(self, logs: LogFolder | None = None, *, hold: bool = False) -> None:
         self.on_end: Callable[[RankLog], None] | None = None
         self._logs = logs
+        self._hold = hold
         self._selector = selectors.DefaultSelector()
         self._wake_read, self._wake_write = os.pipe()
         self._selector.register(self._wake_read, selectors.EVENT_READ)
@@ -135,6 +150,7 @@ class Streams:
             path = f"/dev/fd/{child_end}"
         file = None if self._logs is None else self._logs.open(f"rank{log.rank}.{stream}.log")
         followed = Followed(log, source, sink, child_end, path, file, mark.encode())
+        followed.holds = self._hold and stream == "stderr" and not mark
         with self._lock:
             self._followed.append(followed)
             self._selector.register(source, selectors.EVENT_READ, followed)
@@ -178,12 +194,64 @@ class Streams:
             if followed.file is not None:
                 followed.file.close()
 
+    def collect(self, log: RankLog) -> None:
+        """Hold back all that a rank prints from now on as errors.
+
+        Args:
+            log: The rank's record.
+        """
+        for followed in self._of(log):
+            if followed.holds:
+                followed.held_until = float("inf")
+
+    def take_held(self, log: RankLog) -> bytes:
+        """Return what is held back of a rank, which is then passed on no more. Call it when the rank has ended.
+
+        Args:
+            log: The rank's record.
+        """
+        found = b""
+        for followed in self._of(log):
+            found += bytes(followed.held)
+            followed.held.clear()
+        return found
+
+    def release(self, log: RankLog) -> None:
+        """Pass on what is held back of a rank. Call it when the rank has ended.
+
+        Args:
+            log: The rank's record.
+        """
+        for followed in self._of(log):
+            self._release(followed)
+
+    def _of(self, log: RankLog) -> list[Followed]:
+        return [followed for followed in list(self._followed) if followed.log is log]
+
+    def _release(self, followed: Followed) -> None:
+        _write_all(followed.sink, bytes(followed.held))
+        followed.held.clear()
+
+    def _release_old(self) -> float | None:
+        """Pass on what processes went on after, and return in how many seconds to look again; None for never."""
+        now = time.monotonic()
+        waits = []
+        for followed in list(self._followed):
+            if not followed.held or followed.log.ended_at is not None:
+                continue
+            if followed.held_until <= now or len(followed.held) > _TAIL:
+                self._release(followed)
+            else:
+                waits.append(followed.held_until - now)
+        return min(waits, default=None)
+
     def _wake(self) -> None:
         os.write(self._wake_write, b".")
 
     def _read_all(self) -> None:
         while not self._stopping:
-            for key, _ in self._selector.select():
+            wait = self._release_old()
+            for key, _ in self._selector.select(None if wait == float("inf") else wait):
                 if key.fd == self._wake_read:
                     os.read(self._wake_read, _CHUNK)
                 elif isinstance(key.data, RankLog):
@@ -202,9 +270,8 @@ class Streams:
         os.close(descriptor)
 
     def _drain_rank(self, log: RankLog) -> None:
-        for followed in list(self._followed):
-            if followed.log is log:
-                self._drain(followed)
+        for followed in self._of(log):
+            self._drain(followed)
 
     def _drain(self, followed: Followed) -> None:
         if followed.source < 0:
@@ -227,8 +294,21 @@ class Streams:
         if followed.mark:
             *lines, followed.rest = (followed.rest + chunk).split(b"\n")
             chunk = b"".join(followed.mark + line + b"\n" for line in lines)
-        _write_all(followed.sink, chunk)
+        _write_all(followed.sink, _hold_back(followed, chunk) if followed.holds else chunk)
         return True
+
+
+def _hold_back(followed: Followed, chunk: bytes) -> bytes:
+    """Hold back a piece from a traceback on, and return what comes before it."""
+    if followed.held or followed.held_until == float("inf"):
+        followed.held += chunk
+        return b""
+    begins = _BEGINS.search(chunk)
+    if begins is None:
+        return chunk
+    followed.held += chunk[begins.start() :]
+    followed.held_until = time.monotonic() + _HOLD_S
+    return chunk[: begins.start()]
 
 
 def _write_all(descriptor: int, chunk: bytes) -> None:

@@ -2,10 +2,10 @@
 
 A launcher makes a `Supervisor`, starts its processes, tells it about each, and reports their exit codes:
 
-    supervisor = Supervisor(settings, command)
-    streams = supervisor.follow(rank, local_rank)       # what the process writes to
-    supervisor.started(rank, pid)
-    supervisor.close()                                  # whatever happened
+    with Supervisor(settings, command) as supervisor:       # leaves no process behind, whatever happens
+        streams = supervisor.follow(rank, local_rank)       # what the process writes to
+        supervisor.started(rank, pid)
+        ...
     status = supervisor.report({rank: exit_code})
 """
 
@@ -33,6 +33,7 @@ from accel_launch.supervision.orphans import (
 from accel_launch.supervision.outcome import (
     ExitOutcome,
     MemoryKills,
+    cause_of,
     first_failure,
     outcomes,
     shell_status,
@@ -57,6 +58,7 @@ class Supervisor:
         settings: Settings of the run: log_dir, tee, role, watchdog, quiet.
         command: Command line of the processes, for the record.
         on_signal: Called with the first signal that ends the run; it goes to every process group when None.
+        hold: Whether each process is one rank, whose traceback is held back for the report.
 
     Attributes:
         signals: What is done about signals; the launcher installs them when its processes run.
@@ -72,6 +74,8 @@ class Supervisor:
         settings: Mapping[str, Any],
         command: Sequence[str],
         on_signal: Callable[[signal.Signals], None] | None = None,
+        *,
+        hold: bool = True,
     ) -> None:
         self.attempt = 0
         self.elsewhere = ""
@@ -82,7 +86,7 @@ class Supervisor:
         open_standard_descriptors()
         self._logs = LogFolder(Path(settings["log_dir"])) if settings["log_dir"] else None
         self._reaper = OrphanReaper(self._run_id)  # a fork: before the threads of streams and watchdog
-        self.streams = Streams(self._logs)
+        self.streams = Streams(self._logs, hold=hold and not settings["quiet"])
         self._memory = MemoryKills()
         self._reasons: list[str] = []
         self._killer: threading.Timer | None = None
@@ -91,9 +95,24 @@ class Supervisor:
             self._watchdog = Watchdog(
                 float(settings["watchdog"]),
                 self.streams.ranks.values,
-                lambda: self._reasons.append("watchdog"),
+                self._stopped_by_watchdog,
                 quiet=bool(settings["quiet"]),
             )
+
+    def __enter__(self) -> "Supervisor":
+        """Return itself."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
+        """Leave no process behind; where an error ends the launch, there is no report, and all is passed on."""
+        self._close()
+        if kind is not None:
+            self.release()
+
+    def _stopped_by_watchdog(self) -> None:
+        self._reasons.append("watchdog")
+        for log in self.running():
+            self.streams.collect(log)
 
     def variables(self, local_rank: int) -> dict[str, str]:
         """Return what a process needs in its environment to be watched.
@@ -162,8 +181,7 @@ class Supervisor:
         self._killer.daemon = True
         self._killer.start()
 
-    def close(self) -> None:
-        """Leave no process behind, and read what was printed last."""
+    def _close(self) -> None:
         self.signals.ignore()
         if self._watchdog is not None:
             self._watchdog.stop()
@@ -179,6 +197,11 @@ class Supervisor:
         self._reaper.release()
         self.signals.restore()
 
+    def release(self) -> None:
+        """Pass on what was held back of every rank."""
+        for log in self.streams.ranks.values():
+            self.streams.release(log)
+
     def report(self, statuses: Mapping[int, int]) -> int:
         """Write the record of a failure and tell a person, where there was one.
 
@@ -193,6 +216,7 @@ class Supervisor:
         if sent is not None:
             self._reasons.append(sent.name)
         if statuses and not (self._reasons or self.elsewhere or any(statuses.values())):
+            self.release()
             return 0
         ended = self._outcomes(statuses)
         reason = f"another machine: {self.elsewhere}" if self.elsewhere else next(iter(self._reasons), "failure")
@@ -216,6 +240,43 @@ class Supervisor:
         ]
         return outcomes(self.streams.ranks, statuses, stopped, self._memory)
 
+    def restarting(self, statuses: Mapping[int, int], most: int) -> None:
+        """Tell a person why the ranks are started again.
+
+        Args:
+            statuses: Exit code, or minus a signal, of the ranks that have ended.
+            most: How often they are started again at most.
+        """
+        ended = self._outcomes(statuses)
+        told = self._settle(ended)
+        if first_failure(ended) is not None and not self._settings["quiet"]:
+            import_module(_REPORT).report_restart(ended, told, self.attempt + 1, most)
+        self._reasons.clear()  # the next failure has a reason of its own
+
+    def _settle(self, ended: Sequence[ExitOutcome]) -> str:
+        """Return the text that ends the report: the traceback of the cause, where it was not passed on already.
+
+        What was held back of other ranks that raised is dropped, since they failed because of the cause; the files of
+        the failure have it. Anything else that was held back is passed on.
+        """
+        cause, told = cause_of(ended), ""
+        for outcome in ended:
+            log = self.streams.ranks[outcome.rank]
+            if "watchdog" in self._reasons:
+                import_module(_REPORT).report_stacks(outcome.rank, self.streams.take_held(log))
+            elif outcome is cause and outcome.traceback:
+                told = outcome.traceback
+                held = self.streams.take_held(log).decode(errors="replace").replace("\r\n", "\n")
+                before, found, after = held.partition(outcome.traceback)
+                import_module(_REPORT).pass_on(before + after)
+                if not found:
+                    told = told.splitlines()[-1]  # the process lived on after its traceback, which was shown then
+            elif cause is not None and (outcome.stopped or outcome.traceback):
+                self.streams.take_held(log)
+            else:
+                self.streams.release(log)
+        return told
+
     def _tell(self, ended: Sequence[ExitOutcome], reason: str) -> None:
         report = import_module(_REPORT)
         record = report.failure_record(
@@ -228,7 +289,8 @@ class Supervisor:
         )
         logs = {outcome.rank: self.streams.ranks[outcome.rank] for outcome in ended}
         folder = None if self._logs is None else self._logs.path
-        report.report_failure(ended, logs, record, log_dir=folder, quiet=bool(self._settings["quiet"]))
+        told = self._settle(ended)
+        report.report_failure(ended, logs, record, told, log_dir=folder, quiet=bool(self._settings["quiet"]))
 
 
 def cannot_start(program: str, error: OSError) -> LaunchError:

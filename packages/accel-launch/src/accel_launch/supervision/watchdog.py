@@ -101,12 +101,11 @@ class Watchdog:
                 continue
             self._on_timeout()
             self._tell(running)
-            for number, grace in ((signal.SIGABRT, _PRINTING), (signal.SIGKILL, 0.0)):
+            for number in (signal.SIGABRT, signal.SIGKILL):
                 for log in running:
                     if log.ended_at is None:
                         signal_group(log.pid, number)
-                self._done.wait(grace)
-            return
+                self._done.wait(_PRINTING)
 
     def _tell(self, running: Collection[RankLog]) -> None:
         if self._quiet:

@@ -60,3 +60,26 @@ def test_large_output_is_remembered_by_its_end(capfd: pytest.CaptureFixture[str]
     assert len(capfd.readouterr().err) == 4_000_000
     assert len(streams.ranks[0].tail) <= 2 << 20
     assert bytes(streams.ranks[0].tail).endswith(b"39999\n")
+
+
+RAISED = (
+    "import sys, time; sys.stderr.write('before\\nTraceback (most recent call last):\\n  one\\n'); sys.stderr.flush()"
+)
+
+
+def test_a_traceback_is_held_back_until_it_is_known_what_becomes_of_it(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a process prints from a traceback on is kept where it ends by it, and passed on where it goes on."""
+    streams = Streams(hold=True)
+    for rank in range(2):
+        run(streams, rank, RAISED)
+    monkeypatch.setattr("accel_launch.supervision.streams._HOLD_S", 0.05)
+    run(streams, 2, f"{RAISED}; time.sleep(0.5); sys.stderr.write('after\\n')")
+    assert capfd.readouterr().err == "before\n" * 3 + "Traceback (most recent call last):\n  one\nafter\n"
+    streams.stop()
+    assert streams.take_held(streams.ranks[0]) == b"Traceback (most recent call last):\n  one\n"
+    streams.release(streams.ranks[0])
+    assert capfd.readouterr().err == ""
+    streams.release(streams.ranks[1])
+    assert capfd.readouterr().err == "Traceback (most recent call last):\n  one\n"

@@ -1,5 +1,6 @@
 """Safetensors files used in place: a memory map, and a check that the file is still the same one."""
 
+import ctypes
 import mmap
 import os
 import threading
@@ -18,6 +19,12 @@ __all__ = ["MappedFile", "header_of", "map_file"]
 
 # Without it, a private map of a file larger than the RAM is refused by the kernel's overcommit rule.
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
+_FAILED = ctypes.c_void_p(-1).value
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_LIBC.mmap.restype = ctypes.c_void_p
+_LIBC.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+_LIBC.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_LIBC.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
 def header_of(path: str | os.PathLike[str]) -> Header:
@@ -56,6 +63,36 @@ def _open(path: str | os.PathLike[str]) -> int:
         ) from failure
 
 
+class _Map:
+    """The bytes of a file as private memory, given back when nothing uses them any more.
+
+    Python's own `mmap` keeps the file open (before 3.13): a model with a thousand weights in files of their own would
+    take all the files that a process may have open.
+
+    Args:
+        descriptor: The file; it may be closed afterwards.
+        size: Its bytes, at least one.
+
+    Attributes:
+        buffer: The bytes. Tensors made of it keep the memory.
+    """
+
+    def __init__(self, descriptor: int, size: int) -> None:
+        access = mmap.PROT_READ | mmap.PROT_WRITE
+        address = _LIBC.mmap(None, size, access, mmap.MAP_PRIVATE | _NORESERVE, descriptor, 0)
+        if address == _FAILED:
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code))
+        self.buffer = (ctypes.c_char * size).from_address(address)
+        self._address = address
+        # Not at exit: threads and other exit handlers may still compute with the weights.
+        weakref.finalize(self.buffer, _LIBC.munmap, address, size).atexit = False
+
+    def advise(self, advice: int, first: int, last: int) -> None:
+        """Tell the kernel what will be done with bytes; the first one begins a page."""
+        _LIBC.madvise(self._address + first, last - first, advice)
+
+
 class MappedFile:
     """A file mapped into memory, private to this process: its tensors are views, read when they are touched.
 
@@ -70,11 +107,7 @@ class MappedFile:
             self.entries = read_header(file.fileno(), self.path).tensors if entries is None else entries
             self._stamp = os.fstat(file.fileno())
             self.size = self._stamp.st_size
-            self._map: mmap.mmap | None = None
-            if self.size:
-                self._map = mmap.mmap(
-                    file.fileno(), self.size, flags=mmap.MAP_PRIVATE | _NORESERVE, prot=mmap.PROT_READ | mmap.PROT_WRITE
-                )
+            self._map = _Map(file.fileno(), self.size) if self.size else None
         self._views: dict[str, torch.Tensor] = {}
 
     def __contains__(self, name: object) -> bool:
@@ -125,7 +158,7 @@ class MappedFile:
     def _view(self, entry: StoredTensor) -> torch.Tensor:
         if entry.nbytes == 0 or self._map is None:
             return torch.empty(entry.shape, dtype=entry.dtype)
-        raw = torch.frombuffer(self._map, dtype=torch.uint8, count=entry.nbytes, offset=entry.start)
+        raw = torch.frombuffer(self._map.buffer, dtype=torch.uint8, count=entry.nbytes, offset=entry.start)
         if entry.start % entry.dtype.itemsize:
             raw = raw.clone()  # a misaligned tensor cannot be viewed in its dtype
         view = raw.view(entry.dtype).view(entry.shape)
@@ -159,7 +192,7 @@ class MappedFile:
         else:
             first -= first % mmap.PAGESIZE
         if last > first:
-            self._map.madvise(advice, first, last - first)
+            self._map.advise(advice, first, last)
 
 
 _mapped: "weakref.WeakValueDictionary[tuple[str, int, int, int], MappedFile]" = weakref.WeakValueDictionary()

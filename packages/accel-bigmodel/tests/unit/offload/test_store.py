@@ -1,6 +1,8 @@
 """Offload folders are read and written in the documented format."""
 
+import gc
 import json
+import resource
 from pathlib import Path
 
 import pytest
@@ -171,3 +173,24 @@ def test_another_layout_comes_back_equal_and_contiguous(layout: str, tmp_path: P
     found = OffloadedWeightsLoader(save_folder=tmp_path)["w"]
     assert torch.equal(found, weight)
     assert found.is_contiguous()
+
+
+def test_more_weights_than_files_may_be_open(tmp_path: Path) -> None:
+    """A model of many weights keeps none of their files open, and gives the memory back when it goes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    state = {f"layer.{number}": torch.full((3,), float(number)) for number in range(200)}
+    offload_state_dict(tmp_path, state)
+    gc.collect()
+    before = Path("/proc/self/maps").read_text().count(str(tmp_path))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(list(Path("/proc/self/fd").iterdir())) + 50, hard))
+    try:
+        loader = OffloadedWeightsLoader(save_folder=tmp_path)
+        views = {name: loader[name] for name in loader}
+        assert all(torch.equal(views[name], value) for name, value in state.items())
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    last = views["layer.7"]
+    del loader, views
+    gc.collect()
+    assert Path("/proc/self/maps").read_text().count(str(tmp_path)) == before + 1
+    assert torch.equal(last, state["layer.7"])

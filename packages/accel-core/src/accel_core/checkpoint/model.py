@@ -131,18 +131,14 @@ def compare(model: object, weights: StoredWeights, component: str, rank: int = 0
     inner = extract_model_from_parallel(model, keep_torch_compile=False)
     state = inner.state_dict()
     actual = {canonical_name(key): key for key in state}
+    weights = _under_bare_names(weights)
     findings: list[Finding] = []
 
     def note(kind: Kind, detail: str) -> None:
         findings.append(Finding(component, kind, detail, rank))
 
     stored = weights.tensors.keys() | weights.aliases.keys()
-    own = [state[actual[name]] for name in stored & actual.keys()]
-    reached = {payload.storage_key(value) for value in own if isinstance(value, Tensor)}
-    # A part of a spread weight may be empty, and then only names tell what is tied.
-    for group in tied_tensor_groups(inner):
-        if stored.intersection(canonical_name(key) for key in group):
-            reached |= {payload.storage_key(state[key]) for key in group if isinstance(state.get(key), Tensor)}
+    reached = _reached(inner, state, [actual[name] for name in stored & actual.keys()])
     fitting: list[str] = []
     for name, key in actual.items():
         value = state[key]
@@ -160,6 +156,48 @@ def compare(model: object, weights: StoredWeights, component: str, rank: int = 0
         if not _same_as_known(name, weights, actual):
             note("unexpected", f"{name} is not in the model")
     return Restoration(component, _applier(inner, state, actual, fitting, weights, kwargs), findings, partial=True)
+
+
+def _reached(inner: torch.nn.Module, state: Mapping[str, Any], given: list[str]) -> set[tuple[Any, ...]]:
+    """Return which memory of a model is filled when the names in `given` are, under whatever names it is known."""
+    filled = set(given)
+    # A part of a spread weight may be empty, and then only names tell what is tied.
+    for group in tied_tensor_groups(inner):
+        if not filled.isdisjoint(group):
+            filled.update(name for name in group if name in state)
+    return {payload.storage_key(state[name]) for name in filled if isinstance(state[name], Tensor)}
+
+
+class _Renamed:
+    """Weights that were stored under the names of a wrapped model, under those of the bare one.
+
+    Args:
+        weights: What was stored.
+        bare: Its names without the prefixes of wrappers, and as they were stored.
+    """
+
+    def __init__(self, weights: StoredWeights, bare: Mapping[str, str]) -> None:
+        self.path = weights.path
+        self.tensors = {name: weights.tensors[raw] for name, raw in bare.items() if raw in weights.tensors}
+        self.aliases = {canonical_name(alias): canonical_name(name) for alias, name in weights.aliases.items()}
+        self._weights, self._bare = weights, bare
+
+    def read(self, name: str) -> Tensor:
+        """Return one tensor in fresh memory on the CPU."""
+        return self._weights.read(self._bare[name])
+
+    def read_into(self, name: str, destination: Tensor) -> None:
+        """Copy one tensor into `destination`."""
+        self._weights.read_into(self._bare[name], destination)
+
+
+def _under_bare_names(weights: StoredWeights) -> StoredWeights:
+    """Return weights under the names of the bare model, whichever form of it was saved."""
+    stored = [*weights.tensors, *weights.aliases]
+    bare = {canonical_name(name): name for name in stored}
+    if len(bare) < len(stored) or all(name == raw for name, raw in bare.items()):
+        return weights
+    return _Renamed(weights, bare)
 
 
 def _applier(

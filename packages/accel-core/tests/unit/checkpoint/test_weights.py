@@ -62,6 +62,22 @@ def test_weights_come_back_from_any_number_of_shards(safe: bool, limit: int | st
     assert (len(files) == 1) == (limit == "10GB")
 
 
+@pytest.mark.parametrize("limit", ["10GB", 300])
+@pytest.mark.parametrize("safe", [True, False])
+@pytest.mark.parametrize("wrapped", ["saved", "loaded", "both"])
+def test_names_of_compiled_models_are_understood(wrapped: str, safe: bool, limit: int | str, tmp_path: Path) -> None:
+    """Weights stored with the prefix of a compiled model or without it fill a compiled model and a bare one."""
+    model, other = Tied(), Tied()
+    state: dict[str, Any] = canonical_state_dict(model)
+    if wrapped != "loaded":
+        state = dict(torch.compile(model, backend="eager").state_dict())
+        assert all(name.startswith("_orig_mod.") for name in state)
+    weights.save_model(model, state.items(), tmp_path, max_shard_size=limit, safe_serialization=safe)
+    target: nn.Module = other if wrapped == "saved" else torch.compile(other, backend="eager")  # type: ignore[assignment]
+    assert weights.load_model(target, tmp_path).restored == ["model"]
+    assert same(model, other)
+
+
 def test_index_describes_the_shards(tmp_path: Path) -> None:
     """The index names each stored tensor once, with the bytes of all."""
     model = Tied()

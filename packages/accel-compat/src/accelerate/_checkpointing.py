@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from accel_core.checkpoint import names, payload, plain, progress, stateful
+from accel_core.checkpoint.folder import placement
 from accel_core.checkpoint.format import Part, Source
 from accel_core.checkpoint.manifest import Manifest
 from accel_core.checkpoint.plain import PLAIN
@@ -106,13 +107,12 @@ def load_accelerator_state(
 
     Raises:
         CheckpointError: Something is missing, damaged or does not fit; nothing was changed.
+        TypeError: `map_location` is something else.
     """
     folder = Path(input_dir)
     world = replace(process.ensure(), rank=process_index)
     run = BareRun(models, optimizers, schedulers, dataloaders, scaler=scaler, world=world)
-    options = dict(load_kwargs or {})
-    if map_location is not None:
-        options["map_location"] = world.device if map_location == "on_device" else map_location
+    options = placement(map_location, world) | (load_kwargs or {})
     stored = len(list(folder.glob(f"{names.RNG_STATE_NAME}_*.pkl")))
     source = Source(folder, Manifest.read(folder), max(1, stored), options, load_model_func_kwargs)
     plans = PLAIN.model_restorations(run, models, source) + PLAIN.optimizer_restorations(run, source)

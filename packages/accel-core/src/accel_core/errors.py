@@ -148,7 +148,7 @@ class CheckpointMismatchError(CheckpointError, ValueError):
     """A whole checkpoint that does not fit the objects that it is loaded into."""
 
 
-class CheckpointNotFoundError(CheckpointError, FileNotFoundError):
+class CheckpointNotFoundError(CheckpointError, FileNotFoundError, ValueError):
     """No complete checkpoint where one was expected."""
 
 

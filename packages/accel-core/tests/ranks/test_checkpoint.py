@@ -17,7 +17,12 @@ from accel_core.accelerator import Accelerator
 from accel_core.checkpoint import background, commit, folder, payload, preemption
 from accel_core.checkpoint.run import BareRun
 from accel_core.comm.objects import gather_object
-from accel_core.errors import CheckpointDamagedError, CheckpointError, CheckpointMismatchError
+from accel_core.errors import (
+    CheckpointDamagedError,
+    CheckpointError,
+    CheckpointMismatchError,
+    ConfigurationError,
+)
 from accel_core.process.world import ensure
 from accel_core.testing import world
 from accel_core.testing.world import run
@@ -268,6 +273,26 @@ def test_ranks_that_load_different_checkpoints_are_refused(tmp_path: Path) -> No
     assert "do not hold the same save" in errors[0][1]
     assert torch.equal(other.models[0].weight, weight)
     folder.load_state(other, tmp_path / "ckpt1")
+
+
+@world(2)
+def test_what_all_ranks_meet_is_said_once(tmp_path: Path) -> None:
+    """The first run of a script that loads the newest checkpoint: one sentence on all ranks, without their list."""
+    own = build(1)
+    own.project.set_directories(str(tmp_path))
+    errors = everywhere(raised(folder.load_state, own, tmp_path / "nothing"))
+    assert errors[0] == errors[1]
+    assert errors[0][1].startswith("There is no checkpoint folder")
+    own.project.automatic_checkpoint_naming = True
+    errors = everywhere(raised(folder.load_state, own))
+    assert errors[0] == errors[1]
+    assert errors[0][0] == "CheckpointNotFoundError"
+    assert errors[0][1].startswith("There is no complete checkpoint_<number>")
+    assert "rank 0:" not in errors[0][1]
+    own.project.automatic_checkpoint_naming = False
+    with pytest.raises(ConfigurationError, match=r"^load_state needs to know where from"):
+        folder.load_state(own)
+    assert os.listdir(tmp_path) == []
 
 
 @world(2)

@@ -24,7 +24,7 @@ from accel_core.checkpoint.transaction import Transaction
 from accel_core.errors import CheckpointDamagedError, CheckpointError, ConfigurationError, UnsafeCheckpointError
 from accel_core.process.world import World
 
-__all__ = ["checkpoints_folder", "load_state", "save_state"]
+__all__ = ["checkpoints_folder", "load_state", "placement", "save_state"]
 
 logger = logging.getLogger(__name__)
 
@@ -121,7 +121,7 @@ def load_state(
         load_kwargs: Passed to `torch.load` for everything but models (`map_location`).
         strict: Raise if anything is missing, unexpected or damaged. Otherwise restore what fits.
         **load_model_func_kwargs: Passed to `load_state_dict` of models (`assign`). `map_location` says where plain
-            objects are read to: `"cpu"`, or `"on_device"` for the device of this rank.
+            optimizers are read to: `"cpu"`, or `"on_device"` for the device of this rank.
 
     Returns:
         What was restored and what was not.
@@ -131,11 +131,11 @@ def load_state(
         CheckpointDamagedError: A file is truncated, altered or lost.
         CheckpointMismatchError: The checkpoint is whole but does not fit the run.
         UnsafeCheckpointError: The checkpoint would run code, or leads outside its folder.
+        TypeError: `map_location` is something else.
     """
     background.finish()
     ranks = Ranks(run.world, "load_state")
-    place = load_model_func_kwargs.pop("map_location", None)
-    options = {} if place is None else {"map_location": run.world.device if place == "on_device" else place}
+    options = placement(load_model_func_kwargs.pop("map_location", None), run.world)
     reading = _read(run, input_dir, options | (load_kwargs or {}), load_model_func_kwargs, ranks, strict=strict)
     report, plans = reading.report, reading.plans
     hooks = list(run.load_state_pre_hooks.values())
@@ -285,6 +285,22 @@ def checkpoints_folder(run: Run) -> Path:
             "Pass Accelerator(project_dir=...)."
         )
     return Path(run.project.project_dir) / "checkpoints"
+
+
+def placement(place: object, world: World) -> dict[str, Any]:
+    """Return what `torch.load` is told of the place that a user asked for.
+
+    Raises:
+        TypeError: It is neither `None`, `"cpu"` nor `"on_device"`.
+    """
+    if place is None:
+        return {}
+    if place not in ("cpu", "on_device"):
+        raise TypeError(
+            f'map_location says where optimizers are read to; got {place!r}. Pass None, "cpu" or "on_device", or '
+            'load_kwargs={"map_location": ...} for anything that torch.load takes.'
+        )
+    return {"map_location": world.device if place == "on_device" else "cpu"}
 
 
 def _target(run: Run, output_dir: str | os.PathLike[str] | None) -> Path:

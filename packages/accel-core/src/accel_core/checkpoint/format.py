@@ -113,6 +113,11 @@ class Source:
     load_kwargs: dict[str, Any]
     model_kwargs: dict[str, Any]
 
+    @property
+    def plain_kwargs(self) -> dict[str, Any]:
+        """What the reader of anything but models and optimizers is passed: generators take no state on a device."""
+        return {name: value for name, value in self.load_kwargs.items() if name != "map_location"}
+
     def files(self) -> list[str]:
         """Return the names of its files: what the manifest lists, or documented names in a folder of Accelerate."""
         if self.manifest is not None:

@@ -63,7 +63,7 @@ def random_restoration(run: Run, source: Source) -> Restoration:
     name = names.random_states_name(world.rank if known else world.rank % source.world_size)
     try:
         source.check_listed(name)
-        states = payload.read_object(source.folder, name, **source.load_kwargs)
+        states = payload.read_object(source.folder, name, **source.plain_kwargs)
         rng.check(states, world)
     except (CheckpointError, OSError) as error:
         return Restoration(component, findings=[finding_of(error, component, world.rank)])

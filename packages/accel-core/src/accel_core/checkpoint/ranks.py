@@ -82,7 +82,9 @@ class Ranks:
         if failed:
             if self.size == 1 and isinstance(failure, AccelError):
                 raise failure
-            kind = next(iter(failed.values()))[0]
+            kind, message = next(iter(failed.values()))
+            if len(failed) == self.size and len(set(failed.values())) == 1:
+                raise _known(kind(message)) from failure
             text = "\n".join(f"rank {rank}: {message}" for rank, (_, message) in failed.items())
             raise _known(kind(f"{doing} failed; got:\n{text}\n{advice}")) from failure
         finished = [rank for rank, (ended, _, _) in enumerate(said) if ended]

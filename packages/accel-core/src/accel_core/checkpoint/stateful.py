@@ -55,8 +55,9 @@ def parts(run: Run) -> list[Part]:
         cursor = _cursor(loader)
         if cursor is not None:
             add(names.sampler_name(index), f"data position {index}", cursor.state_dict())
-        if _keeps_state(loader):
-            add(names.dataloader_name(index), f"data loader {index}", loader.state_dict())
+        state = _state_of(loader) if _keeps_state(loader) else None
+        if state is not None:
+            add(names.dataloader_name(index), f"data loader {index}", state)
     if run.scaler is not None:
         add(names.SCALER_NAME, "scaler", run.scaler.state_dict())
     for index, item in enumerate(run.custom_objects):
@@ -114,7 +115,7 @@ def _restoration(
 ) -> Restoration:
     try:
         source.check_listed(name)
-        state = payload.read_object(source.folder, name, **source.load_kwargs)
+        state = payload.read_object(source.folder, name, **source.plain_kwargs)
     except (CheckpointError, OSError) as error:
         return Restoration(component, findings=[finding_of(error, component, rank)])
     problem = None if differ is _accept else differ(target.state_dict(), state)
@@ -173,6 +174,17 @@ def _keeps_state(loader: object) -> bool:
     return bool(getattr(loader, "use_stateful_dataloader", False)) and isinstance(loader, Stateful)
 
 
+def _state_of(loader: Any) -> object:
+    """Return the state of a stateful loader; `None` where it has none yet.
+
+    Asking one of torchdata's for its state before it was iterated makes its iterator there and then: a seed is drawn
+    from torch's generator now and not later, workers are started, and a run that saves differs from one that does not.
+    """
+    if getattr(loader, "_iterator", None) is None and hasattr(loader, "next_iter_state"):
+        return loader.next_iter_state
+    return loader.state_dict()
+
+
 def _present(source: Source, name: str) -> bool:
-    """Tell whether a file is due: listed in the manifest, or, in a folder of Accelerate, there."""
+    """Return whether a file is due: listed in the manifest, or, in a folder of Accelerate, there."""
     return (source.folder / name).exists() if source.manifest is None else name in source.manifest

@@ -294,6 +294,38 @@ def test_readers_take_the_options_of_the_caller(
     assert other.models[0][0].weight is not weight
 
 
+def test_another_place_than_those_two_is_a_type_error(make_run: Make, tmp_path: Path) -> None:
+    """A word that is no place is refused as an argument, and not as damage of the checkpoint; nothing was read."""
+    run = make_run(1)
+    folder.save_state(run, tmp_path / "ckpt")
+    weight = run.models[0][0].weight.detach().clone()
+    for place in ("cuda", torch.device("cpu"), {"cuda": "cpu"}):
+        with pytest.raises(TypeError, match='Pass None, "cpu" or "on_device"'):
+            folder.load_state(run, tmp_path / "ckpt", map_location=place)
+    assert torch.equal(run.models[0][0].weight, weight)
+
+
+def test_generators_are_read_to_the_cpu_wherever_optimizers_are(
+    make_run: Make, state_of: StateOf, differing: Differing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`on_device` reaches the reader of optimizers alone: a generator's state, and a position, cannot lie elsewhere."""
+    run = make_run(1)
+    before = state_of(run)
+    folder.save_state(run, tmp_path / "ckpt")
+    told: dict[str, Any] = {}
+    read = payload.read_object
+
+    def watched(place: Path, name: str, **options: Any) -> Any:
+        told[name] = options.get("map_location")
+        return read(place, name, **options)
+
+    monkeypatch.setattr(payload, "read_object", watched)
+    other = make_run(2)
+    folder.load_state(other, tmp_path / "ckpt", map_location="on_device")
+    assert {name for name, place in told.items() if place is not None} == {"optimizer.bin"}
+    assert differing(before, state_of(other)) == []
+
+
 def test_components_that_the_run_lacks_are_reported_only(make_run: Make, tmp_path: Path) -> None:
     """Loading the model alone from a full checkpoint works, and the report says what was left."""
     saved = make_run(1)
@@ -411,8 +443,9 @@ def test_nowhere_to_save_to_or_load_from(make_run: Make, tmp_path: Path) -> None
         folder.save_state(run)
     with pytest.raises(ConfigurationError, match="input_dir is None"):
         folder.load_state(run)
-    with pytest.raises(CheckpointNotFoundError, match="There is no checkpoint folder"):
+    with pytest.raises(CheckpointNotFoundError, match="There is no checkpoint folder") as caught:
         folder.load_state(run, tmp_path / "nothing")
+    assert isinstance(caught.value, ValueError)
     run.project.automatic_checkpoint_naming = True
     with pytest.raises(ConfigurationError, match="project_dir is None"):
         folder.save_state(run)

@@ -1,7 +1,7 @@
 """Loaders that keep a state of their own, in a checkpoint."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -51,6 +51,45 @@ def test_a_stateful_loader_goes_on_where_it_was_saved(streams: bool, tmp_path: P
     folder.load_state(resumed, tmp_path / "ckpt")
     assert [batch.tolist() for batch in resumed.dataloaders[0]] == rest
     assert [batch.tolist() for batch in resumed.dataloaders[0]] == again
+
+
+@requires("torchdata")
+@pytest.mark.usefixtures("fresh_state")
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
+def test_a_loader_that_was_not_iterated_draws_nothing_when_it_is_saved(tmp_path: Path) -> None:
+    """A run that saves draws what one that does not save draws, then and afterwards, and a resumed run goes on so."""
+
+    def two_loaders(seed: int) -> BareRun:
+        torch.manual_seed(seed)
+        run = build(False)
+        run.dataloaders += build(False).dataloaders
+        return run
+
+    def begin() -> tuple[BareRun, Iterator[torch.Tensor]]:
+        run = two_loaders(3)
+        batches = iter(run.dataloaders[0])
+        next(batches), next(batches)
+        return run, batches
+
+    def finish(run: BareRun, rest: Iterable[torch.Tensor]) -> list[float]:
+        passes = (run.dataloaders[1], rest, run.dataloaders[1])
+        return [float(batch.sum() + torch.rand(1)) for batches in passes for batch in batches]
+
+    expected = finish(*begin())
+    run, rest = begin()
+    before = torch.get_rng_state()
+    folder.save_state(run, tmp_path / "ckpt")
+    assert torch.equal(torch.get_rng_state(), before)
+    assert finish(run, rest) == expected
+    for other in (run, two_loaders(4)):
+        folder.load_state(other, tmp_path / "ckpt")
+        assert finish(other, other.dataloaders[0]) == expected
+    fresh = two_loaders(5)
+    folder.load_state(fresh, tmp_path / "ckpt")
+    folder.save_state(fresh, tmp_path / "again")
+    last = two_loaders(6)
+    folder.load_state(last, tmp_path / "again")
+    assert finish(last, last.dataloaders[0]) == expected
 
 
 _POSITION = {"version": 1, "epoch": 0, "offset": 0, "unit": "samples", "seed": None, "order": {}}

@@ -5,7 +5,8 @@ from collections import OrderedDict, UserDict, namedtuple
 import pytest
 import torch
 
-from accel_core.comm import collectives, packing, transport
+from accel_core.comm import collectives, objects, packing, transport
+from accel_core.comm.trigger import Trigger
 from accel_core.errors import (
     CollectiveError,
     ConfigurationError,
@@ -156,7 +157,7 @@ def test_one_collective_for_many_tensors():
 
 @world(4)
 def test_reduce_equals_arithmetic():
-    """Sum and mean over four ranks equal those of the stacked tensors, for every dtype that has them."""
+    """Sum, mean and maximum over four ranks are those of the stacked tensors, for every dtype that has them."""
     rank = ensure().rank
     for dtype in DTYPES:
         parts = torch.stack([tensor_of(dtype, other).to(torch.complex128) for other in range(4)])
@@ -169,6 +170,13 @@ def test_reduce_equals_arithmetic():
         if (dtype.is_floating_point and dtype.itemsize > 1) or dtype.is_complex:
             mean = collectives.reduce(tensor_of(dtype, rank))
             assert mean.to(torch.complex128).equal(parts.mean(0))
+        if dtype.is_complex:
+            with pytest.raises(CollectiveError, match=r"no largest one; got torch.complex64 at \['z'\]. Reduce its"):
+                collectives.reduce({"z": tensor_of(dtype, rank)}, "max")
+        else:
+            largest = collectives.reduce({"a": (tensor_of(dtype, 3 - rank),)}, "max")["a"][0]
+            assert largest.to(torch.float64).equal(parts.real.amax(0)) or dtype is torch.bool
+            assert largest.dtype == dtype
 
 
 @world(2)
@@ -179,10 +187,15 @@ def test_reduce_larger_than_a_frame():
     for dtype in DTYPES:
         small = tensor_of(dtype, rank)
         large = small.reshape(-1).repeat(size // small.numel() + 1)
-        expected = collectives.reduce(small, "sum").reshape(-1)
-        total = collectives.reduce(large, "sum")
-        assert total[:6].view(torch.uint8).equal(expected.view(torch.uint8)), dtype
-        assert total[-6:].view(torch.uint8).equal(expected.view(torch.uint8)), dtype
+        for reduction in ("sum",) if dtype.is_complex else ("sum", "max"):
+            expected = collectives.reduce(small, reduction).reshape(-1)
+            total = collectives.reduce(large, reduction)
+            assert total[:6].view(torch.uint8).equal(expected.view(torch.uint8)), dtype
+            assert total[-6:].view(torch.uint8).equal(expected.view(torch.uint8)), dtype
+    for odd in (0, 1):
+        value = torch.nan if rank == odd else 1.0
+        for size in (1, 100_000):
+            assert collectives.reduce(torch.full((size,), value), "max").isnan().all()
 
 
 @world(2)
@@ -210,8 +223,9 @@ def test_mean_of_whole_numbers_is_refused():
 def test_unknown_reduction():
     """A word that is no reduction is refused before anything is sent."""
     ensure()
-    with pytest.raises(ConfigurationError, match=r"got 'average'"):
-        collectives.reduce(torch.ones(1), "average")
+    for word in ("average", "min", None):
+        with pytest.raises(ConfigurationError, match=rf"got {word!r}. Use one of mean, sum, max, none"):
+            collectives.reduce(torch.ones(1), word)
 
 
 @world(2)
@@ -331,7 +345,7 @@ def test_a_rank_that_cannot_take_part():
         with pytest.raises(UnsupportedTypeError, match=r"<class 'str'>"):
             collectives.gather({"a": "text"})
     else:
-        with pytest.raises(RemoteRankError, match=r"rank 1 failed: rank 1: UnsupportedTypeError.*<class 'str'>"):
+        with pytest.raises(RemoteRankError, match=r"rank 1 failed: UnsupportedTypeError.*<class 'str'>"):
             collectives.gather({"a": torch.ones(1)})
     assert collectives.gather(torch.tensor(rank)).tolist() == [0, 1]
 
@@ -344,3 +358,28 @@ def test_lists_and_tuples_may_meet():
     gathered = collectives.gather(nest)
     assert type(gathered) is type(nest)
     assert gathered[0].tolist() == [1.0, 1.0]
+
+
+@world(2)
+def test_operations_first_used_in_inference_mode():
+    """What an operation keeps for the next one serves in every mode, whichever it was made in."""
+    here = ensure()
+    nest = [torch.full((2,), float(here.rank))] * 5
+
+    def everything(share):
+        assert collectives.gather(nest)[0].tolist() == [0.0, 0.0, 1.0, 1.0]
+        assert collectives.reduce(nest, "sum")[0].tolist() == [1.0, 1.0]
+        assert collectives.reduce(torch.ones(share), "max").sum().item() == share
+        assert collectives.broadcast(torch.tensor([float(here.rank)]), 1).item() == 1.0
+        assert objects.gather_object([share]) == [share] * 2
+        trigger.set()
+        assert trigger.check()
+
+    trigger = Trigger()
+    with torch.inference_mode():
+        everything(70_000)
+    everything(3)
+    with torch.no_grad():
+        everything(70_000)
+    with torch.inference_mode():
+        everything(3)

@@ -83,6 +83,27 @@ def test_a_block_that_fails_on_one_rank():
     assert channel.exchange(here.rank) == [0, 1, 2]
 
 
+@world(4)
+def test_ranks_that_fail_alike_are_reported_once():
+    """What several ranks report in the same words stands once, with the ranks; other words stand beside it."""
+    here = ensure()
+    channel = Channel(here, "a test")
+    for texts, reported in (
+        (
+            [None, "the disk is full.", "the disk is full.", "the disk is full"],
+            "ranks 1, 2, 3 failed: OSError: the disk is full. Mend",
+        ),
+        (
+            [None, "the disk is full", "no such folder", "the disk is full"],
+            "failed: ranks 1, 3: OSError: the disk is full; rank 2: OSError: no such folder. Mend",
+        ),
+    ):
+        text = texts[here.rank]
+        with pytest.raises(RemoteRankError if text is None else OSError) as caught:
+            channel.agree(None if text is None else OSError(text))
+        assert (reported if text is None else text) in str(caught.value)
+
+
 @world(2)
 def test_an_operation_that_fails_inside_a_block():
     """A failure that the other ranks learned of inside the block is not told again at its end."""

@@ -108,23 +108,25 @@ def concatenate(data: Sequence[Any], dim: int = 0) -> Any:
         dim: The dim along which tensors are joined.
 
     Returns:
-        One nest of the structure of the first.
+        One nest of the structure of the first. Of a single nest, leaves that are no tensors stay as they are.
 
     Raises:
         DataError: The list is empty.
-        UnsupportedTypeError: A leaf is no tensor.
+        UnsupportedTypeError: A leaf is no tensor, and there are several nests.
     """
     if isinstance(data, tuple | list) and not data:
         raise DataError(f"Nothing to concatenate; got an empty {type(data)}. Pass at least one batch.")
     return tree_map(lambda *parts: _join(parts, dim), *data)
 
 
-def _join(parts: tuple[Any, ...], dim: int) -> torch.Tensor:
-    if not is_torch_tensor(parts[0]):
-        raise UnsupportedTypeError(
-            f"Only tensors can be concatenated; got {type(parts[0])}. Take this value out of the batches."
-        )
-    return torch.cat(parts, dim=dim)
+def _join(parts: tuple[Any, ...], dim: int) -> Any:
+    if is_torch_tensor(parts[0]):
+        return torch.cat(parts, dim=dim)
+    if len(parts) == 1:
+        return parts[0]
+    raise UnsupportedTypeError(
+        f"Only tensors can be concatenated; got {type(parts[0])}. Take this value out of the batches."
+    )
 
 
 def pad_input_tensors(tensor: object, batch_size: int, num_processes: int, dim: int = 0) -> Any:

@@ -60,7 +60,7 @@ __all__ = [
 
 Nest = TypeVar("Nest")
 
-_REDUCTIONS = ("mean", "sum", "none")
+_REDUCTIONS = ("mean", "sum", "max", "none")
 _INTEGERS_OF_GLOO = frozenset({torch.uint8, torch.int8, torch.int32, torch.int64})
 
 
@@ -113,11 +113,12 @@ def _gather(nest: object, here: World) -> object:
 
 
 def reduce(tensor: object, reduction: str = "mean", scale: float = 1.0) -> Any:
-    """Add up a nest of tensors over all ranks.
+    """Combine a nest of tensors over all ranks, place by place.
 
     Args:
         tensor: A nest of tensors, each of the same shape and dtype on all ranks.
-        reduction: `"mean"` divides the sum by the number of ranks; `"sum"` and `"none"` do not.
+        reduction: `"sum"`, also under the name of `"none"`; `"mean"`, the sum divided by the number of ranks; `"max"`,
+            which is NaN where any rank has NaN.
         scale: Factor for the result on XLA devices; elsewhere it has no effect, and one other than 1 is warned of.
 
     Returns:
@@ -125,7 +126,7 @@ def reduce(tensor: object, reduction: str = "mean", scale: float = 1.0) -> Any:
         process, a copy.
 
     Raises:
-        CollectiveError: The mean of whole numbers or booleans was asked for.
+        CollectiveError: The mean of whole numbers or booleans, or the largest of complex numbers, was asked for.
         ConfigurationError: The reduction is unknown.
         RankDisagreementError: Structure, shapes or dtypes differ between ranks.
         UnsupportedTypeError: A leaf is no tensor; the other ranks get RemoteRankError.
@@ -153,8 +154,7 @@ def _reduce(nest: object, reduction: str, scale: float, here: World) -> Any:
     operation = f"reduce({reduction})"
     with participate(here, operation) as transport:
         leaves, layout = lay_out(nest, "reduce", transport.device, here.size)
-        if reduction == "mean":
-            _refuse_whole_numbers(nest)
+        _check_reduction(nest, reduction)
         in_frame = transport.on_host and layout.nbytes <= transport.capacity
         window = window_of(transport, layout, layout.stack) if in_frame and layout.stack is not None else None
         if window is not None:
@@ -167,52 +167,54 @@ def _reduce(nest: object, reduction: str, scale: float, here: World) -> Any:
         if transport.on_host or here.debug or proof not in transport.proven:
             transport.exchange(Message(layout.digest, layout.nbytes, lambda: view_of(nest)))
             transport.proven.add(proof)
-        divisor = here.size if reduction == "mean" else 1
         if window is not None:
-            return unflatten(nest, iter(unstack(layout, _add_rows(window.rows, divisor), layout.shapes[0])))
+            return unflatten(nest, iter(unstack(layout, _reduce_rows(window.rows, reduction), layout.shapes[0])))
         factor = scale if here.device.type == "xla" else 1.0
         results: list[Any] = [None] * len(leaves)
         packed = None if in_frame else _packed(layout, leaves, transport)
         for segment in layout.segments:
             if packed is None:
-                total = _add_rows(transport.rows(segment.start, segment.stop).view(segment.dtype), divisor)
+                total = _reduce_rows(transport.rows(segment.start, segment.stop).view(segment.dtype), reduction)
             else:
-                total = _all_reduce(packed[segment.start : segment.stop].view(segment.dtype), divisor, transport)
+                total = _all_reduce(packed[segment.start : segment.stop].view(segment.dtype), reduction, transport)
             layout.unpack(segment, total if factor == 1.0 else total * factor, results)
         for place in layout.alone:
-            total = _all_reduce(_dense(leaves[place], transport).clone(), divisor, transport)
+            total = _all_reduce(_dense(leaves[place], transport).clone(), reduction, transport)
             results[place] = total if factor == 1.0 else total * factor
         return unflatten(nest, iter(layout.home(results)))
 
 
-def _refuse_whole_numbers(nest: object) -> None:
+def _check_reduction(nest: object, reduction: str) -> None:
     for path, leaf in leaf_paths(nest):
-        if not (leaf.dtype.is_floating_point or leaf.dtype.is_complex):
+        at = f"{leaf.dtype}{f' at {path}' if path else ''}"
+        if reduction == "mean" and not (leaf.dtype.is_floating_point or leaf.dtype.is_complex):
             raise CollectiveError(
-                f"Whole numbers and booleans have no mean of their own dtype; got {leaf.dtype}"
-                f"{f' at {path}' if path else ''}. Use reduction='sum', or call .float() on it first."
+                f"Whole numbers and booleans have no mean of their own dtype; got {at}. "
+                "Use reduction='sum', or call .float() on it first."
             )
+        if reduction == "max" and leaf.dtype.is_complex:
+            raise CollectiveError(f"Complex numbers have no largest one; got {at}. Reduce its .abs() instead.")
 
 
-def _add_rows(rows: torch.Tensor, divisor: int) -> torch.Tensor:
-    """Add up `(ranks, n)` over the ranks, in the order of ranks, so that all get the same bits."""
+def _reduce_rows(rows: torch.Tensor, reduction: str) -> torch.Tensor:
+    """Combine `(ranks, n)` over the ranks, in the order of ranks, so that all get the same bits."""
     dtype = rows.dtype
     if dtype is torch.bool:
         return rows.any(0)
     if dtype is torch.complex32:
         # torch adds no halves of complex numbers; their parts are added as the floating-point numbers that they are.
-        return torch.view_as_complex(_add_rows(torch.view_as_real(rows), divisor))
-    if dtype.is_complex or dtype in (torch.float32, torch.float64):
-        total = rows.sum(0)
-        return total.div_(divisor) if divisor > 1 else total
-    if dtype.is_floating_point:
-        total = rows.to(torch.float32).sum(0)
-        return (total.div_(divisor) if divisor > 1 else total).to(dtype)
-    return rows.to(torch.int64).sum(0).to(dtype)
+        return torch.view_as_complex(_reduce_rows(torch.view_as_real(rows), reduction))
+    if not (dtype.is_complex or dtype in (torch.float32, torch.float64)):
+        # Sums of few digits, and dtypes that torch can store and not compare, are computed in wider ones.
+        rows = rows.to(torch.float32 if dtype.is_floating_point else torch.int64)
+    if reduction == "max":
+        return rows.amax(0).to(dtype)
+    total = rows.sum(0)
+    return (total.div_(len(rows)) if reduction == "mean" else total).to(dtype)
 
 
-def _all_reduce(data: torch.Tensor, divisor: int, transport: Transport) -> torch.Tensor:
-    """Add up a contiguous tensor, which may be overwritten, over the ranks."""
+def _all_reduce(data: torch.Tensor, reduction: str, transport: Transport) -> torch.Tensor:
+    """Combine a contiguous tensor, which may be overwritten, over the ranks."""
     dtype = data.dtype
     if dtype is torch.bool:
         transport.all_reduce(data.view(torch.uint8), dist.ReduceOp.MAX)
@@ -224,10 +226,25 @@ def _all_reduce(data: torch.Tensor, divisor: int, transport: Transport) -> torch
         wire = data.to(torch.float32)
     elif not dtype.is_floating_point and dtype not in _INTEGERS_OF_GLOO:
         wire = data.to(torch.int64)
-    transport.all_reduce(wire)
-    if divisor > 1:
-        wire.div_(divisor)
+    if reduction == "max":
+        _all_reduce_max(wire, transport)
+    else:
+        transport.all_reduce(wire)
+    if reduction == "mean":
+        wire.div_(transport.world.size)
     return data if dtype.is_complex else wire.to(dtype)
+
+
+def _all_reduce_max(wire: torch.Tensor, transport: Transport) -> None:
+    """Take the largest over the ranks, in place."""
+    if not wire.dtype.is_floating_point:
+        transport.all_reduce(wire, dist.ReduceOp.MAX)
+        return
+    # Backends compare with `<`, in which a NaN wins or loses by its place: it travels apart.
+    unknown = wire.isnan().view(torch.uint8)
+    transport.all_reduce(wire, dist.ReduceOp.MAX)
+    transport.all_reduce(unknown, dist.ReduceOp.MAX)
+    wire[unknown.view(torch.bool)] = torch.nan
 
 
 def _dense(leaf: torch.Tensor, transport: Transport) -> torch.Tensor:

@@ -7,7 +7,15 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from accel_core.errors import PartView, RankView
 
-__all__ = ["decode_view", "disagreement_message", "encode_view", "lost_message", "ranks_text", "remote_message"]
+__all__ = [
+    "decode_view",
+    "disagreement_message",
+    "encode_view",
+    "failures_text",
+    "lost_message",
+    "ranks_text",
+    "remote_message",
+]
 
 _DIFFERENCES_SHOWN = 8
 
@@ -29,11 +37,20 @@ def decode_view(content: bytes) -> RankView:
 
 def remote_message(doing: str, rank: int, failures: Mapping[int, str]) -> str:
     """Write what a healthy rank says when others failed."""
-    reported = "; ".join(f"rank {other}: {text.rstrip('.')}" for other, text in sorted(failures.items()))
     return (
-        f"{doing} was given up on rank {rank}, because {ranks_text(failures)} failed: {reported}. "
-        "Mend what that rank reports; its own traceback is in its output."
+        f"{doing} was given up on rank {rank}, because {ranks_text(failures)} failed: {failures_text(failures)}. "
+        "Mend what is reported there; the traceback is in that rank's output."
     )
+
+
+def failures_text(failures: Mapping[int, str]) -> str:
+    """Write what ranks report: one sentence where all say the same, else one for each that differs, with its ranks."""
+    ranks_of: dict[str, list[int]] = {}
+    for rank, text in sorted(failures.items()):
+        ranks_of.setdefault(text.rstrip("."), []).append(rank)
+    if len(ranks_of) == 1:
+        return next(iter(ranks_of))
+    return "; ".join(f"{ranks_text(ranks)}: {text}" for text, ranks in ranks_of.items())
 
 
 def lost_message(operation: str, site: str, rank: int, failure: BaseException) -> str:

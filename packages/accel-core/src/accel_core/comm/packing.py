@@ -184,9 +184,11 @@ def window_of(transport: Transport, layout: Layout, block: Block) -> Window:
             transport.windows.clear()
         assert block.shape is not None
         segment, count = layout.segments[0], len(block.members)
-        room = transport.payload[: segment.stop].view(segment.dtype).view(count, *block.shape)
-        rows = transport.rows(0, segment.stop).view(segment.dtype)
-        window = Window(room, rows, rows.view(len(rows), count, *block.shape).transpose(0, 1))
+        # They are kept like the frames, so they too must not be tied to the mode that they are first needed in.
+        with torch.inference_mode(False):
+            room = transport.payload[: segment.stop].view(segment.dtype).view(count, *block.shape)
+            rows = transport.rows(0, segment.stop).view(segment.dtype)
+            window = Window(room, rows, rows.view(len(rows), count, *block.shape).transpose(0, 1))
         transport.windows[layout.digest] = window
     return window
 

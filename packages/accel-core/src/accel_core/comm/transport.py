@@ -135,7 +135,10 @@ class Transport:
         self._wanted = min(_FIRST_FRAME, self._largest)
         self._allocate(self._wanted)
 
+    @torch.inference_mode(False)
     def _allocate(self, size: int) -> None:
+        # These tensors outlive the operation that needs them first. What is made inside `torch.inference_mode` can be
+        # written to nowhere else: https://docs.pytorch.org/docs/stable/notes/autograd.html#inference-mode
         self.size = size
         self.capacity = size - _HEADER.size
         self._send = torch.zeros(size, dtype=torch.uint8, device=self.device)

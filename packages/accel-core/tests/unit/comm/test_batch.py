@@ -75,6 +75,7 @@ def test_slice_and_concatenate_are_inverse():
     assert wide.shape == (2, 4)
     with pytest.raises(UnsupportedTypeError, match="Only tensors can be concatenated; got <class 'str'>"):
         batch.concatenate([{"a": "x"}, {"a": "y"}])
+    assert batch.concatenate([{"a": "x", "b": [torch.ones(1), None]}]) == {"a": "x", "b": [torch.ones(1), None]}
     with pytest.raises(DataError, match="Nothing to concatenate"):
         batch.concatenate([])
 
@@ -96,10 +97,11 @@ def test_one_process_gives_back_what_it_got():
     assert collectives.gather(nest) is nest
     assert collectives.broadcast(nest) is nest
     assert collectives.pad_across_processes(nest)["a"] is nest["a"]
-    reduced = collectives.reduce(nest, "mean")
-    assert reduced["a"] is not nest["a"]
-    assert reduced["a"].equal(nest["a"])
-    assert reduced["b"].item() == 1
+    for reduction in ("mean", "sum", "max"):
+        reduced = collectives.reduce(nest, reduction)
+        assert reduced["a"] is not nest["a"]
+        assert reduced["a"].equal(nest["a"])
+        assert reduced["b"].item() == 1
     assert objects.gather_object("anything") == "anything"
     assert objects.broadcast_object_list([1]) == [1]
     assert collectives.gather_tensor_shape(torch.ones(2, 3)) == [torch.Size([2, 3])]
@@ -113,6 +115,8 @@ def test_one_process_refuses_what_several_refuse():
         collectives.pad_across_processes({"a": 1})
     with pytest.raises(ConfigurationError, match="got 'average'"):
         collectives.reduce(torch.ones(1), "average")
+    with pytest.raises(ConfigurationError, match=r"got 'min'\. Use one of mean, sum, max, none"):
+        collectives.reduce(torch.ones(1), "min")
 
 
 def test_scale_is_for_xla():

@@ -17,8 +17,15 @@ _OWN = frozenset({"_indices", "_iterator", "_origin", "_stand_in"})
 """Attributes that belong to one object: a copy or a pickle makes its own."""
 
 
-def stateful_class() -> type[DataLoader[Any]]:
-    """Return `torchdata.stateful_dataloader.StatefulDataLoader`.
+_stateful: dict[type[DataLoader[Any]], type[DataLoader[Any]]] = {}
+"""By a user's class, the class made of it and of torchdata's loader."""
+
+
+def stateful_class(user_class: type[DataLoader[Any]] = DataLoader) -> type[DataLoader[Any]]:
+    """Return `torchdata.stateful_dataloader.StatefulDataLoader`, or a subclass of it and of a user's class.
+
+    Args:
+        user_class: The user's class.
 
     Raises:
         MissingDependencyError: torchdata is not installed, or older than 0.8.
@@ -27,10 +34,17 @@ def stateful_class() -> type[DataLoader[Any]]:
         from torchdata.stateful_dataloader import StatefulDataLoader
     except ImportError as error:
         raise MissingDependencyError(
-            f"use_stateful_dataloader=True needs torchdata's StatefulDataLoader; importing it failed: {error}. "
+            f"use_stateful_dataloader=True needs torchdata's StatefulDataLoader; got {error} from its import. "
             "Install it with `pip install 'torchdata>=0.8'`."
         ) from error
-    return cast("type[DataLoader[Any]]", StatefulDataLoader)
+    stateful = cast("type[DataLoader[Any]]", StatefulDataLoader)
+    if issubclass(stateful, user_class):
+        return stateful
+    if issubclass(user_class, stateful):
+        return user_class
+    if user_class not in _stateful:
+        _stateful[user_class] = type(user_class.__name__, (user_class, stateful), {})
+    return _stateful[user_class]
 
 
 class DataLoaderAdapter(DataLoader[Any]):
@@ -94,9 +108,11 @@ class DataLoaderAdapter(DataLoader[Any]):
         state = {name: value for name, value in self.__dict__.items() if name not in _OWN}
         if "epoch" in state:
             state["epoch"] = state["epoch"].without_batches()
-        own = type(self)
+        own, user_class = type(self), self._user_class
         kind = own.__mro__[1] if own in DataLoaderAdapter._specialised.values() else own
-        return _rebuilt, (kind, self._user_class, {**state, "_iterator": None})
+        if user_class in _stateful.values():
+            user_class = user_class.__mro__[1]
+        return _rebuilt, (kind, user_class, {**state, "_iterator": None})
 
     @property
     def base_dataloader(self) -> DataLoader[Any]:
@@ -119,6 +135,8 @@ class DataLoaderAdapter(DataLoader[Any]):
 
 def _rebuilt(kind: type[DataLoaderAdapter], user_class: type[DataLoader[Any]], state: dict[str, Any]) -> object:
     """Build a loader around the attributes of another one."""
+    if state["use_stateful_dataloader"]:
+        user_class = stateful_class(user_class)
     made = object.__new__(kind.over(user_class))
     made.__dict__.update(state)
     return made

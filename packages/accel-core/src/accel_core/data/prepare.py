@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 __all__ = ["already_sharded", "prepare_data_loader"]
 
 UNEVEN_ENDS = ("drop", "repeat", "empty")
-_LoaderT = TypeVar("_LoaderT", bound="DataLoader[Any]")
 
 
 def prepare_data_loader(
@@ -123,7 +122,9 @@ def prepare_data_loader(
     source = _stateful(dataloader) if use_stateful_dataloader else dataloader
     order["use_stateful_dataloader"] = use_stateful_dataloader
     dispatches = dispatch_batches if dispatch_batches is not None else streams and put_on_device
-    if dispatches and place.readers > 1 and not local:
+    # One process has nobody to send to: it dispatches where that was asked for, or a function waits for the batches.
+    alone = world.ensure().size == 1 and (dispatch_batches or slice_fn_for_dispatch is not None)
+    if dispatches and not local and (place.readers > 1 or alone):
         return _dispatch(source, settings, order)
     if place.ranks == 1 or local:
         return _local(source, settings, order)
@@ -271,14 +272,12 @@ def _stream_part(dataloader: DataLoader[Any], ranks: int, rank: int, split: bool
     return changed
 
 
-def _stateful(dataloader: _LoaderT) -> DataLoader[Any]:
+def _stateful(dataloader: DataLoader[Any]) -> DataLoader[Any]:
     """Return `dataloader` with what torchdata's `StatefulDataLoader` adds, keeping its own class and attributes."""
     stateful = stateful_class()
     if isinstance(dataloader, stateful):
         return dataloader
-    own = type(dataloader)
-    blank = stateful(cast(Any, []), num_workers=0)
-    made: object = object.__new__(stateful if own is DataLoader else type(own.__name__, (own, stateful), {}))
-    made.__dict__.update(blank.__dict__)
+    made: object = object.__new__(stateful_class(type(dataloader)))
+    made.__dict__.update(stateful(cast(Any, []), num_workers=0).__dict__)
     made.__dict__.update(dataloader.__dict__)
     return cast("DataLoader[Any]", made)

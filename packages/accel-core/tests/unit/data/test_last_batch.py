@@ -29,7 +29,7 @@ class Stream(IterableDataset):
         return iter(range(self.length) if worker is None else range(worker.id, self.length, worker.num_workers))
 
 
-@pytest.mark.parametrize("dispatch", [None, False])
+@pytest.mark.parametrize("dispatch", [None, False, True])
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("samples", [1, 7, 8, 66])
 def test_a_repeated_loss_of_a_stream_has_a_row_a_sample(
@@ -44,11 +44,19 @@ def test_a_repeated_loss_of_a_stream_has_a_row_a_sample(
     assert sum(rows for rows, _ in kept) == samples
 
 
-def test_the_batch_after_the_loop_counts_its_own_samples(fresh_state: None) -> None:
+@pytest.mark.parametrize("dispatch", [None, False, True])
+@pytest.mark.parametrize("data", [list(range(3)), Stream(3)], ids=["map", "stream"])
+def test_the_batch_after_the_loop_counts_its_own_samples(
+    fresh_state: None, data: object, dispatch: bool | None
+) -> None:
     """After next(iter(loader)) and after a break at the end, the last batch is still known to be the last."""
-    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
-    loader = accelerator.prepare(DataLoader(list(range(3)), batch_size=5))  # type: ignore[arg-type]
-    next(iter(loader))
+    accelerator = Accelerator(
+        cpu=True,
+        gradient_accumulation_steps=2,
+        dataloader_config=DataLoaderConfiguration(dispatch_batches=dispatch),
+    )
+    loader = accelerator.prepare(DataLoader(data, batch_size=5))  # type: ignore[arg-type]
+    assert next(iter(loader)).tolist() == [0, 1, 2]
     assert len(accelerator.gather_for_metrics(torch.tensor(0.5).repeat(5))) == 3
     with accelerator.accumulate():
         assert accelerator.sync_gradients

@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import itertools
 import pickle
 import sys
 import weakref
@@ -458,6 +459,35 @@ def test_copies_and_pickles():
         assert values(revived) == whole
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"dispatch_batches": True},
+        {"use_seedable_sampler": True},
+        pytest.param({"use_stateful_dataloader": True}, marks=requires("torchdata")),
+        pytest.param({"use_stateful_dataloader": True, "dispatch_batches": True}, marks=requires("torchdata")),
+    ],
+    ids=str,
+)
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
+def test_pickles_at_any_time(options):
+    """Before, inside and after an epoch a loader is pickled with its position; what comes back reads whole epochs."""
+    for plain in (DataLoader(range(9), batch_size=2, shuffle=True), Doubling(9, factor=5), DataLoader(Stream(9))):
+        loader = prepare(plain, 1, **options)
+        samples = sum(map(len, loader))
+        for stop in (0, 1, 2, None):
+            given = list(itertools.islice(iter(loader), stop))
+            revived = pickle.loads(pickle.dumps(loader))
+            assert type(revived) is type(loader)
+            assert revived.cursor.offset == loader.cursor.offset == (sum(map(len, given)) if stop else 0)
+            assert sum(map(len, revived)) == samples
+            skipping = skip_first_batches(loader, 1)
+            revived = pickle.loads(pickle.dumps(skipping))
+            assert type(revived) is type(skipping)
+            assert sum(map(len, revived)) == samples - loader.total_batch_size
+
+
 @requires("torchdata")
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
 @pytest.mark.parametrize("workers", [0, 1])
@@ -558,3 +588,26 @@ def test_a_full_batch_costs_four_calls():
 
     loader = DataLoader(range(203), batch_size=2)
     assert calls(prepare(loader, 1)) - calls(loader) <= 4 * 50
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_one_process_dispatches_where_it_is_asked_to(streams):
+    """One process has a dispatcher where dispatching or a slice function is asked for, and hands batches to it."""
+    seen = []
+
+    def take(batch, part, process_index, num_processes):
+        seen.append((part, process_index, num_processes))
+        return batch[part] + 100
+
+    loader = DataLoader(Stream(7) if streams else range(7), batch_size=3)
+    plain = prepare(loader, None, None, put_on_device=True)
+    asked = prepare(loader, None, None, put_on_device=True, dispatch_batches=True)
+    assert type(plain) is DataLoaderShard
+    assert type(asked) is DataLoaderDispatcher
+    assert values(asked) == values(plain) == [[0, 1, 2], [3, 4, 5], [6]]
+    options = {"put_on_device": True, "slice_fn_for_dispatch": take}
+    sliced = prepare(loader, None, None, dispatch_batches=None if streams else True, **options)
+    assert values(sliced) == [[100, 101, 102], [103, 104, 105], [106]]
+    assert seen == [(slice(0, 3), 0, 1), (slice(0, 3), 0, 1), (slice(0, 1), 0, 1)]
+    assert sliced.end_of_dataloader
+    assert sliced.remainder == 1

@@ -72,8 +72,7 @@ def find_executable_batch_size(
     """Make a function run again with a smaller batch size until its memory suffices.
 
     The function takes the batch size first; callers leave it out. After memory ran out the batch size becomes nine
-    tenths of what it was, rounded down (half of it according to the documentation of the original). The size that
-    worked is where the next call starts.
+    tenths of what it was, rounded down. The size that worked is where the next call starts.
 
     Args:
         function: The function, when this is used without parentheses.

@@ -10,11 +10,13 @@ from typing import Any
 import torch
 
 from accel_core.plugins.handlers import AutocastKwargs
+from accel_core.precision.fp8.torchao import filter_linear_layers, find_first_last_linear_layers
 from accel_core.precision.outputs import convert_to_fp32
 from accel_core.state.run import AcceleratorState
 
 __all__ = [
     "ConvertOutputsToFp32",
+    "filter_first_and_last_linear_layers",
     "get_mixed_precision_context_manager",
 ]
 
@@ -52,3 +54,10 @@ class ConvertOutputsToFp32:
     def __call__(self, *args: object, **kwargs: object) -> Any:
         """Call the forward."""
         return convert_to_fp32(self.model_forward(*args, **kwargs))
+
+
+def filter_first_and_last_linear_layers(module: torch.nn.Module, fqn: str) -> bool:
+    """Return whether a layer is to be converted when the first and last linear layers below `module` are not."""
+    return filter_linear_layers(
+        module, fqn, layers_to_filter=[name for name in find_first_last_linear_layers(module) if name is not None]
+    )

@@ -20,7 +20,6 @@ from accel_core.state.gradient import (
 )
 from accel_core.state.process import (
     PartialState,
-    ThreadLocalSharedDict,
     do_nothing,
 )
 from accel_core.state.run import (
@@ -53,6 +52,9 @@ from accelerate._machine import (
     get_cpu_distributed_information,
 )
 from accelerate._rebinding import write_through
+from accelerate._states import (
+    ThreadLocalSharedDict,
+)
 
 __all__ = [
     "AcceleratorState",

@@ -205,7 +205,6 @@ from accel_core.plugins.project import (
 )
 from accel_core.precision.fp8.torchao import (
     convert_model_to_fp8_ao,
-    filter_first_and_last_linear_layers,
     has_ao_layers,
 )
 from accel_core.precision.fp8.transformer_engine import (
@@ -372,6 +371,7 @@ from accelerate._operations import (
     is_tensor_information,
 )
 from accelerate._precision import (
+    filter_first_and_last_linear_layers,
     get_mixed_precision_context_manager,
 )
 from accelerate._rebinding import write_through

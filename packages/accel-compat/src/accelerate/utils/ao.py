@@ -7,13 +7,15 @@ from accel_core.host.availability import (
 )
 from accel_core.precision.fp8.torchao import (
     convert_model_to_fp8_ao,
-    filter_first_and_last_linear_layers,
     filter_linear_layers,
     find_first_last_linear_layers,
     has_ao_layers,
 )
 from accelerate._availability import (
     torchao_required,
+)
+from accelerate._precision import (
+    filter_first_and_last_linear_layers,
 )
 from accelerate._rebinding import write_through
 

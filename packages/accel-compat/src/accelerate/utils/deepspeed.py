@@ -15,7 +15,6 @@ from accel_core.options.enums import (
 from accel_core.plugins.deepspeed import (
     DummyOptim,
     DummyScheduler,
-    get_active_deepspeed_plugin,
 )
 from accel_core.plugins.deepspeed_config import (
     HfDeepSpeedConfig,
@@ -30,6 +29,9 @@ from accelerate._engines import (
     map_pytorch_optim_to_deepspeed,
 )
 from accelerate._rebinding import write_through
+from accelerate._states import (
+    get_active_deepspeed_plugin,
+)
 
 __all__ = [
     "AcceleratedOptimizer",

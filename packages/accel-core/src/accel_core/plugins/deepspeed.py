@@ -23,7 +23,7 @@ from accel_core.plugins.fsdp import get_module_class_from_name
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["DeepSpeedPlugin", "DummyOptim", "DummyScheduler", "HfDeepSpeedConfig", "get_active_deepspeed_plugin"]
+__all__ = ["DeepSpeedPlugin", "DummyOptim", "DummyScheduler", "HfDeepSpeedConfig"]
 
 _FIELDS_OF_A_FILE = (
     "gradient_accumulation_steps",
@@ -357,27 +357,6 @@ class _ZeroInit(AbstractContextManager[None]):
         if self._plugin.zero3_init_flag != flag:
             self._plugin.zero3_init_flag = flag
             self._plugin.set_deepspeed_weakref()
-
-
-def get_active_deepspeed_plugin(state: Any) -> DeepSpeedPlugin:
-    """Return the plugin in use.
-
-    Args:
-        state: An `AcceleratorState`.
-
-    Raises:
-        StateError: The run does not use DeepSpeed, or none of its plugins is selected.
-    """
-    plugins = state.deepspeed_plugins
-    if plugins is not None:
-        candidates = plugins.values() if isinstance(plugins, dict) else [plugins]
-        for plugin in candidates:
-            if plugin.selected or not isinstance(plugins, dict):
-                return plugin  # type: ignore[no-any-return]
-    raise StateError(
-        f"No DeepSpeed plugin is in use; got distributed_type={state.distributed_type}. "
-        "Make the Accelerator with a deepspeed_plugin, or select one with `select_deepspeed_plugin(name)`."
-    )
 
 
 def _deepspeed() -> ModuleType:

@@ -12,7 +12,7 @@ from accel_core._records import record
 from accel_core.errors import ConfigurationError, StateError
 from accel_core.host import environ
 
-__all__ = ["ProcessEnv", "first_slurm_host", "locate", "publish"]
+__all__ = ["LAUNCHERS", "Launcher", "ProcessEnv", "expand_hosts", "locate", "publish", "slurm_port"]
 
 
 @record(frozen=True)
@@ -34,25 +34,39 @@ class ProcessEnv:
     source: str
 
 
-_SOURCES: tuple[tuple[str, str, str, str, str], ...] = (
-    ("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
-    (
-        "openmpi",
-        "OMPI_COMM_WORLD_RANK",
-        "OMPI_COMM_WORLD_SIZE",
-        "OMPI_COMM_WORLD_LOCAL_RANK",
-        "OMPI_COMM_WORLD_LOCAL_SIZE",
-    ),
-    (
-        "mvapich2",
-        "MV2_COMM_WORLD_RANK",
-        "MV2_COMM_WORLD_SIZE",
-        "MV2_COMM_WORLD_LOCAL_RANK",
-        "MV2_COMM_WORLD_LOCAL_SIZE",
-    ),
-    ("pmi", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+@record(frozen=True)
+class Launcher:
+    """The variables by which a launcher tells a process its place.
+
+    Attributes:
+        name: The launcher, as `ProcessEnv.source` names it.
+        rank: Variable of the process's number.
+        size: Variable of the number of processes.
+        local_rank: Variable of the process's number on its machine.
+        local_size: Variable of the number of processes on its machine.
+    """
+
+    name: str
+    rank: str
+    size: str
+    local_rank: str
+    local_size: str
+
+    @classmethod
+    def with_prefix(cls, name: str, prefix: str) -> Launcher:
+        """Return the variables of a launcher that puts one word before those of torchrun."""
+        return cls(name, *(prefix + word for word in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")))
+
+
+LAUNCHERS: tuple[Launcher, ...] = (
+    Launcher("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    Launcher.with_prefix("openmpi", "OMPI_COMM_WORLD_"),
+    Launcher.with_prefix("mvapich2", "MV2_COMM_WORLD_"),
+    Launcher("pmi", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
 )
-"""(source, rank, world size, local rank, local world size), in the order in which they are believed."""
+"""In the order in which they are believed: torchrun, then the kinds of MPI."""
+
+_FIRST_PORT, _PORTS = 20000, 20000
 
 
 def locate() -> ProcessEnv:
@@ -61,12 +75,11 @@ def locate() -> ProcessEnv:
     Raises:
         ConfigurationError: The variables contradict each other.
     """
-    for source, rank_name, size_name, local_rank_name, local_size_name in _SOURCES:
-        rank, size = environ.integer(rank_name), environ.integer(size_name)
+    for launcher in LAUNCHERS:
+        rank, size = environ.integer(launcher.rank), environ.integer(launcher.size)
         if rank is not None and size is not None:
-            return _checked(
-                source, rank, size, environ.integer(local_rank_name), environ.integer(local_size_name), size_name
-            )
+            local_rank, local_size = environ.integer(launcher.local_rank), environ.integer(launcher.local_size)
+            return _checked(launcher.name, rank, size, local_rank, local_size, launcher.size)
     if environ.integer("SLURM_STEP_ID") is not None and environ.integer("SLURM_PROCID") is not None:
         size = environ.integer("SLURM_STEP_NUM_TASKS") or environ.integer("SLURM_NTASKS") or 1
         return _checked(
@@ -107,19 +120,42 @@ def _slurm_local_size() -> int | None:
     return counts[node] if node < len(counts) else None
 
 
-def first_slurm_host(nodes: str) -> str:
-    """Return the first host of a SLURM node list.
+def expand_hosts(text: str) -> list[str]:
+    """Write out a list of hosts in SLURM's short form.
 
     Args:
-        nodes: For example `gpu[003-006,9],login1`.
+        text: Such as "node[01-03,07],login".
 
-    >>> first_slurm_host("gpu[003-006,9],login1")
-    'gpu003'
+    Returns:
+        The hosts in their order.
+
+    Raises:
+        ConfigurationError: A range is not one of numbers.
+
+    >>> expand_hosts("gpu[09-10],login1")
+    ['gpu09', 'gpu10', 'login1']
     """
-    match = re.match(r"([^\[,]+)(?:\[(\d+)[^\]]*\]([^,]*))?", nodes)
-    if match is None:
-        raise ConfigurationError(f"A SLURM node list cannot be read; got {nodes!r}. Set MASTER_ADDR by hand.")
-    return match[1] + (match[2] or "") + (match[3] or "")
+    hosts: list[str] = []
+    for part in re.findall(r"(?:[^,\[\]]|\[[^\]]*\])+", text):
+        pieces = re.match(r"^(.*?)\[([^\]]*)\](.*)$", part)
+        if pieces is None:
+            hosts.append(part)
+            continue
+        head, inner, tail = pieces.groups()
+        for span in inner.split(","):
+            low, _, high = span.partition("-")
+            if not (low.isdigit() and (high or low).isdigit()):
+                raise ConfigurationError(
+                    f"A SLURM node list has ranges of numbers; got {text!r}. Set MASTER_ADDR by hand."
+                )
+            for number in range(int(low), int(high or low) + 1):
+                hosts.extend(f"{head}{number:0{len(low)}d}{rest}" for rest in (expand_hosts(tail) or [""]))
+    return hosts
+
+
+def slurm_port(job: int) -> int:
+    """Return the port at which the ranks of a SLURM job meet, which all of them derive alike."""
+    return _FIRST_PORT + job % _PORTS
 
 
 def publish(place: ProcessEnv) -> None:
@@ -147,7 +183,7 @@ def publish(place: ProcessEnv) -> None:
 def _meeting_host(place: ProcessEnv) -> str:
     nodes = environ.text("SLURM_STEP_NODELIST")
     if place.source == "slurm" and nodes:
-        return first_slurm_host(nodes)
+        return next(iter(expand_hosts(nodes)), nodes)
     if place.size == place.local_size:
         return "127.0.0.1"
     raise StateError(
@@ -159,4 +195,4 @@ def _meeting_host(place: ProcessEnv) -> str:
 def _meeting_port(place: ProcessEnv) -> int:
     """Return a port that all ranks derive alike: from the job's number under SLURM, torch's usual one elsewhere."""
     job = environ.integer("SLURM_JOB_ID")
-    return 20000 + job % 20000 if place.source == "slurm" and job is not None else 29500
+    return slurm_port(job) if place.source == "slurm" and job is not None else 29500

@@ -2,14 +2,13 @@
 
 from accel_core.process import world as _world
 from accel_core.state.gradient import GradientState
-from accel_core.state.process import PartialState, ThreadLocalSharedDict, do_nothing
+from accel_core.state.process import PartialState, do_nothing
 from accel_core.state.run import AcceleratorState, is_initialized
 
 __all__ = [
     "AcceleratorState",
     "GradientState",
     "PartialState",
-    "ThreadLocalSharedDict",
     "any_set",
     "do_nothing",
     "is_initialized",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
@@ -19,30 +18,11 @@ from accel_core.options.enums import DistributedType
 from accel_core.process import world
 from accel_core.process.world import World
 
-__all__ = ["PartialState", "ThreadLocalSharedDict", "do_nothing", "wait_for_everyone"]
+__all__ = ["PartialState", "do_nothing", "wait_for_everyone"]
 
 
 def do_nothing(*args: object, **kwargs: object) -> None:
     """Accept anything and return nothing."""
-
-
-class ThreadLocalSharedDict(threading.local):
-    """A descriptor that holds one dictionary for each thread, for runtimes that run ranks as threads.
-
-    Args:
-        thread_local: Kept for callers of the existing name; the dictionary is always the thread's own.
-    """
-
-    def __init__(self, thread_local: bool = False) -> None:
-        self._storage: dict[str, Any] = {}
-
-    def __get__(self, obj: object, objtype: type | None = None) -> dict[str, Any]:
-        """Return this thread's dictionary."""
-        return self._storage
-
-    def __set__(self, obj: object, value: dict[str, Any]) -> None:
-        """Replace this thread's dictionary."""
-        self._storage = value
 
 
 class PartialState:

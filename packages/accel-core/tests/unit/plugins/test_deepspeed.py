@@ -3,13 +3,11 @@
 import base64
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from accel_core.errors import ConfigurationError, StateError
-from accel_core.options.enums import DistributedType
 from accel_core.plugins import deepspeed
 from accel_core.plugins.deepspeed import DeepSpeedPlugin
 from accel_core.plugins.deepspeed_config import HfDeepSpeedConfig
@@ -237,19 +235,6 @@ def test_only_the_state_selects() -> None:
     with pytest.raises(StateError, match="select_deepspeed_plugin"):
         plugin.selected = True
     assert not plugin.selected
-
-
-def test_the_plugin_in_use_is_found() -> None:
-    """The selected plugin of several is the one in use; without DeepSpeed there is none."""
-    first, second = DeepSpeedPlugin(), DeepSpeedPlugin(zero_stage=3)
-    second._selected = True
-    several = SimpleNamespace(
-        distributed_type=DistributedType.DEEPSPEED, deepspeed_plugins={"first": first, "second": second}
-    )
-    assert deepspeed.get_active_deepspeed_plugin(several) is second
-    none = SimpleNamespace(distributed_type=DistributedType.NO, deepspeed_plugins=None)
-    with pytest.raises(StateError, match="No DeepSpeed plugin"):
-        deepspeed.get_active_deepspeed_plugin(none)
 
 
 def test_sharded_building_can_be_switched_for_a_block() -> None:

@@ -17,7 +17,6 @@ from accel_core.precision.autocast import AutocastPrecision
 from accel_core.precision.fp8 import backend
 from accel_core.precision.fp8.torchao import (
     TorchaoPrecision,
-    filter_first_and_last_linear_layers,
     find_first_last_linear_layers,
     has_ao_layers,
 )
@@ -102,15 +101,6 @@ def test_torchao_converts_inner_layers_and_trains() -> None:
     assert 0 < float(((result - expected).norm() / expected.norm()).detach()) < 0.1
     result.sum().backward()
     assert all(parameter.grad is not None for parameter in wrapped.parameters())
-
-
-def test_filter_takes_inner_layers_of_fitting_size() -> None:
-    """Only linear layers whose sizes are multiples of 16, and neither the first nor the last."""
-    layer = torch.nn.Linear(32, 32)
-    assert filter_first_and_last_linear_layers(layer, "some.inner") is True
-    assert filter_first_and_last_linear_layers(layer, "") is False
-    assert filter_first_and_last_linear_layers(torch.nn.Linear(3, 32), "some.inner") is False
-    assert filter_first_and_last_linear_layers(torch.nn.ReLU(), "some.inner") is False
 
 
 @pytest.mark.parametrize(("name", "expected"), [("ao", "AO"), ("te", "TE"), ("MSAMP", "MSAMP")])

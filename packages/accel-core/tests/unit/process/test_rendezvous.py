@@ -6,7 +6,7 @@ import pytest
 
 from accel_core.errors import ConfigurationError, StateError
 from accel_core.host.environ import patch_environment
-from accel_core.process.rendezvous import ProcessEnv, first_slurm_host, locate, publish
+from accel_core.process.rendezvous import ProcessEnv, expand_hosts, locate, publish
 
 CASES = {
     "torchrun": {"RANK": 3, "WORLD_SIZE": 4, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 2},
@@ -55,12 +55,26 @@ def test_contradiction_is_refused(rank: int, size: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("nodes", "host"),
-    [("node1", "node1"), ("gpu[003-006,9],login1", "gpu003"), ("a-1,a-2", "a-1"), ("r[1,3]n", "r1n")],
+    ("text", "hosts"),
+    [
+        ("a", ["a"]),
+        ("a,b1", ["a", "b1"]),
+        ("n[1-3]", ["n1", "n2", "n3"]),
+        ("n[08-10,12].x,login", ["n08.x", "n09.x", "n10.x", "n12.x", "login"]),
+        ("r[1-2]n[1-2]", ["r1n1", "r1n2", "r2n1", "r2n2"]),
+        ("a-1,a-2", ["a-1", "a-2"]),
+        ("", []),
+    ],
 )
-def test_first_host_of_a_node_list(nodes: str, host: str) -> None:
-    """Ranges, lists and plain names all have a first host."""
-    assert first_slurm_host(nodes) == host
+def test_host_lists_are_written_out(text: str, hosts: list[str]) -> None:
+    """SLURM's short form of hosts is written out in order."""
+    assert expand_hosts(text) == hosts
+
+
+def test_host_list_that_cannot_be_read_is_refused() -> None:
+    """The error shows the list."""
+    with pytest.raises(ConfigurationError, match=r"got 'n\[a-b\]'\. Set MASTER_ADDR"):
+        expand_hosts("n[a-b]")
 
 
 def test_meeting_point_is_derived_alike_under_slurm() -> None:

@@ -1,14 +1,12 @@
 """What a scheduler's own variables mean: SLURM, MPI, Kubernetes and torchrun."""
 
-import re
 from collections.abc import Callable, Mapping
 
 from accel_core.errors import ConfigurationError
+from accel_core.process.rendezvous import LAUNCHERS, expand_hosts, slurm_port
 from accel_launch.settings.resolve import Resolved
 
-__all__ = ["expand_hosts", "recognise"]
-
-_FIRST_PORT, _PORTS = 20000, 20000
+__all__ = ["recognise"]
 
 
 def recognise(environment: Mapping[str, str]) -> dict[str, Resolved]:
@@ -48,7 +46,7 @@ def _slurm(environment: Mapping[str, str]) -> dict[str, Resolved]:
         "num_machines": Resolved(machines, "cluster", "SLURM_STEP_NUM_NODES"),
         "machine_rank": Resolved(int(environment.get("SLURM_NODEID", "0")), "cluster", "SLURM_NODEID"),
         "main_process_ip": Resolved(hosts[0] if hosts else None, "cluster", "SLURM_STEP_NODELIST"),
-        "main_process_port": Resolved(_FIRST_PORT + job % _PORTS, "cluster", "SLURM_JOB_ID"),
+        "main_process_port": Resolved(slurm_port(job), "cluster", "SLURM_JOB_ID"),
         "rdzv_id": Resolved(f"slurm-{job}-{environment['SLURM_STEP_ID']}", "cluster", "SLURM_JOB_ID"),
     }
 
@@ -95,19 +93,13 @@ def _kubernetes(environment: Mapping[str, str]) -> dict[str, Resolved]:
     }
 
 
-_MPI_NAMES = (
-    ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
-    ("MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK"),
-    ("PMI_SIZE", "PMI_RANK"),
-)
-
-
 def _mpi(environment: Mapping[str, str]) -> dict[str, Resolved]:
     if "SLURM_STEP_ID" in environment:
         return {}
-    for size, rank in _MPI_NAMES:
-        if int(environment.get(size, "1")) > 1 and rank in environment:
-            where = f"{size}: mpirun started this process as a rank"
+    for launcher in LAUNCHERS:
+        started = launcher.name != "torchrun" and launcher.rank in environment
+        if started and int(environment.get(launcher.size, "1")) > 1:
+            where = f"{launcher.size}: mpirun started this process as a rank"
             return {"nproc_per_node": Resolved(1, "cluster", where), "num_machines": Resolved(1, "cluster", where)}
     return {}
 
@@ -119,26 +111,3 @@ _READERS: tuple[Callable[[Mapping[str, str]], dict[str, Resolved]], ...] = (
     _mpi,
     _kubernetes,
 )
-
-
-def expand_hosts(text: str) -> list[str]:
-    """Write out a list of hosts in SLURM's short form.
-
-    Args:
-        text: Such as "node[01-03,07],login".
-
-    Returns:
-        The hosts in their order.
-    """
-    hosts: list[str] = []
-    for part in re.findall(r"(?:[^,\[\]]|\[[^\]]*\])+", text):
-        pieces = re.match(r"^(.*?)\[([^\]]*)\](.*)$", part)
-        if pieces is None:
-            hosts.append(part)
-            continue
-        head, inner, tail = pieces.groups()
-        for span in inner.split(","):
-            low, _, high = span.partition("-")
-            for number in range(int(low), int(high or low) + 1):
-                hosts.extend(f"{head}{number:0{len(low)}d}{rest}" for rest in (expand_hosts(tail) or [""]))
-    return hosts

@@ -3,7 +3,7 @@
 import pytest
 
 from accel_core.errors import ConfigurationError
-from accel_launch.settings.cluster import expand_hosts, recognise
+from accel_launch.settings.cluster import recognise
 
 SRUN = {
     "SLURM_JOB_ID": "1234",
@@ -70,19 +70,3 @@ def test_several_tasks_on_a_machine_are_refused() -> None:
 def test_other_schedulers(environment: dict[str, str], expected: dict[str, object]) -> None:
     """MPI, Kubernetes and torchrun say what they say, and nothing where they did not start this process."""
     assert values(environment) == expected
-
-
-@pytest.mark.parametrize(
-    ("text", "hosts"),
-    [
-        ("a", ["a"]),
-        ("a,b1", ["a", "b1"]),
-        ("n[1-3]", ["n1", "n2", "n3"]),
-        ("n[08-10,12].x,login", ["n08.x", "n09.x", "n10.x", "n12.x", "login"]),
-        ("r[1-2]n[1-2]", ["r1n1", "r1n2", "r2n1", "r2n2"]),
-        ("", []),
-    ],
-)
-def test_host_lists_are_written_out(text: str, hosts: list[str]) -> None:
-    """SLURM's short form of hosts is written out in order."""
-    assert expand_hosts(text) == hosts

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 __all__ = [
     "TorchaoPrecision",
     "convert_model_to_fp8_ao",
-    "filter_first_and_last_linear_layers",
     "filter_linear_layers",
     "find_first_last_linear_layers",
     "has_ao_layers",
@@ -50,13 +49,6 @@ def filter_linear_layers(module: torch.nn.Module, fqn: str, layers_to_filter: li
         return False
     fits = module.in_features % _MULTIPLE == 0 and module.out_features % _MULTIPLE == 0
     return fits and fqn not in layers_to_filter
-
-
-def filter_first_and_last_linear_layers(module: torch.nn.Module, fqn: str) -> bool:
-    """Return whether a layer is to be converted when the first and last linear layers below `module` are not."""
-    return filter_linear_layers(
-        module, fqn, layers_to_filter=[name for name in find_first_last_linear_layers(module) if name is not None]
-    )
 
 
 def has_ao_layers(model: torch.nn.Module) -> bool:

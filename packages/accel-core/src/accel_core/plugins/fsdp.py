@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -10,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from accel_core.errors import ConfigurationError
 from accel_core.host import environ
-from accel_core.options.fsdp import FSDP2_STATE_DICT_TYPE, FSDP_AUTO_WRAP_POLICY, FsdpOptions
-from accel_core.options.option import Option, option_named
+from accel_core.options.fsdp import FSDP2_STATE_DICT_TYPE, FsdpOptions
+from accel_core.options.option import Option, option_named, options_of
+from accel_core.plugins import fsdp_policies as policies
 
 if TYPE_CHECKING:
     import torch
@@ -50,6 +50,20 @@ def enable_fsdp_ram_efficient_loading() -> None:
 def disable_fsdp_ram_efficient_loading() -> None:
     """Let every process load the weights of a pretrained model, from here on."""
     environ.write("FSDP_CPU_RAM_EFFICIENT_LOADING", False)
+
+
+_VERSION_OF = {
+    "backward_prefetch": 1,
+    "forward_prefetch": 1,
+    "param_init_fn": 1,
+    "reshard_after_forward": 2,
+    "sync_module_states": 1,
+    "use_orig_params": 1,
+}
+"""The fields that one version has and the other reads nothing for."""
+
+_READ_IF_NEEDED = ("sharding_strategy", "transformer_cls_names_to_wrap", "min_num_params")
+"""The fields whose variables count only beside certain values of others."""
 
 
 def _option(field: str) -> Option:
@@ -122,15 +136,15 @@ class FullyShardedDataParallelPlugin:
         if self.fsdp_version is None:
             self.fsdp_version = _option("fsdp_version").read()
         self.fsdp_version = _option("fsdp_version").parse(str(self.fsdp_version), "the argument fsdp_version")
-        for field in ("activation_checkpointing", "activation_checkpointing_offload", "ignored_modules"):
-            if getattr(self, field) is None:
-                setattr(self, field, _option(field).read())
-        self._set_strategy()
-        self._set_backward_prefetch()
+        if self.cpu_ram_efficient_loading is not None:
+            environ.write("FSDP_CPU_RAM_EFFICIENT_LOADING", self.cpu_ram_efficient_loading)
+        self._read_environment()
+        if self._second:
+            self._check_second_version()
+        else:
+            self._check_first_version()
         self._set_wrapping()
-        self._set_activation_checkpointing()
-        self._set_loading()
-        self._set_first_version_flags()
+        self._check_activation_checkpointing()
         self.set_cpu_offload()
         self.set_state_dict_type()
         if self.mixed_precision_policy is not None:
@@ -140,32 +154,17 @@ class FullyShardedDataParallelPlugin:
     def _second(self) -> bool:
         return self.fsdp_version == 2
 
-    def _member(self, field: str, value: object, enumeration: Any) -> Any:
-        """Return the torch enumeration's member that a word, a number or a member names."""
-        if isinstance(value, enumeration):
-            return value
-        word = _option(field).parse(str(value), f"the argument {field}")
-        return enumeration["_HYBRID_SHARD_ZERO2" if word == "HYBRID_SHARD_ZERO2" else word]
+    def _read_environment(self) -> None:
+        """Read what is left open and belongs to the version from its row's variable."""
+        for option in options_of(FsdpOptions):
+            name = option.field
+            is_ours = _VERSION_OF.get(name, self.fsdp_version) == self.fsdp_version and name not in _READ_IF_NEEDED
+            if is_ours and getattr(self, name) is None:
+                setattr(self, name, option.read())
 
-    def _set_strategy(self) -> None:
-        from torch.distributed.fsdp import ShardingStrategy
+    def _check_first_version(self) -> None:
+        from torch.distributed.fsdp import BackwardPrefetch, ShardingStrategy
 
-        if self._second:
-            if self.sharding_strategy is not None:
-                _logger.warning("FSDP2 has no sharding_strategy; it is passed over. Use reshard_after_forward.")
-                self.sharding_strategy = None
-            if self.reshard_after_forward is None:
-                self.reshard_after_forward = _option("reshard_after_forward").read()
-            if isinstance(self.reshard_after_forward, str):
-                self.reshard_after_forward = _option("reshard_after_forward").parse(
-                    self.reshard_after_forward, "the argument reshard_after_forward"
-                )
-            if not isinstance(self.reshard_after_forward, bool):
-                raise ConfigurationError(
-                    f"FSDP2 takes a truth value as reshard_after_forward; got {self.reshard_after_forward!r}. "
-                    "Use True to free parameters after the forward pass, False to keep them."
-                )
-            return
         if isinstance(self.reshard_after_forward, bool):
             raise ConfigurationError(
                 f"FSDP1 takes a ShardingStrategy as reshard_after_forward; got {self.reshard_after_forward!r}. "
@@ -173,48 +172,55 @@ class FullyShardedDataParallelPlugin:
             )
         given: object = self.sharding_strategy
         if self.reshard_after_forward is not None:
-            self.reshard_after_forward = self._member("sharding_strategy", self.reshard_after_forward, ShardingStrategy)
+            self.reshard_after_forward = policies.member(
+                "sharding_strategy", self.reshard_after_forward, ShardingStrategy
+            )
             given = self.reshard_after_forward if given is None else given
         if given is None:
             given = _option("sharding_strategy").read()
-        self.sharding_strategy = self._member("sharding_strategy", given, ShardingStrategy)
+        self.sharding_strategy = policies.member("sharding_strategy", given, ShardingStrategy)
         if self.reshard_after_forward not in (None, self.sharding_strategy):
             raise ConfigurationError(
                 f"Two strategies for one model: sharding_strategy={self.sharding_strategy} and "
                 f"reshard_after_forward={self.reshard_after_forward}. Give one of them."
             )
+        prefetch = self.backward_prefetch
+        none = isinstance(prefetch, str) and _option("backward_prefetch").parser(prefetch) == "NO_PREFETCH"
+        self.backward_prefetch = None if none else policies.member("backward_prefetch", prefetch, BackwardPrefetch)
+        if self.cpu_ram_efficient_loading and not self.sync_module_states:
+            _logger.warning(
+                "cpu_ram_efficient_loading leaves weights on one rank only, so sync_module_states is switched on."
+            )
+            self.sync_module_states = True
+        if self.sync_module_states and self.param_init_fn is None:
+            self.param_init_fn = _empty_on_device
 
-    def _set_backward_prefetch(self) -> None:
-        from torch.distributed.fsdp import BackwardPrefetch
-
-        if self._second:
-            if self.backward_prefetch is not None:
-                _logger.warning("FSDP2 has no backward_prefetch; it is passed over.")
-            self.backward_prefetch = None
-            return
-        given = self.backward_prefetch
-        if given is None:
-            given = _option("backward_prefetch").read()
-        none = isinstance(given, str) and _option("backward_prefetch").parser(given) == "NO_PREFETCH"
-        self.backward_prefetch = None if none else self._member("backward_prefetch", given, BackwardPrefetch)
+    def _check_second_version(self) -> None:
+        if self.sharding_strategy is not None:
+            _logger.warning("FSDP2 has no sharding_strategy; it is passed over. Use reshard_after_forward.")
+            self.sharding_strategy = None
+        if isinstance(self.reshard_after_forward, str):
+            self.reshard_after_forward = _option("reshard_after_forward").parse(
+                self.reshard_after_forward, "the argument reshard_after_forward"
+            )
+        if not isinstance(self.reshard_after_forward, bool):
+            raise ConfigurationError(
+                f"FSDP2 takes a truth value as reshard_after_forward; got {self.reshard_after_forward!r}. "
+                "Use True to free parameters after the forward pass, False to keep them."
+            )
+        if self.forward_prefetch:
+            raise ConfigurationError(
+                "FSDP2 has no forward_prefetch; got forward_prefetch=True. Leave it out, or use fsdp_version=1."
+            )
+        for name, version in _VERSION_OF.items():
+            if version == 1 and getattr(self, name) is not None:
+                _logger.warning("FSDP2 has no %s; it is passed over.", name)
+                setattr(self, name, None)
 
     def _set_wrapping(self) -> None:
         from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy, transformer_auto_wrap_policy
 
-        given = self.auto_wrap_policy
-        if given is None:
-            given = _option("auto_wrap_policy").read()
-        if isinstance(given, str):
-            word = _option("auto_wrap_policy").parser(given)
-            if word not in FSDP_AUTO_WRAP_POLICY:
-                raise ConfigurationError(
-                    f"The wrapping policy is not known; got {given!r}. Use one of {FSDP_AUTO_WRAP_POLICY}."
-                )
-            policies: dict[str, Callable[..., Any]] = {
-                "TRANSFORMER_BASED_WRAP": transformer_auto_wrap_policy,
-                "SIZE_BASED_WRAP": size_based_auto_wrap_policy,
-            }
-            self.auto_wrap_policy = policies.get(word)
+        self.auto_wrap_policy = policies.wrap_policy(self.auto_wrap_policy)
         if isinstance(self.transformer_cls_names_to_wrap, str):
             self.transformer_cls_names_to_wrap = [self.transformer_cls_names_to_wrap]
         if self.auto_wrap_policy is transformer_auto_wrap_policy and self.transformer_cls_names_to_wrap is None:
@@ -223,7 +229,7 @@ class FullyShardedDataParallelPlugin:
         if self.auto_wrap_policy is size_based_auto_wrap_policy and self.min_num_params is None:
             self.min_num_params = _option("min_num_params").read()
 
-    def _set_activation_checkpointing(self) -> None:
+    def _check_activation_checkpointing(self) -> None:
         if not self.activation_checkpointing_offload:
             return
         if not self.activation_checkpointing:
@@ -236,47 +242,10 @@ class FullyShardedDataParallelPlugin:
                 "FSDP1 cannot offload what activation checkpointing keeps; got fsdp_version=1. Use fsdp_version=2."
             )
 
-    def _set_loading(self) -> None:
-        if self.cpu_ram_efficient_loading is None:
-            self.cpu_ram_efficient_loading = _option("cpu_ram_efficient_loading").read()
-        else:
-            environ.write("FSDP_CPU_RAM_EFFICIENT_LOADING", self.cpu_ram_efficient_loading)
-
-    def _set_first_version_flags(self) -> None:
-        if self._second:
-            if self.forward_prefetch:
-                raise ConfigurationError(
-                    "FSDP2 has no forward_prefetch; got forward_prefetch=True. Leave it out, or use fsdp_version=1."
-                )
-            for field in ("use_orig_params", "sync_module_states", "forward_prefetch", "param_init_fn"):
-                if getattr(self, field) is not None:
-                    _logger.warning("FSDP2 has no %s; it is passed over.", field)
-                    setattr(self, field, None)
-            return
-        for field in ("use_orig_params", "sync_module_states", "forward_prefetch"):
-            if getattr(self, field) is None:
-                setattr(self, field, _option(field).read())
-        if self.cpu_ram_efficient_loading and not self.sync_module_states:
-            _logger.warning(
-                "cpu_ram_efficient_loading leaves weights on one rank only, so sync_module_states is switched on."
-            )
-            self.sync_module_states = True
-        if self.sync_module_states and self.param_init_fn is None:
-            self.param_init_fn = _empty_on_device
-
     def set_cpu_offload(self) -> None:
         """Turn `cpu_offload` into the policy object of the version."""
-        from torch.distributed.fsdp import CPUOffload, CPUOffloadPolicy, OffloadPolicy
-
-        if self.cpu_offload is None:
-            self.cpu_offload = _option("cpu_offload").read()
-        if isinstance(self.cpu_offload, str):
-            self.cpu_offload = _option("cpu_offload").parse(self.cpu_offload, "the argument cpu_offload")
-        if isinstance(self.cpu_offload, bool):
-            if self._second:
-                self.cpu_offload = CPUOffloadPolicy() if self.cpu_offload else OffloadPolicy()
-            else:
-                self.cpu_offload = CPUOffload(offload_params=self.cpu_offload)
+        given = _option("cpu_offload").read() if self.cpu_offload is None else self.cpu_offload
+        self.cpu_offload = policies.cpu_offload(given, self._second)  # type: ignore[assignment]
         self.validate_cpu_offload()
 
     def validate_cpu_offload(self) -> None:
@@ -287,18 +256,11 @@ class FullyShardedDataParallelPlugin:
         """
         from torch.distributed.fsdp import CPUOffload, OffloadPolicy
 
-        wanted = OffloadPolicy if self._second else CPUOffload
-        if not isinstance(self.cpu_offload, wanted):
-            raise ConfigurationError(
-                f"cpu_offload does not fit FSDP{self.fsdp_version}; got {self.cpu_offload!r}. "
-                f"Use True, False or a torch.distributed.fsdp.{wanted.__name__}."
-            )
+        kind = OffloadPolicy if self._second else CPUOffload
+        policies.check_kind("cpu_offload", self.cpu_offload, kind, self.fsdp_version, "True, False")
 
     def set_state_dict_type(self, state_dict_type: str | fsdp.StateDictType | None = None) -> None:
         """Choose the layout of checkpoints, and settings that fit it.
-
-        Settings given by the user are kept where they fit. Full state dicts are moved to CPU memory only where there
-        is another device to move them from.
 
         Args:
             state_dict_type: The layout; the one configured where `None`.
@@ -306,35 +268,21 @@ class FullyShardedDataParallelPlugin:
         Raises:
             ConfigurationError: The layout does not exist, or not in this version.
         """
-        import torch
-        from torch.distributed.fsdp import (
-            FullOptimStateDictConfig,
-            FullStateDictConfig,
-            ShardedOptimStateDictConfig,
-            ShardedStateDictConfig,
-            StateDictType,
-        )
+        from torch.distributed.fsdp import StateDictType
 
         given = state_dict_type or self.state_dict_type or _option("state_dict_type").read()
         if given is None:
             given = "SHARDED_STATE_DICT" if self._second else "FULL_STATE_DICT"
-        kind = self._member("state_dict_type", given, StateDictType)
+        kind = policies.member("state_dict_type", given, StateDictType)
         if self._second and kind.name not in FSDP2_STATE_DICT_TYPE:
             raise ConfigurationError(
-                f"FSDP2 cannot write state dicts as {kind.name}. Use one of {FSDP2_STATE_DICT_TYPE} as state_dict_type."
+                f"FSDP2 cannot write every layout of state dicts; got {kind.name}. "
+                f"Use one of {FSDP2_STATE_DICT_TYPE} as state_dict_type."
             )
         self.state_dict_type = kind
-        offload = torch.accelerator.is_available()
-        if kind is StateDictType.FULL_STATE_DICT:
-            if not isinstance(self.state_dict_config, FullStateDictConfig):
-                self.state_dict_config = FullStateDictConfig(offload_to_cpu=offload, rank0_only=True)
-            if not isinstance(self.optim_state_dict_config, FullOptimStateDictConfig):
-                self.optim_state_dict_config = FullOptimStateDictConfig(offload_to_cpu=offload, rank0_only=True)
-        elif kind is StateDictType.SHARDED_STATE_DICT:
-            if not isinstance(self.state_dict_config, ShardedStateDictConfig):
-                self.state_dict_config = ShardedStateDictConfig(offload_to_cpu=offload)
-            if not isinstance(self.optim_state_dict_config, ShardedOptimStateDictConfig):
-                self.optim_state_dict_config = ShardedOptimStateDictConfig(offload_to_cpu=offload)
+        self.state_dict_config, self.optim_state_dict_config = policies.state_dict_configs(
+            kind, self.state_dict_config, self.optim_state_dict_config
+        )
 
     def set_auto_wrap_policy(self, model: nn.Module) -> None:
         """Bind the wrapping policy to the classes, or the size, that a model needs.
@@ -345,33 +293,9 @@ class FullyShardedDataParallelPlugin:
         Raises:
             ConfigurationError: A class that is named does not occur in the model.
         """
-        from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy, transformer_auto_wrap_policy
-
-        if self.auto_wrap_policy is transformer_auto_wrap_policy:
-            names = self.transformer_cls_names_to_wrap
-            if names is None:
-                names = list(getattr(model, "_no_split_modules", None) or [])
-            if not names:
-                _logger.warning("No class is named to be sharded on its own. Set transformer_cls_names_to_wrap.")
-            self.auto_wrap_policy = functools.partial(
-                transformer_auto_wrap_policy, transformer_layer_cls={self._class(model, name) for name in names}
-            )
-        elif self.auto_wrap_policy is size_based_auto_wrap_policy:
-            self.auto_wrap_policy = (
-                functools.partial(size_based_auto_wrap_policy, min_num_params=self.min_num_params)
-                if self.min_num_params
-                else None
-            )
-
-    @staticmethod
-    def _class(model: nn.Module, name: str) -> type[nn.Module]:
-        found = get_module_class_from_name(model, name)
-        if found is None:
-            classes = sorted({type(part).__name__ for part in model.modules()})
-            raise ConfigurationError(
-                f"A class to be sharded on its own does not occur in the model; got {name!r}. Use one of {classes}."
-            )
-        return found
+        self.auto_wrap_policy = policies.bind_wrap_policy(
+            self.auto_wrap_policy, model, self.transformer_cls_names_to_wrap, self.min_num_params
+        )
 
     def set_mixed_precision(
         self,
@@ -390,28 +314,10 @@ class FullyShardedDataParallelPlugin:
         Raises:
             ConfigurationError: A word, key or dtype that is not known.
         """
-        import torch
-        from torch.distributed.fsdp import MixedPrecision, MixedPrecisionPolicy
-
         if self.mixed_precision_policy is not None and not override:
             return
-        kind: type[Any] = MixedPrecisionPolicy if self._second else MixedPrecision
-        keys = ("param_dtype", "reduce_dtype", "output_dtype" if self._second else "buffer_dtype")
-        if isinstance(mixed_precision, dict):
-            if not set(mixed_precision) <= set(keys):
-                raise ConfigurationError(
-                    f"FSDP{self.fsdp_version} does not know every key of the policy; got {sorted(mixed_precision)}. "
-                    f"Use {list(keys)}."
-                )
-            dtypes: dict[str, Any] = {key: _dtype(value) for key, value in mixed_precision.items()}
-            self.mixed_precision_policy = kind(**dtypes)
-        elif mixed_precision is None or isinstance(mixed_precision, (str, torch.dtype)):
-            dtypes = dict.fromkeys(keys, None if mixed_precision is None else _dtype(mixed_precision))
-            if buffer_autocast and not self._second:
-                dtypes["buffer_dtype"] = torch.float32
-            self.mixed_precision_policy = kind(**dtypes)
-        else:
-            self.mixed_precision_policy = mixed_precision
+        policy = policies.mixed_precision(mixed_precision, self._second, buffer_autocast)
+        self.mixed_precision_policy = policy  # type: ignore[assignment]
         self.validate_mixed_precision_policy()
 
     def validate_mixed_precision_policy(self) -> None:
@@ -422,23 +328,10 @@ class FullyShardedDataParallelPlugin:
         """
         from torch.distributed.fsdp import MixedPrecision, MixedPrecisionPolicy
 
-        wanted: type[Any] = MixedPrecisionPolicy if self._second else MixedPrecision
-        if not isinstance(self.mixed_precision_policy, wanted):
-            raise ConfigurationError(
-                f"mixed_precision_policy does not fit FSDP{self.fsdp_version}; got {self.mixed_precision_policy!r}. "
-                f"Use 'bf16', 'fp16' or a torch.distributed.fsdp.{wanted.__name__}."
-            )
-
-
-def _dtype(value: object) -> torch.dtype:
-    import torch
-
-    if isinstance(value, torch.dtype):
-        return value
-    words = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp8": torch.bfloat16, "fp32": torch.float32}
-    if str(value) not in words:
-        raise ConfigurationError(f"A number format is not known; got {value!r}. Use one of {sorted(words)} or a dtype.")
-    return words[str(value)]
+        kind: type[Any] = MixedPrecisionPolicy if self._second else MixedPrecision
+        policies.check_kind(
+            "mixed_precision_policy", self.mixed_precision_policy, kind, self.fsdp_version, "'bf16', 'fp16'"
+        )
 
 
 def _empty_on_device(module: nn.Module) -> None:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from accel_core.errors import ConfigurationError, MissingDependencyError
+from accel_core.errors import ConfigurationError
 from accel_core.options.megatron import MegatronOptions
 from accel_core.options.option import options_of
+from accel_core.plugins.megatron_arguments import SCHEDULE, UNCHANGED, of_logging, of_optimizer
 from accel_core.plugins.megatron_models import MODEL_CONFIGS_TO_MEGATRON_PARSERS
 
 if TYPE_CHECKING:
@@ -18,51 +18,6 @@ if TYPE_CHECKING:
     from torch import nn
 
 __all__ = ["MegatronLMDummyScheduler", "MegatronLMPlugin"]
-
-_UNCHANGED = (
-    "pipeline_model_parallel_split_rank",
-    "num_layers_per_virtual_pipeline_stage",
-    "use_distributed_optimizer",
-    "num_micro_batches",
-    "consumed_samples",
-    "no_wd_decay_cond",
-    "scale_lr_cond",
-    "lr_mult",
-    "megatron_dataset_flag",
-    "eval_iters",
-    "eval_interval",
-    "use_custom_fsdp",
-    "no_load_optim",
-    "eod_mask_loss",
-    "no_save_optim",
-    "optimizer_cpu_offload",
-    "overlap_cpu_optimizer_d2h_h2d",
-    "use_precision_aware_optimizer",
-    "decoder_last_pipeline_num_layers",
-    "recompute_granularity",
-    "recompute_method",
-    "recompute_num_layers",
-    "attention_backend",
-    "expert_model_parallel_size",
-    "context_parallel_size",
-    "attention_dropout",
-    "hidden_dropout",
-    "attention_softmax_in_fp32",
-    "expert_tensor_parallel_size",
-    "calculate_per_token_loss",
-    "use_rotary_position_embeddings",
-)
-
-_SCHEDULE = (
-    "lr_decay_iters",
-    "lr_decay_samples",
-    "lr_warmup_fraction",
-    "lr_decay_style",
-    "weight_decay_incr_style",
-    "start_weight_decay",
-    "end_weight_decay",
-    "min_lr",
-)
 
 
 @dataclass
@@ -221,7 +176,7 @@ class MegatronLMPlugin:
             "DDP_impl": self.DDP_impl,
             "sequence_parallel": self.sequence_parallelism,
             "clip_grad": self.gradient_clipping,
-            **{name: getattr(self, name) for name in _UNCHANGED},
+            **{name: getattr(self, name) for name in UNCHANGED},
         }
         if self.recompute_activations:
             self.megatron_lm_default_args["recompute_granularity"] = "selective"
@@ -286,22 +241,7 @@ class MegatronLMPlugin:
         Raises:
             ConfigurationError: Megatron-LM has no such optimizer.
         """
-        name = type(optimizer).__name__.lower()
-        first = optimizer.param_groups[0]
-        arguments = self.megatron_lm_default_args
-        if "adam" in name:
-            arguments["optimizer"] = "adam"
-            arguments["adam_beta1"], arguments["adam_beta2"] = first["betas"]
-            arguments["adam_eps"] = first["eps"]
-        elif "sgd" in name:
-            arguments["optimizer"] = "sgd"
-            arguments["sgd_momentum"] = first["momentum"]
-        else:
-            raise ConfigurationError(
-                f"Megatron-LM does not have this optimizer; got {type(optimizer).__name__}. Use an Adam or SGD."
-            )
-        arguments["lr"] = optimizer.defaults["lr"]
-        arguments["weight_decay"] = optimizer.defaults["weight_decay"]
+        self.megatron_lm_default_args |= of_optimizer(optimizer)
 
     def set_scheduler_args(self, scheduler: Any) -> None:
         """Translate a schedule.
@@ -324,7 +264,7 @@ class MegatronLMPlugin:
                     "The rise is counted in steps, from the schedule; lr_warmup_samples is passed over.", stacklevel=2
                 )
             self.lr_warmup_samples = 0
-        for name in ("train_iters", "lr_warmup_iters", "train_samples", "lr_warmup_samples", *_SCHEDULE):
+        for name in ("train_iters", "lr_warmup_iters", "train_samples", "lr_warmup_samples", *SCHEDULE):
             self.megatron_lm_default_args[name] = getattr(self, name)
 
     def set_tensorboard_logging_options(self) -> None:
@@ -333,19 +273,7 @@ class MegatronLMPlugin:
         Raises:
             MissingDependencyError: Megatron-LM is not installed.
         """
-        try:
-            parsing = importlib.import_module("megatron.training.arguments")
-        except ImportError:
-            raise MissingDependencyError(
-                "Megatron-LM says itself what it can log; it is not installed. Install it from its repository, or set "
-                "set_all_logging_options=False."
-            ) from None
-        known = vars(parsing._add_logging_args(_Collector()))["flags"]
-        for flag in known:
-            if flag.startswith("log_"):
-                self.megatron_lm_default_args[flag] = True
-            elif flag.startswith("no_log_"):
-                self.megatron_lm_default_args[flag.removeprefix("no_")] = True
+        self.megatron_lm_default_args |= of_logging()
 
 
 class MegatronLMDummyScheduler:
@@ -365,16 +293,3 @@ class MegatronLMDummyScheduler:
         self.total_num_steps = total_num_steps
         self.warmup_num_steps = warmup_num_steps
         self.kwargs = kwargs
-
-
-class _Collector:
-    """An argument parser that only collects the names of flags."""
-
-    def __init__(self) -> None:
-        self.flags: list[str] = []
-
-    def add_argument_group(self, *_args: object, **_kwargs: object) -> _Collector:
-        return self
-
-    def add_argument(self, flag: str, *_others: str, **_kwargs: object) -> None:
-        self.flags.append(flag.lstrip("-").replace("-", "_"))

@@ -256,8 +256,10 @@ class AlignDevicesHook(ModelHook):
 
     def leave_forward(self, module: nn.Module, output: Any) -> Any:
         """Send the module's weights away after the last of its forwards, and its output back."""
-        if not self.io_same_device and not self._post_is_overridden:
-            self._end(module)
+        if not self.io_same_device and not self._post_is_overridden and not self._schedules:
+            residency = residency_of(module, self) if self.offload else None
+            if residency is not None:
+                residency.leave()
             return output
         try:
             if self.io_same_device:

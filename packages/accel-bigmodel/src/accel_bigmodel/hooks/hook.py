@@ -265,18 +265,6 @@ class HookedForward:
         if "torch._dynamo" in sys.modules:
             runner = _runner if _runner is not None else _make_runner()
             return runner(self, args, kwargs)
-        return self.run(args, kwargs)
-
-    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run the hook and the forward.
-
-        Args:
-            args: Positional arguments of the forward.
-            kwargs: Keyword arguments of the forward.
-
-        Returns:
-            What the hook makes of the forward's output.
-        """
         hook: ModelHook = self.module.__dict__["_hf_hook"]
         return self.surround(hook, hook.enter_forward, hook.leave_forward, args, kwargs)
 

@@ -292,7 +292,13 @@ class Residency:
         hook = self.hook
         if hook.tied_params_map:
             return False
-        device, weights = hook.device, self.weights()
+        device = hook.device
+        weights = hook.weights_map if self.own_map is None else self.weights()
+        prefix = ""
+        if type(weights) is PrefixedDataset:  # its look-up would be half of the cost
+            prefix = weights.prefix
+            weights = weights.dataset
+        assert weights is not None
         try:
             for slot in self.slots:
                 placeholder = slot.placeholder
@@ -301,7 +307,7 @@ class Residency:
                     or slot.cached_for is not device
                     or slot.store.get(slot.key) is not placeholder
                     or placeholder.__dict__.get("changes", 0) != slot.changes
-                    or weights[slot.name] is not slot.source
+                    or weights[prefix + slot.name] is not slot.source
                 ):
                     return False
                 slot.store[slot.key] = slot.placed = slot.cached

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+import logging
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from accel_core.host import environ
@@ -18,6 +20,11 @@ __all__ = [
 ]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
+
+_UNSAFE = re.compile(r"[;\n<> ]")
+"""What ends a word, a line or a redirection where a shell reads the lines."""
+
+_logger = logging.getLogger(__name__)
 
 
 def get_int_from_env(env_keys: Iterable[str], default: int) -> int:
@@ -36,51 +43,63 @@ def parse_choice_from_env(key: str, default: str = "no") -> str:
 
 
 def convert_dict_to_env_variables(current_env: Mapping[str, object]) -> list[str]:
-    """Write an environment as `NAME=value` lines, leaving out what a line cannot hold.
+    """Write an environment as `NAME=value` lines; an entry that a line cannot hold is left out, with a warning.
 
     Args:
-        current_env: Names and values. An entry with a newline, `;` or an equals sign in its name is left out.
+        current_env: Names and values. Neither may hold a blank, a line break, `;`, `<` or `>`, nor a name `=`.
 
     Returns:
         One line an entry, each ending in a newline.
     """
     lines = []
     for name, value in current_env.items():
-        if all(char not in f"{name}{value}" for char in ("\n", ";")) and "=" not in name:
+        if _UNSAFE.search(f"{name}{value}") or "=" in name:
+            _logger.warning("A line cannot hold the environment variable; got %s=%s. It is left out.", name, value)
+        else:
             lines.append(f"{name}={value}\n")
     return lines
 
 
 def purge_accelerate_environment(func_or_cls: _F) -> _F:
-    """Undo, after each call, what a function or a class's methods did to `ACCELERATE_*` variables.
+    """Undo, after each call, what a function or the tests of a class did to `ACCELERATE_*` variables.
 
     Args:
-        func_or_cls: A function, or a class whose own `test*`, `setUp*` and other public methods are wrapped.
+        func_or_cls: A function, or a class: its methods named `test…` are wrapped, and those of later subclasses.
 
     Returns:
         The function wrapped, or the same class with wrapped methods.
     """
+    if not inspect.isclass(func_or_cls):
+        return _undoing()(func_or_cls)
+    _purge_tests_of(func_or_cls)
+    return func_or_cls
 
-    def restore(before: dict[str, str]) -> None:
-        for name in set(environ.with_prefix("ACCELERATE_")) - set(before):
+
+def _purge_tests_of(decorated: Any) -> None:
+    own = vars(decorated).get("__init_subclass__")
+
+    def wrap_tests(cls: type) -> None:
+        for name, member in list(vars(cls).items()):
+            if name.startswith("test") and inspect.isfunction(member):
+                setattr(cls, name, _undoing()(member))
+
+    def wrap_subclass(cls: type, /, **kwargs: object) -> None:
+        begin = super(decorated, cls).__init_subclass__ if own is None else own.__get__(None, cls)
+        begin(**kwargs)
+        wrap_tests(cls)
+
+    wrap_tests(decorated)
+    decorated.__init_subclass__ = classmethod(wrap_subclass)
+
+
+@contextmanager
+def _undoing() -> Iterator[None]:
+    """Leave the `ACCELERATE_*` variables after the block as they were before it."""
+    before = environ.with_prefix("ACCELERATE_")
+    try:
+        yield
+    finally:
+        for name in environ.with_prefix("ACCELERATE_").keys() - before.keys():
             environ.remove(name)
         for name, value in before.items():
             environ.write(name, value)
-
-    def wrap(function: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(function)
-        def wrapper(*args: object, **kwargs: object) -> Any:
-            before = environ.with_prefix("ACCELERATE_")
-            try:
-                return function(*args, **kwargs)
-            finally:
-                restore(before)
-
-        return wrapper
-
-    if inspect.isclass(func_or_cls):
-        for name, member in list(vars(func_or_cls).items()):
-            if inspect.isfunction(member) and not name.startswith("__"):
-                setattr(func_or_cls, name, wrap(member))
-        return func_or_cls
-    return wrap(func_or_cls)  # type: ignore[return-value]

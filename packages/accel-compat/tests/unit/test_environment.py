@@ -22,10 +22,17 @@ def test_variables_are_read() -> None:
         environment.parse_flag_from_env("SURELY_SET")
 
 
-def test_lines_of_an_environment() -> None:
-    """What a line cannot hold is left out."""
-    lines = environment.convert_dict_to_env_variables({"A": "1", "B": "two\nlines", "C=": "1", "D": "1;2", "E": 2})
-    assert lines == ["A=1\n", "E=2\n"]
+@pytest.mark.parametrize("value", ["two\nlines", "1;2", "<file", ">file", "two words"])
+def test_an_entry_that_a_line_cannot_hold_is_left_out(value: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Each entry that would break a line, or be more than a word in it, is left out with a warning that names it."""
+    assert environment.convert_dict_to_env_variables({"A": "1", "B": value, "E": 2}) == ["A=1\n", "E=2\n"]
+    assert [record.getMessage().count(f"B={value}") for record in caplog.records] == [1]
+
+
+def test_a_name_that_a_line_cannot_hold_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    """A name with an equals sign or a blank would be read as another name; each is warned of."""
+    assert environment.convert_dict_to_env_variables({"C=": "1", "D E": "1", "A": ""}) == ["A=\n"]
+    assert len(caplog.records) == 2
 
 
 def test_purged_function_leaves_no_accelerate_variable() -> None:
@@ -42,13 +49,47 @@ def test_purged_function_leaves_no_accelerate_variable() -> None:
         assert "ACCELERATE_LEAK" not in os.environ
 
 
-def test_purged_class_wraps_its_methods() -> None:
-    """Public methods of a class leave nothing behind; the class stays itself."""
+def test_purged_class_wraps_its_tests_and_no_more() -> None:
+    """Tests of the class, and of classes derived from it later, leave nothing behind; what sets them up stays."""
 
+    @environment.purge_accelerate_environment
     class Case:
         def test_leak(self) -> None:
             os.environ["ACCELERATE_LEAK"] = "1"
 
-    assert environment.purge_accelerate_environment(Case) is Case
-    Case().test_leak()
+        def setup_method(self) -> None:
+            os.environ["ACCELERATE_LEFT"] = "1"
+
+    class Later(Case):
+        def test_more(self) -> None:
+            os.environ["ACCELERATE_LEAK"] = "2"
+
+        def helper(self) -> None:
+            os.environ["ACCELERATE_LEFT"] = "2"
+
+    case = Later()
+    with patch_environment(ACCELERATE_LEFT=""):
+        for act, left in ((case.setup_method, "1"), (case.test_leak, "1"), (case.test_more, "1"), (case.helper, "2")):
+            act()
+            assert "ACCELERATE_LEAK" not in os.environ
+            assert os.environ["ACCELERATE_LEFT"] == left
+
+
+def test_purged_class_keeps_what_it_does_with_subclasses() -> None:
+    """A class that looks at its subclasses goes on doing so, with their keyword arguments."""
+
+    @environment.purge_accelerate_environment
+    class Case:
+        seen: tuple[type, str]
+
+        def __init_subclass__(cls, label: str, **kwargs: object) -> None:
+            super().__init_subclass__(**kwargs)
+            Case.seen = (cls, label)
+
+    class Later(Case, label="late"):
+        def test_leak(self) -> None:
+            os.environ["ACCELERATE_LEAK"] = "1"
+
+    Later().test_leak()
     assert "ACCELERATE_LEAK" not in os.environ
+    assert Case.seen == (Later, "late")

@@ -9,17 +9,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from accel_core.host.ports import get_free_port
 from accel_launch.commands.start import settings_from
 from accel_launch.launchers.deepspeed import DeepSpeedLauncher
 from accel_launch.launchers.launcher import Launcher
 from accel_launch.launchers.registry import choose
-from accel_launch.launchers.sagemaker import SageMakerLauncher, inputs_of, job_description
+from accel_launch.launchers.sagemaker import SageMakerLauncher, hyperparameters, inputs_of, job_description
 from accel_launch.launchers.simple import SimpleLauncher
 from accel_launch.launchers.torchrun import TorchrunLauncher
 from accel_launch.launchers.tpu import TpuLauncher
 from accel_launch.settings import environ
+from accel_launch.settings.checks import check_settings
 from accel_launch.settings.child import child_environment, engine_environment
-from accel_launch.settings.config import SageMakerConfig
+from accel_launch.settings.config import BaseConfig, SageMakerConfig, load_config_from_file
+from accel_launch.settings.layout import layout_of
+from accelerate._machine import USUAL_PORT
 
 __all__ = [
     "env_var_path_add",
@@ -56,9 +60,60 @@ def prepare_simple_launcher_cmd_env(args: argparse.Namespace) -> tuple[list[str]
 
 
 def prepare_multi_gpu_env(args: argparse.Namespace) -> dict[str, str]:
-    """Return the whole environment of a run of several processes."""
+    """Return the whole environment of a run of several processes, and give its arguments torchrun's names too.
+
+    Args:
+        args: Parsed command line of `accel launch`. Set on it: `nproc_per_node`, `master_port`, and on several machines
+            `nnodes`, `node_rank` and `master_addr` or `rdzv_endpoint`.
+    """
     settings = settings_from(args)
+    layout = layout_of(settings)
+    address, port = settings["main_process_ip"], settings["main_process_port"]
+    args.main_process_port = port = port or (USUAL_PORT if port is None else get_free_port())
+    args.nproc_per_node = layout.per_machine
+    if layout.machines > 1:
+        args.nnodes, args.node_rank = layout.nnodes, layout.machine_rank
+    if layout.machines > 1 and not settings["same_network"]:
+        args.rdzv_endpoint = f"{address}:{port}"
+    else:
+        args.master_port = str(port)
+        if layout.machines > 1:
+            args.master_addr = str(address)
     return {**settings.inherited, **child_environment(settings)}
+
+
+def _validate_launch_command(args: argparse.Namespace) -> tuple[argparse.Namespace, BaseConfig | None, bool]:
+    """Fill in every setting that a command line leaves open, and check them all.
+
+    Args:
+        args: Parsed command line of `accel launch`; it is changed.
+
+    Returns:
+        The arguments, what the configuration file says where one was read, and whether the precision comes from it.
+
+    Raises:
+        ConfigurationError: The command line, the environment or the configuration file is not valid.
+    """
+    settings = settings_from(args)
+    check_settings(settings)
+    layout = layout_of(settings)
+    for key in settings:
+        setattr(args, key, settings[key])
+    args.num_processes, args.num_machines = layout.processes, layout.machines
+    args.mixed_precision = str(args.mixed_precision or "no").lower()
+    args.dynamo_backend = args.dynamo_backend or "no"
+    args.use_cpu = bool(args.cpu)
+    config = None if settings.file is None else load_config_from_file(settings.file)
+    return args, config, settings.said["mixed_precision"].origin == "file"
+
+
+def _convert_nargs_to_dict(nargs: list[str]) -> dict[str, Any]:
+    """Return the words of a script, `--name value` pairs, as SageMaker's hyperparameters: values by name.
+
+    Raises:
+        ConfigurationError: A word is no such pair.
+    """
+    return hyperparameters(nargs)
 
 
 def prepare_deepspeed_cmd_env(args: argparse.Namespace) -> tuple[list[str], dict[str, str]]:

@@ -14,6 +14,7 @@ from accel_core.host import availability, environ
 from accelerate import _availability
 
 __all__ = [
+    "USUAL_PORT",
     "CPUInformation",
     "are_libraries_initialized",
     "check_cuda_fp8_capability",
@@ -25,7 +26,7 @@ __all__ = [
     "is_port_in_use",
 ]
 
-_USUAL_PORT = 29500
+USUAL_PORT = 29500
 
 _FP8_CAPABILITY = (8, 9)
 
@@ -169,6 +170,6 @@ def is_port_in_use(port: int | str | None = None) -> bool:
     Args:
         port: The port; without one, MASTER_PORT, or 29500 where that is not set.
     """
-    number = environ.integer("MASTER_PORT", _USUAL_PORT) if port is None else int(port)
+    number = environ.integer("MASTER_PORT", USUAL_PORT) if port is None else int(port)
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        return probe.connect_ex(("localhost", number or _USUAL_PORT)) == 0
+        return probe.connect_ex(("localhost", number or USUAL_PORT)) == 0

@@ -25,6 +25,7 @@ IMPORTS = {
         "AlignDevicesHook", "CpuOffload", "ModelHook", "SequentialHook", "add_hook_to_module",
         "attach_align_device_hook_on_blocks", "remove_hook_from_module", "remove_hook_from_submodules",
     ],
+    "accelerate.commands.launch": ["_validate_launch_command", "launch_command", "launch_command_parser"],
     "accelerate.logging": ["get_logger"],
     "accelerate.state": ["AcceleratorState", "PartialState"],
     "accelerate.utils": [
@@ -32,7 +33,8 @@ IMPORTS = {
         "InitProcessGroupKwargs", "ParallelismConfig", "TorchDynamoPlugin", "TorchTensorParallelPlugin",
         "align_module_device", "broadcast_object_list", "check_device_map", "compute_module_sizes",
         "extract_model_from_parallel", "find_executable_batch_size", "fsdp2_prepare_model", "gather", "gather_object",
-        "get_balanced_memory", "get_max_memory", "infer_auto_device_map", "is_fp8_available", "is_mlu_available",
+        "get_balanced_memory", "get_max_memory", "get_state_dict_offloaded_model",
+        "infer_auto_device_map", "is_fp8_available", "is_mlu_available",
         "is_npu_available", "is_peft_model", "is_wandb_available", "is_xpu_available", "load_fsdp_model",
         "load_fsdp_optimizer", "load_offloaded_weights", "named_module_tensors", "offload_state_dict",
         "offload_weight", "patch_environment", "reduce", "release_memory", "save_fsdp_model", "save_fsdp_optimizer",
@@ -42,8 +44,9 @@ IMPORTS = {
     "accelerate.utils.deepspeed": ["DummyOptim", "DummyScheduler", "HfDeepSpeedConfig"],
     "accelerate.utils.fsdp_utils": ["fsdp2_prepare_auto_wrap_policy", "get_parameters_from_modules"],
     "accelerate.utils.imports": ["is_bf16_available", "is_xpu_available"],
+    "accelerate.utils.launch": ["_convert_nargs_to_dict", "prepare_multi_gpu_env"],
     "accelerate.utils.memory": ["clear_device_cache"],
-    "accelerate.utils.modeling": ["convert_file_size_to_int", "dtype_byte_size"],
+    "accelerate.utils.modeling": ["convert_file_size_to_int", "dtype_byte_size", "get_state_dict_offloaded_model"],
     "accelerate.utils.versions": ["is_torch_version"],
 }  # fmt: skip
 

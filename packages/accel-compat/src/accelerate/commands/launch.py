@@ -66,6 +66,9 @@ from accelerate._environment import (
     get_int_from_env,
 )
 from accelerate._launch_preparation import (
+    _validate_launch_command as _validate_launch_command,
+)
+from accelerate._launch_preparation import (
     prepare_deepspeed_cmd_env,
     prepare_multi_gpu_env,
     prepare_sagemager_args_inputs,

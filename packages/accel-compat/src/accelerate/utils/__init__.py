@@ -24,6 +24,9 @@ from accel_bigmodel.hooks.attach import (
     align_module_device,
     has_offloaded_params,
 )
+from accel_bigmodel.hooks.state import (
+    get_state_dict_offloaded_model,
+)
 from accel_bigmodel.memory import (
     get_max_memory,
 )
@@ -567,6 +570,7 @@ __all__ = [
     "get_model_tp_size",
     "get_module_children_bottom_up",
     "get_pretty_name",
+    "get_state_dict_offloaded_model",
     "has_4bit_bnb_layers",
     "has_ao_layers",
     "has_compiled_regions",

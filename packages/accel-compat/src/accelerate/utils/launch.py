@@ -38,6 +38,9 @@ from accelerate._availability import (
     is_xpu_available,
 )
 from accelerate._launch_preparation import (
+    _convert_nargs_to_dict as _convert_nargs_to_dict,
+)
+from accelerate._launch_preparation import (
     env_var_path_add,
     prepare_deepspeed_cmd_env,
     prepare_extend_env_parallelism_config,

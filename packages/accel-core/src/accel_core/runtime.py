@@ -296,7 +296,8 @@ class Runtime:
     def join_uneven(self, joinables: Sequence[Any], even_batches: bool | None) -> Iterator[None]:
         """Join ranks with different numbers of batches; see `Accelerator.join_uneven_inputs`."""
         with self.strategy.join(joinables):
-            changed = [] if even_batches is None else _override_even_batches(self.dataloaders, even_batches)
+            shared_out = even_batches is not None and self.world.size > 1
+            changed = _override_even_batches(self.dataloaders, bool(even_batches)) if shared_out else []
             try:
                 yield
             finally:

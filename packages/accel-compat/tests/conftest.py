@@ -1,3 +1,12 @@
 """Fixtures of every test of the drop-in."""
 
+import pytest
+
 from accel_core.testing.guards import *  # noqa: F403
+from accelerate import _defaults
+
+
+@pytest.fixture(autouse=True)
+def process_defaults() -> None:
+    """Give a test the defaults of Accelerate, which tests of other packages take back."""
+    _defaults.choose()

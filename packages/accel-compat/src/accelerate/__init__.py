@@ -2,14 +2,14 @@
 
 # ruff: noqa: E402, I001
 
-from accelerate import _foundation, _loggers, _version
+from accelerate import _foundation, _version
 
 _foundation.check()
 
 from accel_core._lazy import without_collection
 
 with without_collection():
-    from accelerate import _pickles
+    from accelerate import _defaults, _loggers, _pickles
     from accelerate._rebinding import write_through
     from accel_bigmodel.checkpoint.load import (
         load_checkpoint_in_model,
@@ -96,6 +96,7 @@ with without_collection():
 __version__ = _version.__version__.partition("+")[0]
 _pickles.carry_old_names()
 _loggers.govern_records()
+_defaults.choose()
 
 __all__ = [
     "Accelerator",

@@ -63,6 +63,23 @@ def _plain_steps(windows: list[list[int]], divisor: int | None = None, clip: Any
     return _weights(model)
 
 
+def test_accumulate_steps_once_a_window() -> None:
+    """In `accumulate` the loop of one batch trains in windows, and the end of the data closes the last."""
+    model, optimizer, loader, schedule = _parts()
+    accelerator = Accelerator(gradient_accumulation_steps=2)
+    loader, model, optimizer, schedule = accelerator.prepare(loader, model, optimizer, schedule)
+    synced = []
+    for batch in loader:
+        with accelerator.accumulate(model):
+            accelerator.backward(_loss(model, batch))
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
+            synced.append(accelerator.sync_gradients)
+    assert synced == [False, True, True]
+    torch.testing.assert_close(_weights(model), _plain_steps([[0, 1], [2]], divisor=2))
+
+
 def test_accumulation_plugin_and_steps_are_one_or_the_other() -> None:
     """Giving both the number of steps and the plugin that holds it is an error."""
     with pytest.raises(ValueError, match=r"gradient_accumulation"):

@@ -13,7 +13,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from accel_core.plugins.accumulation import set_default_short_window
 from accel_core.state import reset_all
+from accel_core.tracking.discovery import set_default_missing_library
 
 __all__ = [
     "fresh_state",
@@ -22,6 +24,7 @@ __all__ = [
     "no_process_group_leak",
     "no_state_leak",
     "no_thread_leak",
+    "process_defaults",
 ]
 
 _OWNED_BY_OTHERS = ("PYTEST_", "COV_", "HYPOTHESIS_", "TORCHINDUCTOR_", "KINETO_")
@@ -34,6 +37,13 @@ def fresh_state() -> Iterator[None]:
     reset_all()
     yield
     reset_all()
+
+
+@pytest.fixture(autouse=True)
+def process_defaults() -> None:
+    """Give a test accel's own defaults, which another test's import of the drop-in may have changed."""
+    set_default_short_window("actual")
+    set_default_missing_library("raise")
 
 
 @pytest.fixture(autouse=True)

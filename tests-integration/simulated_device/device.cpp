@@ -11,6 +11,8 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/extension.h>
 
+#include "collectives.h"
+
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
@@ -258,6 +260,11 @@ Tensor& set_storage(
   return tensor;
 }
 
+Tensor& set_whole_storage(Tensor& tensor, c10::Storage storage) {
+  const auto count = static_cast<int64_t>(storage.nbytes() / tensor.itemsize());
+  return set_storage(tensor, std::move(storage), 0, c10::SymIntArrayRef({count}), c10::SymIntArrayRef({1}));
+}
+
 Tensor& set_tensor(Tensor& tensor, const Tensor& other) {
   return set_storage(tensor, other.storage(), other.storage_offset(), other.sym_sizes(), other.sym_strides());
 }
@@ -292,6 +299,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   library.impl("_reshape_alias", reshape_alias);
   library.impl("resize_", resize);
   library.impl("set_.source_Storage_storage_offset", set_storage);
+  library.impl("set_.source_Storage", set_whole_storage);
   library.impl("set_.source_Tensor", set_tensor);
   library.impl("_local_scalar_dense", item);
   library.impl("_has_compatible_shallow_copy_type", shallow_copy_is_compatible);
@@ -348,4 +356,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("reset_peak", [](int device) { memory().peak[device] = memory().used[device]; });
   module.def("bytes_in", [] { return bytes_in.load(); });
   module.def("bytes_out", [] { return bytes_out.load(); });
+  module.def("collectives", [](c10::intrusive_ptr<c10d::Backend> gloo, int rank, int size) {
+    return c10::static_intrusive_pointer_cast<c10d::Backend>(
+        c10::make_intrusive<simulated::Collectives>(std::move(gloo), rank, size));
+  });
 }

@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.utils.cpp_extension import load
 
 NAME = "simgpu"
+COLLECTIVES = "simccl"
+"""Name of the process-group backend that moves its tensors."""
 SOURCE = Path(__file__).with_name("device.cpp")
 
 
@@ -61,13 +64,40 @@ def set_up(count: int = 2, limit: int = 1 << 30) -> Any:
     module.device_count = native.count
     module.current_device = native.current
     module.set_device = lambda device: native.select(number(device))
-    module.manual_seed = module.manual_seed_all = lambda seed: None
+
+    class Current:
+        """The device that is current inside a block, as `torch.cuda.device`."""
+
+        def __init__(self, device: Any) -> None:
+            self.wanted = number(device)
+
+        def __enter__(self) -> None:
+            self.before = native.current()
+            native.select(self.wanted)
+
+        def __exit__(self, *details: object) -> None:
+            native.select(self.before)
+
+    module.device = Current
+    generators = [torch.Generator() for _ in range(count)]
+    module.manual_seed_all = lambda seed: [generator.manual_seed(seed) for generator in generators]
+    module.manual_seed = lambda seed: generators[number()].manual_seed(seed)
+    module.get_rng_state = lambda device=None: generators[number(device)].get_state()
+    module.get_rng_state_all = lambda: [generator.get_state() for generator in generators]
+    module.set_rng_state = lambda state, device=None: generators[number(device)].set_state(state)
     module.memory_allocated = lambda device=None: native.used(number(device))
     module.max_memory_allocated = lambda device=None: native.peak(number(device))
     module.reset_peak_memory_stats = lambda device=None: native.reset_peak(number(device))
     module.mem_get_info = lambda device=None: (native.limit() - native.used(number(device)), native.limit())
     module.empty_cache = lambda: None
     module.synchronize = lambda device=None: None
+    dist.Backend.register_backend(
+        COLLECTIVES,
+        lambda store, rank, size, timeout: native.collectives(
+            dist.ProcessGroupGloo(store, rank, size, timeout), rank, size
+        ),
+        devices=[NAME],
+    )
     torch._register_device_module(NAME, module)
     torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
     return module

@@ -1,6 +1,7 @@
 """Dispatch, offload and prefetch on devices with a real limit of memory."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -102,3 +103,32 @@ def test_removing_hooks_gives_the_model_back(results: dict[str, Any]) -> None:
 def test_prepare_moves_what_no_map_spreads(results: dict[str, Any]) -> None:
     """A model loaded whole on the CPU trains on the accelerator; a frozen one computes from its weights on disk."""
     assert results["prepared"] == {"moved": "simgpu:0", "frozen": True, "equal": True}
+
+
+def test_two_ranks_save_and_load(tmp_path: Path) -> None:
+    """Weights, moments and generators come back on each rank's device, whatever way they were saved and read."""
+    ranks = []
+    for rank in range(2):
+        places = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "OMP_NUM_THREADS": 1}
+        settings = {"ACCELERATE_DEBUG_RDV_FILE": tmp_path / "meeting", "ACCELERATE_TORCH_DEVICE": f"simgpu:{rank}"}
+        ranks.append(
+            subprocess.Popen(
+                [sys.executable, "rank.py", str(tmp_path)],
+                cwd=HERE,
+                env=os.environ | {name: str(value) for name, value in (places | settings).items()},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+    try:
+        ended = [process.communicate(timeout=180) for process in ranks]
+    finally:
+        for process in ranks:
+            process.kill()
+    assert [process.returncode for process in ranks] == [0, 0], "\n".join(errors for _, errors in ended)
+    for rank, (output, _) in enumerate(ended):
+        found = json.loads(output.splitlines()[-1])
+        assert (found["rank"], found["device"], found["backend"]) == (rank, f"simgpu:{rank}", "simccl")
+        assert found["placed"] == found["moments"] == [f"simgpu:{rank}"]
+        assert found["differing"] == {"now None": [], "later None": [], "now on_device": [], "later cpu": []}

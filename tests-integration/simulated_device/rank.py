@@ -1,0 +1,88 @@
+"""One of two ranks on the simulated accelerator: trains, saves, goes astray, loads; `python rank.py FOLDER`.
+
+Prints a line of JSON and leaves with `os._exit`: a backend that is torn down with the interpreter may abort.
+"""
+
+import json
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+import simulated
+import torch
+from torch import nn
+
+from accel_core.accelerator import Accelerator
+from accel_core.devices import registry
+from accel_core.devices.device import Device
+from accel_core.options.enums import DistributedType
+from accel_core.options.hardware import Hardware
+
+
+def state_of(accelerator: Accelerator, model: nn.Module, optimizer: Any) -> dict[str, Any]:
+    """Return copies of weights, moments and the generators of host and device, on the CPU."""
+    found = {name: value.cpu() for name, value in accelerator.get_state_dict(model).items()}
+    for key, entries in optimizer.state_dict()["state"].items():
+        found |= {f"{key}/{name}": value.cpu() for name, value in entries.items()}
+    generators = getattr(torch, simulated.NAME)
+    found |= {"host": torch.get_rng_state(), "device": generators.get_rng_state()}
+    return {name: value.clone() for name, value in found.items()}
+
+
+def step(accelerator: Accelerator, model: nn.Module, optimizer: Any) -> None:
+    """Train on a batch of this rank's own, and draw from the generators of host and device."""
+    batch = torch.rand(4, 8).to(accelerator.device)
+    accelerator.backward(model(batch).square().sum())
+    optimizer.step()
+    optimizer.zero_grad()
+    generators = getattr(torch, simulated.NAME)
+    generators.manual_seed(int(torch.randint(1000, (1,))))
+
+
+def main() -> dict[str, Any]:
+    """Save in both ways; load with each place for optimizers."""
+    simulated.set_up()
+    row = Hardware(simulated.NAME, "simulated accelerator", DistributedType.MULTI_GPU, simulated.COLLECTIVES)
+    registry._devices()[simulated.NAME] = lambda: Device(row)
+    accelerator = Accelerator()
+    torch.manual_seed(0)
+    model, optimizer = nn.Linear(8, 300), None
+    model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=0.1))
+    torch.manual_seed(accelerator.process_index)
+    step(accelerator, model, optimizer)
+    saved = state_of(accelerator, model, optimizer)
+    folder = Path(sys.argv[1])
+    accelerator.save_state(str(folder / "now"))
+    handle = accelerator.save_state(str(folder / "later"), blocking=False)
+    step(accelerator, model, optimizer)
+    handle.wait()
+    accelerator.wait_for_everyone()
+    accelerator.save_model(model, folder / "model")
+    differing: dict[str, list[str]] = {}
+    for name, place in (("now", None), ("later", None), ("now", "on_device"), ("later", "cpu")):
+        step(accelerator, model, optimizer)
+        accelerator.load_state(str(folder / name), map_location=place)
+        loaded = state_of(accelerator, model, optimizer)
+        differing[f"{name} {place}"] = [key for key in saved if not torch.equal(saved[key], loaded[key])]
+    return {
+        "rank": accelerator.process_index,
+        "device": str(accelerator.device),
+        "backend": str(torch.distributed.get_backend()),
+        "placed": sorted({str(value.device) for value in model.parameters()}),
+        "moments": sorted({str(state["exp_avg"].device) for state in optimizer.state.values()}),
+        "differing": differing,
+    }
+
+
+if __name__ == "__main__":
+    try:
+        sys.stdout.write(json.dumps(main()) + "\n")
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)

@@ -1,5 +1,6 @@
 """Streams that differ between ranks end together; what fails on one rank is known to all."""
 
+import itertools
 import warnings
 
 import pytest
@@ -246,3 +247,70 @@ def test_dispatch_of_a_mixed_batch():
     assert torch.equal(found["a"], batches[rank]["a"])
     assert torch.equal(found["c"][0], batches[rank]["c"][0])
     assert found["c"][1] == 7
+
+
+class Sharded(IterableDataset):
+    """Numbers in shards, as streams of `datasets` hold them; it notes the shards that are read."""
+
+    def __init__(self, shards, read):
+        self.shards, self.read = shards, read
+
+    @property
+    def num_shards(self):
+        """Number of shards."""
+        return len(self.shards)
+
+    def shard(self, num_shards, index):
+        """Return a part of the shards."""
+        return Sharded(self.shards[index::num_shards], self.read)
+
+    def __iter__(self):
+        for shard in self.shards:
+            self.read.append(shard[0])
+            yield from shard
+
+
+@world(2)
+def test_each_rank_reads_its_own_shards():
+    """Of a stream in shards each rank reads its own alone, of one length or not, and every sample is gathered once."""
+    rank = ensure().rank
+    for count in (1, 2, 3, 4):
+        shards = [list(range(10 * number, 10 * number + 3)) for number in range(count)]
+        for options in ({}, {"split_batches": True}, {"uneven_end": "empty"}):
+            seen = []
+            plain = DataLoader(Sharded(shards, seen), batch_size=2)
+            loader = prepare_data_loader(plain, dispatch_batches=False, **options)
+            own = count > 1 and "split_batches" not in options
+            for _ in range(2):
+                assert sorted(read(loader)[1]) == list(itertools.chain(*shards))
+            assert seen == [shard[0] for shard in (shards[rank::2] if own else shards)] * 2
+            assert type(plain.dataset) is Sharded
+            assert plain.dataset.num_shards == count
+
+
+@requires("datasets")
+@world(2)
+def test_streams_of_datasets_are_read_by_their_shards():
+    """Each rank maps the samples of its own shards of a stream of `datasets`; epochs reach what it reads."""
+    from datasets import IterableDataset as HubStream
+
+    mapped = []
+
+    def numbers(shards):
+        for shard in shards:
+            yield from ({"value": 10 * shard + place} for place in range(4))
+
+    def double(sample):
+        mapped.append(sample["value"])
+        return {"value": 2 * sample["value"]}
+
+    stream = HubStream.from_generator(numbers, gen_kwargs={"shards": [0, 1, 2, 3]}).map(double)
+    loader = prepare_data_loader(DataLoader(stream, batch_size=2), dispatch_batches=False)
+    gathered = [gather_for_metrics(batch["value"], GradientState()).tolist() for batch in loader]
+    mine = {20, 30} if ensure().rank else {0, 10}
+    assert sorted(mapped) == sorted(first + place for first in mine for place in range(4))
+    assert sorted(itertools.chain(*gathered)) == sorted(
+        2 * (first + place) for first in (0, 10, 20, 30) for place in range(4)
+    )
+    next(iter(loader))
+    assert loader.dataset.epoch == 1

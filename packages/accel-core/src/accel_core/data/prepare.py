@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -87,9 +88,9 @@ def prepare_data_loader(
             loader gives the rank's own part already. "auto": global, and a loader that looks local is refused.
         layout: How the ranks of the run share out data and model: ranks of one replica read the same part. It decides
             instead of `num_processes`, `process_index` and `torch_device_mesh`.
-        uneven_end: What happens when streams of the ranks differ in length. "drop": all end with the shortest.
-            "repeat": a rank that has run out repeats batches until the longest ends. "empty": such a rank gets batches
-            without rows.
+        uneven_end: What happens when streams of the ranks differ in length. "drop": all end with the shortest; of a
+            stream that is shared out by its shards, nothing is dropped, and this means "repeat". "repeat": a rank that
+            has run out repeats batches until the longest ends. "empty": such a rank gets batches without rows.
 
     Raises:
         ConfigurationError: `split_batches` with an indivisible batch size, or an unknown `sharding` or `uneven_end`.
@@ -147,6 +148,12 @@ def _shard(
     """Build a loader that gives this rank's part of what `source` gives."""
     batches = order.get("batch_sampler", _batches_of(source))
     if isinstance(source.dataset, IterableDataset):
+        own = None if settings.split_batches else _own_shards(source.dataset, place)
+        if own is not None:
+            # Ranks may get shards of different lengths. The stream was given as a whole, so none of it is left out.
+            end = "repeat" if settings.uneven_end == "drop" else settings.uneven_end
+            settings = dataclasses.replace(settings, local_ranks=place.ranks, uneven_end=end)
+            return _local(source, settings, {**order, "dataset": own})
         changed = _stream_part(source, place.ranks, place.rank, settings.split_batches)
     elif isinstance(batches, BatchSampler) or source.batch_sampler is not None:
         which = "sampler" if source.batch_sampler is None else "batch_sampler"
@@ -156,6 +163,21 @@ def _shard(
         single = order.get("sampler", batches)
         changed = {"sampler": IndexShard(single, place.ranks, place.rank, even_batches=even_batches)}
     return DataLoaderShard.adopt(source, settings=settings, **(order | changed))
+
+
+def _own_shards(dataset: IterableDataset[Any], place: _Place) -> object | None:
+    """Return the shards of one rank, of a stream that can give them without reading the others; `None` of any other.
+
+    Args:
+        dataset: A stream; those of the library `datasets` have `num_shards`, and `shard(num_shards, index)`.
+        place: The rank.
+    """
+    shard = getattr(dataset, "shard", None)
+    shards = getattr(dataset, "num_shards", getattr(dataset, "n_shards", None))
+    if not callable(shard) or not isinstance(shards, int) or shards < place.ranks:
+        return None
+    own: object = shard(num_shards=place.ranks, index=place.rank)
+    return own
 
 
 def _batches_of(dataloader: DataLoader[Any]) -> object:

@@ -847,7 +847,13 @@ class Accelerator:
         return gather_for_metrics(input_data, self.gradient_state, use_gather_object, gather=self.gather)
 
     def reduce(self, tensor: object, reduction: str = "sum", scale: float = 1.0) -> Any:
-        """Add up (`sum`), average (`mean`) or leave (`none`) tensors over all processes, times `scale`."""
+        """Combine tensors over all processes: their `sum` (or `none`, the same), `mean` or `max`.
+
+        Args:
+            tensor: A tensor, or any nest of tensors, of equal shape on all processes.
+            reduction: One of the four.
+            scale: Factor for the result on XLA devices; it has no effect elsewhere.
+        """
         return collectives.reduce(tensor, reduction, scale)
 
     def pad_across_processes(self, tensor: object, dim: int = 0, pad_index: int = 0, pad_first: bool = False) -> Any:

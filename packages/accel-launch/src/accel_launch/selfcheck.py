@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from accel_core.accelerator import Accelerator
 from accel_core.errors import LaunchError
+from accel_launch.settings.layout import counted
 
 __all__ = ["main"]
 
@@ -25,7 +26,9 @@ def main() -> None:
         step(accelerator)
         accelerator.wait_for_everyone()
         if accelerator.is_main_process:
-            sys.stdout.write(f"{name}: holds for {accelerator.num_processes} processes on {accelerator.device}\n")
+            sys.stdout.write(
+                f"{name}: holds for {counted(accelerator.num_processes, 'process', 'es')} on {accelerator.device}\n"
+            )
     accelerator.end_training()
 
 

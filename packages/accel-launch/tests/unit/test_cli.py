@@ -40,21 +40,25 @@ def test_both_spellings_reach_the_same_place(accel, script) -> None:
     for spelling in ("--num_processes", "--num-processes"):
         done = accel("launch", spelling, "many", script(""))
         assert done.returncode == 2
-        assert "invalid int value: 'many'" in done.stderr
+        assert "got 'many'. Give it a whole number from 1." in done.stderr
 
 
 @pytest.mark.parametrize(
     ("words", "told"),
     [
         (["nothere.py"], "There is no such script"),
-        (["--num-processes", "-1", "train.py"], "at least one process"),
-        (["--num-machines", "0", "train.py"], "at least one machine"),
+        (["--num-processes", "-1", "train.py"], "got '-1' from --num-processes. Give it a whole number from 1"),
+        (["--num-processes", "0", "train.py"], "got '0' from --num-processes"),
+        (["--gpu-ids", "abc", "train.py"], "gpu_ids is not valid; got 'abc' from --gpu-ids"),
+        (["--gpu-ids", "0,0", "train.py"], "each once"),
+        (["--main-process-port", "70000", "train.py"], "a port from 0 to 65535"),
+        (["--num-machines", "0", "train.py"], "got '0' from --num-machines"),
         (["--num-processes", "3", "--num-machines", "2", "train.py"], "spread evenly"),
         (["--nproc-per-node", "2", "--num-processes", "3", "train.py"], "contradict"),
-        (["--machine-rank", "1", "train.py"], "--machine-rank counts from 0"),
-        (["--nnodes", "2:1", "train.py"], "--nnodes cannot be read"),
+        (["--machine-rank", "1", "train.py"], "got 1 from --machine-rank for 1 machine. Give it 0."),
+        (["--nnodes", "2:1", "train.py"], "got '2:1' from --nnodes"),
         (["-m", "--no-python", "train.py"], "contradict"),
-        (["--tee", "7", "train.py"], "--tee cannot be read"),
+        (["--tee", "7", "train.py"], "got '7' from --tee"),
         (["."], "folder without a __main__.py"),
         ([], "No script was named"),
     ],
@@ -68,7 +72,7 @@ def test_impossible_words_start_nothing(
     words: list[str],
     told: str,
 ) -> None:
-    """What cannot be meant ends with status 2 and a message, and the script does not run."""
+    """What is not valid ends with status 2 and a message, and the script does not run."""
     script("open('ran', 'w')")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))

@@ -30,6 +30,9 @@ NOT_REFUSED = {
 }
 """What the original refuses and accel does not."""
 
+REFUSED = {"case np0": "a whole number from 1"}
+"""What the original takes and accel refuses."""
+
 MORE_PROCESSES = "accel really starts the processes that were asked for"
 OTHER_KIND = {
     **dict.fromkeys(
@@ -135,6 +138,10 @@ def differences(
 def test_processes_get_what_the_original_gives(folder: Path, case: str) -> None:
     """Child environment, program and words are those of accelerate 1.15.0, but for the differences listed above."""
     theirs = PEER[case]
+    if case in REFUSED:
+        with pytest.raises(ConfigurationError, match=REFUSED[case]):
+            settings_from(launch_command_parser().parse_args(WORDS[case]))
+        return
     settings = settings_from(launch_command_parser().parse_args(WORDS[case]))
     if "error" in theirs and case not in NOT_REFUSED:
         with pytest.raises(ConfigurationError):

@@ -55,7 +55,7 @@ def test_one_row_makes_an_option(tmp_path: Path) -> None:
     assert "Which colour shards have." in run("-m", "accel_launch", "launch", "--help")
     assert "FSDP_COLOUR=blue" in run(*launch, "--fsdp-colour", "blue", "train.py")
     assert "invalid choice: 'green'" in run(*launch, "--fsdp-colour", "green", "train.py")
-    assert "'green', as the variable FSDP_COLOUR says" in run(*launch, "train.py", FSDP_COLOUR="green")
+    assert "got 'green' from the variable FSDP_COLOUR" in run(*launch, "train.py", FSDP_COLOUR="green")
     (tmp_path / "c.yaml").write_text("distributed_type: FSDP\nuse_cpu: true\nfsdp_config:\n  fsdp_colour: blue\n")
     assert "FSDP_COLOUR=blue" in run(*launch, "--config-file", "c.yaml", "train.py")
     assert "| `--fsdp-colour` | Which colour shards have. | `red`, `blue` | (`red`) |" in run("reference.py")

@@ -10,7 +10,7 @@ __all__ = ["COMMAND"]
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    _add_file(parser)
+    _add_file(parser, None)
     parser.add_argument(
         "--set",
         action="append",
@@ -18,19 +18,21 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="KEY=VALUE",
         help="Write this instead of asking; may be repeated, `fsdp_config.fsdp_version=2` reaches into a group.",
     )
-    parser.add_argument("--yes", action="store_true", help="Write without asking whether the file is right.")
+    parser.add_argument("--yes", action="store_true", help="Write without asking, over a file that is there too.")
     commands: Any = parser.add_subparsers(dest="subcommand", metavar="default|update", parser_class=Parser)
     default = commands.add_parser("default", help="Write a file with the usual settings of this machine.")
     default.add_argument(
         "--config_file", default=None, dest="save_location", help="File to write instead of the default one."
     )
+    default.add_argument("--yes", action="store_true", default=argparse.SUPPRESS, help="Replace a file that is there.")
     default.add_argument("--mixed_precision", choices=("no", "fp16", "bf16"), default="no", help="Precision.")
     update = commands.add_parser("update", help="Bring an existing file to today's keys and defaults.")
-    _add_file(update)
+    _add_file(update, argparse.SUPPRESS)
 
 
-def _add_file(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--config_file", default=None, help="File to write instead of the default one.")
+def _add_file(parser: argparse.ArgumentParser, default: str | None) -> None:
+    """Declare the file; a sub-command leaves it alone (SUPPRESS) where it was said before the sub-command."""
+    parser.add_argument("--config_file", default=default, help="File to write instead of the default one.")
 
 
 COMMAND = Command(
@@ -38,5 +40,6 @@ COMMAND = Command(
     "Ask about your machines and write the configuration file.",
     _add_arguments,
     "accel_launch.commands.configure:configure",
-    "Without a terminal, answers are read from standard input, one line for each question.",
+    "Without a terminal, answers are read from standard input, one line for each question. A file that is replaced is "
+    "kept under its name with .bak.",
 )

@@ -2,7 +2,9 @@
 
 import argparse
 import re
+import shutil
 import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +13,9 @@ from accel_launch.questions.ask import ask_all, asker_for
 from accel_launch.questions.dialogue import hold_dialogue
 from accel_launch.questions.question import Question
 from accel_launch.settings import environ
-from accel_launch.settings.config import ClusterConfig, load_config_from_file, write_basic_config
+from accel_launch.settings.config import ClusterConfig, basic_config, load_config_from_file
 from accel_launch.settings.devices import count_gpus
-from accel_launch.settings.file import as_document, load, read_document, write
+from accel_launch.settings.file import ConfigFile, as_document, check_keys, load, read_document, write
 from accel_launch.settings.location import default_file, default_yaml_file
 
 __all__ = ["configure", "default_config", "update_config"]
@@ -40,21 +42,35 @@ def configure(args: argparse.Namespace) -> int:
         return 0
     path = Path(args.config_file) if args.config_file else default_yaml_file()
     asker = asker_for(sys.stdin)
-    config = _said(args.set) if args.set else hold_dialogue(asker)
+    config = _merged(args.set, path) if args.set else hold_dialogue(asker)
     document = as_document(config, path)
-    file = read_document(document, path)
-    file.settings_of(set())
+    read_document(document, path).settings_of(set())
     print(f"\n{path}:\n\n{document}")
     if not args.yes and asker.person and ask_all((_WRITE_IT,), asker)["write"] == "no":
         print("Nothing was written.")
         return 1
-    write(config, path)
+    _replace(config, path)
     print(f"Wrote {path}. `accel launch` reads it" + ("." if not args.config_file else " with --config-file."))
     return 0
 
 
+def _merged(pairs: list[str], path: Path) -> dict[str, Any]:
+    """Return the file that is there, or the usual keys, with what `--set` says."""
+    said = _said(pairs)
+    found = ConfigFile(Path("--set"), said)
+    check_keys(found)
+    found.settings_of(set())
+    usual = {"compute_environment": "LOCAL_MACHINE", "distributed_type": "NO", "use_cpu": False}
+    file = load(path) if path.is_file() else None
+    config = usual if file is None else {key: value for key, value in file.config.items() if key != "schema"}
+    for key, value in said.items():
+        group = config.get(key)
+        config[key] = {**group, **value} if isinstance(group, dict) and isinstance(value, dict) else value
+    return config
+
+
 def _said(pairs: list[str]) -> dict[str, Any]:
-    config: dict[str, Any] = {"compute_environment": "LOCAL_MACHINE", "distributed_type": "NO", "use_cpu": False}
+    config: dict[str, Any] = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals:
@@ -71,6 +87,40 @@ def _said(pairs: list[str]) -> dict[str, Any]:
     return config
 
 
+def _replace(config: Mapping[str, Any], path: Path) -> None:
+    """Write a file; where another one was there, keep that beside it and say what changed."""
+    if not path.is_file():
+        write(config, path)
+        return
+    changes = list(_changes(path, config))
+    backup = path.with_name(f"{path.name}.bak")
+    shutil.copyfile(path, backup)
+    write(config, path)
+    print("\n".join(f"  {change}" for change in changes) or "  It says the same as before.")
+    print(f"The file that was there is kept as {backup}.")
+
+
+def _changes(path: Path, config: Mapping[str, Any]) -> Iterator[str]:
+    """Tell apart a file and what takes its place, key by key."""
+    try:
+        file = load(path)
+    except ConfigurationError as error:
+        yield f"It could not be read: {error}"
+        return
+    before = {} if file is None else _flat(file.config)
+    after = _flat(config)
+    for key in sorted((before.keys() | after.keys()) - {"schema"}):
+        if before.get(key) != after.get(key):
+            yield f"{key}: {before.get(key, 'not said')} -> {after.get(key, 'not said')}"
+
+
+def _flat(config: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in config.items():
+        found.update(_flat(value, f"{above}{key}.") if isinstance(value, dict) else {f"{above}{key}": value})
+    return found
+
+
 def _typed(text: str) -> Any:
     words = {"true": True, "false": False}
     return int(text) if re.fullmatch(r"-?[0-9]{1,18}", text) else words.get(text.lower(), text)
@@ -80,17 +130,20 @@ def default_config(args: argparse.Namespace) -> int:
     """Write a file with the usual settings of this machine.
 
     Args:
-        args: Parsed command line: save_location, mixed_precision.
+        args: Parsed command line: save_location, or config_file before the sub-command, mixed_precision, yes.
 
     Returns:
-        0, or 1 where the file exists already.
+        0, or 1 where the file exists already and was left alone.
     """
     gpus = count_gpus(environ.snapshot())
-    place = args.save_location or str(default_yaml_file())
-    path = write_basic_config(args.mixed_precision, place, gpus=gpus)
-    if not path:
-        print(f"{place} exists and was left alone. Change it with `accel config`, or name another with --config-file.")
+    place = args.save_location or getattr(args, "config_file", None) or default_yaml_file()
+    path = Path(place)
+    config = basic_config(args.mixed_precision, gpus=gpus).to_dict()
+    if path.exists() and not getattr(args, "yes", False):
+        print(f"{path} exists and was left alone. --yes replaces it, and keeps it as {path.name}.bak:")
+        print("\n".join(f"  {change}" for change in _changes(path, config)) or "  It says the same.")
         return 1
+    _replace(config, path)
     print(f"Wrote {path}.")
     return 0
 
@@ -114,7 +167,9 @@ def update_config(args: argparse.Namespace) -> Path:
     usual = config.to_dict() if isinstance(config, ClusterConfig) else {}
     merged = {**usual, **file.config}
     merged.pop("schema", None)
-    write(merged, file.path)
+    if merged.get("num_processes") == -1:
+        del merged["num_processes"]
     for change in file.changes:
         print(f"  {change}")
+    _replace(merged, file.path)
     return file.path

@@ -1,12 +1,13 @@
 """`accel launch`: its options. What it does is in `accel_launch.commands.start`."""
 
 import argparse
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from accel_launch.arguments import Parser
 from accel_launch.command import Command, resolve_runner
 from accel_launch.settings.model import Setting
+from accel_launch.settings.resolve import wanted
 from accel_launch.settings.table import ALL
 
 __all__ = ["COMMAND", "add_settings", "launch_command_parser"]
@@ -29,10 +30,22 @@ def add_settings(parser: argparse.ArgumentParser, table: Iterable[Setting]) -> N
         elif setting.kind == "off-switch":
             words.update(action="store_const", const=False)
         else:
-            words.update(action="append" if setting.kind == "append" else "store", type=setting.parse)
+            words.update(action="append" if setting.kind == "append" else "store", type=_type(setting))
             if setting.choices:
                 words["choices"] = setting.choices
         groups[setting.topic].add_argument(*setting.words, **words)
+
+
+def _type(setting: Setting) -> Callable[[str], Any]:
+    """Return what reads a flag's word, with a message that says what is wanted."""
+
+    def parse(text: str) -> Any:
+        try:
+            return setting.parse(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"got {text!r}. Give it {wanted(setting)}.") from None
+
+    return parse
 
 
 def _help(setting: Setting) -> str:

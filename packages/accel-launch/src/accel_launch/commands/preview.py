@@ -9,7 +9,7 @@ from typing import Any
 
 from accel_launch.launchers.launcher import Launcher
 from accel_launch.settings.batch import batch_of
-from accel_launch.settings.layout import layout_of
+from accel_launch.settings.layout import counted, layout_of
 from accel_launch.settings.mesh import Mesh, mesh_of
 from accel_launch.settings.resolve import Resolved, Settings
 from accel_launch.settings.table import BY_KEY
@@ -131,7 +131,7 @@ def print_plan(settings: Settings, launcher: Launcher, *, as_json: bool) -> None
         print(json.dumps(found, indent=2))
         return
     colours = colours_wanted(sys.stdout)
-    processes, machines = _counted(found["processes"], "process", "es"), _counted(found["nnodes"], "machine", "s")
+    processes, machines = counted(found["processes"], "process", "es"), counted(found["nnodes"], "machine")
     print(f"Launcher {found['launcher']}: {processes} on {machines}.")
     _print_mesh(mesh_of(settings))
     print(batch_of(settings))
@@ -145,10 +145,6 @@ def print_plan(settings: Settings, launcher: Launcher, *, as_json: bool) -> None
     print("\nNothing was started.")
 
 
-def _counted(number: object, noun: str, plural: str) -> str:
-    return f"{number} {noun}{'' if str(number) == '1' else plural}"
-
-
 def _active(mesh: Mesh) -> list[str]:
     return [axis for axis, size in mesh.sizes.items() if size > 1]
 
@@ -157,7 +153,8 @@ def _print_mesh(mesh: Mesh) -> None:
     axes = _active(mesh) or ["dp"]
     print(f"Mesh: {' x '.join(f'{axis} {mesh.sizes[axis]}' for axis in axes)}")
     if not mesh.fits:
-        print(f"  these axes do not hold {mesh.processes} processes; the script is refused unless it says others")
+        processes = counted(mesh.processes, "process", "es")
+        print(f"  these axes do not hold {processes}; the script is refused unless it says others")
     if len(axes) < 2:
         return
     for axis in axes:

@@ -1,6 +1,7 @@
 """Reject contradictory settings before any process starts."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from accel_launch.settings.layout import layout_of
 from accel_launch.settings.reading import read_json, shortened
 from accel_launch.settings.resolve import Settings
 
-__all__ = ["check_deepspeed_file", "check_script", "check_settings", "tee_of"]
+__all__ = ["check_deepspeed_file", "check_script", "check_settings"]
 
 
 def check_script(settings: Settings) -> None:
@@ -58,15 +59,15 @@ def check_settings(settings: Settings) -> None:
         settings: Settings of the run.
 
     Raises:
-        ConfigurationError: Hardware or engines exclude one another, numbers of processes cannot be meant, sizes of mesh
-            axes do not multiply to the number of processes, or a DeepSpeed file and the settings say one key
-            differently.
+        ConfigurationError: Hardware or engines exclude one another, numbers of processes contradict one another,
+            sizes of mesh axes do not multiply to the number of processes, or a DeepSpeed file and the settings say one
+            key differently.
     """
     for keys in _EXCLUSIVE:
         said = [key for key in keys if settings[key]]
         if len(said) > 1:
-            names = " and ".join(f"--{key.replace('_', '-')} ({_who(settings, key)})" for key in said)
-            raise ConfigurationError(f"Only one of these can be meant; got {names}. Leave one out.")
+            names = " and ".join(f"{key} from {settings.source(key)}" for key in said)
+            raise ConfigurationError(f"These exclude one another; got {names}. Leave one out.")
     layout = layout_of(settings)
     if settings["multi_gpu"] and settings.said["multi_gpu"].origin == "flag" and layout.processes < 2:
         raise ConfigurationError(
@@ -76,18 +77,7 @@ def check_settings(settings: Settings) -> None:
         _check_machines(settings)
     if settings["use_parallelism_config"]:
         _check_mesh(settings, layout.processes)
-    tee_of(str(settings["tee"]), 0)
-    for key in ("monitor_interval", "watchdog"):
-        if settings[key] is not None and settings[key] <= 0:
-            raise ConfigurationError(f"--{key.replace('_', '-')} is a time; got {settings[key]}. Give seconds above 0.")
-    if settings["max_restarts"] < 0:
-        raise ConfigurationError(f"--max-restarts counts; got {settings['max_restarts']}. Give a number from 0.")
     check_deepspeed_file(settings)
-
-
-def _who(settings: Settings, key: str) -> str:
-    said = settings.said[key]
-    return "command line" if said.origin == "flag" else said.where
 
 
 def _check_machines(settings: Settings) -> None:
@@ -102,11 +92,6 @@ def _check_machines(settings: Settings) -> None:
             f"Several machines have to find one another; nobody said {' and '.join(missing)}. Say it, or start under a "
             "scheduler that does (SLURM, MPI, Kubernetes)."
         )
-    pairs = [part.partition("=") for part in str(settings["rdzv_conf"]).split(",") if part.strip()]
-    if not all(name.strip() and equals for name, equals, _ in pairs):
-        raise ConfigurationError(
-            f"--rdzv-conf cannot be read; got {settings['rdzv_conf']!r}. Give KEY=VALUE pairs between commas."
-        )
 
 
 def _check_mesh(settings: Settings, processes: int) -> None:
@@ -114,11 +99,7 @@ def _check_mesh(settings: Settings, processes: int) -> None:
         axis: int(settings[f"parallelism_config_{axis}_size"])
         for axis in ("dp_replicate", "dp_shard", "cp", "sp", "tp")
     }
-    product = 1
-    for axis, size in sizes.items():
-        if size < 1:
-            raise ConfigurationError(f"A mesh axis has at least one rank; {axis} says {size}. Give a number from 1.")
-        product *= size
+    product = math.prod(sizes.values())
     if processes % product:
         told = " x ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 1)
         raise ConfigurationError(
@@ -180,32 +161,6 @@ def _same(there: object, here: object) -> bool:
 
 def _conflict(settings: Settings, key: str, here: object, there: str) -> ConfigurationError:
     return ConfigurationError(
-        f"Two places say {key}; {_who(settings, key)} says {here}, {there}. Say it in one place, or `auto` in the "
+        f"Two places say {key}; {settings.source(key)} says {here}, {there}. Say it in one place, or `auto` in the "
         "DeepSpeed file."
     )
-
-
-_TEE = ("0", "1", "2", "3")
-
-
-def tee_of(said: str, local_rank: int) -> int:
-    """Read `--tee`: 0 nothing, 1 output, 2 errors, 3 both; or RANK:N between commas.
-
-    Args:
-        said: What was written.
-        local_rank: The rank asked about.
-
-    Returns:
-        The number for the rank.
-
-    Raises:
-        ConfigurationError: It is neither of the two forms.
-    """
-    if said in _TEE:
-        return int(said)
-    parts = [part.partition(":") for part in said.split(",")]
-    if not all(rank.isdigit() and number in _TEE for rank, _, number in parts):
-        raise ConfigurationError(
-            f"--tee cannot be read; got {said!r}. Give 0, 1, 2 or 3, or a number for each local rank as in 0:3,1:2."
-        )
-    return {int(rank): int(number) for rank, _, number in parts}.get(local_rank, 0)

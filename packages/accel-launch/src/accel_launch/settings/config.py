@@ -21,6 +21,7 @@ __all__ = [
     "BaseConfig",
     "ClusterConfig",
     "SageMakerConfig",
+    "basic_config",
     "load_config_from_file",
     "write_basic_config",
 ]
@@ -241,19 +242,29 @@ def write_basic_config(
     path = Path(save_location)
     if path.exists():
         return False
+    write(basic_config(mixed_precision, processes=processes, gpus=gpus).to_dict(), path)
+    return path
+
+
+def basic_config(mixed_precision: str = "no", *, processes: int | None = None, gpus: int = 0) -> ClusterConfig:
+    """Return the most usual settings of this machine.
+
+    Args:
+        mixed_precision: "no", "fp16", "bf16" or "fp8".
+        processes: Processes; one per GPU, or one without GPUs, when None.
+        gpus: GPUs of this machine.
+
+    Raises:
+        ConfigurationError: The precision is unknown.
+    """
     precision = mixed_precision.lower()
     if precision not in ("no", "fp16", "bf16", "fp8"):
         raise ConfigurationError(f"Mixed precision cannot be {mixed_precision!r}. Use one of no, fp16, bf16, fp8.")
-    number = processes or max(1, gpus)
-    kind = DistributedType.MULTI_GPU if gpus > 1 else DistributedType.NO
-    config = ClusterConfig(
+    return ClusterConfig(
         compute_environment=ComputeEnvironment.LOCAL_MACHINE,
-        distributed_type=kind,
+        distributed_type=DistributedType.MULTI_GPU if gpus > 1 else DistributedType.NO,
         mixed_precision=precision,
         use_cpu=gpus == 0,
         debug=False,
-        num_processes=number,
+        num_processes=processes or max(1, gpus),
     )
-    found = config.to_dict()
-    write(found, path)
-    return path

@@ -1,6 +1,7 @@
 """Configuration files: YAML or JSON, read with line numbers, and written so that they can be read again."""
 
 import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ from accel_launch.settings.reading import read_text, shortened
 from accel_launch.settings.resolve import Resolved, read
 from accel_launch.settings.table import BY_KEY, BY_PATH
 
-__all__ = ["CLUSTER_ONLY", "ConfigFile", "as_document", "load", "read_document", "sections", "write"]
+__all__ = ["CLUSTER_ONLY", "ConfigFile", "as_document", "check_keys", "load", "read_document", "sections", "write"]
 
 CLUSTER_ONLY = {
     "compute_environment",
@@ -167,7 +168,7 @@ def read_document(text: str, path: Path) -> ConfigFile:
     _check_schema(text, config, path)
     file = ConfigFile(path, config, lines)
     file.changes = migrate(file.config)
-    _check_keys(file)
+    check_keys(file)
     _check_kinds(file)
     return file
 
@@ -193,7 +194,15 @@ def _check_schema(text: str, config: Mapping[str, Any], path: Path) -> None:
         )
 
 
-def _check_keys(file: ConfigFile) -> None:
+def check_keys(file: ConfigFile) -> None:
+    """Refuse keys that nobody knows, and values where settings are grouped.
+
+    Args:
+        file: The file.
+
+    Raises:
+        ConfigurationError: There is such a key; the message has its place, and the key that was probably meant.
+    """
     sagemaker = file.config.get("compute_environment") == "AMAZON_SAGEMAKER"
     top = {path[0] for path in BY_PATH} | CLUSTER_ONLY | (SAGEMAKER_ONLY if sagemaker else set())
     grouped = sections()
@@ -311,7 +320,10 @@ def write(config: Mapping[str, Any], path: Path) -> None:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(as_document(config, path), encoding="utf-8")
+        place = path.resolve()
+        beside = place.with_name(f".{place.name}.{os.getpid()}")  # the old file stays whole until the new one is
+        beside.write_text(as_document(config, path), encoding="utf-8")
+        beside.replace(place)
     except OSError as error:
         raise ConfigurationError(
             f"The configuration file cannot be written; {path} gives: {error.strerror}. Name another with "

@@ -6,8 +6,9 @@ from typing import Any
 
 from accel_core.errors import ConfigurationError
 from accel_launch.settings.devices import count_gpus
+from accel_launch.settings.resolve import Settings
 
-__all__ = ["Layout", "layout_of"]
+__all__ = ["Layout", "counted", "layout_of"]
 
 _MOST_PROCESSES, _MOST_MACHINES = 1 << 12, 1 << 17
 
@@ -52,27 +53,18 @@ def layout_of(settings: Mapping[str, Any]) -> Layout:
     """
     fewest, machines = _machines(settings)
     wanted, each = settings["num_processes"], settings["nproc_per_node"]
-    if wanted is not None and wanted < 0:
-        raise ConfigurationError(
-            f"A run needs at least one process; --num-processes says {wanted}. Give a number from 1, or none to use "
-            "every GPU, or one process without GPUs."
-        )
-    if each is not None and each < 1:
-        raise ConfigurationError(
-            f"A machine needs at least one process; --nproc-per-node says {each}. Give a number from 1."
-        )
     if each is None:
         each = _per_machine(settings, wanted, machines)
     elif wanted and wanted != each * machines and not _said_by_cluster(settings, "nproc_per_node"):
         raise ConfigurationError(
-            f"The numbers of processes contradict one another; --num-processes says {wanted}, --nproc-per-node "
-            f"{each} on {machines} machines. Leave one of them out."
+            f"The numbers of processes contradict one another; {_source(settings, 'num_processes')} says {wanted}, "
+            f"{_source(settings, 'nproc_per_node')} {each} on {counted(machines, 'machine')}. Leave one of them out."
         )
     rank = settings["machine_rank"] or 0
-    if not 0 <= rank < machines:
+    if rank >= machines:
         raise ConfigurationError(
-            f"--machine-rank counts from 0 and is less than the number of machines; got {rank} of {machines}. Give "
-            f"{'0' if machines == 1 else f'0 to {machines - 1}'}."
+            f"machine_rank is less than the number of machines; got {rank} from {_source(settings, 'machine_rank')} "
+            f"for {counted(machines, 'machine')}. Give it {'0' if machines == 1 else f'0 to {machines - 1}'}."
         )
     if each > _MOST_PROCESSES or machines > _MOST_MACHINES:
         raise ConfigurationError(
@@ -87,18 +79,26 @@ def _said_by_cluster(settings: Mapping[str, Any], key: str) -> bool:
     return said is not None and said.origin == "cluster"
 
 
+def _source(settings: Mapping[str, Any], key: str) -> str:
+    return settings.source(key) if isinstance(settings, Settings) else key
+
+
+def counted(number: object, noun: str, plural: str = "s") -> str:
+    """Return a number with its noun in the singular or the plural.
+
+    Args:
+        number: How many.
+        noun: In the singular.
+        plural: Ending of the plural.
+    """
+    return f"{number} {noun}{'' if str(number) == '1' else plural}"
+
+
 def _machines(settings: Mapping[str, Any]) -> tuple[int, int]:
     said = settings["nnodes"]
     if said is None:
-        number = settings["num_machines"]
-        if number < 1:
-            raise ConfigurationError(
-                f"A run needs at least one machine; --num-machines says {number}. Give a number from 1."
-            )
-        return number, number
+        return settings["num_machines"], settings["num_machines"]
     low, _, high = str(said).partition(":")
-    if not (low.isdigit() and (high or low).isdigit() and 1 <= int(low) <= int(high or low)):
-        raise ConfigurationError(f"--nnodes cannot be read; got {said!r}. Give a number, or MIN:MAX as in 1:2.")
     return int(low), int(high or low)
 
 
@@ -109,7 +109,7 @@ def _per_machine(settings: Mapping[str, Any], wanted: int | None, machines: int)
         return max(1, count_gpus(getattr(settings, "inherited", {}), settings["gpu_ids"]))
     if wanted % machines:
         raise ConfigurationError(
-            f"Processes spread evenly over machines; got {wanted} processes on {machines} machines. Give a multiple of "
-            f"{machines}, or say --nproc-per-node."
+            f"Processes spread evenly over machines; got {wanted} from {_source(settings, 'num_processes')} on "
+            f"{machines} machines. Give a multiple of {machines}, or say --nproc-per-node."
         )
     return wanted // machines

@@ -90,4 +90,18 @@ def _gone(config: dict[str, Any]) -> list[Change]:
     return [f"{key} means nothing any more" for key in found]
 
 
-_STEPS: tuple[Callable[[dict[str, Any]], list[Change]], ...] = (_half_precision, _tpu, _dynamo, _fsdp, _gone)
+def _open_number(config: dict[str, Any]) -> list[Change]:
+    if config.get("num_processes") != -1:
+        return []
+    del config["num_processes"]
+    return ["num_processes -1 said nothing: there is one process per GPU, or --num-processes"]
+
+
+_STEPS: tuple[Callable[[dict[str, Any]], list[Change]], ...] = (
+    _half_precision,
+    _tpu,
+    _dynamo,
+    _fsdp,
+    _gone,
+    _open_number,
+)

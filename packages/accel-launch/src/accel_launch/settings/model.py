@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from accel_core.options.option import Option, boolean
+from accel_launch.settings.rules import COUNT, FROM_ZERO, GPUS, MACHINES, PAIRS, PORT, SECONDS, TEE, Rule
 
 __all__ = ["HARDWARE", "LAUNCH", "Setting"]
 
@@ -33,6 +34,7 @@ class Setting:
         environment: Variable that says it to the launcher, empty where none does.
         engine: Engine that the setting belongs to; only a run with that engine hands it to the processes.
         option: The row of the training side that it is made of, if it is made of one.
+        rule: What a value has to be beyond its type, None where any will do.
     """
 
     key: str
@@ -48,6 +50,7 @@ class Setting:
     environment: str = ""
     engine: str = ""
     option: Option | None = None
+    rule: Rule | None = None
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -97,6 +100,7 @@ LAUNCH: tuple[Setting, ...] = (
         "GPUs to use, as numbers between commas, or `all`.",
         path=("gpu_ids",),
         environment="ACCEL_GPU_IDS",
+        rule=GPUS,
     ),
     Setting(
         "num_processes",
@@ -106,6 +110,7 @@ LAUNCH: tuple[Setting, ...] = (
         path=("num_processes",),
         environment="ACCEL_NUM_PROCESSES",
         flags=("-n",),
+        rule=COUNT,
     ),
     Setting(
         "nproc_per_node",
@@ -113,6 +118,7 @@ LAUNCH: tuple[Setting, ...] = (
         "Processes on each machine; says more directly what --num-processes says in total.",
         int,
         environment="ACCEL_NPROC_PER_NODE",
+        rule=COUNT,
     ),
     Setting(
         "num_machines",
@@ -122,12 +128,14 @@ LAUNCH: tuple[Setting, ...] = (
         1,
         path=("num_machines",),
         environment="ACCEL_NUM_MACHINES",
+        rule=COUNT,
     ),
     Setting(
         "nnodes",
         PROCESSES,
         "Machines that take part, or MIN:MAX for a run that goes on while machines come and go.",
         environment="ACCEL_NNODES",
+        rule=MACHINES,
     ),
     Setting(
         "machine_rank",
@@ -136,6 +144,7 @@ LAUNCH: tuple[Setting, ...] = (
         int,
         path=("machine_rank",),
         environment="ACCEL_MACHINE_RANK",
+        rule=FROM_ZERO,
     ),
     Setting(
         "main_process_ip",
@@ -151,6 +160,7 @@ LAUNCH: tuple[Setting, ...] = (
         int,
         path=("main_process_port",),
         environment="ACCEL_MAIN_PROCESS_PORT",
+        rule=PORT,
     ),
     _switch(
         "same_network",
@@ -166,6 +176,7 @@ LAUNCH: tuple[Setting, ...] = (
         int,
         path=("num_cpu_threads_per_process",),
         environment="OMP_NUM_THREADS",
+        rule=FROM_ZERO,
     ),
     _switch(
         "enable_cpu_affinity",
@@ -229,6 +240,7 @@ LAUNCH: tuple[Setting, ...] = (
         default="0",
         flags=("-t",),
         environment="ACCEL_TEE",
+        rule=TEE,
     ),
     Setting(
         "log_dir",
@@ -242,6 +254,7 @@ LAUNCH: tuple[Setting, ...] = (
         "Seconds without progress on any rank after which stacks are shown and the run ends.",
         float,
         environment="ACCEL_WATCHDOG",
+        rule=SECONDS,
     ),
     Setting("role", ELASTIC, "Name of the group of processes.", default="default", environment="ACCEL_ROLE"),
     Setting(
@@ -258,6 +271,7 @@ LAUNCH: tuple[Setting, ...] = (
         "Details of the rendezvous, as KEY=VALUE between commas.",
         default="",
         environment="ACCEL_RDZV_CONF",
+        rule=PAIRS,
     ),
     Setting(
         "rdzv_id",
@@ -272,6 +286,7 @@ LAUNCH: tuple[Setting, ...] = (
         int,
         0,
         environment="ACCEL_MAX_RESTARTS",
+        rule=FROM_ZERO,
     ),
     Setting(
         "monitor_interval",
@@ -280,6 +295,7 @@ LAUNCH: tuple[Setting, ...] = (
         float,
         0.1,
         environment="ACCEL_MONITOR_INTERVAL",
+        rule=SECONDS,
     ),
     _switch("explain", LOOK, "Print every setting and who said it, and start nothing."),
     _switch("dry_run", LOOK, "Print commands, environment and layout of every machine, and start nothing."),

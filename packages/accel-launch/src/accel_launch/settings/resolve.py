@@ -10,7 +10,7 @@ from accel_launch.settings.given import given
 from accel_launch.settings.model import Setting
 from accel_launch.settings.reading import shortened
 
-__all__ = ["Resolved", "Settings", "read", "resolve", "written_in"]
+__all__ = ["Resolved", "Settings", "checked", "read", "resolve", "wanted", "written_in"]
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,15 @@ class Settings(Mapping[str, Any]):
         """Return the number of settings."""
         return len(self.said)
 
+    def source(self, key: str) -> str:
+        """Return who says a setting, as a message names it: the flag, the variable, the file and line.
+
+        Args:
+            key: Name of the setting.
+        """
+        said = self.said[key]
+        return f"the default of {key}" if said.origin == "default" else said.where
+
     def is_set(self, key: str) -> bool:
         """Return whether anybody said the setting, so that it is not merely a default.
 
@@ -95,7 +104,7 @@ def resolve(
         Value and origin by key, for every key of the table.
 
     Raises:
-        ConfigurationError: A variable holds something that cannot be read or is not allowed.
+        ConfigurationError: A flag, a variable or a file says what cannot be read or is not allowed.
     """
     table = tuple(table)
     written = written_in(table, args)
@@ -105,13 +114,17 @@ def resolve(
             continue
         sources: list[Resolved] = []
         if setting.key in written:
-            sources.append(Resolved(getattr(args, setting.key), "flag", setting.words[-1]))
+            flag = setting.words[-1]
+            sources.append(Resolved(checked(setting, getattr(args, setting.key), flag), "flag", flag))
         text = environment.get(setting.environment, "") if setting.environment else ""
         if text != "":
             sources.append(
                 Resolved(read(setting, text, f"the variable {setting.environment}"), "environment", setting.environment)
             )
-        sources.extend(source[setting.key] for source in (cluster, file) if source and setting.key in source)
+        for source in (cluster, file):
+            if source and setting.key in source:
+                checked(setting, source[setting.key].value, source[setting.key].where)
+                sources.append(source[setting.key])
         sources.append(Resolved(setting.default, "default", "default"))
         first = sources[0]
         decided[setting.key] = Resolved(first.value, first.origin, first.where, tuple(sources[1:]))
@@ -147,7 +160,7 @@ def read(setting: Setting, text: str, where: str) -> Any:
         where: Where, for the message.
 
     Returns:
-        The value, checked against the choices.
+        The value, checked.
 
     Raises:
         ConfigurationError: It cannot be read, or is not allowed.
@@ -155,19 +168,44 @@ def read(setting: Setting, text: str, where: str) -> Any:
     try:
         value = setting.parse(text)
     except ValueError:
-        raise ConfigurationError(
-            f"--{setting.key.replace('_', '-')} cannot be read; {where} says {shortened(text)!r}. Give it "
-            f"{_wanted(setting)}."
-        ) from None
+        raise _not_valid(setting, text, where) from None
     if setting.choices and value not in setting.choices:
-        raise ConfigurationError(
-            f"--{setting.key.replace('_', '-')} cannot be {shortened(text)!r}, as {where} says. Use one of "
-            f"{', '.join(map(str, setting.choices))}."
-        )
-    return value
+        raise _not_valid(setting, text, where)
+    return checked(setting, value, where)
 
 
-def _wanted(setting: Setting) -> str:
+def checked(setting: Setting, value: Any, where: str) -> Any:
+    """Return a value that the setting may have.
+
+    Args:
+        setting: The setting.
+        value: A parsed value; None where nothing is said.
+        where: Where it was said, for the message.
+
+    Raises:
+        ConfigurationError: It is not allowed.
+    """
+    if setting.rule is None or value is None or setting.rule.holds(value):
+        return value
+    raise _not_valid(setting, value, where)
+
+
+def _not_valid(setting: Setting, said: object, where: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"{setting.key} is not valid; got {shortened(str(said))!r} from {where}. Give it {wanted(setting)}."
+    )
+
+
+def wanted(setting: Setting) -> str:
+    """Return in words what a setting takes.
+
+    Args:
+        setting: The setting.
+    """
+    if setting.choices:
+        return f"one of {', '.join(map(str, setting.choices))}"
+    if setting.rule is not None:
+        return setting.rule.wanted
     if setting.yes_or_no:
         return "yes or no"
     if setting.parse is int:

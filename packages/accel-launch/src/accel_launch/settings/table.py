@@ -14,6 +14,7 @@ from accel_core.options.megatron import MegatronOptions
 from accel_core.options.option import Option, boolean, names, options_of
 from accel_core.options.parallelism import ParallelismOptions
 from accel_launch.settings.model import LAUNCH, Setting
+from accel_launch.settings.rules import COUNT
 
 __all__ = ["ALL", "BY_KEY", "BY_PATH", "ENGINES"]
 
@@ -58,6 +59,7 @@ def _setting(option: Option, topic: str, engine: str, path: tuple[str, str], *, 
         environment=option.environment,
         engine=engine,
         option=option,
+        rule=COUNT if engine == "parallelism" and option.parser is int and option.name.endswith("_size") else None,
     )
 
 

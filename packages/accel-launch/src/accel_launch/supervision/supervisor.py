@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from accel_core.errors import LaunchError
-from accel_launch.settings.checks import tee_of
+from accel_launch.settings.rules import tee_of
 from accel_launch.supervision.logs import LogFolder
 from accel_launch.supervision.orphans import (
     RUN_VARIABLE,

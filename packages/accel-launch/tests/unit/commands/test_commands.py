@@ -10,6 +10,7 @@ from accel_core.errors import ConfigurationError
 from accel_launch import cli, contributed
 from accel_launch.commands.test import words_for
 from accel_launch.questions.ask import BACK, LineAsker, ask_all
+from accel_launch.questions.cluster import CLUSTER
 from accel_launch.questions.question import Question
 
 
@@ -96,6 +97,89 @@ def test_config_default_and_update(home: Path, capsys: pytest.CaptureFixture[str
     assert "mixed_precision: fp16" in text
     assert "num_processes: 3" in text
     assert "schema 1" in text
+
+
+def test_config_by_flags_changes_what_is_said_and_no_more(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """--set merges into a file that is there, says what changes, and keeps the former file beside it."""
+    path = home / "c.yaml"
+    former = "# mine\nmixed_precision: bf16\nnum_processes: 3\nfsdp_config:\n  fsdp_version: 1\n"
+    path.write_text(former)
+    words = ["config", "--config-file", str(path), "--yes", "--set", "fsdp_config.fsdp_version=2"]
+    assert cli.main([*words, "--set", "fsdp_config.fsdp_state_dict_type=FULL_STATE_DICT"]) == 0
+    text = path.read_text()
+    assert "mixed_precision: bf16\nnum_processes: 3" in text
+    assert "fsdp_version: 2" in text
+    assert "fsdp_state_dict_type: FULL_STATE_DICT" in text
+    assert "fsdp_config.fsdp_version: 1 -> 2" in capsys.readouterr().out
+    assert (home / "c.yaml.bak").read_text() == former
+
+
+def test_config_default_replaces_only_when_told(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`default` says how it differs from the file that is there; with --yes it replaces that, and keeps it."""
+    path = home / "c.yaml"
+    path.write_text("num_processes: 3\n")
+    for place in (["default", "--config-file", str(path)], ["--config-file", str(path), "default"]):
+        assert cli.main(["config", *place]) == 1
+        assert "num_processes: 3 -> 1" in capsys.readouterr().out
+        assert path.read_text() == "num_processes: 3\n"
+    assert cli.main(["config", "--config-file", str(path), "default", "--yes"]) == 0
+    assert "num_processes: 3 -> 1" in capsys.readouterr().out
+    assert (home / "c.yaml.bak").read_text() == "num_processes: 3\n"
+    assert "num_processes: 1" in path.read_text()
+
+
+def test_config_update_keeps_to_the_file_that_was_named(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A file named before or after `update` is the one that is read and written; a damaged one is left alone."""
+    assert cli.main(["config", "default"]) == 0
+    default = home / "home" / "accelerate" / "default_config.yaml"
+    before = default.read_text()
+    bad = home / "bad.yaml"
+    bad.write_text("use_cpu: [\n")
+    for words in (["--config-file", str(bad), "update"], ["update", "--config-file", str(bad)]):
+        assert cli.main(["config", *words]) == 2
+        assert "bad.yaml" in capsys.readouterr().err
+    bad.write_text("fp16: true\n")
+    assert cli.main(["config", "--config-file", str(bad), "update"]) == 0
+    assert "mixed_precision: fp16" in bad.read_text()
+    assert "num_processes" not in bad.read_text()
+    assert default.read_text() == before
+    assert (home / "bad.yaml.bak").read_text() == "fp16: true\n"
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "wanted"),
+    [
+        ("num_processes", "-4", "a whole number from 1"),
+        ("num_machines", "0", "a whole number from 1"),
+        ("gpu_ids", "abc", "numbers from 0 between commas"),
+        ("main_process_port", "70000", "a port from 0 to 65535"),
+    ],
+)
+def test_every_source_is_checked_alike(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], key: str, text: str, wanted: str
+) -> None:
+    """A flag, a variable, a file, --set and an answer are refused for one reason, with the place that says it."""
+    flag = f"--{key.replace('_', '-')}"
+    path = home / "c.yaml"
+    path.write_text(f"debug: false\n{key}: {text}\n")
+    monkeypatch.chdir(home)
+    (home / "s.py").write_text("")
+    expected = f"{key} is not valid; got '{text}' from"
+
+    def told(*words: str) -> str:
+        assert cli.main(list(words)) == 2
+        said = capsys.readouterr().err
+        assert wanted in said
+        return said
+
+    assert f"{expected} {flag}." in told("launch", f"{flag}={text}", "s.py")
+    assert f"{expected} {path}:2." in told("launch", "--config-file", str(path), "s.py")
+    assert f"{expected} --set." in told("config", "--config-file", str(home / "new.yaml"), "--set", f"{key}={text}")
+    assert not (home / "new.yaml").exists()
+    monkeypatch.setenv(f"ACCEL_{key.upper()}", text)
+    assert f"{expected} the variable ACCEL_{key.upper()}." in told("launch", "s.py")
+    with pytest.raises(ConfigurationError, match=f"{expected} the answer"):
+        next(question for question in CLUSTER if question.key == key).answer(text)
 
 
 def test_going_back_asks_again() -> None:

@@ -27,12 +27,12 @@ from accel_launch.settings.file import load, write
         ("- a\n- b\n", "holds a list"),
         ("fsdp_config: 3\n", "groups settings"),
         ("distributed_type: MULTI_GPUS\n", "Did you mean MULTI_GPU"),
-        ("num_processes: many\n", ":1 says 'many'"),
-        ("mixed_precision: fp7\n", "Use one of no, fp16, bf16, fp8"),
+        ("num_processes: many\n", "got 'many' from .*config.yaml:1"),
+        ("mixed_precision: fp7\n", "Give it one of no, fp16, bf16, fp8"),
     ],
 )
-def test_file_that_cannot_be_meant(tmp_path: Path, text: str, told: str) -> None:
-    """What cannot be meant is an error with file, line and a hint."""
+def test_file_that_is_not_valid(tmp_path: Path, text: str, told: str) -> None:
+    """What is not valid is an error with file, line and a hint."""
     path = tmp_path / "config.yaml"
     path.write_text(text)
     with pytest.raises(ConfigurationError, match=told) as caught:

@@ -74,7 +74,7 @@ def use(path: Path) -> None:
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_file(tmp_path: Path, name: str) -> None:
-    """A file that cannot be meant is one error of one line, with the file and what is wrong in it."""
+    """A file that is not valid is one error of one line, with the file and what is wrong in it."""
     content, told = HOSTILE[name]
     path = tmp_path / "config.yaml"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())

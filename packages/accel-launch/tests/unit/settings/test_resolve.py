@@ -15,7 +15,7 @@ from accel_launch.settings.resolve import Resolved, resolve
 from accel_launch.settings.table import ALL, BY_KEY
 
 PARSER = launch_command_parser()
-VALUES: dict[str, tuple[str, str, str]] = {"tee": ("1", "2", "3"), "nnodes": ("1", "2", "3")}
+VALUES: dict[str, tuple[str, str, str]] = {"tee": ("1", "2", "3"), "rdzv_conf": ("a=1", "a=2", "a=3")}
 
 
 def three(setting: Setting) -> tuple[str, str, str]:
@@ -133,7 +133,7 @@ def test_cluster_stands_between_environment_and_file() -> None:
     ("name", "text", "told"),
     [
         ("ACCEL_NUM_PROCESSES", "many", "a whole number"),
-        ("ACCELERATE_MIXED_PRECISION", "fp7", "Use one of no, fp16, bf16, fp8"),
+        ("ACCELERATE_MIXED_PRECISION", "fp7", "Give it one of no, fp16, bf16, fp8"),
         ("ACCELERATE_USE_CPU", "perhaps", "yes or no"),
     ],
 )

@@ -9,6 +9,7 @@ import torch
 
 from accel_bigmodel.device_map.check import device_of
 from accel_bigmodel.offload.index import MappedFile
+from accel_core.checkpoint.in_place import model_journal
 from accel_core.checkpoint.pickles import load_object, open_plain
 from accel_core.checkpoint.shards import read_index
 from accel_core.errors import (
@@ -149,7 +150,7 @@ def _read_pickle(path: str) -> dict[str, torch.Tensor]:
 
 def _not_held(name: str, path: str) -> CheckpointDamagedError:
     return CheckpointDamagedError(
-        f"A shard does not hold a tensor that its index places there. Looked for {name!r} in {path!r}. Fetch or save "
+        f"A shard does not hold a tensor that its index places there; got {name!r} in {path!r}. Fetch or save "
         "the checkpoint again."
     )
 
@@ -171,11 +172,11 @@ def open_shard(path: str | os.PathLike[str]) -> Shard:
     path = os.fspath(path)
     if not os.path.exists(path):
         raise CheckpointNotFoundError(
-            f"A checkpoint file is missing. Looked for {path!r}. Check the path, or fetch the file again."
+            f"A checkpoint file is missing; got {path!r}. Check the path, or fetch the file again."
         )
     if not os.path.isfile(path):
         raise UnsafeCheckpointError(
-            f"A checkpoint must be made of regular files. Found {path!r}, which is none. Name the file itself."
+            f"A checkpoint must be made of regular files; got {path!r}, which is none. Name the file itself."
         )
     return SafetensorsShard(path) if path.endswith(".safetensors") else PickledShard(path)
 
@@ -195,16 +196,26 @@ def find_files(checkpoint: str | os.PathLike[str]) -> tuple[list[str], dict[str,
         UnsafeCheckpointError: When the index names a file outside its folder.
         CheckpointDamagedError: When the index cannot be read.
     """
-    path = Path(checkpoint)
+    path = _committed(Path(checkpoint))
     if not os.path.exists(path):
         raise CheckpointNotFoundError(
-            f"A checkpoint is missing. Looked for {str(path)!r}. Check the path, or fetch the files again."
+            f"A checkpoint is missing; got {str(path)!r}. Check the path, or fetch the files again."
         )
     if path.is_dir():
         return _find_in_folder(path)
     if path.suffix == ".json":
         return _read_index(path)
     return [str(path)], None
+
+
+def _committed(path: Path) -> Path:
+    """Return where to read weights of a save whose files are not all in their places, as a crash leaves it."""
+    # A path of any length or spelling may be asked for, and most have no folder of a save beside them.
+    folder = path if os.path.isdir(path) else path.parent
+    committed = model_journal(folder).committed() if os.path.isdir(model_journal(folder).folder) else None
+    if committed is None or path == folder:
+        return committed or path
+    return committed / path.name if os.path.exists(committed / path.name) else path
 
 
 def _find_in_folder(folder: Path) -> tuple[list[str], dict[str, str] | None]:
@@ -218,7 +229,7 @@ def _find_in_folder(folder: Path) -> tuple[list[str], dict[str, str] | None]:
         return _read_index(safe[0])
     if indices:
         raise CheckpointMismatchError(
-            f"{str(folder)!r} containing more than one `.index.json` file, delete the irrelevant ones. Found "
+            f"{str(folder)!r} containing more than one `.index.json` file, delete the irrelevant ones; got "
             f"{', '.join(file.name for file in indices)}. Name the index itself as the checkpoint."
         )
     if not single:
@@ -226,12 +237,12 @@ def _find_in_folder(folder: Path) -> tuple[list[str], dict[str, str] | None]:
     if not single:
         raise CheckpointNotFoundError(
             f"{str(folder)!r} is not a folder containing a `.index.json` file or a {WEIGHTS_NAME} or a "
-            f"{SAFE_WEIGHTS_NAME} file. Found {len(found)} other entries. Name the weights file itself."
+            f"{SAFE_WEIGHTS_NAME} file; got {len(found)} other entries. Name the weights file itself."
         )
     safe = [file for file in single if file.suffix == ".safetensors"]
     if len(safe) > 1:
         raise CheckpointMismatchError(
-            f"Several weights files and no index lie in {str(folder)!r}. Found "
+            f"Several weights files and no index lie in {str(folder)!r}; got "
             f"{', '.join(file.name for file in safe)}. Name one of them, or add an index."
         )
     return [str((safe or single)[0])], None
@@ -278,7 +289,7 @@ class Checkpoint:
                 self._shard_of.update(dict.fromkeys(shard.names(), shard))
 
     def __contains__(self, name: object) -> bool:
-        """Tell whether the checkpoint holds a tensor."""
+        """Return whether the checkpoint holds a tensor."""
         return name in self._shard_of
 
     def __iter__(self) -> Iterator[str]:

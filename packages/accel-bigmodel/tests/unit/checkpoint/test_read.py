@@ -10,9 +10,11 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from accel_bigmodel import load_checkpoint_in_model
+from accel_bigmodel import load_checkpoint_and_dispatch, load_checkpoint_in_model
 from accel_bigmodel.checkpoint.read import load_state_dict, open_checkpoint
 from accel_bigmodel.checkpoint.skeleton import skeleton_of
+from accel_core.checkpoint.in_place import Journal
+from accel_core.checkpoint.weights import save_model
 from accel_core.errors import AccelError, CheckpointDamagedError, CheckpointMismatchError, CheckpointNotFoundError
 
 
@@ -97,3 +99,32 @@ def test_names_that_no_file_can_have_are_missing_files(file: str, tmp_path: Path
         load_checkpoint_in_model(nn.Linear(1, 1), tmp_path)
     with pytest.raises(CheckpointNotFoundError):
         load_state_dict(os.path.join(tmp_path, file))
+
+
+@pytest.mark.parametrize("name", ["", "model.safetensors.index.json"])
+def test_a_save_that_was_killed_after_its_commit_is_read(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder without its index, as a kill leaves it, is read as the save that was committed, in place or copied."""
+    torch.manual_seed(0)
+    old, new = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    save_model(old, None, tmp_path, max_shard_size=80)
+
+    def killed(journal: Journal, committed: Path) -> None:
+        (journal.target / "model.safetensors.index.json").unlink()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Journal, "place", killed)
+        with pytest.raises(KeyboardInterrupt):
+            save_model(new, None, tmp_path, max_shard_size=80)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    load_checkpoint_in_model(model, tmp_path / name, strict=True)
+    assert all(torch.equal(model.state_dict()[key], value) for key, value in new.state_dict().items())
+    x = torch.ones(1, 4)
+    model = load_checkpoint_and_dispatch(model, tmp_path / name, device_map={"0": "cpu", "1": "disk"})
+    assert torch.equal(model(x), new(x))
+    save_model(old, None, tmp_path, max_shard_size=80)
+    assert torch.equal(model(x), new(x))
+    load_checkpoint_in_model(again := nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), tmp_path / name, strict=True)
+    assert torch.equal(again(x), old(x))

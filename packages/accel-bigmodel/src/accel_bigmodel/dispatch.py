@@ -259,7 +259,7 @@ def _check_values(model: nn.Module, places: Mapping[str, AnyDevice], given: Mapp
     ]
     if left:
         raise ConfigurationError(
-            f"A model without weights cannot be dispatched. Found no value for {', '.join(left)}. Load them first, or "
+            f"A model without weights cannot be dispatched; got no value for {', '.join(left)}. Load them first, or "
             "use `load_checkpoint_and_dispatch`."
         )
 
@@ -413,7 +413,7 @@ class _Refusal:
         logger.warning("You shouldn't move a model that a device map placed: parts of it would leave their devices.")
         if any(parameter.is_meta for parameter in self.model.parameters()):
             raise OffloadError(
-                "You can't move a model that has some modules offloaded to cpu or disk. Found weights that are not in "
+                "You can't move a model that has some modules offloaded to cpu or disk; got weights that are not in "
                 "memory. Dispatch it with another device map instead."
             )
         return move(self.model, *args, **kwargs)

@@ -70,11 +70,11 @@ def create_empty_model(
         return model_of_config(model_name, trust_remote_code=trust_remote_code)
     if library_name != "timm":
         raise ConfigurationError(
-            f"Library `{library_name}` is not supported yet. Found neither transformers nor timm. Name a local "
+            f"Library `{library_name}` is not supported yet; got neither transformers nor timm. Name a local "
             "checkpoint."
         )
     if not is_timm_available():
-        raise MissingDependencyError("timm builds this model. Found no timm. Install it with `pip install timm`.")
+        raise MissingDependencyError("timm builds this model; got no timm. Install it with `pip install timm`.")
     timm = importlib.import_module("timm")
 
     with init_empty_weights(include_buffers=True):

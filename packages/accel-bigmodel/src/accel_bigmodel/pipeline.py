@@ -93,7 +93,7 @@ def build_pipeline(
     pipe = pipeline(model, mb_args=tuple(args), mb_kwargs=dict(kwargs), split_spec=spec)
     if pipe.num_stages != here.size:
         raise ConfigurationError(
-            f"A pipeline has one stage per process. Found {pipe.num_stages} stages and {here.size} processes. Pass "
+            f"A pipeline has one stage per process; got {pipe.num_stages} stages and {here.size} processes. Pass "
             f"{here.size - 1} split points, or run with another number of processes."
         )
     stage = pipe.build_stage(here.rank, device=here.device)
@@ -173,7 +173,7 @@ def pippy_forward(forward: Callable[..., Any], num_chunks: int, gather_output: b
     size = find_pippy_batch_size(args, kwargs)
     if size is None:
         raise ConfigurationError(
-            "A pipeline needs to know the batch size. Found no tensor among the inputs. Pass at least one tensor whose "
+            "A pipeline needs to know the batch size; got no tensor among the inputs. Pass at least one tensor whose "
             "first dimension is the batch."
         )
     if size % num_chunks:
@@ -224,7 +224,7 @@ def prepare_pippy(
     if isinstance(split_points, str):
         if split_points != "auto":
             raise ConfigurationError(
-                f"Split points are names of submodules or 'auto'. Found {split_points!r}. Pass a list of names."
+                f"Split points are names of submodules or 'auto'; got {split_points!r}. Pass a list of names."
             )
         split_points = _even_splits(model, here.size, no_split_module_classes)
     object.__setattr__(model, "hf_split_points", split_points)
@@ -236,7 +236,7 @@ def prepare_pippy(
     size = find_pippy_batch_size(args, kwargs)
     if size is None:
         raise ConfigurationError(
-            "A pipeline is traced with example inputs. Found no tensor among them. Pass `example_args` or "
+            "A pipeline is traced with example inputs; got no tensor among them. Pass `example_args` or "
             "`example_kwargs` with a batch dimension."
         )
     if size % chunks:
@@ -260,7 +260,7 @@ def _even_splits(model: nn.Module, count: int, no_split_module_classes: Sequence
         first = next((name for name, device in device_map.items() if device == number), None)
         if first is None:
             raise ConfigurationError(
-                f"The model cannot be cut into {count} parts. Found {number} with something in them. Run fewer "
+                f"The model cannot be cut into {count} parts; got {number} with something in them. Run fewer "
                 "processes, or name the split points."
             )
         points.append(first)

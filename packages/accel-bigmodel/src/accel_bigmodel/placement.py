@@ -129,7 +129,7 @@ def set_module_tensor_to_device(
     old = owner._buffers.get(name) if is_buffer else owner._parameters.get(name)
     if not is_buffer and name not in owner._parameters:
         raise ConfigurationError(
-            f"{module} does not have a parameter or a buffer named {tensor_name}. Found none under that name. Use a "
+            f"{module} does not have a parameter or a buffer named {tensor_name}; got none under that name. Use a "
             "name of `named_parameters` or `named_buffers`."
         )
     if old is None:
@@ -148,7 +148,7 @@ def set_module_tensor_to_device(
             return
     if value is None and old.device.type == "meta" and target.type != "meta":
         raise ConfigurationError(
-            f"{tensor_name} is on the meta device, we need a `value` to put in on {target}. Found no value. Pass the "
+            f"{tensor_name} is on the meta device, we need a `value` to put in on {target}; got no value. Pass the "
             "weight as `value`."
         )
     form = packed.find(old)
@@ -268,7 +268,7 @@ def moved_tensors(module: nn.Module, device: torch.device) -> Iterator[None]:
             continue
         if parameter.is_meta:
             raise OffloadError(
-                f"An empty weight cannot be moved to a device. Found {name!r} on the meta device, without a hook that "
+                f"An empty weight cannot be moved to a device; got {name!r} on the meta device, without a hook that "
                 "knows its value. Load the model's weights first."
             )
         originals[name] = parameter

@@ -147,3 +147,24 @@ def test_a_model_that_was_offloaded_cannot_be_saved_empty(tmp_path: Path) -> Non
     cpu_offload(model, CPU)
     with pytest.raises(OffloadError, match=r"'0\.weight'"):
         torch.save(model.state_dict(), tmp_path / "weights.pt")
+
+
+def test_a_map_written_by_hand_places_a_llama(tmp_path: Path) -> None:
+    """transformers' own class, whose rotary buffer such maps leave out, answers and generates as it does in memory."""
+    transformers = pytest.importorskip("transformers", reason="needs transformers, not installed here")
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=48, hidden_size=16, intermediate_size=32, num_hidden_layers=3, num_attention_heads=2,
+        num_key_value_heads=1, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    plain = transformers.LlamaForCausalLM(config).eval().requires_grad_(False)
+    plain.save_pretrained(tmp_path)
+    places = {f"model.layers.{number}": device for number, device in enumerate(("cpu", "cpu", "disk"))}
+    places = {"model.embed_tokens": "cpu", **places, "model.norm": "cpu", "lm_head": "disk"}
+    with init_empty_weights():
+        empty = transformers.LlamaForCausalLM(config).eval()
+    model = load_checkpoint_and_dispatch(empty, tmp_path, device_map=places)
+    tokens = torch.arange(3, 13)[None]
+    assert torch.equal(model(tokens).logits, plain(tokens).logits)
+    asked = {"attention_mask": torch.ones_like(tokens), "max_new_tokens": 4, "do_sample": False}
+    assert torch.equal(model.generate(tokens, **asked), plain.generate(tokens, **asked))

@@ -105,12 +105,12 @@ class Filling:
                 wrong.append(f"{place.source} has shape {tuple(shape)} for {tuple(place.tensor.shape)}")
         if wrong:
             raise CheckpointMismatchError(
-                f"The checkpoint does not fit the model; found {len(wrong)} differences: {'; '.join(wrong[:10])}. Load "
+                f"The checkpoint does not fit the model; got {len(wrong)} differences: {'; '.join(wrong[:10])}. Load "
                 "a checkpoint of this architecture, packed in this way or not packed."
             )
 
     def _is_packed(self, place: _Place, source: Checkpoint) -> bool:
-        """Tell whether the checkpoint holds a weight that is packed already, in whatever way."""
+        """Return whether the checkpoint holds a weight that is packed already, in whatever way."""
         if place.form is None:
             return False
         path = place.source.rpartition(".")[0]

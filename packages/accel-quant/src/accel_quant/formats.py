@@ -31,7 +31,7 @@ class EightBits:
     name = "bitsandbytes-8bit"
 
     def matches(self, parameter: torch.Tensor) -> bool:
-        """Tell whether a parameter is of this format."""
+        """Return whether a parameter is of this format."""
         return is_instance(parameter, "Int8Params")
 
     def nbytes(self, parameter: torch.Tensor) -> int:
@@ -45,7 +45,7 @@ class EightBits:
         scales = _scales(parameter)
         if device.type != "meta" and scales is None:
             raise QuantizationError(
-                "An 8-bit weight without its scales cannot be moved; found SCB empty. Load the weight first, or make "
+                "An 8-bit weight without its scales cannot be moved; got SCB empty. Load the weight first, or make "
                 "its layer with replace_with_bnb_layers, which keeps them after a forward."
             )
         return self._made(parameter.detach().to(device), None if scales is None else scales.to(device))
@@ -77,7 +77,7 @@ class EightBits:
         scales = _scales(parameter)
         if parameter.dtype != torch.int8 or scales is None:
             raise QuantizationError(
-                f"The weight is not packed yet; found {parameter.dtype}. Move it to its device first, which packs it."
+                f"The weight is not packed yet; got {parameter.dtype}. Move it to its device first, which packs it."
             )
         return {"": parameter.detach(), "SCB": scales}
 
@@ -105,7 +105,7 @@ class FourBits:
     name = "bitsandbytes-4bit"
 
     def matches(self, parameter: torch.Tensor) -> bool:
-        """Tell whether a parameter is of this format."""
+        """Return whether a parameter is of this format."""
         return is_instance(parameter, "Params4bit")
 
     def nbytes(self, parameter: torch.Tensor) -> int:
@@ -169,11 +169,11 @@ class FourBits:
         state = _state(parameter)
         if state is None:
             raise QuantizationError(
-                f"The weight is not packed yet; found {parameter.dtype}. Move it to its device first, which packs it."
+                f"The weight is not packed yet; got {parameter.dtype}. Move it to its device first, which packs it."
             )
         if getattr(state, "packing_format_for_cpu", False):
             raise QuantizationError(
-                "The weight was packed again for AVX-512, which rounds its scales and cannot be undone exactly; found "
+                "The weight was packed again for AVX-512, which rounds its scales and cannot be undone exactly; got "
                 "such a state. Use accel_quant's layers, which leave that off, or set support_avx512bf16_for_cpu=False "
                 "on the layer before its first forward."
             )

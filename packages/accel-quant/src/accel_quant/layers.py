@@ -72,7 +72,7 @@ def _linear_layers(
 
 
 def is_named(name: str, key: str) -> bool:
-    """Tell whether a list's key stands for a module: it is its name, or a run of whole parts of it."""
+    """Return whether a list's key stands for a module: it is its name, or a run of whole parts of it."""
     return f".{key}." in f".{name}."
 
 
@@ -86,7 +86,7 @@ def check_names(model: nn.Module, field: str, names: Iterable[str] | None) -> No
     lost = [key for key in names or () if not any(is_named(name, key) for name in known)]
     if lost:
         raise QuantizationError(
-            f"{field} names modules that {type(model).__name__} does not have; found nothing for {lost}. Its first "
+            f"{field} names modules that {type(model).__name__} does not have; got no module for {lost}. Its first "
             f"modules are {[name for name in known if '.' not in name][:8]}."
         )
 
@@ -151,8 +151,8 @@ def _refuse_repacked(layer: nn.Module, prefix: str, _keep_vars: bool) -> None:
     """Raise before a state dict is made of weights that bitsandbytes can only save changed."""
     if getattr(getattr(layer.weight, "quant_state", None), "packing_format_for_cpu", False):
         raise QuantizationError(
-            f"The weight of {prefix or type(layer).__name__} cannot be saved as it is; found that bitsandbytes packed "
-            "it again for AVX-512 and rounded its scales. Leave support_avx512bf16_for_cpu False on the layer."
+            f"The weight of {prefix or type(layer).__name__} cannot be saved as it is; got one that bitsandbytes "
+            "packed again for AVX-512, and rounded its scales. Leave support_avx512bf16_for_cpu False on the layer."
         )
 
 
@@ -195,7 +195,7 @@ def get_parameter_device(parameter: nn.Module) -> torch.device:
 
 
 def has_4bit_bnb_layers(model: nn.Module) -> bool:
-    """Tell whether a model holds a 4-bit layer of bitsandbytes.
+    """Return whether a model holds a 4-bit layer of bitsandbytes.
 
     Args:
         model: The model.

@@ -18,7 +18,7 @@ def bitsandbytes() -> Any:
 
 
 def is_instance(value: object, *names: str) -> bool:
-    """Tell whether a value is of a class of `bitsandbytes.nn`; it cannot be where the library was never imported.
+    """Return whether a value is of a class of `bitsandbytes.nn`; it cannot be where the library was never imported.
 
     Args:
         value: A parameter or a module.
@@ -30,7 +30,7 @@ def is_instance(value: object, *names: str) -> bool:
 
 @cache
 def packs_on_cpu(quant_type: str) -> bool:
-    """Tell whether the installed version packs 4-bit weights of a kind on a CPU: 0.46.0 does so for `nf4` alone.
+    """Return whether the installed version packs 4-bit weights of a kind on a CPU: 0.46.0 does so for `nf4` alone.
 
     Args:
         quant_type: `fp4` or `nf4`.

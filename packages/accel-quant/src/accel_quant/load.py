@@ -156,7 +156,7 @@ def _check_kind(config: BnbQuantizationConfig, places: Mapping[str, Any]) -> Non
     on_cpu = sorted(name for name, device in places.items() if torch.device(_home(device)).type == "cpu")
     if config.load_in_4bit and on_cpu and not library.packs_on_cpu(kind):
         raise QuantizationError(
-            f"bitsandbytes {library.bitsandbytes().__version__} cannot pack weights as {kind} on a CPU; found "
+            f"bitsandbytes {library.bitsandbytes().__version__} cannot pack weights as {kind} on a CPU; got "
             f"{on_cpu} there. Use bnb_4bit_quant_type='nf4', or a newer bitsandbytes."
         )
 

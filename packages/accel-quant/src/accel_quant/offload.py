@@ -48,7 +48,7 @@ def quantize_and_offload_8bit(
     form = None if place is None else packed.find(place)
     if form is None or place is None:
         raise QuantizationError(
-            f"{param_name} is not a packed weight of the model; found {type(place).__name__}. Replace the layers first "
+            f"{param_name} is not a packed weight of the model; got {type(place).__name__}. Replace the layers first "
             "with replace_with_bnb_layers."
         )
     value = param.to(new_dtype) if param.is_floating_point() else param

@@ -96,7 +96,7 @@ def test_replacing_twice_changes_nothing():
 
 def test_list_that_matches_nothing():
     """Names of modules that are not there are an error that names them."""
-    with pytest.raises(QuantizationError, match=r"skip_modules names modules .* found nothing for \['lm_head'\]"):
+    with pytest.raises(QuantizationError, match=r"skip_modules names modules .* got no module for \['lm_head'\]"):
         check_names(Model(), "skip_modules", ["body", "lm_head"])
     check_names(Model(), "skip_modules", None)
 

@@ -141,7 +141,7 @@ def load_checkpoint_in_model(
     plan = _plan(model, source, device_map, as_dtype(dtype), keep_in_fp32_modules or (), offload_buffers)
     if strict and (plan.missing or plan.unexpected):
         raise CheckpointMismatchError(
-            f"Error(s) in loading state_dict for {type(model).__name__}: the names differ. Found missing "
+            f"Error(s) in loading state_dict for {type(model).__name__}: the names differ; got missing "
             f"{plan.missing} and unexpected {plan.unexpected}. Load a checkpoint of this model, or pass `strict=False`."
         )
     if must_fill:
@@ -216,7 +216,7 @@ def _plan(
     plan.unexpected = [name for name in source if canonical_name(name) not in expected and name not in parts]
     if wrong:
         raise CheckpointMismatchError(
-            f"The checkpoint's tensors are not the model's. Found {len(wrong)} that differ: {'; '.join(wrong)}. Load a "
+            f"The checkpoint's tensors are not the model's; got {len(wrong)} that differ: {'; '.join(wrong)}. Load a "
             "checkpoint of this architecture."
         )
     return plan
@@ -245,7 +245,7 @@ def _check_filled(model: nn.Module, plan: _Plan) -> None:
     left = [name for name, tensor in tensors if tensor.is_meta and name not in present]
     if left:
         raise CheckpointMismatchError(
-            f"Some tensors of the model would be left empty. Found no value for {', '.join(left)}. Load a checkpoint "
+            f"Some tensors of the model would be left empty; got no value for {', '.join(left)}. Load a checkpoint "
             "that holds them, or build the model with those tensors filled."
         )
 
@@ -276,7 +276,7 @@ def _check_offload(plan: _Plan, source: Checkpoint, offload_folder: str | os.Pat
             pass
     except OSError as failure:
         raise OffloadError(
-            f"The offload folder cannot be written. Found {failure}. Choose an `offload_folder` that can be written."
+            f"The offload folder cannot be written; got {failure}. Choose an `offload_folder` that can be written."
         ) from failure
 
 
@@ -340,7 +340,7 @@ def _fill(
 
 
 def _is_copied(model: nn.Module, name: str, value: torch.Tensor) -> bool:
-    """Tell whether a tensor of a model surely has memory of its own, after it was given a value."""
+    """Return whether a tensor of a model surely has memory of its own, after it was given a value."""
     owner, key = owner_of(model, name)
     tensor: Any = owner._parameters.get(key, owner._buffers.get(key))
     if packed.find(tensor) is not None or hasattr(tensor, "device_mesh"):

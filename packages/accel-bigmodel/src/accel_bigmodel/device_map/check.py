@@ -115,7 +115,7 @@ def check_device_map(model: nn.Module, device_map: Mapping[str, AnyDevice]) -> N
     if doubled:
         told = "; ".join(f"{name} on {' and on '.join(places)}" for name, places in doubled.items())
         raise DeviceMapError(
-            f"The device_map provided puts tensors in two places. Found {told}. Give a module an entry of its own, or "
+            f"The device_map provided puts tensors in two places; got {told}. Give a module an entry of its own, or "
             "its parts, not both."
         )
 
@@ -155,7 +155,7 @@ def check_devices(device_map: Mapping[str, AnyDevice]) -> None:
             index, count = wanted.index or 0, int(module.device_count())
         if index >= count:
             raise DeviceUnavailableError(
-                f"The device_map provided names a device that is not here. Found {device!r} for {name!r}, and {count} "
+                f"The device_map provided names a device that is not here; got {device!r} for {name!r}, and {count} "
                 "devices of that kind. Use those that are here, 'cpu' or 'disk'."
             )
 
@@ -205,7 +205,7 @@ def check_blocks_fit(
         )
         if count > room:
             raise DeviceMapError(
-                f"An offloaded block is larger than the device it comes to. Found {name!r} of {written_size(count)} "
+                f"An offloaded block is larger than the device it comes to; got {name!r} of {written_size(count)} "
                 f"for {main}, which has {written_size(room)} in all. Let its parts be loaded one by one, or keep the "
                 "model off that device: a map of 'cpu' and 'disk' alone runs on the CPU."
             )

@@ -137,7 +137,7 @@ def _solve(tree: Tree, limits: dict[Device, int], no_split: Collection[str], fal
             return exact
     elif not first.keeps_room or not first.fits:
         raise DeviceMapError(
-            f"The model does not fit into `max_memory`. Found {written_size(tree.root.size)} of weights, with "
+            f"The model does not fit into `max_memory`; got {written_size(tree.root.size)} of weights, with "
             f"{_block(first)} as the largest part that stays on one device, for limits of {_written(limits)}. Raise "
             "the limits, give the disk none, or let modules be split."
         )
@@ -182,7 +182,7 @@ def _idle(solution: Solution) -> str:
     """Say that no accelerator can be used, and what was found."""
     limits = {device: solution.limits[device] for device in solution.idle}
     return (
-        "No accelerator has room for the largest layer beside its own part. Found "
+        "No accelerator has room for the largest layer beside its own part; got "
         f"{_block(solution)}, for limits of {_written(limits)}."
     )
 

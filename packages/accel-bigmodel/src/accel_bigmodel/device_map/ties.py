@@ -99,7 +99,7 @@ def _matches(pattern: str, names: Iterable[str]) -> list[tuple[str, str]]:
         compiled = re.compile(f"(?:{pattern})(?=\\.|$)")
     except re.error as failure:
         raise DeviceMapError(
-            f"`_tied_weights_keys` holds regular expressions. Found {pattern!r}: {failure}. Correct it."
+            f"`_tied_weights_keys` holds regular expressions; got {pattern!r}: {failure}. Correct it."
         ) from failure
     found = ((name, compiled.match(name)) for name in names)
     return [(name, name[match.end() :]) for name, match in found if match is not None]
@@ -156,7 +156,7 @@ def get_module_size_with_ties(
         )
         if found is None:
             raise DeviceMapError(
-                f"A tied parameter is in none of the modules that wait for a place. Found {parameter!r}, waiting "
+                f"A tied parameter is in none of the modules that wait for a place; got {parameter!r}, waiting "
                 f"{[name for name, _ in modules_to_treat]}. Place tied modules together."
             )
         total += module_sizes.get(found[0], 0) - module_sizes.get(parameter, 0)

@@ -1,7 +1,7 @@
 """Whether the offloaded weights of one (hook, module) pair are in memory, and how they come and go."""
 
 import threading
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from threading import get_ident
 from typing import Protocol, cast
@@ -10,11 +10,13 @@ import torch
 from torch import nn
 
 from accel_bigmodel.hooks.slot import Slot, Store, packed_key, share_memory
+from accel_bigmodel.hooks.tied import drop_tied, load_tied
+from accel_bigmodel.hooks.written import keep_written
 from accel_bigmodel.offload.placeholders import OffloadedTensor, forget, is_placeholder
 from accel_bigmodel.offload.prefetch import Weights
 from accel_bigmodel.offload.schedule import Block, Schedule
 from accel_bigmodel.offload.store import OffloadedWeightsLoader, PrefixedDataset
-from accel_bigmodel.placement import TiedTensors, as_device, normal_tensors
+from accel_bigmodel.placement import TiedTensors, normal_tensors
 from accel_core.errors import OffloadError
 from accel_core.modules import packed
 from accel_core.modules.traversal import get_non_persistent_buffers, owner_of
@@ -24,8 +26,6 @@ __all__ = [
 ]  # fmt: skip
 
 _KEY = "_accel_residencies"
-# Copies of tied weights are noted in one map for all modules of a model, which several threads may run.
-_tied_lock = threading.Lock()
 
 
 class OwnWeights(dict[str, torch.Tensor]):
@@ -197,7 +197,7 @@ class Residency:
             value = weights[slot.name]
         except KeyError:
             raise OffloadError(
-                f"A weight has no value in the weights map. Looked for {slot.name!r} of "
+                f"A weight has no value in the weights map; got {slot.name!r} of "
                 f"{type(self.module).__name__}. Pass a map that holds every tensor of the module."
             ) from None
         return packed.find(slot.original) is None and share_memory(value, slot.original)
@@ -221,12 +221,7 @@ class Residency:
             if slot.is_ours or self._tie(slot):
                 for suffix in slot.parts():
                     key = packed_key(slot.name, suffix)
-                    yield key, self._value(slot, weights) if not suffix else weights[key]
-
-    def _value(self, slot: Slot, weights: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        if slot.tied_to is not None and isinstance(weights, PrefixedDataset):
-            return weights.dataset[slot.tied_to]
-        return weights[slot.name]
+                    yield key, slot.stored_in(weights) if not suffix else weights[key]
 
     def enter(self, *, writable: bool = False) -> None:
         """Begin a forward: the weights are in place until the last forward has left.
@@ -348,18 +343,18 @@ class Residency:
                 continue
             slot.refresh()
             value = self._looked_up(slot, weights)
-            made = _load_tied(slot, weights, value, device, tied) if tied else slot.loaded(weights, value, device)
+            made = load_tied(slot, weights, value, device, tied) if tied else slot.loaded(weights, value, device)
             if in_files and (writable or not slot.is_parameter):
                 made = slot.copied(made, value)
             slot.place(made, value, device)
 
     def _looked_up(self, slot: Slot, weights: Mapping[str, torch.Tensor]) -> torch.Tensor:
         try:
-            return weights[slot.name] if slot.tied_to is None else self._value(slot, weights)
+            return slot.stored_in(weights)
         except KeyError as failure:
             raise OffloadError(
-                f"An offloaded weight is not in its weights map. Looked for {slot.name!r} of "
-                f"{type(self.module).__name__}, found no {failure}. Pass a map that holds every tensor of the module."
+                f"An offloaded weight is not in its weights map; got no {failure} for {slot.name!r} of "
+                f"{type(self.module).__name__}. Pass a map that holds every tensor of the module."
             ) from failure
 
     def _tie(self, slot: Slot) -> bool:
@@ -430,7 +425,7 @@ class Residency:
         """
         tied = self.hook.tied_params_map
         if tied:
-            _drop_tied(tied, [slot.placed for slot in self.slots])
+            drop_tied(tied, [slot.placed for slot in self.slots])
         copies: list[tuple[Slot, torch.Tensor, torch.Tensor]] = []
         for slot in self.slots:
             placed, slot.placed = slot.placed, None
@@ -448,7 +443,7 @@ class Residency:
             return
         try:
             while copies:
-                self._keep_written(*copies.pop(), compare)
+                keep_written(self.module, self.weights(), *copies.pop(), compare)
         finally:
             # Last, because it may raise; by then the module is as it is between forwards. Nothing here may hold the
             # weights any more: the schedule fills their room with the next block's.
@@ -459,35 +454,6 @@ class Residency:
                 binding.acquired = False
                 binding.schedule.release(binding.block)
 
-    def _keep_written(self, slot: Slot, placed: torch.Tensor, value: torch.Tensor, compare: bool) -> None:
-        """Store a weight that was written to in a copy, which is about to be dropped."""
-        if slot.version is None or packed.find(slot.placeholder) is not None:
-            return
-        # Batch normalisation updates its statistics without counting it as a write.
-        compare = compare or (self.module.training and not slot.is_parameter)
-        if placed._version == slot.version and not (compare and _differ(placed, value)):
-            return
-        with normal_tensors():
-            weights = self.weights()
-            now = weights.get(slot.name) if slot.tied_to is None else self._value(slot, weights)
-            if now is None or (now is not value and _differ(now, value)):
-                return  # somebody has put another value into the map meanwhile, which counts
-            dataset = weights.dataset if isinstance(weights, PrefixedDataset) else weights
-            target = dataset.state_dict if isinstance(dataset, OffloadedWeightsLoader) else dataset
-            if not isinstance(target, MutableMapping):
-                raise OffloadError(
-                    "An offloaded weight was written to, and its weights map cannot take the new value; got "
-                    f"{slot.name!r} of {type(self.module).__name__} in a {type(target).__name__}. Use a mutable "
-                    "mapping, or write to the weight before it is offloaded."
-                )
-            kept = placed.detach().to("cpu")
-            if isinstance(weights, PrefixedDataset):
-                for name in {*slot.placeholder.__dict__.get("names", ()), weights.prefix + slot.name}:
-                    if name in dataset:
-                        target[name] = kept
-            else:
-                target[slot.name] = kept
-
     def restore(self) -> None:
         """Give the module its tensors back where they were; tensors that were empty before are empty again."""
         if self.binding is not None:
@@ -497,7 +463,7 @@ class Residency:
         for slot in self.slots:
             if slot.is_ours or self._tie(slot):
                 slot.refresh()
-                restored = self._restored(slot, weights)
+                restored = slot.restored(weights)
                 if restored is not None:
                     slot.store[slot.key] = restored
             if slot.original is not None:
@@ -506,77 +472,6 @@ class Residency:
         residencies.remove(self)
         if not residencies:
             del self.module.__dict__[_KEY]
-
-    def _restored(self, slot: Slot, weights: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
-        """Return the tensor as the module had it, with its present value; one for all modules that share it."""
-        notes = slot.placeholder.__dict__
-        shared: torch.Tensor | None = notes.get("_restored")
-        if shared is not None:
-            return shared
-        made = slot.original if slot.tied_to is None else None
-        if made is None and slot.device.type == "meta":
-            return None
-        if made is None:
-            made = self._rebuilt(slot, weights)
-        elif not made.is_meta and packed.find(made) is None:
-            value = self._value(slot, weights)
-            if not share_memory(value, made):  # the map has had another value since
-                made.data = value.detach().to(device=made.device, dtype=slot.dtype, copy=True)
-            elif made.dtype != slot.dtype:
-                made.data = made.data.to(slot.dtype)
-            if made.requires_grad != slot.requires_grad:
-                made.requires_grad_(slot.requires_grad)
-        notes["_restored"] = made
-        return made
-
-    def _rebuilt(self, slot: Slot, weights: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Make the tensor again on its device."""
-        value = self._value(slot, weights)
-        if packed.find(slot.placeholder) is not None:
-            return slot.loaded(weights, value, slot.device)
-        with normal_tensors():
-            # In the layout that it had, which files do not keep.
-            data = torch.empty_strided(slot.shape, slot.placeholder.stride(), dtype=slot.dtype, device=slot.device)
-            data.copy_(value.detach())
-        if not slot.is_parameter:
-            return data
-        return torch.Tensor._make_subclass(slot.cls, data, slot.requires_grad)
-
-
-def _load_tied(
-    slot: Slot,
-    weights: Mapping[str, torch.Tensor],
-    value: torch.Tensor,
-    device: torch.device | None,
-    tied: TiedTensors,
-) -> torch.Tensor:
-    """Load a weight that other modules may have loaded already."""
-    copies = tied.get(value.data_ptr()) if not value.is_meta else None
-    if copies is None:
-        return slot.loaded(weights, value, device)
-    key = as_device(device) if device is not None else value.device
-    with _tied_lock:
-        made = copies.get(key)
-        if made is None or made.shape != slot.shape or made.dtype != slot.dtype:
-            made = copies[key] = slot.loaded(weights, value, device)
-    return made
-
-
-def _drop_tied(tied: TiedTensors, dropped: Sequence[torch.Tensor | None]) -> None:
-    """Forget copies of tied weights that a module lets go of; modules that still use them hold them themselves."""
-    with _tied_lock:
-        for copies in tied.values():
-            for device in [key for key, copy in copies.items() if any(copy is tensor for tensor in dropped)]:
-                del copies[device]
-
-
-def _differ(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether two tensors differ in any bit, once they are of one dtype."""
-    if one.shape != other.shape:
-        return True
-    first = one.detach().to("cpu").contiguous()
-    second = other.detach().to(device="cpu", dtype=one.dtype).contiguous()
-    return not torch.equal(first.view(-1).view(torch.uint8), second.view(-1).view(torch.uint8))
 
 
 def _has_files(weights: Mapping[str, torch.Tensor]) -> bool:

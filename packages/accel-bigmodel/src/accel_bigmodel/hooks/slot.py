@@ -6,6 +6,8 @@ import torch
 from torch import nn
 
 from accel_bigmodel.offload.placeholders import OffloadedTensor, forbid_gradient, is_placeholder, placeholder_for
+from accel_bigmodel.offload.store import PrefixedDataset
+from accel_bigmodel.placement import normal_tensors
 from accel_core.errors import OffloadError
 from accel_core.modules import packed
 
@@ -168,7 +170,7 @@ class Slot:
             return self.cached
         if value.shape != self.shape:
             raise OffloadError(
-                f"An offloaded weight has another shape than its place. Found {tuple(value.shape)} for {self.name!r}, "
+                f"An offloaded weight has another shape than its place; got {tuple(value.shape)} for {self.name!r}, "
                 f"which is {tuple(self.shape)}. Put a weight of that shape into the weights map."
             )
         if data.dtype != self.dtype:  # it was sent for before the model was cast
@@ -191,6 +193,61 @@ class Slot:
         if not loaded.numel() or not share_memory(loaded, value):
             return loaded
         return self._wrapped(loaded.detach().clone())
+
+    def stored_in(self, weights: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Return the weight as a map of the module's weights holds it, under the name that it is tied to.
+
+        Args:
+            weights: The map.
+
+        Raises:
+            KeyError: When it holds no such weight.
+        """
+        if self.tied_to is not None and isinstance(weights, PrefixedDataset):
+            return weights.dataset[self.tied_to]
+        return weights[self.name]
+
+    def restored(self, weights: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
+        """Return the tensor as the module had it, with its present value; one for all modules that share it.
+
+        Args:
+            weights: All weights of the module.
+
+        Returns:
+            The tensor; None when it was empty.
+        """
+        notes = self.placeholder.__dict__
+        shared: torch.Tensor | None = notes.get("_restored")
+        if shared is not None:
+            return shared
+        made = self.original if self.tied_to is None else None
+        if made is None and self.device.type == "meta":
+            return None
+        if made is None:
+            made = self._rebuilt(weights)
+        elif not made.is_meta and packed.find(made) is None:
+            value = self.stored_in(weights)
+            if not share_memory(value, made):  # the map has had another value since
+                made.data = value.detach().to(device=made.device, dtype=self.dtype, copy=True)
+            elif made.dtype != self.dtype:
+                made.data = made.data.to(self.dtype)
+            if made.requires_grad != self.requires_grad:
+                made.requires_grad_(self.requires_grad)
+        notes["_restored"] = made
+        return made
+
+    def _rebuilt(self, weights: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Make the tensor again on its device."""
+        value = self.stored_in(weights)
+        if packed.find(self.placeholder) is not None:
+            return self.loaded(weights, value, self.device)
+        with normal_tensors():
+            # In the layout that it had, which files do not keep.
+            data = torch.empty_strided(self.shape, self.placeholder.stride(), dtype=self.dtype, device=self.device)
+            data.copy_(value.detach())
+        if not self.is_parameter:
+            return data
+        return torch.Tensor._make_subclass(self.cls, data, self.requires_grad)
 
     def _wrapped(self, data: torch.Tensor) -> torch.Tensor:
         if not self.is_parameter:

@@ -111,7 +111,7 @@ class MappedFile:
         self._views: dict[str, torch.Tensor] = {}
 
     def __contains__(self, name: object) -> bool:
-        """Tell whether the file holds a tensor."""
+        """Return whether the file holds a tensor."""
         return name in self.entries
 
     def check(self) -> None:

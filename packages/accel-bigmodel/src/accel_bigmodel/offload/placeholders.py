@@ -167,7 +167,7 @@ def _used_while_offloaded(placeholder: OffloadedTensor) -> OffloadError:
     name = placeholder.__dict__.get("weight_name", "?")
     block = placeholder.__dict__.get("block_name", "?")
     return OffloadError(
-        f"An offloaded weight was used outside the forward pass of its block. Found weight {name!r} of block "
+        f"An offloaded weight was used outside the forward pass of its block; got weight {name!r} of block "
         f"{block!r}, "
         "which is in memory only while that block runs. Call the block itself, list the class that uses its weights in "
         "`preload_module_classes`, or read the weight under `align_module_device`."
@@ -286,7 +286,7 @@ def _refuse_offloaded(optimizer: Optimizer, args: object, kwargs: object) -> Non
             name = parameter.__dict__.get("weight_name") if is_placeholder(parameter) else _watched.get(parameter)
             if name is not None:
                 raise OffloadError(
-                    f"An optimizer cannot train an offloaded weight. Found {name!r} in a {type(optimizer).__name__}. "
+                    f"An optimizer cannot train an offloaded weight; got {name!r} in a {type(optimizer).__name__}. "
                     "Give the optimizer parameters that stay on their device (adapters), or remove the hooks first."
                 )
 
@@ -299,7 +299,7 @@ class _GradientRefusal:
 
     def __call__(self, gradient: torch.Tensor) -> None:
         raise OffloadError(
-            f"A gradient reached an offloaded weight, where it would be lost. Found a gradient for "
+            f"A gradient reached an offloaded weight, where it would be lost; got a gradient for "
             f"{self.weight_name!r}. Freeze the offloaded weights with `requires_grad_(False)` and train the rest, or "
             "keep this weight on a device."
         )

@@ -60,7 +60,7 @@ class Block(Generic[Content]):
         """
         if state not in _LEGAL[self.state]:
             raise OffloadError(
-                f"A block of weights cannot go from {self.state.value} to {state.value}. Found block {self.name!r}. "
+                f"A block of weights cannot go from {self.state.value} to {state.value}; got block {self.name!r}. "
                 "This is a fault in accel: report it, and switch prefetching off with `prefetch=False` meanwhile."
             )
         self.state = state

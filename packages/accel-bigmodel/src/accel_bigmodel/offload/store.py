@@ -60,7 +60,7 @@ def offload_weight(
             file.write(buffer_of(tensor))
     except (OSError, UnicodeEncodeError) as failure:
         raise OffloadError(
-            f"An offloaded weight cannot be written. Found {failure} for {weight_name!r}. Choose an `offload_folder` "
+            f"An offloaded weight cannot be written; got {failure} for {weight_name!r}. Choose an `offload_folder` "
             "that exists, can be written and has room."
         ) from failure
     if index is not None:
@@ -98,7 +98,7 @@ def _map_weight(weight_file: str | os.PathLike[str], weight_info: Mapping[str, A
     file = MappedFile(weight_file, {"": StoredTensor(dtype, shape, 0, count)})
     if file.size != count and not (count == 0):
         raise OffloadError(
-            f"An offloaded weight is not whole. Found {file.size} bytes in {os.fspath(weight_file)!r} where {dtype} of "
+            f"An offloaded weight is not whole; got {file.size} bytes in {os.fspath(weight_file)!r} where {dtype} of "
             f"shape {shape} takes {count}. Offload the model again."
         )
     return file
@@ -158,7 +158,7 @@ def _read_index(offload_folder: str | os.PathLike[str]) -> dict[str, Any]:
         ) from failure
     if not isinstance(entries, dict) or not all(isinstance(entry, dict) for entry in entries.values()):
         raise OffloadError(
-            f"The index of an offload folder is not a mapping of entries. Found a {type(entries).__name__} in "
+            f"The index of an offload folder is not a mapping of entries; got a {type(entries).__name__} in "
             f"{str(path)!r}. Offload the model again."
         )
     for name, entry in entries.items():
@@ -206,7 +206,7 @@ def offload_state_dict(save_dir: str | os.PathLike[str], state_dict: Mapping[str
         os.makedirs(save_dir, exist_ok=True)
     except OSError as failure:
         raise OffloadError(
-            f"An offload folder cannot be made. Found {failure}. Choose an `offload_folder` that can be written."
+            f"An offload folder cannot be made; got {failure}. Choose an `offload_folder` that can be written."
         ) from failure
     index: dict[str, Any] = {}
     for name, tensor in state_dict.items():
@@ -283,7 +283,7 @@ class OffloadedWeightsLoader(Mapping[str, torch.Tensor]):
     ) -> None:
         if state_dict is None and save_folder is None and index is None:
             raise ConfigurationError(
-                "Offloaded weights have to be somewhere. Found neither tensors nor files. Need either a "
+                "Offloaded weights have to be somewhere; got neither tensors nor files. Need either a "
                 "`state_dict`, a `save_folder` or an `index` containing offloaded weights."
             )
         self.state_dict = {} if state_dict is None else state_dict
@@ -311,7 +311,7 @@ class OffloadedWeightsLoader(Mapping[str, torch.Tensor]):
         return tensor if self.device is None else tensor.to(self.device)
 
     def __contains__(self, key: object) -> bool:
-        """Tell whether there is a weight of that name."""
+        """Return whether there is a weight of that name."""
         return key in self.state_dict or key in self.index
 
     def __iter__(self) -> Iterator[str]:
@@ -363,7 +363,7 @@ class OffloadedWeightsLoader(Mapping[str, torch.Tensor]):
             found = map_file(entry["safetensors_file"]), entry.get("weight_name", key)
             if found[1] not in found[0]:
                 raise OffloadError(
-                    f"A safetensors file does not hold an offloaded weight. Looked for {found[1]!r} in "
+                    f"A safetensors file does not hold an offloaded weight; got {found[1]!r} in "
                     f"{found[0].path!r}. Load and dispatch the model again."
                 )
         elif entry.get("dat_file") is not None:
@@ -371,7 +371,7 @@ class OffloadedWeightsLoader(Mapping[str, torch.Tensor]):
         else:
             if self.save_folder is None:
                 raise OffloadError(
-                    f"An offloaded weight has no folder. Found the entry of {key!r} in the index, and no "
+                    f"An offloaded weight has no folder; got the entry of {key!r} in the index, and no "
                     "`save_folder`. Pass the folder that its `.dat` file is in."
                 )
             found = _map_weight(_data_file(self.save_folder, key), entry), ""

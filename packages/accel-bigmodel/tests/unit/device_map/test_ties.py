@@ -118,5 +118,5 @@ def test_a_configuration_that_ties_nothing_is_heeded() -> None:
 
 def test_a_broken_expression_is_named() -> None:
     """What is no regular expression is an error that shows it."""
-    with pytest.raises(DeviceMapError, match=r"Found 'head\('"):
+    with pytest.raises(DeviceMapError, match=r"got 'head\('"):
         build_tree(Words({"head(": "embed"}))

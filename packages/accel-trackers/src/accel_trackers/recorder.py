@@ -10,17 +10,20 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from accel_core.tracking.worker import TrackerWorker
 from accel_trackers.codec import encode
 from accel_trackers.spool import ENTRIES, FORMAT_VERSION, SUFFIX, SpoolWriter, files_of
+from accel_trackers.takeover import Left, left_behind
 
 __all__ = ["SpoolRecorder"]
 
 logger = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
 
 
 class SpoolRecorder:
@@ -41,6 +44,8 @@ class SpoolRecorder:
         self.path: Path | None = None
         self._folder = folder.absolute()
         self._spool: SpoolWriter | None = None
+        self._trackers = list(run["trackers"])
+        self._left: list[Left] = []
         self._unwritten: set[int] = set()
         self._told = False
         self._late = False
@@ -92,6 +97,10 @@ class SpoolRecorder:
             return
         if line["kind"] in ENTRIES:
             self._unwritten.discard(line["seq"])
+        elif line["kind"] == "resumed" and not self._told:
+            for left in self._left:
+                SpoolWriter(left.path).close(keep=False)
+            self._left = []
 
     def _tell(self, why: str) -> None:
         """Warn once that lines are not written."""
@@ -104,33 +113,57 @@ class SpoolRecorder:
                 why,
             )
 
+    def take_over(self, run_id: str, step: int, seconds: float) -> list[Mapping[str, Any]]:
+        """Return what killed processes of a run had not sent; their files go when the line `resumed` is written."""
+        try:
+            found = self._called(lambda: self._find_left(run_id, step), seconds)
+        except OSError as error:
+            logger.warning("What earlier processes left in %s cannot be read (%s).", self._folder, error)
+            found = None
+        self._left = found or []
+        return [entry for left in self._left for entry in left.entries]
+
+    def _find_left(self, run_id: str, step: int) -> list[Left]:
+        return [] if self._spool is None else left_behind(self._spool.path, run_id, step, self._trackers)
+
+    def _called(self, work: Callable[[], _T], seconds: float) -> _T | None:
+        """Do work in the thread that touches the disk, and return its result; `None` where that takes too long.
+
+        Raises:
+            OSError: The work raised it.
+        """
+        done, results = threading.Event(), list[_T | OSError]()
+
+        def call() -> None:
+            try:
+                results.append(work())
+            except OSError as error:
+                results.append(error)
+            done.set()
+
+        # After one call that came too late the next do not wait for the same disk again.
+        stuck = self._late and not self._worker.drain(0)
+        if stuck or not self._worker.put(call) or not done.wait(seconds):
+            self._late = True
+            return None
+        if isinstance(results[0], OSError):
+            raise results[0]
+        return results[0]
+
     def keep_file(self, path: str, seconds: float) -> str:
         """Copy a file or folder into the spool's own folder, under the same name.
 
         Raises:
             OSError: It does not exist or cannot be copied, or not within `seconds`.
         """
-        source, done = Path(path).absolute(), threading.Event()
-        copies: list[str | OSError] = []
-
-        def copy() -> None:
-            try:
-                copies.append(self._copied(source))
-            except OSError as error:
-                copies.append(error)
-            done.set()
-
-        # After one copy that came too late the next do not wait for the same disk again.
-        stuck = self._late and not self._worker.drain(0)
-        if stuck or not self._worker.put(copy) or not done.wait(seconds):
-            self._late = True
+        source = Path(path).absolute()
+        copy = self._called(lambda: self._copied(source), seconds)
+        if copy is None:
             raise TimeoutError(
                 f"{path} could not be copied to the spool within {seconds:g} s; leave it where it is until the run "
                 "ended, or give the disk more time with TrackerKwargs(drain_seconds=...)"
             )
-        if isinstance(copies[0], OSError):
-            raise copies[0]
-        return copies[0]
+        return copy
 
     def _copied(self, source: Path) -> str:
         if self._spool is None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,27 +96,16 @@ def _replay_file(
         waiting = [name for name in found.trackers if found.unsent(name) and (not trackers or name in trackers)]
         if not waiting:
             return []
-        _refuse_running(found)
+        if found.is_written:
+            raise TrackerError(
+                f"The run of {path} is still going on; its process is {found.pid}. Replay it when the run has ended."
+            )
         outcomes = [_send(found, name, to or name.partition("#")[0], logging_dir, init) for name in waiting]
         if not keep and not any(map(spool.read(path).unsent, found.trackers)):
             spool.SpoolWriter(path).close(keep=False)
     except (OSError, TrackerError) as error:
         return [Outcome(path, error=str(error))]
     return outcomes
-
-
-def _refuse_running(found: spool.SpoolFile) -> None:
-    if found.ended or found.host != socket.gethostname() or found.pid in (0, os.getpid()):
-        return
-    try:
-        os.kill(found.pid, 0)
-    except ProcessLookupError:
-        return
-    except PermissionError:
-        pass
-    raise TrackerError(
-        f"The run of {found.path} is still going on; its process is {found.pid}. Replay it when the run has ended."
-    )
 
 
 def _send(found: spool.SpoolFile, name: str, target: str, logging_dir: str | None, init: dict[str, Any]) -> Outcome:

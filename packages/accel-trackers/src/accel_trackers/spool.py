@@ -23,6 +23,7 @@ import json
 import math
 import os
 import shutil
+import socket
 import stat
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -170,6 +171,19 @@ class SpoolFile:
     sent: dict[str, set[int]] = field(default_factory=dict)
     errors: dict[str, str] = field(default_factory=dict)
     states: dict[str, Line] = field(default_factory=dict)
+
+    @property
+    def is_written(self) -> bool:
+        """Whether a process of this machine that is still there, and not this one, writes the file."""
+        if self.ended or self.host != socket.gethostname() or self.pid in (0, os.getpid()):
+            return False
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            pass
+        return True
 
     def unsent(self, tracker: str) -> list[Line]:
         """Return the entries for a tracker that it does not have, in order."""

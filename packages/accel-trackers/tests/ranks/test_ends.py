@@ -30,7 +30,9 @@ accelerator.init_trackers("project", {"lr": 0.1})
 for step in range(50):
     accelerator.log({"loss": step / 8}, step=step)
 if end == "kill":
-    accelerator._runtime.hub._recorder.drain(5)
+    hub = accelerator._runtime.hub
+    hub._distributor.drain(5)
+    hub._recorder.drain(5)
     os.kill(os.getpid(), 9)
 if end == "raise":
     raise ValueError("the script is wrong")

@@ -34,6 +34,7 @@ hub.init("project")
 limit(int(size))
 for step in range(100):
     if step == 90 and room == "again":
+        hub._distributor.drain(60)
         hub._recorder.drain(60)
         limit(limits[0])
     hub.log({"loss": step}, step=step)

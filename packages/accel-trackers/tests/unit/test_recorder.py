@@ -1,15 +1,23 @@
 """Tests of runs that are recorded in a spool file: what it holds, and disks that are full or hang."""
 
+import json
+import os
+import socket
+import subprocess
+import sys
 import threading
 
+import pytest
 import torch
 
 from accel_core.tracking import worker
+from accel_core.tracking.discovery import LOGGER_TYPE_TO_CLASS
 from accel_core.tracking.hub import TrackerHub
 from accel_core.tracking.settings import TrackerKwargs
 from accel_core.tracking.tracker import GeneralTracker
 from accel_trackers import spool
 from accel_trackers.recorder import SpoolRecorder
+from accel_trackers.takeover import left_behind
 
 
 class Keeping(GeneralTracker):
@@ -43,6 +51,22 @@ class Keeping(GeneralTracker):
     def keep(self, *call):
         """Keep one call."""
         self.calls.append(call)
+
+
+@pytest.fixture
+def named(monkeypatch):
+    """Offer `Keeping` by its name; return the list of those that are made."""
+    made = []
+
+    class Named(Keeping):
+        """Is asked for by its name."""
+
+        def __init__(self, project):
+            super().__init__()
+            made.append(self)
+
+    monkeypatch.setitem(LOGGER_TYPE_TO_CLASS, "keeping", Named)
+    return made
 
 
 class Raising(Keeping):
@@ -119,11 +143,11 @@ def test_warn_keeps_what_a_raising_tracker_did_not_take(tmp_path, caplog):
     assert kept.ended
 
 
-def test_artifact_may_be_removed_at_once(tmp_path):
+def test_artifact_may_be_removed_at_once(tmp_path, named):
     """A file is copied when it is logged, so that its owner may remove it before the tracker reads it."""
-    tracker = Keeping()
-    hub = _hub(tmp_path, tracker)
+    hub = _hub(tmp_path, "keeping")
     hub.init("project")
+    (tracker,) = named
     file = tmp_path / "notes.txt"
     file.write_text("hello")
     hub.get("keeping").log_artifact(str(file), artifact_path="docs")
@@ -179,6 +203,7 @@ def test_a_full_queue_leaves_values_to_the_spool(tmp_path, monkeypatch, caplog):
     path = hub.spool_path
     for step in range(20):
         hub.log({"loss": step}, step=step)
+        hub._distributor.drain(60)
         hub._recorder.drain(60)
     gate.set()
     hub.finish()
@@ -188,12 +213,12 @@ def test_a_full_queue_leaves_values_to_the_spool(tmp_path, monkeypatch, caplog):
     assert "(keeping: 15) are in" in caplog.text
 
 
-def test_a_disk_that_hangs_costs_the_time_it_is_given(tmp_path, caplog):
+def test_a_disk_that_hangs_costs_the_time_it_is_given(tmp_path, caplog, named):
     """While the disk takes nothing, trackers get everything, logging a file waits once, and the end comes."""
     gate = threading.Event()
-    good = Keeping()
-    hub = _hub(tmp_path, good, Raising(), drain_seconds=0.3)
+    hub = _hub(tmp_path, "keeping", Raising(), drain_seconds=0.3)
     hub.init("project")
+    (good,) = named
     recorder = hub._recorder
     recorder._worker.put(gate.wait)
     file = tmp_path / "notes.txt"
@@ -243,13 +268,88 @@ def test_two_runs_of_one_second_do_not_share_a_file(tmp_path):
     assert all(spool.read(path).run_id == "r" for path in spool.find(tmp_path))
 
 
-def test_a_folder_that_cannot_be_copied_leaves_nothing(tmp_path, caplog):
+def test_a_folder_that_cannot_be_copied_leaves_nothing(tmp_path, caplog, named):
     """A logged file that cannot be copied fails like a tracker fails, and no half copy stays."""
-    tracker = Keeping()
-    hub = _hub(tmp_path, tracker, keep_spool=True)
+    hub = _hub(tmp_path, "keeping", keep_spool=True)
     hub.init("project")
     path = hub.spool_path
     hub.get("keeping").log_artifact(str(tmp_path / "none"))
     hub.finish()
     assert "log_artifact" in caplog.text
     assert list(spool.files_of(path).iterdir()) == []
+
+
+KILLED = """
+import os, sys
+from accel_core.tracking.hub import TrackerHub
+from accel_core.tracking.settings import TrackerKwargs
+from accel_core.tracking.tracker import GeneralTracker
+
+class Down(GeneralTracker):
+    name = "keeping"
+    requires_logging_directory = False
+    tracker = None
+    def log(self, values, step=None, **kwargs):
+        if values["loss"] in (1, 5):
+            raise ConnectionError("no network")
+
+hub = TrackerHub(Down(), settings=TrackerKwargs(spool_dir=sys.argv[1]))
+hub.init("project", {"lr": 1})
+for step in range(4):
+    hub.log({"loss": step}, step=step)
+state = hub.state_dict()
+for step in range(4, 7):
+    hub.log({"loss": step}, step=step)
+hub._settle(hub._sessions["keeping"])
+hub._recorder.drain(60)
+import json
+print(json.dumps(state), flush=True)
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_nothing_stays_of_a_process_that_was_killed_when_its_run_goes_on(tmp_path):
+    """The resumed run sends what was not sent before its checkpoint, and the killed process's file is gone."""
+    words = [sys.executable, "-c", KILLED, str(tmp_path / "spool")]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == -9, done.stderr
+    (left,) = spool.find(tmp_path / "spool")
+    assert [entry["step"] for entry in spool.read(left).unsent("keeping")] == [1, 5]
+    tracker = Keeping()
+    hub = _hub(tmp_path, tracker)
+    hub.init("project", {"lr": 1})
+    hub.load_state_dict(json.loads(done.stdout))
+    hub._settle(hub._sessions["keeping"])
+    hub._recorder.drain(60)
+    assert spool.find(tmp_path / "spool") == [hub.spool_path]
+    for step in range(4, 7):
+        hub.log({"loss": step}, step=step)
+    hub.finish()
+    assert tracker.calls == [("config", {"lr": 1}), *[(step, {"loss": step}) for step in (1, 4, 5, 6)]]
+    assert not (tmp_path / "spool").exists()
+
+
+def test_files_of_others_are_not_taken_over(tmp_path):
+    """What belongs to another run, was written elsewhere, ended well or holds what cannot be sent stays as it is."""
+    facts = {"version": 1, "run_id": "r", "project": "p", "trackers": ["a"], "started": 0, "host": socket.gethostname()}
+    head = {"kind": "run", **facts, "pid": 2**22 + 1}
+    log = {"kind": "log", "seq": 1, "only": None, "step": 1, "filled": 1, "time": 0, "values": {"x": 1}, "kwargs": {}}
+    file = {"kind": "call", "seq": 2, "only": ["a"], "method": "log_artifact", "args": ["x"], "kwargs": {}}
+    files = {
+        "mine": [head, log],
+        "another": [{**head, "run_id": "other"}, log],
+        "elsewhere": [{**head, "host": "elsewhere"}, log],
+        "running": [{**head, "pid": os.getppid()}, log],
+        "ended": [head, log, {"kind": "end", "time": 0}],
+        "file": [head, log, file],
+        "fewer": [{**head, "trackers": ["a", "b"]}, log],
+    }
+    for name, lines in files.items():
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        (tmp_path / f"{name}{spool.SUFFIX}").write_text(text)
+    (tmp_path / f"damaged{spool.SUFFIX}").write_text("nonsense\n")
+    (found,) = left_behind(tmp_path / f"own{spool.SUFFIX}", "r", 5, ["a"])
+    assert found.path.name == f"mine{spool.SUFFIX}"
+    assert [entry["values"] for entry in found.entries] == [{"x": 1}]
+    before = left_behind(tmp_path / f"own{spool.SUFFIX}", "r", 0, ["a"])
+    assert {left.path.name.partition(".")[0]: left.entries for left in before} == {"mine": [], "file": [], "fewer": []}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import logging
 import os
 import time
@@ -16,13 +17,14 @@ from accel_core.errors import ConfigurationError, StateError, TrackerError
 from accel_core.options.enums import LoggerType
 from accel_core.tracking.discovery import LOGGER_TYPE_TO_CLASS, Wanted, filter_trackers
 from accel_core.tracking.handle import TrackerHandle
-from accel_core.tracking.null import NULL_RUN, null_tracker
+from accel_core.tracking.null import null_tracker
 from accel_core.tracking.recording import Recorder, recorder_for
 from accel_core.tracking.session import Call, TrackerSession, describe_error
 from accel_core.tracking.settings import TrackerKwargs
 from accel_core.tracking.snapshot import snapshot
 from accel_core.tracking.steps import StepCounter, whole_step
 from accel_core.tracking.tracker import GeneralTracker
+from accel_core.tracking.worker import Job, TrackerWorker
 
 __all__ = ["TrackerHub"]
 
@@ -35,8 +37,9 @@ _FILES = {"log_artifact": "local_path", "log_artifacts": "local_dir"}
 class TrackerHub:
     """The trackers of one run.
 
-    Logging calls return at once: a value is copied, and handed to the recorder and to each tracker's own thread. With
-    accel-trackers installed, what a tracker fails to take stays in the spool; the settings say what else happens.
+    Logging calls return at once: a value is copied and queued, and a thread hands it to the recorder and to each
+    tracker's own thread. With accel-trackers installed, what a tracker fails to take stays in the spool; the settings
+    say what else happens.
 
     Args:
         log_with: What to log with: see `filter_trackers`.
@@ -72,6 +75,8 @@ class TrackerHub:
         self._resumed: dict[str, Any] = {}
         self._states: dict[str, dict[str, Any]] = {}
         self._sessions: dict[str, TrackerSession] = {}
+        self._faces: dict[str, GeneralTracker] = {}
+        self._distributor: TrackerWorker | None = None
         self._recorder: Recorder | None = None
         self._seq = 0
         self._errors: list[TrackerError] = []
@@ -84,14 +89,15 @@ class TrackerHub:
     @log_with.setter
     def log_with(self, log_with: Wanted | Iterable[Wanted] | None) -> None:
         self._log_with = filter_trackers(log_with, self.logging_dir)
-        self._new_recorder = recorder_for(self.settings) if self._log_with else None
+        if self._log_with:
+            recorder_for(self.settings)
 
     @property
     def trackers(self) -> list[GeneralTracker]:
-        """After `init`, one handle for each tracker; on other ranks null trackers.
+        """After `init`, the tracker objects that were given, and a handle for each tracker that was named.
 
-        In a list that is set here, a handle that is left out gets no more calls, and its tracker is finished with the
-        others; a tracker object joins the run, or begins one.
+        On other ranks they are null trackers. In a list that is set here, a tracker that is left out gets no more
+        calls, and is finished with the others; an object that is new joins the run, or begins one.
         """
         return self._trackers
 
@@ -104,34 +110,24 @@ class TrackerHub:
                 f"A run logs to objects of a GeneralTracker's class; got {', '.join(wrong)}. Derive it from "
                 "accel_core.tracking.tracker.GeneralTracker."
             )
-        if not self.is_main:
-            self._trackers = wanted
-            return
-        left = {id(vars(handle)["_session"]) for handle in wanted if type(handle) is TrackerHandle}
-        for session in self._sessions.values():
-            session.switched_off = id(session) not in left
-        self._trackers = []
-        for tracker in wanted:
-            if type(tracker) is TrackerHandle:
-                self._trackers.append(tracker)
-            else:
-                self._join(tracker)
+        if self.is_main:
+            known = {id(face): self._sessions[name] for name, face in self._faces.items()}
+            before, after = ({id(tracker) for tracker in listed} for listed in (self._trackers, wanted))
+            for changed in (before ^ after) & known.keys():
+                known[changed].switched_off = changed in before
+            for tracker in wanted:
+                if id(tracker) not in known:
+                    self._join(tracker)
+        self._trackers = wanted
 
     def _join(self, tracker: GeneralTracker) -> None:
         """Let a tracker object take part from here on, in a run of its own where none is open."""
         if not self.running:
-            self._sessions = {}
-            self._open()
+            self._open([str(tracker.name)])
         name = str(tracker.name)
         same = sum(known.partition("#")[0] == name for known in self._sessions)
         self._add(f"{name}#{same + 1}" if same else name, tracker, {})
         self._wait_for_start()
-
-    def _open(self) -> None:
-        """Begin a run that is finished at the latest when the process ends."""
-        self.run_id = self._resumed.get("run_id") or uuid.uuid4().hex[:12]
-        self.running = True
-        atexit.register(_finish_at_exit, weakref.ref(self), os.getpid())
 
     @property
     def spool_path(self) -> Path | None:
@@ -163,26 +159,37 @@ class TrackerHub:
             TrackerError: With the policy `raise`, a tracker did not start.
         """
         self.finish()
-        wanted = [(self._name_of(item), item) for item in self.log_with]
+        wanted = _named(self.log_with)
         if not self.is_main:
-            self._trackers = [null_tracker(self._class_of(item)) for _, item in wanted]
+            self._trackers = [null_tracker(_like(item)) for item in wanted.values()]
             return
         self._trackers = []
         if not wanted:
             return
-        self._check_folder()
+        self._check_folder(wanted)
         self._project = str(project_name)
-        self._sessions = {}
-        self._open()
-        if self._new_recorder is not None:
-            run = {"run_id": self.run_id, "project": self._project, "trackers": [name for name, _ in wanted]}
-            self._recorder = self._new_recorder(self.settings.spool_folder(self.logging_dir), run)
-        for name, item in wanted:
+        self._open(wanted)
+        for name, item in wanted.items():
             self._add(name, item, dict((init_kwargs or {}).get(name, {})))
+        self._trackers = list(self._faces.values())
         self._wait_for_start()
+        if self._resumed:
+            self._take_over()
         if config is not None:
             self._emit("config", {"values": snapshot(dict(config))}, None)
         self._raise_pending()
+
+    def _open(self, names: Iterable[str]) -> None:
+        """Begin a run that is finished at the latest when the process ends."""
+        self.run_id = self._resumed.get("run_id") or uuid.uuid4().hex[:12]
+        self._sessions, self._faces = {}, {}
+        self._distributor = TrackerWorker("tracker-queue")
+        recorder = recorder_for(self.settings)
+        if recorder is not None:
+            run = {"run_id": self.run_id, "project": self._project, "trackers": list(names)}
+            self._recorder = recorder(self.settings.spool_folder(self.logging_dir), run)
+        self.running = True
+        atexit.register(_finish_at_exit, weakref.ref(self), os.getpid())
 
     def log(
         self,
@@ -212,7 +219,7 @@ class TrackerHub:
             self._raise_pending()
 
     def get(self, name: str | LoggerType, unwrap: bool = False) -> Any:
-        """Return a tracker by its name.
+        """Return a tracker by its name, a moment after it has what was logged before.
 
         Args:
             name: The tracker's name.
@@ -224,13 +231,16 @@ class TrackerHub:
         Raises:
             ConfigurationError: No such tracker runs here.
         """
-        wanted = str(name.value) if isinstance(name, LoggerType) else name
-        for tracker in self.trackers:
-            if tracker.name == wanted:
-                return tracker.tracker if unwrap else tracker
+        wanted = _plain_name(name)
         if not self.is_main:
-            return NULL_RUN if unwrap else null_tracker(LOGGER_TYPE_TO_CLASS.get(wanted, GeneralTracker))
-        running = [tracker.name for tracker in self.trackers]
+            like = LOGGER_TYPE_TO_CLASS.get(wanted, GeneralTracker)
+            tracker = next((known for known in self._trackers if known.name == wanted), None) or null_tracker(like)
+            return tracker.tracker if unwrap else tracker
+        face = self._faces.get(wanted)
+        if face is not None:
+            self._settle(self._sessions[wanted])
+            return face.tracker if unwrap else face
+        running = list(self._faces)
         raise ConfigurationError(
             f"No tracker {wanted!r} is running; running are {running or 'none'}. Name it in log_with and call "
             "init_trackers before get_tracker."
@@ -247,6 +257,9 @@ class TrackerHub:
         if not self.running:
             return
         deadline = time.monotonic() + self.settings.drain_seconds
+        assert self._distributor is not None, "a run that is open has its queue"
+        self._distributor.finish(lambda: None)
+        self._distributor.close(self.settings.drain_seconds)
         # All trackers are told to end before anybody is waited for: their time and the disk's run side by side.
         for session in self._sessions.values():
             session.finish()
@@ -310,31 +323,25 @@ class TrackerHub:
         if not self.running:
             return
         self.run_id = state["run_id"] or self.run_id
-        self._mark({"kind": "resumed", "run_id": self.run_id})
         for name, session in self._sessions.items():
-            session.put(Call("load_state_dict", (self._state_for(name),)))
+            self._queue(functools.partial(session.put, Call("load_state_dict", (self._state_for(name),))))
+        self._take_over()
 
     def _state_for(self, name: str) -> dict[str, Any]:
         """Return the stored state of one tracker, with the step at which the run was left."""
         return {**self._resumed["trackers"].get(name, {}), "step": self._steps.last}
 
-    def _name_of(self, item: Wanted) -> str:
-        if isinstance(item, GeneralTracker):
-            name = str(item.name)
-            same = [known for known in self.log_with if getattr(known, "name", None) == name]
-            number = next(index for index, known in enumerate(same) if known is item)
-            return name if number == 0 else f"{name}#{number + 1}"
-        return str(item.value) if isinstance(item, LoggerType) else item
+    def _take_over(self) -> None:
+        """Go on with what a killed process of this run left: send what it had not sent before the stored step."""
+        if self._recorder is None or self.run_id is None:
+            return
+        if not self.settings.keep_spool:
+            for entry in self._recorder.take_over(self.run_id, self._steps.last, self.settings.start_seconds):
+                self._emit(entry["kind"], {**entry}, entry["only"])
+        self._queue(functools.partial(self._mark, {"kind": "resumed", "run_id": self.run_id}))
 
-    def _class_of(self, item: Wanted) -> type[GeneralTracker] | GeneralTracker:
-        return item if isinstance(item, GeneralTracker) else LOGGER_TYPE_TO_CLASS[self._name_of(item)]
-
-    def _check_folder(self) -> None:
-        needing = [
-            self._name_of(item)
-            for item in self.log_with
-            if getattr(self._class_of(item), "requires_logging_directory", False)
-        ]
+    def _check_folder(self, wanted: Mapping[str, Wanted]) -> None:
+        needing = [name for name, item in wanted.items() if getattr(_like(item), "requires_logging_directory", False)]
         if not needing or self.logging_dir is None:
             return
         folder = Path(self.logging_dir)
@@ -352,7 +359,8 @@ class TrackerHub:
     def _add(self, name: str, item: Wanted, kwargs: dict[str, Any]) -> None:
         state = self._state_for(name) if self._resumed else None
         project, logging_dir = self._project, self.logging_dir
-        kind: type[Any] = type(item) if isinstance(item, GeneralTracker) else LOGGER_TYPE_TO_CLASS[name]
+        like = _like(item)
+        kind: type[Any] = like if isinstance(like, type) else type(like)
 
         def make() -> GeneralTracker:
             made: GeneralTracker
@@ -368,7 +376,8 @@ class TrackerHub:
 
         session = TrackerSession(name, kind, make, self._settled)
         self._sessions[name] = session
-        self._trackers.append(TrackerHandle(session, self._send, self._settle))
+        handle: GeneralTracker = TrackerHandle(session, self._send, self._settle)
+        self._faces[name] = item if isinstance(item, GeneralTracker) else handle
         session.start()
 
     def _wait_for_start(self) -> None:
@@ -386,7 +395,7 @@ class TrackerHub:
 
     def _settle(self, session: TrackerSession) -> None:
         """Wait a moment until a tracker has what was logged before."""
-        if self.running:
+        if self.running and self._distributor is not None and self._distributor.drain(_FLUSH_S):
             session.drain(_FLUSH_S)
 
     def _send(self, session: TrackerSession, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -434,19 +443,28 @@ class TrackerHub:
             self._emit("log", entry, only)
 
     def _emit(self, kind: str, content: dict[str, Any], only: list[str] | None) -> None:
-        """Hand an entry to the recorder and to its trackers: neither waits for the other."""
+        """Queue an entry: a training step wakes one thread, whatever the number of those behind it."""
         self._seq += 1
-        entry = {"kind": kind, "seq": self._seq, "only": only, **content}
+        entry = {**content, "kind": kind, "seq": self._seq, "only": only}
+        sessions = [self._sessions[name] for name in only or self._sessions]
+        self._queue(functools.partial(self._distribute, entry, [each for each in sessions if not each.switched_off]))
+
+    def _queue(self, job: Job) -> None:
+        assert self._distributor is not None, "a run that is open has its queue"
+        if not self._distributor.put(job):
+            # A loop that does nothing but log is faster than the thread that hands out: it waits here.
+            self._distributor.drain(self.settings.drain_seconds)
+            self._distributor.put(job)
+
+    def _distribute(self, entry: dict[str, Any], sessions: list[TrackerSession]) -> None:
+        """Hand an entry to the recorder and to its trackers: neither waits for the other."""
         self._mark(entry)
-        for name in only or self._sessions:
-            session = self._sessions[name]
-            if session.switched_off or session.put(Call.of(entry, name, session.kind.fills_step)):
-                continue
-            if session.dropped == 1:
+        for session in sessions:
+            if not session.put(Call.of(entry, session.name, session.kind.fills_step)) and session.dropped == 1:
                 self._warn(
                     "The queue of the tracker %r is full; until it has room, what is logged %s. Find out why the "
                     "tracker is slow, or log less.",
-                    *(name, f"goes to {self.spool_path} alone" if self.spool_path else "is lost to it"),
+                    *(session.name, f"goes to {self.spool_path} alone" if self.spool_path else "is lost to it"),
                 )
 
     def _mark(self, line: dict[str, Any]) -> None:
@@ -493,6 +511,25 @@ class TrackerHub:
     def _warn(self, message: str, *facts: object) -> None:
         if self.settings.policy != "off":
             logger.warning(message, *facts)
+
+
+def _named(log_with: Iterable[Wanted]) -> dict[str, Wanted]:
+    """Return what was asked for by names of its own: the second of a name is `name#2`."""
+    named: dict[str, Wanted] = {}
+    for item in log_with:
+        name = _plain_name(item.name if isinstance(item, GeneralTracker) else item)
+        names = (name, *(f"{name}#{number}" for number in range(2, len(named) + 3)))
+        named[next(free for free in names if free not in named)] = item
+    return named
+
+
+def _plain_name(name: str | LoggerType) -> str:
+    return str(name.value) if isinstance(name, LoggerType) else str(name)
+
+
+def _like(item: Wanted) -> type[GeneralTracker] | GeneralTracker:
+    """Return the tracker that was given, or the class of the one that was named."""
+    return item if isinstance(item, GeneralTracker) else LOGGER_TYPE_TO_CLASS[_plain_name(item)]
 
 
 def _log_arguments(

@@ -33,6 +33,20 @@ class Recorder(Protocol):
             OSError: It cannot be copied, or not within `seconds`.
         """
 
+    def take_over(self, run_id: str, step: int, seconds: float) -> list[Mapping[str, Any]]:
+        """Return what processes of a run that were killed had not sent of what they logged up to a step.
+
+        Their records go when the line `resumed` is written, which the hub queues behind these entries.
+
+        Args:
+            run_id: The run that goes on here.
+            step: Where it goes on; what was logged later is logged again.
+            seconds: Longest wait for the disk; past it, the records stay for another time.
+
+        Returns:
+            Entries, each with the trackers that lack it in `only`.
+        """
+
     def drain(self, seconds: float) -> bool:
         """Wait no longer than `seconds` until every line is written, and return whether that is so."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from dataclasses import field
 from pathlib import Path
 
@@ -29,8 +30,8 @@ class TrackerKwargs(KwargsHandler):
         policy: `warn`: a tracker's error is a warning, and its values stay in the spool for `accel trackers replay`.
             `raise`: its error is raised by the next logging call, or at the end. `off`: a tracker that fails is
             switched off without a word. The default is ACCELERATE_TRACKER_POLICY, else `warn`.
-        spool_dir: Folder of the spool file; by default `spool` in the logging directory, else
-            `accel-spool` in the working directory.
+        spool_dir: Folder of the spool file; by default `spool` in the logging directory, else `accel/spool` in
+            XDG_STATE_HOME or `~/.local/state`.
         keep_spool: Keep the spool file of a run of which every tracker has everything, for `accel trackers show`.
         start_seconds: Longest wait for a tracker to start.
         drain_seconds: Longest wait for the trackers at the end of training, all together.
@@ -58,4 +59,7 @@ class TrackerKwargs(KwargsHandler):
         """Return the folder of spool files for a run that logs to `logging_dir`."""
         if self.spool_dir is not None:
             return Path(self.spool_dir)
-        return Path(logging_dir) / "spool" if logging_dir is not None else Path("accel-spool")
+        if logging_dir is not None:
+            return Path(logging_dir) / "spool"
+        states = Path(os.path.expanduser(environ.text("XDG_STATE_HOME") or "~/.local/state"))
+        return (states if states.is_absolute() else Path(tempfile.gettempdir())) / "accel" / "spool"

@@ -7,12 +7,13 @@ from collections import deque
 from collections.abc import Callable
 from queue import SimpleQueue
 
-__all__ = ["MOST_WAITING", "TrackerWorker"]
+__all__ = ["MOST_WAITING", "Job", "TrackerWorker"]
 
 MOST_WAITING = 100_000
 """How many jobs may wait in one queue, so that a tracker or disk that hangs does not fill the memory."""
 
-Job = Callable[[], None]
+Job = Callable[[], object]
+"""What a thread does at a time; what it returns is not looked at."""
 
 
 class TrackerWorker:

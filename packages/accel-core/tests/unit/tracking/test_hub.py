@@ -9,6 +9,7 @@ import torch
 
 from accel_core.errors import ConfigurationError, MissingDependencyError, StateError, TrackerError
 from accel_core.tracking import recording, worker
+from accel_core.tracking.discovery import LOGGER_TYPE_TO_CLASS, register_tracker_class
 from accel_core.tracking.hub import TrackerHub
 from accel_core.tracking.null import NULL_RUN
 from accel_core.tracking.settings import TrackerKwargs
@@ -102,6 +103,26 @@ class Held(Keeping):
 @pytest.fixture(autouse=True)
 def _nothing_records(monkeypatch):
     monkeypatch.setattr(recording, "entry_points", lambda group: ())
+
+
+class Named(Keeping):
+    """Is asked for by its name, and keeps the one that was made."""
+
+    name = "named"
+    made = []
+
+    def __init__(self, project):
+        super().__init__()
+        self.made.append(self)
+
+
+@pytest.fixture
+def named():
+    """Offer a tracker by its name; return the list of those that are made."""
+    register_tracker_class(Named)
+    yield Named.made
+    Named.made.clear()
+    del LOGGER_TYPE_TO_CLASS["named"]
 
 
 def _hub(*trackers, **kwargs):
@@ -264,6 +285,7 @@ def test_a_full_queue_warns_once_and_is_counted(monkeypatch, caplog):
     hub.init("project")
     for step in range(20):
         hub.log({"loss": float(step)}, step=step)
+    assert hub._distributor.drain(60)
     held.gate.set()
     hub.finish()
     assert [step for step, _ in held.logged()] == list(range(5))
@@ -379,14 +401,14 @@ def test_other_ranks_hold_trackers_that_do_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_handle_is_the_tracker_to_its_users(tmp_path):
+def test_handle_is_the_tracker_to_its_users(named):
     """`isinstance`, attributes, setting and unwrapping reach the tracker; logging calls go through the hub."""
-    tracker = Keeping()
-    hub = _hub(tracker)
+    hub = TrackerHub("named")
     hub.init("project")
-    handle = hub.get("keeping")
-    assert isinstance(handle, Keeping)
-    assert hub.get("keeping", unwrap=True) is tracker.calls
+    (tracker,) = named
+    handle = hub.get("named")
+    assert isinstance(handle, Named)
+    assert hub.get("named", unwrap=True) is tracker.calls
     handle.log({"direct": 1}, step=4, kind="x")
     handle.log_images({"image": torch.zeros(1)}, step=5)
     handle.note = "written"
@@ -396,14 +418,30 @@ def test_handle_is_the_tracker_to_its_users(tmp_path):
         _ = handle.missing
     hub.finish()
     assert ("log", {"direct": 1}, 4, {"kind": "x"}) in tracker.calls
-    assert tracker.threads == {"tracker-keeping"}
+    assert tracker.threads == {"tracker-named"}
 
 
-def test_missing_artifact_is_a_warning(tmp_path, caplog):
-    """A file that is not there fails like a tracker fails."""
-    hub = _hub(Keeping())
+def test_a_tracker_object_is_what_is_given_back():
+    """An object given in `log_with` is in `trackers` and comes from `get`, once it has what was logged."""
+    tracker = Held()
+    hub = _hub(tracker)
     hub.init("project")
-    hub.get("keeping").log_artifact(str(tmp_path / "none"))
+    assert hub.trackers == [tracker]
+    hub.log({"a": 1}, step=0)
+    threading.Timer(0.05, tracker.gate.set).start()
+    assert hub.get("held") is tracker
+    assert tracker.logged() == [(0, {"a": 1})]
+    assert hub.get("held", unwrap=True) is tracker.calls
+    tracker.log_images({"image": 1}, step=1)
+    assert ("images", {"image": 1}, 1, {}) in tracker.calls
+    hub.finish()
+
+
+def test_missing_artifact_is_a_warning(tmp_path, caplog, named):
+    """A file that is not there fails like a tracker fails."""
+    hub = TrackerHub("named")
+    hub.init("project")
+    hub.get("named").log_artifact(str(tmp_path / "none"))
     hub.finish()
     assert "log_artifact" in caplog.text
 
@@ -525,7 +563,8 @@ def test_two_trackers_of_one_name(tmp_path):
     hub = _hub(first, second)
     hub.init("project")
     hub.log({"a": 1}, step=0)
-    assert [tracker.name for tracker in hub.trackers] == ["keeping", "keeping#2"]
+    assert hub.get("keeping") is first
+    assert hub.get("keeping#2") is second
     hub.finish()
     assert first.logged() == second.logged() == [(0, {"a": 1})]
 
@@ -564,7 +603,7 @@ def test_trackers_are_exchanged_while_the_run_goes_on() -> None:
     hub.log({"a": 3})
     with pytest.raises(ConfigurationError, match=r"got str\. Derive"):
         hub.trackers = ["wandb"]
-    assert [tracker.name for tracker in hub.trackers] == ["keeping#2"]
+    assert hub.trackers == [second]
     hub.finish()
 
     def logged(tracker: Keeping) -> list[int]:

@@ -4,6 +4,7 @@ import sys
 
 import pytest
 
+from accel_core.tracking.discovery import LOGGER_TYPE_TO_CLASS
 from accel_core.tracking.hub import TrackerHub
 from accel_core.tracking.recording import recorder_for
 from accel_core.tracking.settings import TrackerKwargs
@@ -28,6 +29,11 @@ class Notebook:
         self.files.append(path)
         return f"copy of {path}"
 
+    def take_over(self, run_id, step, seconds):
+        self.asked = (run_id, step)
+        values = {"loss": 7}
+        return [{"kind": "log", "only": ["listing"], "step": 3, "filled": 3, "time": 0, "values": values, "kwargs": {}}]
+
     def drain(self, seconds):
         return True
 
@@ -43,14 +49,16 @@ class Listing(GeneralTracker):
     requires_logging_directory = False
     tracker = None
 
-    def __init__(self):
+    def __init__(self, project=None):
         super().__init__()
         self.files = []
+        self.steps = []
 
     def log(self, values, step=None, **kwargs):
         """Raise at step 1."""
         if step == 1:
             raise ConnectionError("no network")
+        self.steps.append(step)
 
     def log_artifact(self, local_path, artifact_path=None):
         """Keep the path."""
@@ -74,11 +82,12 @@ def notebook(tmp_path, monkeypatch):
     del sys.modules["notes_of_a_run"]
 
 
-def test_a_run_is_told_to_its_recorder(notebook, tmp_path):
+def test_a_run_is_told_to_its_recorder(notebook, tmp_path, monkeypatch):
     """The recorder that a distribution offers gets every entry, what became of each, and whether to keep them."""
-    tracker = Listing()
-    hub = TrackerHub(tracker, settings=TrackerKwargs(spool_dir=tmp_path / "kept"))
+    monkeypatch.setitem(LOGGER_TYPE_TO_CLASS, "listing", Listing)
+    hub = TrackerHub("listing", settings=TrackerKwargs(spool_dir=tmp_path / "kept"))
     hub.init("project", {"lr": 0.1})
+    files = hub.get("listing").files
     (recorder,) = notebook.made
     assert hub.spool_path == recorder.path == tmp_path / "kept" / "notes"
     assert recorder.run == {"run_id": hub.run_id, "project": "project", "trackers": ["listing"]}
@@ -96,7 +105,28 @@ def test_a_run_is_told_to_its_recorder(notebook, tmp_path):
     assert lines[-1]["kind"] == "end"
     assert recorder.closed == ({"listing": {3}}, False)
     assert recorder.files == ["file", "other"]
-    assert tracker.files == [("copy of file", "place"), ("copy of other", None)]
+    assert files == [("copy of file", "place"), ("copy of other", None)]
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_resumed_run_takes_over_what_was_left(notebook, late):
+    """What the recorder finds of killed processes is sent before the run's own, and told to be taken over after it."""
+    tracker = Listing()
+    hub = TrackerHub(tracker)
+    steps = {"explicit": True, "count": 5, "last": 4, "names": {"loss": 4}}
+    state = {"run_id": "earlier", "steps": steps, "trackers": {}}
+    if late:
+        hub.init("project")
+    hub.load_state_dict(state)
+    if not late:
+        hub.init("project")
+    hub.log({"loss": 1}, step=5)
+    hub.finish()
+    recorder = notebook.made[-1]
+    assert recorder.asked == ("earlier", 4)
+    assert tracker.steps == [3, 5]
+    kinds = [line["kind"] for line in recorder.lines if line["kind"] in ("log", "resumed")]
+    assert kinds == ["log", "resumed", "log"]
 
 
 def test_a_record_of_which_everything_is_sent_is_not_kept(notebook, tmp_path):

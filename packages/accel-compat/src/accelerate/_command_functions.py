@@ -71,7 +71,7 @@ def launch_command(args: argparse.Namespace) -> None:
 def _parser(word: str, subparsers: Any) -> argparse.ArgumentParser:
     command = find_command(word)
     if subparsers is None:
-        return build_parser(command)
+        return build_parser(command, "accelerate")
     parser: argparse.ArgumentParser = subparsers.add_parser(word, help=command.help)
     command.add_arguments(parser)
     parser.set_defaults(func=resolve_runner(command))

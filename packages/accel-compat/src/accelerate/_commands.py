@@ -5,7 +5,9 @@ from collections.abc import Callable
 
 from accel_launch import cli
 from accel_launch.settings.location import config_folder
+from accelerate._fsdp2_configuration import TO_FSDP2
 from accelerate._version import __version__
+from accelerate._weights_merging import MERGE_WEIGHTS
 
 __all__ = [
     "DYNAMO_BACKENDS",
@@ -72,12 +74,19 @@ def clean_option(option: str) -> str | None:
 
 def main() -> int:
     """Run the program `accelerate` with the words of this process, and return its exit status."""
-    return cli.main()
+    if sys.argv[1:2] in (["-V"], ["--version"], ["version"]):
+        print(f"accelerate {__version__}")  # noqa: T201  what was asked for
+        return 0
+    return _run(sys.argv[1:])
+
+
+def _run(words: list[str]) -> int:
+    return cli.main(words, program="accelerate", own={command.name: command for command in (MERGE_WEIGHTS, TO_FSDP2)})
 
 
 def _program(word: str) -> Callable[[], int]:
     def run() -> int:
-        return cli.main([word, *sys.argv[1:]])
+        return _run([word, *sys.argv[1:]])
 
     run.__doc__ = f"Run `accelerate {word}` with the words of this process, and return its exit status."
     return run

@@ -6,7 +6,6 @@ Libraries import these names whether or not they use the engines. Each keeps its
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
@@ -125,13 +124,6 @@ def save_fsdp_optimizer(
     raise _unbuilt("FSDP", "save_fsdp_optimizer")
 
 
-def merge_fsdp_weights(
-    checkpoint_dir: str, output_path: str, safe_serialization: bool = True, remove_checkpoint_dir: bool = False
-) -> None:
-    """Merge sharded weights into one file."""
-    raise _unbuilt("FSDP", "merge_fsdp_weights")
-
-
 def compile_regions_fsdp2(module: nn.Module, **compile_kwargs: object) -> nn.Module:
     """Compile the blocks of a model that FSDP2 will shard."""
     raise _unbuilt("FSDP", "compile_regions_fsdp2")
@@ -192,31 +184,6 @@ def prepare_optimizer(accelerator: object, model: object) -> NoReturn:
 def prepare_scheduler(accelerator: object, optimizer: object, scheduler: object) -> NoReturn:
     """Build the schedule."""
     raise _unbuilt("Megatron-LM", "prepare_scheduler")
-
-
-def merge_command(args: argparse.Namespace) -> None:
-    """Merge sharded weights into one file, as the command line asks."""
-    raise _unbuilt("FSDP", "merge_command")
-
-
-def merge_command_parser(subparsers: object = None) -> argparse.ArgumentParser:
-    """Make the parser of the command that merges sharded weights."""
-    raise _unbuilt("FSDP", "merge_command_parser")
-
-
-def convert_config_to_fsdp2(config: dict[str, Any]) -> dict[str, Any]:
-    """Turn a configuration for FSDP1 into one for FSDP2."""
-    raise _unbuilt("FSDP", "convert_config_to_fsdp2")
-
-
-def to_fsdp2_command(args: argparse.Namespace) -> None:
-    """Turn a configuration file for FSDP1 into one for FSDP2, as the command line asks."""
-    raise _unbuilt("FSDP", "to_fsdp2_command")
-
-
-def to_fsdp2_command_parser(subparsers: object = None) -> argparse.ArgumentParser:
-    """Make the parser of the command that turns configurations for FSDP1 into some for FSDP2."""
-    raise _unbuilt("FSDP", "to_fsdp2_command_parser")
 
 
 class DeepSpeedEngineWrapper:

@@ -44,10 +44,35 @@ def test_console_scripts_are_the_originals() -> None:
 def test_a_program_runs_its_command(monkeypatch: pytest.MonkeyPatch, module: str, word: str) -> None:
     """A program's function runs the command with the words of the process and returns its status."""
     seen: list[list[str]] = []
-    monkeypatch.setattr(cli, "main", lambda words=None: seen.append(words) or 7)
+    monkeypatch.setattr(cli, "main", lambda words, **kwargs: seen.append(words) or 7)
     monkeypatch.setattr(sys, "argv", ["program", "--word", "1"])
     assert importlib.import_module(f"accelerate.commands.{module}").main() == 7
     assert seen == [[word, "--word", "1"]]
+
+
+@pytest.mark.parametrize("words", [["--version"], ["--help"], ["launch", "--help"], ["merge-weight"], ["to-fsdp2"]])
+def test_the_name_that_was_typed_is_repeated(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    """Version, help, usage and hints of `accelerate` speak of `accelerate`, and list what it alone has."""
+    monkeypatch.setattr(sys, "argv", ["accelerate", *words])
+    try:
+        _commands.main()
+    except SystemExit as done:
+        assert done.code == (0 if "--help" in words else 2)  # noqa: PT017
+    said = "".join(capsys.readouterr())
+    name = {
+        "launch": "accelerate launch",
+        "merge-weight": "accelerate merge-weights",
+        "to-fsdp2": "accelerate to-fsdp2",
+    }
+    assert name.get(words[0], "accelerate ") in said
+    assert "accel launch" not in said.partition("Settings come from")[0]
+    assert not said.startswith("accel ")
+    if words == ["--help"]:
+        assert "merge-weights" in said
+    if words == ["--version"]:
+        assert said == f"accelerate {importlib.metadata.version('accelerate')}\n"
 
 
 def test_the_launcher_is_a_module_to_run() -> None:

@@ -6,7 +6,7 @@ word is not one of them.
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from importlib import import_module
 from typing import NamedTuple
@@ -46,12 +46,16 @@ BUILT_IN: dict[str, _Entry] = {
 }
 """Commands of the help: topic, one sentence, and the module that holds `COMMAND`; None where it is elsewhere."""
 
+_NONE: Mapping[str, AnyCommand] = {}
 
-def find_command(word: str) -> AnyCommand:
+
+def find_command(word: str, program: str = "accel", own: Mapping[str, AnyCommand] = _NONE) -> AnyCommand:
     """Return a command by the word typed after `accel`.
 
     Args:
         word: Name of a built-in or contributed command; underscores count as dashes.
+        program: Name of the program that it is typed after.
+        own: Commands that this program has beyond the others.
 
     Returns:
         The command, imported.
@@ -60,6 +64,8 @@ def find_command(word: str) -> AnyCommand:
         ConfigurationError: Nobody offers such a command.
     """
     name = word.replace("_", "-")
+    if name in own:
+        return own[name]
     if name == "completion":
         return _completion()
     entry = BUILT_IN.get(name)
@@ -74,9 +80,9 @@ def find_command(word: str) -> AnyCommand:
         raise ConfigurationError(
             f"The command `{name}` is not installed; it is: {entry.help} Install the package that offers it."
         )
-    known = sorted({*BUILT_IN, *contributed.commands()})
+    known = sorted({*BUILT_IN, *own, *contributed.commands()})
     near = get_close_matches(name, known, n=1)
-    hint = f"Did you mean `accel {near[0]}`?" if near else "Run `accel --help` for the list."
+    hint = f"Did you mean `{program} {near[0]}`?" if near else f"Run `{program} --help` for the list."
     raise ConfigurationError(f"There is no command `{word}`; known are {', '.join(known)}. {hint}")
 
 
@@ -101,14 +107,15 @@ def _completion() -> AnyCommand:
     )
 
 
-def build_parser(command: AnyCommand) -> Parser:
+def build_parser(command: AnyCommand, program: str = "accel") -> Parser:
     """Return the argument parser of a command.
 
     Args:
         command: A built-in or contributed command.
+        program: Name of the program that it is typed after.
     """
     parser = Parser(
-        prog=f"accel {command.name}",
+        prog=f"{program} {command.name}",
         description=command.help,
         epilog=getattr(command, "epilog", None),
         allow_abbrev=False,
@@ -117,42 +124,48 @@ def build_parser(command: AnyCommand) -> Parser:
     return parser
 
 
-def _overview() -> str:
+def _overview(program: str, own: Mapping[str, AnyCommand]) -> str:
     colours = colours_wanted(sys.stdout)
-    lines = [f"{paint('Usage:', 'heading', colours)} accel COMMAND [options]", ""]
+    lines = [f"{paint('Usage:', 'heading', colours)} {program} COMMAND [options]", ""]
     for topic in dict.fromkeys(entry.topic for entry in BUILT_IN.values()):
         lines.append(paint(f"{topic}:", "heading", colours))
         for name, entry in BUILT_IN.items():
             if entry.topic == topic:
                 lines.append(f"  {paint(name.ljust(18), 'flag', colours)}{entry.help}")
         lines.append("")
-    lines.append("`accel COMMAND --help` shows a command's options; other packages can add commands of their own.")
+    if own:
+        lines.append(paint("Convert:", "heading", colours))
+        lines += [f"  {paint(name.ljust(18), 'flag', colours)}{command.help}" for name, command in own.items()]
+        lines.append("")
+    lines.append(f"`{program} COMMAND --help` shows a command's options; other packages can add commands of their own.")
     return "\n".join(lines)
 
 
-def main(words: Sequence[str] | None = None) -> int:
+def main(words: Sequence[str] | None = None, *, program: str = "accel", own: Mapping[str, AnyCommand] = _NONE) -> int:
     """Run the program.
 
     Args:
         words: The words after `accel`; those of the process when None.
+        program: The name that was typed, which help and messages repeat.
+        own: Commands that this program has beyond the others.
 
     Returns:
         The exit status: that of the command, 2 for wrong arguments or configuration, 1 for any other error of accel.
     """
     words = sys.argv[1:] if words is None else list(words)
     if not words or words[0] in ("-h", "--help", "help"):
-        print(_overview())
+        print(_overview(program, own))
         return 0 if words else 2
     if words[0] in ("-V", "--version", "version"):
         print(f"accel-launch {__version__}")
         return 0
     try:
-        command = find_command(words[0])
-        args = build_parser(command).parse_args(words[1:])
+        command = find_command(words[0], program, own)
+        args = build_parser(command, program).parse_args(words[1:])
         return resolve_runner(command)(args) or 0
     except AccelError as error:
         said = paint("error:", "error", colours_wanted(sys.stderr))
-        print(f"accel {words[0]}: {said} {error}", file=sys.stderr)
+        print(f"{program} {words[0]}: {said} {error}", file=sys.stderr)
         return 2 if isinstance(error, ConfigurationError) else 1
     except KeyboardInterrupt:
         return 130

@@ -15,11 +15,13 @@ from accelerate._command_functions import (
 from accelerate._commands import (
     main,
 )
-from accelerate._engines import (
-    merge_command_parser,
+from accelerate._fsdp2_configuration import (
     to_fsdp2_command_parser,
 )
 from accelerate._rebinding import write_through
+from accelerate._weights_merging import (
+    merge_command_parser,
+)
 
 __all__ = [
     "env_command_parser",

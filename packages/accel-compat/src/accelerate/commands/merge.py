@@ -3,12 +3,12 @@
 from accelerate._commands import (
     main_merge as main,
 )
-from accelerate._engines import (
+from accelerate._rebinding import write_through
+from accelerate._weights_merging import (
     merge_command,
     merge_command_parser,
     merge_fsdp_weights,
 )
-from accelerate._rebinding import write_through
 
 __all__ = [
     "main",

@@ -1,14 +1,22 @@
 """The names of `accelerate.commands.to_fsdp2` in Accelerate, imported from where accel defines them."""
 
-from accelerate._engines import (
+from accelerate._fsdp2_configuration import (
+    ARGUMENT_KEY_MAPPING,
+    ARGUMENT_VALUE_MAPPING,
+    ConversionStatus,
     convert_config_to_fsdp2,
+    load_config,
     to_fsdp2_command,
     to_fsdp2_command_parser,
 )
 from accelerate._rebinding import write_through
 
 __all__ = [
+    "ARGUMENT_KEY_MAPPING",
+    "ARGUMENT_VALUE_MAPPING",
+    "ConversionStatus",
     "convert_config_to_fsdp2",
+    "load_config",
     "to_fsdp2_command",
     "to_fsdp2_command_parser",
 ]

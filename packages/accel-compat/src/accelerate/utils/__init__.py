@@ -322,7 +322,6 @@ from accelerate._engines import (
     get_fsdp2_grad_scaler,
     load_fsdp_model,
     load_fsdp_optimizer,
-    merge_fsdp_weights,
     save_fsdp_model,
     save_fsdp_optimizer,
 )
@@ -381,6 +380,9 @@ from accelerate._rebinding import write_through
 from accelerate._sharded_models import (
     get_model_tp_size,
     model_has_dtensor,
+)
+from accelerate._weights_merging import (
+    merge_fsdp_weights,
 )
 from accelerate.utils import (
     ao as ao,

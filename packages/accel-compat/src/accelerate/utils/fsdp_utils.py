@@ -40,7 +40,6 @@ from accelerate._engines import (
     get_parameters_from_modules,
     load_fsdp_model,
     load_fsdp_optimizer,
-    merge_fsdp_weights,
     save_fsdp_model,
     save_fsdp_optimizer,
 )
@@ -49,6 +48,9 @@ from accelerate._models import (
     is_peft_model,
 )
 from accelerate._rebinding import write_through
+from accelerate._weights_merging import (
+    merge_fsdp_weights,
+)
 
 __all__ = [
     "FSDP_MODEL_NAME",

@@ -326,7 +326,9 @@ def facade(seed: int, length: int = 48, workers: int = 0) -> tuple[Accelerator, 
     model = Sized()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     data = TensorDataset(torch.arange(length, dtype=torch.float32)[:, None])
-    loader = DataLoader(data, batch_size=2, shuffle=True, num_workers=workers, persistent_workers=workers > 0)
+    # A rank is itself a child of a fork server, and its workers would each import torch again.
+    workers_are: dict[str, Any] = {"persistent_workers": True, "multiprocessing_context": "fork"} if workers else {}
+    loader = DataLoader(data, batch_size=2, shuffle=True, num_workers=workers, **workers_are)
     return accelerator, *accelerator.prepare(model, optimizer, loader)
 
 

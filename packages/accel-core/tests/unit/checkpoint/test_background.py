@@ -1,59 +1,89 @@
-"""The one save in flight, in processes of their own."""
+"""The one save in flight, in processes that end by themselves."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from accel_core.checkpoint.manifest import is_complete
 
 SCRIPT = """
-import sys, time, torch
+import atexit, json, multiprocessing, os, sys, time, torch
 from accel_core.checkpoint import folder, payload
 from accel_core.checkpoint.run import BareRun
 write = payload.write_object
 def slow(*args, **kwargs):
     time.sleep(0.3)
     return write(*args, **kwargs)
-payload.write_object = slow
-folder.save_state(BareRun([torch.nn.Linear(2, 2)]), sys.argv[1], blocking=False)
+def full(*args, **kwargs):
+    raise OSError(28, "No space left on device")
+def save(target, how):
+    payload.write_object = how
+    return folder.save_state(BareRun([torch.nn.Linear(2, 2)]), target, blocking=False)
+codes = {}
+for target, body in json.loads(sys.argv[1]).items():
+    child = os.fork()
+    if child == 0:
+        for number, name in ((1, "out"), (2, "err")):
+            os.dup2(os.open(f"{target}.{name}", os.O_WRONLY | os.O_CREAT), number)
+        exec(body)
+        break  # to the end of the script, as any other process
+    codes[target] = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+else:
+    print(json.dumps(codes))
+"""
+
+
+def endings(folder: Path, bodies: dict[str, str]) -> dict[str, tuple[int, str, str]]:
+    """Run each body in a process forked from one that imported torch; return its status and what it wrote."""
+    given = json.dumps({str(folder / name): body for name, body in bodies.items()})
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, given], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    codes: dict[str, Any] = json.loads(done.stdout)
+    return {
+        Path(target).name: (code, Path(f"{target}.out").read_text(), Path(f"{target}.err").read_text())
+        for target, code in codes.items()
+    }
+
+
+SLOW = """
+save(target, slow)
 print("end of script", flush=True)
-{ending}
+"""
+
+FAILING = """
+notes = open(target + ".txt", "w")
+notes.write("written")
+atexit.register(lambda: print("others ended", flush=True))
+"""
+
+CHILD = """
+child = multiprocessing.get_context("fork").Process(target=save, args=(target, full))
+child.start()
+child.join()
+notes.close()
+sys.exit(child.exitcode)
+"""
+
+ASKED = """
+save(target, full)
+try:
+    folder.background.finish()
+except Exception:
+    print("told")
+notes.close()
 """
 
 
 def test_the_process_does_not_exit_before_the_save_is_done(tmp_path: Path) -> None:
     """A script that ends, or fails, right after the call leaves a complete checkpoint."""
-    for ending, code in (("", 0), ("raise KeyError", 1)):
-        target = tmp_path / f"ckpt{code}"
-        command = [sys.executable, "-c", SCRIPT.format(ending=ending), str(target)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-        assert (done.returncode, done.stdout) == (code, "end of script\n"), done.stderr
-        assert is_complete(target)
-
-
-FAILING = """
-import atexit, multiprocessing, sys, torch
-from accel_core.checkpoint import folder, payload
-from accel_core.checkpoint.run import BareRun
-def full(*args, **kwargs):
-    raise OSError(28, "No space left on device")
-def main():
-    payload.write_object = full
-    return folder.save_state(BareRun([torch.nn.Linear(2, 2)]), sys.argv[1], blocking=False)
-if __name__ == "__main__":
-    notes = open(sys.argv[1] + ".txt", "w")
-    notes.write("written")
-    atexit.register(lambda: print("others ended", flush=True))
-    {body}
-"""
-
-CHILD = """
-    child = multiprocessing.get_context("fork").Process(target=main)
-    child.start()
-    child.join()
-    notes.close()
-    sys.exit(child.exitcode)
-"""
+    ended = endings(tmp_path, {"ends": SLOW, "fails": SLOW + "raise KeyError"})
+    for name, code in (("ends", 0), ("fails", 1)):
+        assert ended[name][:2] == (code, "end of script\n"), ended[name]
+        assert is_complete(tmp_path / name)
 
 
 def test_a_failure_that_nobody_asked_about_ends_the_process_with_a_report(tmp_path: Path) -> None:
@@ -62,15 +92,12 @@ def test_a_failure_that_nobody_asked_about_ends_the_process_with_a_report(tmp_pa
     Whatever others do at the end is done before, and what they wrote is in their files. Who asked is told once. (Where
     accel does not end the process the script closes its file: beside torch without NumPy, Python leaves it open.)
     """
-    asked = "main()\n    try:\n        folder.background.finish()\n    except Exception: print('told')"
-    asked += "\n    notes.close()"
-    bodies = {"ends": "main()", "exits": "main(); sys.exit(0)", "child": CHILD.strip(), "asked": asked}
-    for name, body in bodies.items():
-        command = [sys.executable, "-c", FAILING.format(body=body), str(tmp_path / name)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-        assert done.returncode == (0 if name == "asked" else 1), done.stderr
-        reported = done.stderr.count("No space left on device")
-        assert (reported >= 1, "others ended" in done.stdout) == (name != "asked", True), done.stderr
-        assert ("told" in done.stdout) == (name == "asked")
+    bodies = {"ends": "save(target, full)", "exits": "save(target, full)\nsys.exit(0)", "child": CHILD, "asked": ASKED}
+    ended = endings(tmp_path, {name: FAILING + body for name, body in bodies.items()})
+    for name, (code, output, errors) in ended.items():
+        assert code == (0 if name == "asked" else 1), errors
+        reported = errors.count("No space left on device")
+        assert (reported >= 1, "others ended" in output) == (name != "asked", True), errors
+        assert ("told" in output) == (name == "asked")
         assert (tmp_path / f"{name}.txt").read_text() == "written"
         assert not (tmp_path / name).exists()

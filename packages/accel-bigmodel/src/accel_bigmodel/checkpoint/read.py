@@ -9,7 +9,7 @@ import torch
 
 from accel_bigmodel.device_map.check import device_of
 from accel_bigmodel.offload.index import MappedFile
-from accel_core.checkpoint.in_place import model_journal
+from accel_core.checkpoint.in_place import standing_weights
 from accel_core.checkpoint.pickles import load_object, open_plain
 from accel_core.checkpoint.shards import read_index
 from accel_core.errors import (
@@ -196,7 +196,7 @@ def find_files(checkpoint: str | os.PathLike[str]) -> tuple[list[str], dict[str,
         UnsafeCheckpointError: When the index names a file outside its folder.
         CheckpointDamagedError: When the index cannot be read.
     """
-    path = _committed(Path(checkpoint))
+    path = standing_weights(Path(checkpoint))
     if not os.path.exists(path):
         raise CheckpointNotFoundError(
             f"A checkpoint is missing; got {str(path)!r}. Check the path, or fetch the files again."
@@ -206,16 +206,6 @@ def find_files(checkpoint: str | os.PathLike[str]) -> tuple[list[str], dict[str,
     if path.suffix == ".json":
         return _read_index(path)
     return [str(path)], None
-
-
-def _committed(path: Path) -> Path:
-    """Return where to read weights of a save whose files are not all in their places, as a crash leaves it."""
-    # A path of any length or spelling may be asked for, and most have no folder of a save beside them.
-    folder = path if os.path.isdir(path) else path.parent
-    committed = model_journal(folder).committed() if os.path.isdir(model_journal(folder).folder) else None
-    if committed is None or path == folder:
-        return committed or path
-    return committed / path.name if os.path.exists(committed / path.name) else path
 
 
 def _find_in_folder(folder: Path) -> tuple[list[str], dict[str, str] | None]:

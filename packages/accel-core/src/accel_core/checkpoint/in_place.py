@@ -24,7 +24,7 @@ from accel_core.checkpoint.digest import HashingFile, flush_folder
 from accel_core.checkpoint.manifest import Manifest, check_name, is_complete
 from accel_core.errors import CheckpointError, UnsafeCheckpointError
 
-__all__ = ["Journal", "lies_inside", "model_journal", "owned_files", "state_journal"]
+__all__ = ["Journal", "lies_inside", "model_journal", "owned_files", "standing_weights", "state_journal"]
 
 _WRITING = ".writing"
 _COMMITTED = ".committed"
@@ -221,6 +221,21 @@ def model_journal(target: Path) -> Journal:
     """Return the journal of `save_model` in a folder; the index of shards tells readers that they are whole."""
     indexes = frozenset({names.SAFE_WEIGHTS_INDEX_NAME, names.WEIGHTS_INDEX_NAME})
     return Journal(target, names.MODEL_JOURNAL_NAME, indexes, frozenset({names.MANIFEST_NAME}), withdrawn=True)
+
+
+def standing_weights(path: Path) -> Path:
+    """Return where to read what `save_model` wrote: where a crash left it whole, while its files are not all in place.
+
+    Args:
+        path: The folder, or a file in it.
+    """
+    # A path of any length or spelling may be asked for, and most have no folder of a save beside them.
+    folder = path if os.path.isdir(path) else path.parent
+    journal = model_journal(folder)
+    committed = journal.committed() if os.path.isdir(journal.folder) else None
+    if committed is None or path == folder:
+        return committed or path
+    return committed / path.name if os.path.exists(committed / path.name) else path
 
 
 def lies_inside(target: Path, name: str) -> bool:

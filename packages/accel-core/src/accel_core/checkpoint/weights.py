@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from accel_core.checkpoint import names, payload
 from accel_core.checkpoint.agreement import together
 from accel_core.checkpoint.digest import flush_folder
-from accel_core.checkpoint.in_place import Journal, model_journal
+from accel_core.checkpoint.in_place import Journal, model_journal, standing_weights
 from accel_core.checkpoint.manifest import Entry, Manifest, versions
 from accel_core.checkpoint.model import compare
 from accel_core.checkpoint.ranks import Ranks
@@ -223,7 +223,7 @@ def load_model(model: nn.Module, path: str | os.PathLike[str], *, strict: bool =
         UnsafeCheckpointError: A file would run code, or the index leads out of its folder.
         CheckpointNotFoundError: There are no weights.
     """
-    weights = open_weights(_whole(Path(path)))
+    weights = open_weights(standing_weights(Path(path)))
     plan = compare(model, weights, "model")
     report = RestoreReport(Path(path), 1, findings=plan.findings)
     error = report.error()
@@ -232,17 +232,6 @@ def load_model(model: nn.Module, path: str | os.PathLike[str], *, strict: bool =
     plan.apply()
     (report.partial if plan.findings else report.restored).append(plan.component)
     return report
-
-
-def _whole(path: Path) -> Path:
-    """Return where to read weights whose files are not all in their places yet: where a crash left them whole."""
-    folder = path if path.is_dir() else path.parent
-    committed = model_journal(folder).committed()
-    if committed is None:
-        return path
-    if path.is_dir():
-        return committed
-    return committed / path.name if (committed / path.name).exists() else path
 
 
 def split(state_dict: Mapping[str, Any], limit: int) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ from torch import nn
 
 from accel_bigmodel.device_map.infer import infer_auto_device_map
 from accel_bigmodel.sizes import calculate_maximum_sizes
-from accel_core.comm.collectives import find_batch_size, pad_input_tensors, send_to_device, slice_tensors
+from accel_core.comm.batch import find_batch_size, pad_input_tensors, send_to_device, slice_tensors
 from accel_core.comm.objects import broadcast_object_list
 from accel_core.errors import ConfigurationError
 from accel_core.process import world

@@ -5,7 +5,7 @@ from collections import OrderedDict, UserDict, namedtuple
 import pytest
 import torch
 
-from accel_core.comm import collectives, objects, packing, transport
+from accel_core.comm import collectives, objects, packing, padding, transport
 from accel_core.comm.trigger import Trigger
 from accel_core.errors import (
     CollectiveError,
@@ -258,26 +258,26 @@ def test_pad_then_gather():
     """Ranks with different sizes gather after padding, at either end and along any dim."""
     rank = ensure().rank
     nest = {"a": torch.ones(2 + rank, 1, dtype=torch.int64), "b": [torch.ones(1, 3 - rank)], "s": torch.tensor(1.0)}
-    padded = collectives.pad_across_processes(nest, dim=0, pad_index=7)
+    padded = padding.pad_across_processes(nest, dim=0, pad_index=7)
     assert padded["a"].shape == (3, 1)
     assert padded["a"].dtype == torch.int64
     assert padded["a"].flatten().tolist() == [1, 1, 1 if rank else 7]
     assert padded["b"][0] is nest["b"][0]
     assert padded["s"] is nest["s"]
-    front = collectives.pad_across_processes(nest["b"], dim=-1, pad_index=5, pad_first=True)
+    front = padding.pad_across_processes(nest["b"], dim=-1, pad_index=5, pad_first=True)
     assert front[0].tolist() == ([[5.0, 1.0, 1.0]] if rank else [[1.0, 1.0, 1.0]])
     assert collectives.gather(front)[0].shape == (2, 3)
-    assert collectives.pad_across_processes(torch.ones(2 + rank), dim=3).shape == (2 + rank,)
+    assert padding.pad_across_processes(torch.ones(2 + rank), dim=3).shape == (2 + rank,)
 
 
 @world(2)
 def test_pad_with_a_value_that_the_dtype_cannot_hold():
     """The tensor is promoted on every rank, also on the one that needs no padding, so gather works."""
     rank = ensure().rank
-    padded = collectives.pad_across_processes(torch.ones(1 + rank, dtype=torch.bool), pad_index=-100)
+    padded = padding.pad_across_processes(torch.ones(1 + rank, dtype=torch.bool), pad_index=-100)
     assert padded.dtype == torch.int64
     assert collectives.gather(padded).tolist() == [1, -100, 1, 1]
-    kept = collectives.pad_across_processes(torch.ones(1 + rank, dtype=torch.bool))
+    kept = padding.pad_across_processes(torch.ones(1 + rank, dtype=torch.bool))
     assert collectives.gather(kept).tolist() == [True, False, True, True]
 
 
@@ -285,7 +285,7 @@ def test_pad_with_a_value_that_the_dtype_cannot_hold():
 def test_shapes_of_all_ranks():
     """Every rank learns every rank's shape, with any number of dims."""
     rank = ensure().rank
-    shapes = collectives.gather_tensor_shape(torch.zeros([2 + rank] * (rank + 1)))
+    shapes = padding.gather_tensor_shape(torch.zeros([2 + rank] * (rank + 1)))
     assert shapes == [torch.Size([2]), torch.Size([3, 3])]
 
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from accel_core.comm import collectives
+from accel_core.comm import collectives, padding
 from accel_core.comm.tree import leaf_paths, recursively_apply
 from accel_core.errors import RankDisagreementError
 from accel_core.process.world import ensure
@@ -113,7 +113,7 @@ def test_operations_equal_plain_torch(operation):
             assert same(collectives.broadcast(mine, source), everywhere[source])
             return
         else:
-            assert same(collectives.pad_across_processes(mine), mine)
+            assert same(padding.pad_across_processes(mine), mine)
         assert same(mine, everywhere[here.rank])
 
     check()
@@ -139,7 +139,7 @@ def test_ragged_tensors_gather_after_padding():
         for part in parts:
             filling = torch.full((max(lengths) - len(part), width), value).to(dtype)
             padded.append(torch.cat([filling, part] if in_front else [part, filling]))
-        mine = collectives.pad_across_processes(parts[here.rank], pad_index=value, pad_first=in_front)
+        mine = padding.pad_across_processes(parts[here.rank], pad_index=value, pad_first=in_front)
         assert collectives.gather(mine).equal(torch.cat(padded))
 
     check()

@@ -13,7 +13,7 @@ from accel_bigmodel.hooks.state import HeldByHooks
 from accel_bigmodel.offload.prefetch import Weights
 from accel_bigmodel.offload.schedule import Schedule
 from accel_bigmodel.placement import TiedTensors, as_device, set_module_tensor_to_device
-from accel_core.comm.collectives import find_device, send_to_device
+from accel_core.comm.batch import find_device, send_to_device
 from accel_core.modules import offloaded
 from accel_core.modules.traversal import get_non_persistent_buffers, named_module_tensors
 

@@ -1,4 +1,4 @@
-"""Nests of tensors across ranks: gather, reduce, broadcast, pad.
+"""Nests of tensors across ranks: gather, reduce, broadcast.
 
 Each operation packs a whole nest into one buffer and opens with one frame (see `transport`), so its cost hardly depends
 on how many tensors the nest holds, and ranks that bring different nests get an error on every rank. With one process
@@ -13,50 +13,14 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from accel_core.comm.batch import (
-    concatenate,
-    find_batch_size,
-    find_device,
-    listify,
-    pad_input_tensors,
-    send_to_device,
-    slice_tensors,
-)
 from accel_core.comm.packing import Layout, lay_out, unstack, window_of
-from accel_core.comm.padding import CannotPadNestedTensorWarning, gather_tensor_shape, pad_across_processes
 from accel_core.comm.transport import Message, Transport, check_rank, participate
-from accel_core.comm.tree import (
-    honor_type,
-    is_namedtuple,
-    is_torch_tensor,
-    leaf_paths,
-    recursively_apply,
-    unflatten,
-    view_of,
-)
+from accel_core.comm.tree import leaf_paths, recursively_apply, unflatten, view_of
 from accel_core.errors import CollectiveError, ConfigurationError
 from accel_core.process import world
 from accel_core.process.world import World
 
-__all__ = [
-    "CannotPadNestedTensorWarning",
-    "broadcast",
-    "concatenate",
-    "find_batch_size",
-    "find_device",
-    "gather",
-    "gather_tensor_shape",
-    "honor_type",
-    "is_namedtuple",
-    "is_torch_tensor",
-    "listify",
-    "pad_across_processes",
-    "pad_input_tensors",
-    "recursively_apply",
-    "reduce",
-    "send_to_device",
-    "slice_tensors",
-]
+__all__ = ["broadcast", "gather", "reduce"]
 
 Nest = TypeVar("Nest")
 

@@ -296,8 +296,8 @@ def main_first(world: World, is_first: bool) -> Iterator[None]:
         failures = transport.report(None)
     if failures:
         raise RemoteRankError(
-            f"The main process raised inside a main-process-first block; rank {world.rank} found out while it "
-            "waited and did not enter. The error is in the main process's output."
+            f"Rank {world.rank} did not enter a block that the main process goes through first; got an error of the "
+            "main process inside it. Mend what is reported there; the traceback is in the main process's output."
         )
     yield
 

@@ -11,7 +11,8 @@ makes the loader, of the user's own class (`adapter`):
 - `_dispatch`: rank 0 reads and sends each rank its part (`dispatcher`, over a `scatter.ScatterChannel`).
 - `_local`: one rank, or ranks whose loaders give each its own part.
 
-`replicas` and `accel_core.mesh.layout` say which ranks read the same part, because they share a replica of the model.
+`settings.mesh_parts` and `accel_core.mesh.layout` say which ranks read the same part, because they share a replica of
+the model.
 
 `iter(loader)` makes a `base.EpochState`, all that one iteration knows about itself, and runs in `loader`:
 

@@ -16,6 +16,7 @@ from accel_core.data.adapter import DataLoaderAdapter
 from accel_core.data.samplers import BatchSamplerShard, IterableDatasetShard, get_sampler
 from accel_core.data.settings import LoaderSettings, Setting
 from accel_core.data.shard import ShardSpec, StepCounts
+from accel_core.errors import UnsupportedTypeError
 from accel_core.process import world
 from accel_core.state.gradient import GradientState
 
@@ -207,7 +208,10 @@ class LoaderBase(DataLoaderAdapter, DataLoaderStateMixin):
         """Samples in a full global batch."""
         size = self.spec.step_samples
         if size is None:
-            raise TypeError("The batches of this loader have no fixed size")
+            raise UnsupportedTypeError(
+                f"The batches of this loader have no fixed size; got {type(self.index_base).__name__} without a "
+                "batch_size. Count the samples of each batch."
+            )
         return size
 
     @property

@@ -12,10 +12,9 @@ from accel_core._records import record
 from accel_core.comm.batch import slice_tensors
 from accel_core.data.base import EpochState
 from accel_core.data.loader import PreparedLoader
-from accel_core.data.replicas import mesh_parts
 from accel_core.data.rows import count_rows, join_rows, take_rows
 from accel_core.data.scatter import ScatterChannel
-from accel_core.data.settings import LoaderSettings
+from accel_core.data.settings import LoaderSettings, mesh_parts
 from accel_core.data.shard import ShardSpec, StepCounts
 from accel_core.data.transfer import placed
 from accel_core.errors import DataError, RemoteRankError
@@ -179,8 +178,8 @@ class DataLoaderDispatcher(PreparedLoader):
                 return
             if isinstance(message, _Failed):
                 raise RemoteRankError(
-                    f"Rank 0 reads the data for all ranks, and reading failed there: {message.text}. Its own output "
-                    "holds the traceback."
+                    f"Rank 0 could not read the data that it reads for all ranks; got {message.text}. Mend what its "
+                    "traceback, in its own output, shows."
                 )
             last = message.last
             yield message
@@ -301,7 +300,7 @@ def _one_each(
         return _Group(group, StepCounts(held, held), units)
     if spec.split and spec.ranks > 1:
         raise DataError(
-            f"A batch that does not tell how many samples it holds cannot be cut in {spec.ranks} parts; got "
+            f"A batch that does not tell how many samples it holds has no {spec.ranks} equal parts; got "
             f"{type(group[0]).__name__}. Use split_batches=False, or pass slice_fn_for_dispatch."
         )
     missing = spec.ranks - len(group)

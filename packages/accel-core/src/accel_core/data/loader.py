@@ -202,7 +202,7 @@ class PreparedLoader(LoaderBase):
             found = f"{before[0]} ranks with {before[1]} workers and batches of {before[2]}"
         raise CheckpointMismatchError(
             f"What follows the position {pending['offset']} depends on who reads, because each rank or worker reads a "
-            f"part of its own; it was taken on {found}, and now there are {now[0]} ranks with {now[1]} workers and "
+            f"part of its own; got one of {found}, and now {now[0]} ranks with {now[1]} workers and "
             f"batches of {now[2]}. Go on with the same numbers, or read with num_workers of 0 or 1 from the start."
         )
 

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from accel_core.comm.collectives import gather, recursively_apply, send_to_device
+from accel_core.comm.batch import send_to_device
+from accel_core.comm.collectives import gather
 from accel_core.comm.control import Channel
 from accel_core.comm.objects import swap
+from accel_core.comm.tree import recursively_apply
 from accel_core.data.rows import count_rows, holds_tensor, join_rows, take_rows
 from accel_core.data.shard import ShardSpec, StepCounts
 from accel_core.errors import RankDisagreementError

@@ -321,13 +321,14 @@ class Cursor:
         """
         if state.get("version") not in (1, _VERSION):
             raise CheckpointMismatchError(
-                f"The position of a loader has the version {state.get('version')!r}; this accel reads {_VERSION}. "
+                f"This accel reads positions up to the version {_VERSION}; got the version {state.get('version')!r}. "
                 "Load it with the version of accel-core that wrote it."
             )
         if state["offset"] and state["unit"] != self.unit:
             raise CheckpointMismatchError(
-                f"The position of a loader counts {state['unit']}; this loader counts {self.unit}, because its batches "
-                f"have {'a' if self.unit == 'samples' else 'no'} fixed size. Prepare the loader as it was when saved."
+                f"The batches of this loader have {'a' if self.unit == 'samples' else 'no'} fixed size, so its "
+                f"position counts {self.unit}; got a position that counts {state['unit']}. "
+                "Prepare the loader as it was when saved."
             )
         loader = self._loader
         sampler = get_sampler(loader)

@@ -16,7 +16,6 @@ from accel_core.data.adapter import stateful_class
 from accel_core.data.dispatcher import DataLoaderDispatcher
 from accel_core.data.loader import DataLoaderShard, PreparedLoader
 from accel_core.data.presharded import already_sharded, check_not_sharded, is_declared_local
-from accel_core.data.replicas import data_place, mesh_parts
 from accel_core.data.samplers import (
     BatchSamplerShard,
     CountedCollate,
@@ -26,7 +25,7 @@ from accel_core.data.samplers import (
     check_split,
     get_sampler,
 )
-from accel_core.data.settings import LoaderSettings
+from accel_core.data.settings import LoaderSettings, mesh_parts
 from accel_core.errors import ConfigurationError
 from accel_core.mesh.layout import Layout
 from accel_core.process import world
@@ -191,7 +190,9 @@ def _check_words(sharding: str, uneven_end: str) -> None:
         ("uneven_end", uneven_end, UNEVEN_ENDS),
     ):
         if word not in allowed:
-            raise ConfigurationError(f"A loader cannot be prepared with {name}={word!r}. Use one of {list(allowed)}.")
+            raise ConfigurationError(
+                f"A loader knows three words for {name}; got {word!r}. Use one of {list(allowed)}."
+            )
 
 
 @record(frozen=True)
@@ -220,7 +221,8 @@ def _place(
     if layout is not None:
         return _Place(layout.replicas, layout.part, layout.parts)
     if mesh is not None:
-        return _Place(*data_place(mesh), mesh_parts(mesh))
+        parts = mesh_parts(mesh)
+        return _Place(max(parts) + 1, parts[world.ensure().rank], parts)
     if num_processes is None or process_index is None:
         here = world.ensure()
         num_processes = here.size if num_processes is None else num_processes

@@ -51,7 +51,7 @@ def check_not_sharded(dataloader: DataLoader[Any], ranks: int) -> None:
     if found is not None:
         raise DoubleShardingError(
             f"This loader gives each rank its own part already, and preparing it would split that part again: every "
-            f"rank would read 1/{ranks} of its part, and the rest would never be read. Found {found}. Either remove "
+            f"rank would read 1/{ranks} of its part, and the rest would never be read; got {found}. Either remove "
             "that split and let `prepare` share out the data, or keep it and say so: "
             "`prepare_data_loader(loader, sharding='local')`, or `already_sharded(loader)` before "
             "`accelerator.prepare(loader)`."

@@ -17,7 +17,7 @@ __all__ = ["count_rows", "holds_tensor", "is_nest", "join_rows", "take_rows"]
 
 
 def holds_tensor(value: object) -> bool:
-    """Tell whether any leaf is a tensor."""
+    """Return whether any leaf is a tensor."""
     if isinstance(value, torch.Tensor):
         return True
     if isinstance(value, Mapping):
@@ -26,7 +26,7 @@ def holds_tensor(value: object) -> bool:
 
 
 def is_nest(value: Sequence[Any], rows: int | None) -> bool:
-    """Tell whether a list or tuple is a nest of columns; otherwise it holds one item a sample.
+    """Return whether a list or tuple is a nest of columns; otherwise it holds one item a sample.
 
     Args:
         value: The list or tuple.

@@ -14,8 +14,9 @@ from accel_core.comm.batch import slice_tensors
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["LoaderSettings", "Setting"]
+__all__ = ["LoaderSettings", "Setting", "mesh_parts"]
 
+_DATA_AXES = ("dp", "dp_replicate", "dp_shard", "fsdp")
 _V = TypeVar("_V")
 
 
@@ -77,3 +78,21 @@ class Setting(Generic[_V]):
 
     def __set__(self, loader: Any, value: _V) -> None:
         loader.settings = dataclasses.replace(loader.settings, **{self._name: value})
+
+
+def mesh_parts(mesh: DeviceMesh) -> tuple[int, ...]:
+    """Return, for each rank of a mesh, which part of the data it reads.
+
+    Args:
+        mesh: A mesh of all ranks with named axes. Ranks along `dp`, `dp_replicate`, `dp_shard` and `fsdp` share the
+            data; ranks along the others read the same.
+    """
+    ranks = mesh.mesh
+    parts = torch.zeros_like(ranks)
+    for axis, name in enumerate(mesh.mesh_dim_names or ()):
+        if name in _DATA_AXES:
+            places = torch.arange(ranks.shape[axis], device=ranks.device).view(
+                [-1 if each == axis else 1 for each in range(ranks.dim())]
+            )
+            parts = parts * ranks.shape[axis] + places
+    return tuple(parts.flatten()[ranks.flatten().argsort()].tolist())

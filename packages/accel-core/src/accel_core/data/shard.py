@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from accel_core._records import record
 
-__all__ = ["ShardSpec", "StepCounts", "count_samples", "count_steps", "shard_batches", "shard_stream", "skip_samples"]
+__all__ = ["ShardSpec", "StepCounts", "count_steps", "shard_batches", "shard_stream", "skip_samples"]
 
 _T = TypeVar("_T")
 
@@ -254,18 +254,6 @@ def count_steps(batches: int, spec: ShardSpec, *, samples: int | None = None) ->
     if spec.drop_last or not left:
         return rounds
     return rounds + (1 if spec.even else spec.rank < left)
-
-
-def count_samples(steps: int, samples: int | None, spec: ShardSpec) -> int:
-    """Return the position in the epoch, in global samples, after `steps` steps.
-
-    Args:
-        steps: Number of global batches read.
-        samples: Number of samples in the epoch, where known: repeats at the end do not count.
-        spec: How the data is shared out; `batch_size` must be given.
-    """
-    read = steps * (spec.step_samples or spec.ranks)
-    return read if samples is None else min(read, samples)
 
 
 def skip_samples(batches: Iterator[Sequence[_T]], offset: int, keep: int) -> tuple[Iterator[Sequence[_T]], list[_T]]:

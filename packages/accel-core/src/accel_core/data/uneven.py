@@ -13,6 +13,7 @@ from typing import Any
 from torch.utils.data.distributed import DistributedSampler
 
 from accel_core.comm.control import Channel
+from accel_core.comm.disagreement import ranks_text
 from accel_core.comm.objects import broadcast_object_list
 from accel_core.data.base import EpochState, LoaderBase
 from accel_core.data.rows import count_rows, take_rows
@@ -102,8 +103,8 @@ class _Ends:
         if _FAILED in held:
             failed = [rank for rank, count in enumerate(held) if count == _FAILED]
             raise RemoteRankError(
-                f"Reading the next batch failed on rank {', '.join(map(str, failed))}; rank {here.rank} learned of it "
-                "when it asked for its own. The error is in that rank's output."
+                f"Rank {here.rank} gives up the next batch; got a failure of {ranks_text(failed)} to read its own. "
+                "Mend what is reported there; the traceback is in that rank's output."
             )
         ended = [rank for rank, count in enumerate(held) if count == _ENDED]
         if len(ended) == here.size:
@@ -114,7 +115,7 @@ class _Ends:
             return batch, held
         if loader.uneven_end == "drop":
             _logger.warning_once(
-                f"The streams of the ranks differ in length: rank {', '.join(map(str, ended))} ran out first, and what "
+                f"The streams of the ranks differ in length: {ranks_text(ended)} ran out first, and what "
                 "the others still hold is left out. Choose uneven_end='repeat' or 'empty' to read it."
             )
             return _END, None

@@ -5,7 +5,7 @@ from collections import namedtuple
 import pytest
 import torch
 
-from accel_core.comm import batch, collectives, control, objects
+from accel_core.comm import batch, collectives, control, objects, padding
 from accel_core.comm.trigger import Trigger
 from accel_core.errors import ConfigurationError, DataError, UnsupportedTypeError
 
@@ -96,7 +96,7 @@ def test_one_process_gives_back_what_it_got():
     nest = {"a": torch.ones(2, requires_grad=True), "b": torch.tensor(1)}
     assert collectives.gather(nest) is nest
     assert collectives.broadcast(nest) is nest
-    assert collectives.pad_across_processes(nest)["a"] is nest["a"]
+    assert padding.pad_across_processes(nest)["a"] is nest["a"]
     for reduction in ("mean", "sum", "max"):
         reduced = collectives.reduce(nest, reduction)
         assert reduced["a"] is not nest["a"]
@@ -104,7 +104,7 @@ def test_one_process_gives_back_what_it_got():
         assert reduced["b"].item() == 1
     assert objects.gather_object("anything") == "anything"
     assert objects.broadcast_object_list([1]) == [1]
-    assert collectives.gather_tensor_shape(torch.ones(2, 3)) == [torch.Size([2, 3])]
+    assert padding.gather_tensor_shape(torch.ones(2, 3)) == [torch.Size([2, 3])]
 
 
 def test_one_process_refuses_what_several_refuse():
@@ -112,7 +112,7 @@ def test_one_process_refuses_what_several_refuse():
     with pytest.raises(UnsupportedTypeError):
         collectives.reduce({"a": "text"})
     with pytest.raises(UnsupportedTypeError):
-        collectives.pad_across_processes({"a": 1})
+        padding.pad_across_processes({"a": 1})
     with pytest.raises(ConfigurationError, match="got 'average'"):
         collectives.reduce(torch.ones(1), "average")
     with pytest.raises(ConfigurationError, match=r"got 'min'\. Use one of mean, sum, max, none"):
@@ -128,8 +128,8 @@ def test_scale_is_for_xla():
 def test_nested_tensors_are_left_alone():
     """Torch's nested tensors cannot be padded and are warned of."""
     nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
-    with pytest.warns(collectives.CannotPadNestedTensorWarning, match="to_padded_tensor"):
-        assert collectives.pad_across_processes(nested) is nested
+    with pytest.warns(padding.CannotPadNestedTensorWarning, match="to_padded_tensor"):
+        assert padding.pad_across_processes(nested) is nested
 
 
 def test_agree_with_one_process():

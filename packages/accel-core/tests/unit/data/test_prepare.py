@@ -338,7 +338,7 @@ def test_indivisible_split_is_refused(kind):
 @pytest.mark.parametrize("name", ["sharding", "uneven_end"])
 def test_unknown_words_are_refused(name):
     """An unknown way of sharding or ending is refused with those that exist."""
-    with pytest.raises(ConfigurationError, match=rf"{name}='half'. Use one of \["):
+    with pytest.raises(ConfigurationError, match=rf"three words for {name}; got 'half'\. Use one of \["):
         prepare(DataLoader(range(4)), **{name: "half"})
 
 

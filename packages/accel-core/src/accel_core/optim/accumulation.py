@@ -47,7 +47,8 @@ class Accumulation:
         loader = state.training_dataloader() if state.sync_with_dataloader else None
         if self._window is None or self.step % num_steps == 0:
             left = None if loader is None else state.batches_left(loader)
-            self._window = num_steps if left is None else max(1, min(num_steps, left + 1))
+            is_full = left is None or left >= num_steps - 1 or state.short_window == "full"
+            self._window = num_steps if is_full else left + 1
         if loader is not None and loader.end_of_dataloader:
             self.step = 0
             sync = True
@@ -60,8 +61,7 @@ class Accumulation:
     @property
     def divisor(self) -> int:
         """What the loss of the current batch is divided by."""
-        state = self.gradient_state
-        return state.num_steps if self._window is None or state.short_window == "full" else self._window
+        return self.gradient_state.num_steps if self._window is None else self._window
 
     def share_of(self, loss: torch.Tensor, weight: torch.Tensor | float | None, divide: bool = True) -> torch.Tensor:
         """Return what the current batch's loss counts in its window.

@@ -48,6 +48,7 @@ class AcceleratedScheduler:
         self.gradient_state = GradientState() if gradient_state is None else gradient_state
         self._replicas = replicas
         self._announced_end = False
+        self._has_end = getattr(scheduler, "total_steps", None) is not None
 
     def step(self, *args: Any, **kwargs: Any) -> None:
         """Move the schedule as far as the optimizers moved.
@@ -66,10 +67,13 @@ class AcceleratedScheduler:
                 return
         if not self._announced_end:
             self._announce_end()
-        total = getattr(self.scheduler, "total_steps", None)
-        for _ in range(self._times):
+        times = self._times
+        if times == 1 and not self._has_end:
+            self.scheduler.step(*args, **kwargs)
+            return
+        for _ in range(times):
             # OneCycleLR raises behind its end; rounding up the steps of an epoch can lead there.
-            if total is None or self.scheduler._step_count <= total:
+            if not self._has_end or self.scheduler._step_count <= self.scheduler.total_steps:
                 self.scheduler.step(*args, **kwargs)
 
     @property

@@ -4,6 +4,7 @@ import argparse
 import inspect
 import re
 import sys
+from difflib import get_close_matches
 from typing import Any, ClassVar
 
 from accel_launch.settings.given import GIVEN
@@ -67,7 +68,9 @@ class HelpFormatter(argparse.HelpFormatter):
             for action in actions
             if not action.option_strings
         )
-        return f"Usage: {self._prog} {' '.join(words)}\n\n"
+        # argparse makes the name of a sub-command's parser of this text, and asks for no heading then
+        heading = "Usage: " if prefix is None else prefix
+        return f"{heading}{self._prog} {' '.join(words)}\n\n"
 
 
 class Parser(argparse.ArgumentParser):
@@ -102,6 +105,30 @@ class Parser(argparse.ArgumentParser):
             return text
         text = _FLAG.sub(lambda match: paint(match[1], "flag", True), text)
         return _HEADING.sub(lambda match: paint(match[1], "heading", True), text)
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse a command line; an option that is unknown is told with the one that was probably meant."""
+        found, unknown = self.parse_known_args(args, namespace)
+        if not unknown:
+            return found
+        flags = [word for word in unknown if word.startswith("-")]
+        told = f"unknown option {flags[0]}." if flags else f"got {unknown[0]!r}, which nothing takes."
+        near = get_close_matches(flags[0].partition("=")[0].replace("_", "-"), self.flags(), n=1) if flags else []
+        self.error(told + (f" Did you mean {near[0]}?" if near else ""))
+
+    def subcommands(self) -> "dict[str, Parser]":
+        """Return the parsers of the sub-commands by name; empty where there are none."""
+        found: dict[str, Parser] = {}
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                found.update(action.choices)
+        return found
+
+    def flags(self) -> list[str]:
+        """Return the long options of this parser and its sub-commands, in the spelling with dashes."""
+        parsers = [self, *self.subcommands().values()]
+        words = (flag for parser in parsers for action in parser._actions for flag in action.option_strings)
+        return sorted({flag for flag in words if flag.startswith("--") and "_" not in flag})
 
     def error(self, message: str) -> Any:
         """Print one line that says what is wrong and where help is, and end with status 2."""

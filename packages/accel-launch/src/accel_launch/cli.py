@@ -15,6 +15,7 @@ from accel_core.errors import AccelError, ConfigurationError
 from accel_launch._version import __version__
 from accel_launch.arguments import Parser
 from accel_launch.command import AnyCommand, Command, resolve_runner
+from accel_launch.installed import names_of
 from accel_launch.terminal import colours_wanted, paint
 
 __all__ = ["BUILT_IN", "build_parser", "find_command", "main"]
@@ -136,6 +137,11 @@ def _overview(program: str, own: Mapping[str, AnyCommand]) -> str:
     if own:
         lines.append(paint("Convert:", "heading", colours))
         lines += [f"  {paint(name.ljust(18), 'flag', colours)}{command.help}" for name, command in own.items()]
+        lines.append("")
+    others = [name for name in names_of("accel.commands") if name not in BUILT_IN and name not in own]
+    if others:
+        lines.append(paint("Of other packages:", "heading", colours))
+        lines += [f"  {paint(name, 'flag', colours)}" for name in others]
         lines.append("")
     lines.append(f"`{program} COMMAND --help` shows a command's options; other packages can add commands of their own.")
     return "\n".join(lines)

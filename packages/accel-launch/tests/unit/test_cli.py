@@ -91,3 +91,44 @@ def test_home_that_cannot_be_used(
     assert main(["launch", "--cpu", "--dry-run", "train.py"]) == 0
     assert main(["config", "default"]) == 2
     assert "/dev/null/home/accelerate/default_config.yaml gives" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "near"),
+    [
+        (["launch", "--num-proceses", "2", "train.py"], "--num-processes"),
+        (["launch", "--mixed_precison=bf16", "train.py"], "--mixed-precision"),
+        (["config", "default", "--mixed-precison", "bf16"], "--mixed-precision"),
+    ],
+)
+def test_misspelt_option_is_told_with_the_nearest(
+    capsys: pytest.CaptureFixture[str], words: list[str], near: str
+) -> None:
+    """An option that is unknown ends with status 2 and the one that was probably meant."""
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2
+    assert f"Did you mean {near}?" in capsys.readouterr().err
+
+
+def test_usage_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+    """The help of a sub-command begins with its usage."""
+    with pytest.raises(SystemExit):
+        main(["config", "default", "--help"])
+    assert capsys.readouterr().out.startswith("Usage: accel config default [options]\n")
+
+
+def test_commands_of_others_are_in_the_help(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A command that another distribution offers is listed, and named where the shell completes."""
+    (tmp_path / "theirs-1.dist-info").mkdir()
+    (tmp_path / "theirs-1.dist-info" / "METADATA").write_text("Name: theirs\nVersion: 1\n")
+    points = "[console_scripts]\na = b:c\n\n[accel.commands]\nweigh = theirs.weigh\n\n[other]\nd = e\n"
+    (tmp_path / "theirs-1.dist-info" / "entry_points.txt").write_text(points)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "Of other packages:\n  weigh\n" in shown
+    assert main(["completion", "--words", "wei"]) == 0
+    assert capsys.readouterr().out == "weigh\n"

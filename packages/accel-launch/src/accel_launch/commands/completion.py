@@ -45,19 +45,24 @@ def complete(words: list[str], names: Iterable[str], parser_of: Callable[[str], 
         parser_of: Returns the parser of a command.
 
     Returns:
-        Commands for the first word; options, or the choices of the option before, for a later one.
+        Commands for the first word; for a later one options, the choices of the option before, sub-commands, or the
+        choices of an argument.
     """
     current = words[-1] if words else ""
     if len(words) <= 1:
         return sorted(name for name in names if name.startswith(current))
-    parser = parser_of(words[0])
-    before = words[-2]
+    parser, before = parser_of(words[0]), words[-2]
+    for word in words[1:-1]:
+        parser = parser.subcommands().get(word, parser)
     for action in parser._actions:
         if before in action.option_strings and action.choices:
             return [str(choice) for choice in action.choices if str(choice).startswith(current)]
-    if not current.startswith("-"):
-        return []
-    flags = [flag for action in parser._actions for flag in action.option_strings if "_" not in flag]
+    if current.startswith("-"):
+        flags = [flag for action in parser._actions for flag in action.option_strings if "_" not in flag]
+    else:
+        flags = [
+            str(choice) for action in parser._actions if not action.option_strings for choice in action.choices or ()
+        ]
     return sorted(flag for flag in flags if flag.startswith(current))
 
 

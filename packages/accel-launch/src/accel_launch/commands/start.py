@@ -69,10 +69,10 @@ def launch(args: argparse.Namespace) -> int:
         return 0
     if settings.script is None:
         raise ConfigurationError("No script was named. Say it after the options, as in `accel launch train.py`.")
+    check_script(settings)
     check_settings(settings)
     launcher = choose(settings)
     if settings["dry_run"]:
         import_module(_PREVIEW).print_plan(settings, launcher, as_json=settings["json"])
         return 0
-    check_script(settings)
     return launcher.run(settings)

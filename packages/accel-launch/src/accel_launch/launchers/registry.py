@@ -1,12 +1,11 @@
 """Finds the launcher for a run: those of third parties are asked first, then the built-in ones in a written order."""
 
-import sys
 from collections.abc import Iterable
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 from accel_core.errors import ConfigurationError
+from accel_launch.installed import somebody_offers
 from accel_launch.launchers.launcher import Launcher
 from accel_launch.settings.resolve import Settings
 
@@ -31,21 +30,6 @@ def _points() -> Iterable[Any]:
     return points
 
 
-def _somebody_offers(folders: Iterable[str]) -> bool:
-    """Return quickly whether any distribution may offer a launcher; reading all metadata properly takes 30 ms."""
-    mark = f"[{ENTRY_POINT_GROUP}]".encode()
-    for folder in dict.fromkeys(folders):
-        path = Path(folder or ".")
-        if not path.is_dir():
-            if path.exists():
-                return True
-            continue
-        for info in (*path.glob("*.dist-info/entry_points.txt"), *path.glob("*.egg-info/entry_points.txt")):
-            if mark in info.read_bytes():
-                return True
-    return False
-
-
 def choose(settings: Settings) -> Launcher:
     """Return the launcher that claims a run.
 
@@ -58,7 +42,7 @@ def choose(settings: Settings) -> Launcher:
     Raises:
         ConfigurationError: Launchers of two third parties claim it.
     """
-    offered = [point.load()() for point in _points()] if _somebody_offers(sys.path) else []
+    offered = [point.load()() for point in _points()] if somebody_offers(ENTRY_POINT_GROUP) else []
     claimants: list[Launcher] = [launcher for launcher in offered if launcher.claims(settings)]
     if len(claimants) > 1:
         raise ConfigurationError(

@@ -16,7 +16,9 @@ from accel_launch.questions.question import Question
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Give the command an empty home."""
+    """Give the command an empty home, and a folder with a script."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "s.py").write_text("")
     monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
     return tmp_path
 
@@ -216,6 +218,9 @@ def test_completion_knows_commands_options_and_choices(capsys: pytest.CaptureFix
         "launch --mixed-p": "--mixed-precision",
         "launch --mixed-precision b": "bf16",
         "launch tr": "",
+        "config upd": "update",
+        "config default --mixed-precision f": "fp16",
+        "completion z": "zsh",
     }
     for words, expected in cases.items():
         assert cli.main(["completion", "--words", *words.split()]) == 0

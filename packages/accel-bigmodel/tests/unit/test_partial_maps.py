@@ -150,7 +150,7 @@ def test_a_model_that_was_offloaded_cannot_be_saved_empty(tmp_path: Path) -> Non
 
 
 def test_a_map_written_by_hand_places_a_llama(tmp_path: Path) -> None:
-    """transformers' own class, whose rotary buffer such maps leave out, answers and generates as it does in memory."""
+    """Transformers' own class, whose rotary buffer such maps leave out, answers and generates as it does in memory."""
     transformers = pytest.importorskip("transformers", reason="needs transformers, not installed here")
     torch.manual_seed(0)
     config = transformers.LlamaConfig(

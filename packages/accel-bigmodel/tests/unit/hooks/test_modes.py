@@ -250,9 +250,15 @@ def _both(*contexts: contextlib.AbstractContextManager[object]) -> Iterator[None
 
 # What has no meaning: storage dtypes are the hook's own, and parts of a block that stays in one piece are not called.
 SENSELESS = {("narrowed after dispatch", "layerwise casting"), ("parts alone", "branches in one piece")}
+# Compiling takes seconds: these placements have hooks of the same kinds as others that are compiled.
+COSTLY = {
+    ("compile", placement)
+    for placement in ("cpu, ahead", "cpu, with buffers", "disk", "disk, ahead in little room", "map", "map to disk")
+}
+CASES = [(m, p) for m in MODES for p in PLACEMENTS if (m, p) not in SENSELESS | COSTLY]
 
 
-@pytest.mark.parametrize(("mode", "placement"), [(m, p) for m in MODES for p in PLACEMENTS if (m, p) not in SENSELESS])
+@pytest.mark.parametrize(("mode", "placement"), CASES)
 def test_a_placement_computes_in_a_mode_what_the_plain_model_does(mode: str, placement: str, tmp_path: Path) -> None:
     """Outputs, and gradients to an adapter, are those of the plain model bit for bit; so is a call afterwards."""
     torch.manual_seed(0)

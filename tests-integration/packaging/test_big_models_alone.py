@@ -13,7 +13,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from accel_bigmodel import init_empty_weights, load_checkpoint_and_dispatch, plan_device_map
-from accel_bigmodel.plan_for import headroom_of
+from accel_bigmodel.plan_for import plan_checkpoint
 
 for stranger in ("accel", "accelerate", "accel_launch", "accel_quant", "accel_trackers"):
     assert importlib.util.find_spec(stranger) is None, stranger
@@ -56,7 +56,9 @@ for sample in (False, True):
     assert torch.equal(wanted.sequences, found.sequences)
     assert all(torch.equal(one, other) for one, other in zip(wanted.logits, found.logits, strict=True))
 assert sorted(path.name for path in folder.iterdir()) == before
-one, four = headroom_of("1x8", str(folder)), headroom_of("4x8", str(folder))
+one, four = (
+    plan_checkpoint(str(folder), "cpu=1GiB", headroom=work).shares[0].headroom for work in ("1x8", "4x8")
+)
 assert 0 < one < four, (one, four)
 print("bit-equal")
 """

@@ -29,6 +29,8 @@ from accel_bigmodel import (
     remove_hook_from_module,
     remove_hook_from_submodules,
 )
+from accel_core.accelerator import Accelerator
+from accel_core.errors import PreparationError
 
 CPU = torch.device("cpu")
 X = torch.arange(6.0).reshape(2, 3)
@@ -279,3 +281,13 @@ def test_copies_of_a_dispatched_model_are_their_own(on_disk: tuple[nn.Module, nn
     assert not torch.equal(twin(X), model(X))
     remove_hook_from_submodules(twin)
     assert torch.equal(dispatched(X), model(X))
+
+
+@pytest.mark.usefixtures("fresh_state")
+def test_a_frozen_model_on_disk_is_prepared(on_disk: tuple[nn.Module, nn.Module, Path]) -> None:
+    """What is not trained may wait on disk: prepared, it computes as before; with a weight to train it is refused."""
+    model, dispatched, _ = on_disk
+    with pytest.raises(PreparationError, match="weights on disk cannot be trained"):
+        Accelerator(cpu=True).prepare(dispatched)
+    dispatched.requires_grad_(False)
+    assert torch.equal(Accelerator(cpu=True).prepare(dispatched)(X), model(X))

@@ -3,8 +3,16 @@
 Importing this package loads nothing; a name brings its module, and torch where that needs it, when it is first used.
 """
 
+import sys
+import warnings
+from importlib.util import find_spec
+
 from accel_core._lazy import attach
 from accel_core._version import __version__
+
+if "torch" not in sys.modules and find_spec("numpy") is None:
+    # torch tells that it found no NumPy when it is imported; accel is where it comes in here, and needs none.
+    warnings.filterwarnings("ignore", message="Failed to initialize NumPy", category=UserWarning)
 
 _NAMES = {
     "accel_core.accelerator": ["Accelerator"],

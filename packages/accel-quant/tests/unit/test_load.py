@@ -395,3 +395,25 @@ def test_a_copy_is_its_own(weights):
     expected = _run(model)
     assert torch.equal(_run(early), expected)
     assert torch.equal(_run(copy.deepcopy(model)), expected)
+
+
+@pytest.mark.usefixtures("fresh_state")
+@pytest.mark.parametrize("name", ["8bit", "nf4"])
+def test_packed_models_are_prepared_where_they_are(weights, tmp_path, name):
+    """On this process's device they are; with parts on disk, in the whole or in part, they are a ValueError."""
+    accelerator = Accelerator(cpu=True)
+    here = load_and_quantize_model(_empty(), _config(name), weights_location=weights)
+    here.requires_grad_(False)
+    assert torch.equal(_run(accelerator.prepare(here)), _run(here))
+    for place in ("disk", "all-disk"):
+        away = load_and_quantize_model(
+            _empty(), _config(name), weights_location=weights, device_map=MAPS[place], offload_folder=tmp_path / place
+        )
+        away.requires_grad_(False)
+        with pytest.raises(ValueError, match="8 or 4 bits"):
+            accelerator.prepare(away)
+    for module in (here, *here.modules()):
+        module.__dict__.pop("hf_device_map", None)
+    here.hf_device_map = {"": 1}
+    with pytest.raises(ValueError, match="8 or 4 bits"):
+        accelerator.prepare(here)

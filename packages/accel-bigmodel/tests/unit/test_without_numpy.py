@@ -1,0 +1,18 @@
+"""Core and big models need no NumPy, and nobody is told that it is missing."""
+
+import subprocess
+import sys
+
+HIDDEN = 'import sys; sys.modules["numpy"] = None; '
+
+
+def errors_of(script: str) -> str:
+    """Run a script in a process that has no NumPy, and return what it writes to the error stream."""
+    command = [sys.executable, "-W", "always", "-c", HIDDEN + script]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stderr
+
+
+def test_nothing_is_said_about_numpy() -> None:
+    """What torch tells of it is heard where torch comes in first, and not behind accel."""
+    assert "NumPy" in errors_of("import torch")
+    assert not errors_of("import accel_bigmodel, torch; torch.ones(1)")

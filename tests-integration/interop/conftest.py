@@ -26,7 +26,7 @@ class Client(NamedTuple):
     Attributes:
         title: What it does with the library.
         library: The distribution.
-        ranks: On how many processes it runs.
+        ranks: On how many processes it runs where a test does not say.
         accelerator: Whether it computes on the simulated accelerator.
     """
 
@@ -39,6 +39,7 @@ class Client(NamedTuple):
 PROGRAMS = {
     "trainer": Client("Trainer, one process", "transformers"),
     "trainer_ranks": Client("Trainer, two gloo ranks", "transformers", ranks=2),
+    "trainer_kinds": Client("streams, compiled, subclassed, pickled; one process and two ranks", "transformers"),
     "offload": Client("models and adapters on CPU and disk", "peft"),
     "trl_trainers": Client("SFT, DPO and reward trainers", "trl"),
     "trl_command": Client("`trl sft` and `trl dpo`", "trl"),
@@ -113,15 +114,16 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str,
 
 
 @pytest.fixture(scope="session")
-def compare(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config, peer: str) -> Callable[[str], Pair]:
-    """Return a function that runs a client, by name, on both sides."""
+def compare(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config, peer: str) -> Callable[..., Pair]:
+    """Return a function that runs a client, by name, on both sides, on as many processes as it or the caller says."""
 
-    def run(name: str) -> Pair:
+    def run(name: str, ranks: int | None = None) -> Pair:
         row = pytestconfig.stash[ROWS].setdefault(name, Row())
         folder = tmp_path_factory.mktemp(name)
         words = [str(CLIENTS / f"{name}.py")]
-        if PROGRAMS[name].ranks > 1:
-            launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={PROGRAMS[name].ranks}"]
+        ranks = PROGRAMS[name].ranks if ranks is None else ranks
+        if ranks > 1:
+            launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
             words = [*launch, *words]
         found = []
         for side, python in (("ours", sys.executable), ("theirs", peer)):

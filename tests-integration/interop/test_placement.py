@@ -33,7 +33,7 @@ def evaluation(compare: Callable[[str], Any]) -> Any:
     return compare("evaluation")
 
 
-@pytest.mark.parametrize("case", ["reload", "auto", "adapters"])
+@pytest.mark.parametrize("case", ["reload", "auto", "adapters", "limited"])
 def test_offloaded_models_are_the_originals(offload: Any, case: str) -> None:
     """Outputs, generated tokens, placement and saved weights are those of the original, bit by bit."""
     assert offload.ours[case] == offload.theirs[case]
@@ -44,6 +44,13 @@ def test_offloading_changes_nothing(offload: Any) -> None:
     assert offload.ours["reload"]["same"]
     assert offload.ours["adapters"]["offloaded equals whole"]
     assert offload.ours["adapters"]["outputs from disk"] == offload.ours["adapters"]["outputs"]
+
+
+def test_a_limit_in_words_leaves_layers_for_the_disk(offload: Any) -> None:
+    """Written limits are understood on the way through transformers, and the answers are those of the whole model."""
+    limited = offload.ours["limited"]
+    assert "disk" in limited["map"].values()
+    assert limited["tokens"] == offload.ours["auto"]["tokens"]
 
 
 @pytest.mark.parametrize("case", ["loop", "loop in bf16", "pipeline", "device maps"])

@@ -19,6 +19,18 @@ def trainer_ranks(compare: Callable[[str], Any]) -> Any:
 
 
 @pytest.fixture(scope="module")
+def trainer_kinds(compare: Callable[..., Any]) -> Any:
+    """Return what trainers of other kinds found in one process."""
+    return compare("trainer_kinds")
+
+
+@pytest.fixture(scope="module")
+def trainer_kinds_ranks(trainer_kinds: Any, compare: Callable[..., Any]) -> Any:
+    """Return what trainers of other kinds found on two gloo ranks."""
+    return compare("trainer_kinds", 2)
+
+
+@pytest.fixture(scope="module")
 def one_rank(alone: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
     """Return what the drop-in finds in one process on the batches that two ranks share."""
     return alone("trainer_ranks")
@@ -76,3 +88,22 @@ def test_two_ranks_agree_after_an_evaluation(trainer_ranks: Any) -> None:
     first, plain = trainer_ranks.ours["evaluated first"], trainer_ranks.ours["plain"]
     assert first["ranks agree"]
     assert first["weights"] == pytest.approx(plain["weights"], rel=1e-4, abs=1e-5)
+
+
+KINDS = ["pickled", "stream evaluation", "dispatched stream", "compiled", "subclassed"]
+
+
+@pytest.mark.parametrize("case", [*KINDS, "sharded stream"])
+def test_other_kinds_are_bit_equal(trainer_kinds: Any, case: str) -> None:
+    """Streams, also to evaluate, compiled models, subclassed Accelerators and pickled trainers give the original's."""
+    assert trainer_kinds.ours[case] == trainer_kinds.theirs[case]
+
+
+@pytest.mark.parametrize("case", KINDS)
+def test_other_kinds_train_alike_on_two_ranks(trainer_kinds_ranks: Any, case: str) -> None:
+    """On two ranks they agree with one another, and with the original to single precision."""
+    ours, theirs = (dict(side[case]) for side in trainer_kinds_ranks)
+    assert ours["ranks agree"]
+    for key in ("losses", "evaluation", "weights"):
+        assert ours.pop(key) == pytest.approx(theirs.pop(key), rel=1e-4, abs=1e-5)
+    assert ours == theirs

@@ -56,6 +56,14 @@ def _auto(folder: Path) -> dict[str, Any]:
     return {**_generate(model), "map": str(getattr(model, "hf_device_map", None))}
 
 
+def _limited(folder: Path) -> dict[str, Any]:
+    """Let the map follow from a limit in words, which leaves layers for the disk."""
+    model = LlamaForCausalLM.from_pretrained(
+        folder, device_map="auto", max_memory={"cpu": "12KB"}, offload_folder="offload3", dtype=torch.float32
+    )
+    return {**_generate(model.eval()), "map": {name: str(place) for name, place in model.hf_device_map.items()}}
+
+
 def _lora(model: Any, seed: int) -> PeftModel:
     torch.manual_seed(seed)
     config = LoraConfig(r=2, lora_alpha=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
@@ -89,6 +97,7 @@ def main() -> None:
             "reload": _reload(_folder("first")),
             "auto": _auto(_folder("second")),
             "adapters": _adapters(_folder("third")),
+            "limited": _limited(_folder("fourth")),
         }
     )
 

@@ -1,0 +1,152 @@
+"""The transformers Trainer with streams to evaluate, compiled models, Accelerators of other classes, and pickles."""
+
+import os
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import transformers.trainer
+from datasets import Dataset
+from models import digest, llama, report, sequences
+from torch.utils.data import IterableDataset
+from transformers import Trainer, TrainingArguments, set_seed
+
+from accelerate import Accelerator
+
+WORLD = int(os.environ.get("WORLD_SIZE", "1"))
+BATCH = 4 // WORLD
+
+
+class Stream(IterableDataset):  # type: ignore[type-arg]
+    """Sequences without a length.
+
+    Args:
+        count: How many.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.rows = sequences(count, seed=2)
+
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        """Yield the sequences."""
+        yield from self.rows
+
+
+def _shards(count: int, shards: int, read: list[int] | None = None) -> Any:
+    """Return a stream of the library datasets over as many shards, which notes the rows that are read."""
+    rows = [{name: tensor.tolist() for name, tensor in row.items()} for row in sequences(count)]
+    numbered = [{"number": number, **row} for number, row in enumerate(rows)]
+
+    def note(row: dict[str, Any]) -> dict[str, Any]:
+        if read is not None:
+            read.append(row["number"])
+        return {name: value for name, value in row.items() if name != "number"}
+
+    return Dataset.from_list(numbered).to_iterable_dataset(num_shards=shards).map(note, remove_columns="number")
+
+
+def _trainer(
+    name: str, model: nn.Module | None = None, train: Any = None, evaluate: Any = None, **more: Any
+) -> Trainer:
+    set_seed(7)
+    settings = {
+        "output_dir": name,
+        "per_device_train_batch_size": BATCH,
+        "per_device_eval_batch_size": 8 // WORLD,
+        "max_steps": 3,
+        "learning_rate": 1e-2,
+        "logging_steps": 1,
+        "report_to": [],
+        "use_cpu": True,
+        "save_strategy": "no",
+        "disable_tqdm": True,
+        **more,
+    }
+    return Trainer(
+        model=llama(),
+        args=TrainingArguments(**settings),
+        train_dataset=sequences(24) if train is None else train,
+        eval_dataset=sequences(16, seed=2) if evaluate is None else evaluate,
+    )
+
+
+def _found(trainer: Trainer) -> dict[str, Any]:
+    trainer.train()
+    weights = digest(trainer.accelerator.unwrap_model(trainer.model, keep_torch_compile=False))
+    digests: list[Any] = [weights] * WORLD
+    if WORLD > 1:
+        dist.all_gather_object(digests, weights)
+    state = trainer.model.state_dict()
+    flat = torch.cat([tensor.detach().reshape(-1) for _, tensor in sorted(state.items())])
+    return {
+        "losses": [row["loss"] for row in trainer.state.log_history if "loss" in row],
+        "evaluation": trainer.evaluate()["eval_loss"],
+        "ranks agree": len(set(digests)) == 1,
+        "weights": flat[:: max(1, flat.numel() // 50)].tolist(),
+    }
+
+
+def _streamed(dispatch: bool) -> dict[str, Any]:
+    read: list[int] = []
+    train = _shards(24, 4, read)
+    found = _found(_trainer("streamed", train=train, accelerator_config={"dispatch_batches": dispatch}))
+    return {**found, "read": len(read)}
+
+
+def _compiled() -> dict[str, Any]:
+    return _found(_trainer("compiled", torch_compile=True, torch_compile_backend="eager"))
+
+
+def _subclassed() -> dict[str, Any]:
+    """Train with an Accelerator whose class overrides what prepare and backward are made of."""
+    called: list[str] = []
+
+    class Ours(Accelerator):  # type: ignore[misc]
+        def prepare_model(self, *args: Any, **kwargs: Any) -> Any:
+            called.append("prepare_model")
+            return super().prepare_model(*args, **kwargs)
+
+        def prepare_data_loader(self, *args: Any, **kwargs: Any) -> Any:
+            called.append("prepare_data_loader")
+            return super().prepare_data_loader(*args, **kwargs)
+
+        def prepare_optimizer(self, *args: Any, **kwargs: Any) -> Any:
+            called.append("prepare_optimizer")
+            return super().prepare_optimizer(*args, **kwargs)
+
+        def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
+            called.append("backward")
+            super().backward(loss, **kwargs)
+
+    theirs = transformers.trainer.Accelerator
+    transformers.trainer.Accelerator = Ours
+    try:
+        found = _found(_trainer("subclassed"))
+    finally:
+        transformers.trainer.Accelerator = theirs
+    return {**found, "called": sorted(set(called)), "backward": called.count("backward")}
+
+
+def _pickled() -> dict[str, Any]:
+    """Pickle a trainer with its Accelerator, and train with what comes back."""
+    return _found(pickle.loads(pickle.dumps(_trainer("pickled"))))
+
+
+def main() -> None:
+    """Run every case and print what came out."""
+    report(
+        {
+            "pickled": _pickled(),  # before others: the original's shared state is not pickled once loaders were read
+            "stream evaluation": _found(_trainer("stream", evaluate=Stream(66 if WORLD == 1 else 16))),
+            "dispatched stream": _streamed(True),
+            "sharded stream": _streamed(False),
+            "compiled": _compiled(),
+            "subclassed": _subclassed(),
+        }
+    )
+
+
+if __name__ == "__main__":
+    main()

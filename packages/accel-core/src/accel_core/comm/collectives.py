@@ -54,7 +54,8 @@ def gather(tensor: object) -> Any:
 def _gather(nest: object, here: World) -> object:
     with participate(here, "gather") as transport:
         leaves, layout = lay_out(nest, "gather", transport.device, here.size)
-        # Packed straight into the frame where it fits: then the frame is the only collective of the operation.
+        # Packed straight into the frame where it fits: then the frame is the only collective of the operation. What is
+        # packed may be wrong until the headers were compared, which is why nothing is taken out before `exchange`.
         fits = layout.nbytes <= transport.capacity
         window = window_of(transport, layout, layout.stack) if fits and layout.stack is not None else None
         if window is not None:
@@ -105,12 +106,8 @@ def reduce(tensor: object, reduction: str = "mean", scale: float = 1.0) -> Any:
             stacklevel=2,
         )
     if here.size == 1:
-        return recursively_apply(_copy, tensor, error_on_other_type=True)
+        return recursively_apply(torch.clone, tensor, error_on_other_type=True)
     return _reduce(tensor, reduction, scale, here)
-
-
-def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.clone()
 
 
 @torch.no_grad()
@@ -149,15 +146,21 @@ def _reduce(nest: object, reduction: str, scale: float, here: World) -> Any:
 
 
 def _check_reduction(nest: object, reduction: str) -> None:
+    """Refuse a mean of whole numbers, and the largest of complex ones."""
+    if reduction not in ("mean", "max"):
+        return
     for path, leaf in leaf_paths(nest):
-        at = f"{leaf.dtype}{f' at {path}' if path else ''}"
-        if reduction == "mean" and not (leaf.dtype.is_floating_point or leaf.dtype.is_complex):
+        dtype = leaf.dtype
+        if reduction == "mean" and not (dtype.is_floating_point or dtype.is_complex):
             raise CollectiveError(
-                f"Whole numbers and booleans have no mean of their own dtype; got {at}. "
-                "Use reduction='sum', or call .float() on it first."
+                f"Whole numbers and booleans have no mean of their own dtype; got {dtype}"
+                f"{f' at {path}' if path else ''}. Use reduction='sum', or call .float() on it first."
             )
-        if reduction == "max" and leaf.dtype.is_complex:
-            raise CollectiveError(f"Complex numbers have no largest one; got {at}. Reduce its .abs() instead.")
+        if reduction == "max" and dtype.is_complex:
+            raise CollectiveError(
+                f"Complex numbers have no largest one; got {dtype}{f' at {path}' if path else ''}. "
+                "Reduce its .abs() instead."
+            )
 
 
 def _reduce_rows(rows: torch.Tensor, reduction: str) -> torch.Tensor:

@@ -147,12 +147,14 @@ class DataLoaderDispatcher(PreparedLoader):
             groups = self._global_batches(self._open(epoch), epoch)
             group = next(groups, _END)
         except Exception as failure:
+            # The others wait for a message; without one they would wait for the timeout of the process group.
             channel.send([None] + [_Failed(repr(failure))] * (len(parts) - 1))
             raise
         if group is _END:
             channel.send([None] * len(parts))
         while group is not _END:
-            # Taken before the next batches are read: a state from after that would leave them out.
+            # A step is sent with whether it is the last, so the batches behind it are read before. The state is taken
+            # before that: one from after it would leave them out.
             state = self.own_state()
             try:
                 following = next(groups, _END)
@@ -168,6 +170,8 @@ class DataLoaderDispatcher(PreparedLoader):
 
     def _follow(self, epoch: EpochState, channel: ScatterChannel) -> Iterator[_Step]:
         """Yield the parts that rank 0 sends."""
+        # The position was loaded on every rank and moves on every rank by what rank 0 tells, so that it is the same
+        # wherever it is saved.
         pending, self.pending = self.pending, None
         if pending is not None:
             self._take_position(epoch, pending)

@@ -134,6 +134,7 @@ class PreparedLoader(LoaderBase):
                 stream = self._raw()
                 return itertools.chain(list(itertools.islice(stream, 1)), stream) if self._iterates_itself() else stream
         epoch.order = pending["order"] or capture_order(self)
+        # The generators are the position's inside the block alone, so whatever draws from them has to do it here.
         with replay_order(self, epoch.order):
             stream = self._skip_stream(self._raw(), epoch, passed)
             # Streams, and loaders of torchdata, draw their order when the first sample is asked for.
@@ -322,6 +323,7 @@ class DataLoaderShard(PreparedLoader):
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         """Yield this rank's batches, on the device."""
         epoch = self._prologue()
+        # Outside of `_reading`: an iteration that could not begin is over, while one that is broken off stays open.
         try:
             stream = self._placed(self._open(epoch))
         except BaseException:

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from accel_core.comm.batch import send_to_device
+from accel_core.comm.batch import find_device, send_to_device
 from accel_core.comm.collectives import gather
 from accel_core.comm.control import Channel
 from accel_core.comm.objects import swap
-from accel_core.comm.tree import recursively_apply
-from accel_core.data.rows import count_rows, holds_tensor, join_rows, take_rows
+from accel_core.comm.tree import recursively_apply, tree_leaves
+from accel_core.data.rows import count_rows, join_rows, take_rows
 from accel_core.data.shard import ShardSpec, StepCounts
 from accel_core.errors import RankDisagreementError
 from accel_core.process import world
@@ -207,21 +207,8 @@ def _merge(parts: list[Any], held: _Held, *, as_list: bool = False) -> object:
 
 def _all_tensors(value: object) -> bool:
     """Return whether `gather` can take a nest: tensors alone, at least one."""
-    if not holds_tensor(value):
-        return False
-    leaves: list[bool] = []
-
-    def note(leaf: object) -> object:
-        leaves.append(isinstance(leaf, torch.Tensor))
-        return leaf
-
-    recursively_apply(note, value, test_type=_any_leaf)
-    return all(leaves)
-
-
-def _any_leaf(leaf: object) -> bool:
-    del leaf
-    return True
+    leaves = list(tree_leaves(value))
+    return bool(leaves) and all(isinstance(leaf, torch.Tensor) for leaf in leaves)
 
 
 def _to_host(value: object) -> object:
@@ -230,6 +217,5 @@ def _to_host(value: object) -> object:
 
 def _to_device(value: object, like: object) -> object:
     """Move gathered tensors to where this rank's were."""
-    devices: list[torch.device] = []
-    recursively_apply(lambda tensor: devices.append(tensor.device) or tensor, like)  # type: ignore[func-returns-value]
-    return value if not devices or devices[0].type == "cpu" else send_to_device(value, devices[0])
+    device = find_device(like)
+    return value if device is None or device.type == "cpu" else send_to_device(value, device)

@@ -11,18 +11,9 @@ from typing import Any
 
 import torch
 
-from accel_core.comm.tree import honor_mapping, honor_type, is_namedtuple
+from accel_core.comm.tree import honor_mapping, honor_type, is_namedtuple, tree_leaves
 
-__all__ = ["count_rows", "holds_tensor", "is_nest", "join_rows", "take_rows"]
-
-
-def holds_tensor(value: object) -> bool:
-    """Return whether any leaf is a tensor."""
-    if isinstance(value, torch.Tensor):
-        return True
-    if isinstance(value, Mapping):
-        return any(holds_tensor(item) for item in value.values())
-    return isinstance(value, list | tuple) and any(holds_tensor(item) for item in value)
+__all__ = ["count_rows", "is_nest", "join_rows", "take_rows"]
 
 
 def is_nest(value: Sequence[Any], rows: int | None) -> bool:
@@ -34,7 +25,7 @@ def is_nest(value: Sequence[Any], rows: int | None) -> bool:
     """
     if is_namedtuple(value):
         return True
-    if not holds_tensor(value):
+    if not any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves(value)):
         return False
     counts = [count_rows(item, rows) for item in value]
     if rows is None:

@@ -48,6 +48,9 @@ def _beside(stream: Iterator[Any], device: torch.device, module: Any) -> Iterato
     ahead = copied()
     while ahead is not _END:
         (batch, done), ahead = ahead, copied()
+        # The copy ran on another stream than the batch is used on. The event orders the two; `record_stream` keeps the
+        # memory from being given out again while the later one still reads it:
+        # https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-streams
         current = module.current_stream(device)
         current.wait_event(done)
         nest = batch.batch if isinstance(batch, CountedBatch) else batch

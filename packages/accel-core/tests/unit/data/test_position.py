@@ -1,5 +1,6 @@
 """Positions: any loader can be stopped anywhere and continued, by itself or by another number of ranks."""
 
+import copy
 import random
 
 import pytest
@@ -522,3 +523,27 @@ def test_another_version_is_refused():
     with pytest.raises(CheckpointMismatchError, match="version 3"):
         loader.cursor.load_state_dict({**loader.cursor.state_dict(), "version": 3})
     assert loader.pending is None
+
+
+@pytest.mark.parametrize("dispatch", [False, True])
+def test_a_position_taken_in_inference_mode_is_loaded_in_any(dispatch):
+    """What an evaluation inside of inference mode leaves behind can be copied, loaded and read on outside of it."""
+
+    def make():
+        data = DataLoader(range(10), batch_size=2, shuffle=True)
+        return prepare_data_loader(data, num_processes=1, process_index=0, dispatch_batches=dispatch)
+
+    loader = make()
+    with torch.inference_mode():
+        batches = iter(loader)
+        first = next(batches).tolist() + next(batches).tolist()
+        position = loader.cursor.state_dict()
+    left = [value for batch in batches for value in batch.tolist()]
+    resumed = make()
+    resumed.cursor.load_state_dict(copy.deepcopy(position))
+    assert [value for batch in resumed for value in batch.tolist()] == left
+    resumed.cursor.load_state_dict(position)
+    with torch.inference_mode():
+        assert [value for batch in resumed for value in batch.tolist()] == left
+    assert sorted(first + left) == list(range(10))
+    torch.rand(1)

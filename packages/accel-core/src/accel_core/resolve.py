@@ -297,8 +297,8 @@ def _choice(
     """
     if parallelism is not None and parallelism.total_size not in (1, processes):
         raise ConfigurationError(
-            f"The axes of parallelism_config multiply to {parallelism.total_size} processes, and this run has "
-            f"{processes}. Change a size, or the number of processes."
+            f"The axes of parallelism_config multiply to the number of processes; got {parallelism.total_size} and "
+            f"{processes} processes. Change a size, or the number of processes."
         )
     shown = AcceleratorState._shared_state
     settled: strategies.Choice | None = shown.get("_engine")

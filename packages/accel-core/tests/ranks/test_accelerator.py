@@ -231,7 +231,7 @@ def test_mesh_of_another_size_is_refused() -> None:
     from accel_core.errors import ConfigurationError, EngineUnavailableError
     from accel_core.plugins.parallelism import ParallelismConfig
 
-    with pytest.raises(ConfigurationError, match="multiply to 3 processes, and this run has 2"):
+    with pytest.raises(ConfigurationError, match="multiply to the number of processes; got 3 and 2 processes"):
         Accelerator(parallelism_config=ParallelismConfig(dp_replicate_size=3))
     with pytest.raises(EngineUnavailableError, match="mesh"):
         Accelerator(parallelism_config=ParallelismConfig(dp_shard_size=2))

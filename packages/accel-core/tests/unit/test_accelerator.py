@@ -618,7 +618,7 @@ def test_lomo_backward_without_its_optimizer_is_refused() -> None:
     """The error counts what was prepared."""
     accelerator = Accelerator()
     model, _ = accelerator.prepare(*_objects()[:2])
-    with pytest.raises(PreparationError, match="1 optimizers were prepared"):
+    with pytest.raises(PreparationError, match="got 1 prepared optimizers"):
         accelerator.lomo_backward(model(torch.ones(1, 4)).sum(), 0.1)
 
 

@@ -49,7 +49,7 @@ class Device:
         module = getattr(torch, self.name, None)
         if not isinstance(module, ModuleType):
             raise DeviceUnavailableError(
-                f"torch drives no device named {self.name!r}; found torch {torch.__version__}. "
+                f"A device has to be one that torch drives; got {self.name!r} and torch {torch.__version__}. "
                 f"Install the torch extension for {self.name}, or choose another device."
             )
         return module

@@ -112,8 +112,8 @@ def find_executable_batch_size(
             clear_device_cache(garbage_collection=True)
             batch_size = shrink()
         raise OutOfMemoryError(
-            f"No executable batch size found, reached zero. `{target.__name__}` ran out of memory with every size from "
-            f"{starting_batch_size} down. Free memory, use a smaller model, or a lower precision."
+            f"No executable batch size found, reached zero: `{target.__name__}` ran out of memory with every size; got "
+            f"sizes from {starting_batch_size} down. Free memory, use a smaller model, or a lower precision."
         )
 
     return run

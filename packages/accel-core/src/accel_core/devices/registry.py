@@ -77,7 +77,7 @@ def choose(cpu: bool = False, wanted: str | None = None) -> Device:
         device = named(wanted.partition(":")[0])  # torch.device() knows no device whose extension is not loaded
         if not device.is_available():
             raise DeviceUnavailableError(
-                f"Device {wanted!r} was asked for and is not available on this machine. "
+                f"A device has to be on this machine; got {wanted!r}, which is not available here. "
                 "Unset ACCELERATE_TORCH_DEVICE, or name a device that is here."
             )
         return device

@@ -47,8 +47,9 @@ class Accumulation:
         loader = state.training_dataloader() if state.sync_with_dataloader else None
         if self._window is None or self.step % num_steps == 0:
             left = None if loader is None else state.batches_left(loader)
-            is_full = left is None or left >= num_steps - 1 or state.short_window == "full"
-            self._window = num_steps if is_full else left + 1
+            self._window = num_steps
+            if left is not None and left < num_steps - 1 and state.short_window == "actual":
+                self._window = left + 1
         if loader is not None and loader.end_of_dataloader:
             self.step = 0
             sync = True
@@ -81,7 +82,7 @@ class Accumulation:
             return loss
         if self._weight is not None:
             raise ConfigurationError(
-                "Some batches of this accumulation window have a weight and this one has none. "
+                "Every batch of an accumulation window has a weight, or none has; got one without after others with. "
                 "Pass backward(loss, weight=...) for every batch of the window."
             )
         divisor = self.divisor

@@ -33,7 +33,7 @@ def backward(optimizers: list[Any], loss: torch.Tensor, learning_rate: float) ->
     found = [optimizer.optimizer for optimizer in optimizers if is_lomo(optimizer)]
     if not found:
         raise PreparationError(
-            f"lomo_backward needs a prepared LOMO optimizer; {len(optimizers)} optimizers were prepared, none of them "
+            f"lomo_backward needs a prepared LOMO optimizer; got {len(optimizers)} prepared optimizers, none of them "
             "from lomo_optim. Prepare one, or call backward()."
         )
     for optimizer in found:

@@ -42,7 +42,7 @@ def choose(
     if not able:
         other = "bf16" if name == "fp16" else "fp16"
         raise DeviceUnavailableError(
-            f"Mixed precision {name!r} was asked for, and {world.device} does not train in it. "
+            f"{world.device} does not train in every number format; got mixed_precision={name!r}. "
             f"Use mixed_precision={other!r} or 'no'."
         )
     if name == "bf16":

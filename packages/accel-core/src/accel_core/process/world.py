@@ -236,13 +236,13 @@ def _join(
         rendezvous.publish(place)
     if not all(dist.is_backend_available(part.split(":")[-1]) for part in backend.split(",")):
         raise ConfigurationError(
-            f"The process-group backend {backend!r} is not part of torch {torch.__version__}; the device is "
-            f"{device}. Pass InitProcessGroupKwargs(backend=...) with one that is, such as gloo."
+            f"A process-group backend has to be part of torch; got {backend!r} for {device} and torch "
+            f"{torch.__version__}. Pass InitProcessGroupKwargs(backend=...) with one that is, such as gloo."
         )
     dist.init_process_group(backend, **arguments)
     if dist.get_world_size() != place.size:
         raise StateError(
-            f"The process group has {dist.get_world_size()} ranks and the environment says {place.size}. "
+            f"The process group and the environment have as many ranks; got {dist.get_world_size()} and {place.size}. "
             "Start all processes with one launcher."
         )
     return backend

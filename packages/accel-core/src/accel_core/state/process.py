@@ -81,7 +81,7 @@ class PartialState:
         found = world.ensure(cpu, **kwargs)
         if cpu and found.device.type != "cpu":
             raise ConfigurationError(
-                f"The CPU was asked for, and this process already computes on {found.device}. "
+                f"A process computes on one device; got cpu=True, and it computes on {found.device} already. "
                 "Ask for the CPU where the first state or Accelerator is made."
             )
         self.__dict__.update(

@@ -48,20 +48,20 @@ def settle_precision(wanted: str | None, cpu: bool = False) -> str:
     if settled is not None:
         if wanted not in (None, settled):
             raise ConfigurationError(
-                f"This process already trains with mixed precision {settled!r}; {wanted!r} was asked "
-                "for. Use one precision for all Accelerators, or call AcceleratorState._reset_state() in between."
+                f"A process that trains in mixed precision {settled!r} goes on in it; got {wanted!r}. "
+                "Use one precision for all Accelerators, or call AcceleratorState._reset_state() in between."
             )
         here = current()
         if cpu and here is not None and here.device.type != "cpu":
             raise ConfigurationError(
-                f"The CPU was asked for, and this process already computes on {here.device}. "
+                f"A process computes on one device; got cpu=True, and it computes on {here.device} already. "
                 "Pass cpu=True where the first Accelerator is made."
             )
         return settled
     wanted = (wanted or environ.text("ACCELERATE_MIXED_PRECISION", "no") or "no").lower()
     if wanted not in PrecisionType:
         raise ConfigurationError(
-            f"Unknown mixed precision {wanted!r}. Use one of {PrecisionType.list()} "
+            f"The mixed precision is not known; got {wanted!r}. Use one of {PrecisionType.list()} "
             "(the argument mixed_precision or ACCELERATE_MIXED_PRECISION)."
         )
     return wanted

@@ -183,8 +183,8 @@ def choose(request: Request) -> Choice:
     home = row.home(own[0]) if callable(row.home) else row.home
     if not home:
         raise EngineUnavailableError(
-            f"The engine {row.name!r} was asked for (by plugin or ACCELERATE_USE_*), and accel-core does not contain "
-            "it yet. Remove the plugin or variable to train data parallel; accel never does that on its own."
+            f"accel-core does not contain every engine yet; got a plugin or ACCELERATE_USE_* of {row.name!r}. "
+            "Remove the plugin or variable to train data parallel; accel never does that on its own."
         )
     strategy: type[Strategy] = _load(home)
     others = (plugin for plugin in _plugins_for(strategy, request.plugins) if all(plugin is not one for one in own))
@@ -221,7 +221,7 @@ def _foreign(request: Request) -> type[Strategy] | None:
             return _registered[wanted]
         if wanted not in installed:
             raise ConfigurationError(
-                f"No strategy is called {wanted!r} (ACCELERATE_STRATEGY); installed are "
+                f"A strategy has to be installed; got ACCELERATE_STRATEGY={wanted!r}, and installed are "
                 f"{sorted({*installed, *_registered})}. Install the package that provides it, or unset the variable."
             )
         named: type[Strategy] = installed[wanted].load()
@@ -235,7 +235,7 @@ def _foreign(request: Request) -> type[Strategy] | None:
     }
     if len(claimants) > 1:
         raise ConfigurationError(
-            f"Several strategies claim this run: {sorted(claimants)}. Name one in ACCELERATE_STRATEGY."
+            f"One strategy trains a run; got {sorted(claimants)}, which all claim it. Name one in ACCELERATE_STRATEGY."
         )
     return next(iter(claimants.values()), None)
 

@@ -40,7 +40,7 @@ def test_fp16_where_the_device_has_none_is_refused(monkeypatch: pytest.MonkeyPat
     """Hardware that does not train in fp16 is named, and so is what to use."""
     monkeypatch.setattr(XlaDevice, "supports_fp16", False)
     here = World(0, 1, 0, 1, torch.device("xla:0"), None, DistributedType.XLA)
-    with pytest.raises(DeviceUnavailableError, match=r"'fp16'.*xla:0.*'bf16'"):
+    with pytest.raises(DeviceUnavailableError, match=r"xla:0 does .*; got mixed_precision='fp16'\. Use .*'bf16'"):
         registry.choose("fp16", here, AutocastKwargs(), GradScalerKwargs())
 
 

@@ -52,7 +52,7 @@ def choose_backend(recipes: list[KwargsHandler]) -> FP8BackendType:
     if is_msamp_available():
         return FP8BackendType.MSAMP
     raise MissingDependencyError(
-        "mixed_precision='fp8' needs a library that computes it; torchao, transformer_engine and msamp are not "
+        "Computing in 8 bits needs torchao, transformer_engine or msamp; got mixed_precision='fp8' and none of them is "
         "installed. Run `pip install torchao`."
     )
 

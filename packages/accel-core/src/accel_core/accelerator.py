@@ -58,6 +58,18 @@ _T4 = TypeVar("_T4")
 _T5 = TypeVar("_T5")
 
 
+def _part_of_runtime(name: str) -> Any:
+    """Return a property that reads and writes a list of the runtime: libraries look at these by their private names."""
+
+    def read(self: Accelerator) -> object:
+        return getattr(self._runtime, name)
+
+    def write(self: Accelerator, value: object) -> None:
+        setattr(self._runtime, name, value)
+
+    return property(read, write)
+
+
 class Accelerator:
     """Runs a plain PyTorch loop on one process or many, in the precision and with the strategy asked for.
 
@@ -515,41 +527,11 @@ class Accelerator:
         """This process's place on the context-parallel axis; 0 where the mesh does not have it."""
         return self._mesh_rank("cp", "Context parallel")
 
-    @property
-    def _models(self) -> list[Any]:
-        return self._runtime.models
-
-    @_models.setter
-    def _models(self, models: list[Any]) -> None:
-        self._runtime.models = models
-
-    @property
-    def _optimizers(self) -> list[Any]:
-        return self._runtime.optimizers
-
-    @_optimizers.setter
-    def _optimizers(self, optimizers: list[Any]) -> None:
-        self._runtime.optimizers = optimizers
-
-    @property
-    def _schedulers(self) -> list[Any]:
-        return self._runtime.schedulers
-
-    @_schedulers.setter
-    def _schedulers(self, schedulers: list[Any]) -> None:
-        self._runtime.schedulers = schedulers
-
-    @property
-    def _dataloaders(self) -> list[Any]:
-        return self._runtime.dataloaders
-
-    @_dataloaders.setter
-    def _dataloaders(self, dataloaders: list[Any]) -> None:
-        self._runtime.dataloaders = dataloaders
-
-    @property
-    def _custom_objects(self) -> list[Any]:
-        return self._runtime.custom_objects
+    _models: list[Any] = _part_of_runtime("models")
+    _optimizers: list[Any] = _part_of_runtime("optimizers")
+    _schedulers: list[Any] = _part_of_runtime("schedulers")
+    _dataloaders: list[Any] = _part_of_runtime("dataloaders")
+    _custom_objects: list[Any] = _part_of_runtime("custom_objects")
 
     @overload
     def prepare(self, obj: _T, /, *, device_placement: list[bool] | None = None) -> _T: ...

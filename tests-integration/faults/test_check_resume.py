@@ -70,6 +70,24 @@ def test_a_script_that_resumes_exactly(tmp_path: Path) -> None:
     assert (code, words.startswith("identical")) == (0, True), words
 
 
+def test_automatic_names_and_a_script_that_resumes_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pattern of the guide: identical, and the project's own folder is neither read nor written."""
+    monkeypatch.chdir(tmp_path)
+    script = write(tmp_path / "train.py", "", "shuffle=True")
+    text = script.read_text().replace(
+        "Accelerator(gradient_accumulation_steps=2)",
+        "Accelerator(gradient_accumulation_steps=2, project_config=ProjectConfiguration(\n"
+        "    project_dir='run', automatic_checkpoint_naming=True, total_limit=2))",
+    )
+    resume = "try:\n    accelerator.load_state()\nexcept CheckpointNotFoundError:\n    accelerator.print('none')\n"
+    text = text.replace("for epoch in range(4):", f"{resume}for epoch in range(loader.iteration, 4):")
+    heads = "from accel_core.errors import CheckpointNotFoundError\nfrom accel_core.plugins.project import *\n"
+    script.write_text(f"{heads}{text}    accelerator.save_state()\n")
+    code, words = check(script, "--steps", "9", "--at", "7")
+    assert (code, words.startswith("identical")) == (0, True), words
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_script_whose_data_order_differs(tmp_path: Path) -> None:
     """A sampler that nobody can replay is found at the first step, with its name, and the status is 1."""
     script = write(tmp_path / "train.py", OTHER_ORDER, "sampler=Own()")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,12 +66,12 @@ def run(args: argparse.Namespace) -> int:
         )
     if not Path(args.script).is_file():
         raise ConfigurationError(f"There is no such script; got {args.script!r}. Pass the path of a script.")
-    with tempfile.TemporaryDirectory(prefix="accel-check-resume-") as folder:
+    with _ended_by_sigterm(), tempfile.TemporaryDirectory(prefix="accel-check-resume-") as folder:
         place = Path(folder)
-        saved = str(place / "state")
-        straight = _records(args, place / "straight", 0, args.steps, "-", "-")
-        before = _records(args, place / "before", 0, args.at, saved, "-")
-        after = _records(args, place / "after", args.at, args.steps, "-", saved)
+        saved, project = str(place / "state"), place / "interrupted project"
+        straight = _records(args, place / "straight", 0, args.steps, "-", "-", place / "straight project")
+        before = _records(args, place / "before", 0, args.at, saved, "-", project)
+        after = _records(args, place / "after", args.at, args.steps, "-", saved, project)
     interrupted = [one + two for one, two in zip(before, after, strict=True)]
     found = compare(straight, interrupted)
     if found is not None:
@@ -85,6 +87,16 @@ def run(args: argparse.Namespace) -> int:
         f"process{'es' if args.num_processes > 1 else ''}: {', '.join(ASPECTS)}"
     )
     return 0
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """Leave in good order on SIGTERM too: the runs are ended and the folders removed."""
+    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def compare(straight: list[list[dict[str, Any]]], interrupted: list[list[dict[str, Any]]]) -> Difference | None:
@@ -112,15 +124,17 @@ def _differences(one: dict[str, Any], two: dict[str, Any], aspect: str) -> Itera
 
 
 def _records(
-    args: argparse.Namespace, place: Path, first: int, last: int, save: str, load: str
+    args: argparse.Namespace, place: Path, first: int, last: int, save: str, load: str, project: Path
 ) -> list[list[dict[str, Any]]]:
     """Run the script from one step to another on all ranks, and return the records of each rank."""
     place.mkdir()
+    project.mkdir(exist_ok=True)
     port = get_free_port()
     ranks = []
     for rank in range(args.num_processes):
         record = place / f"{rank}.jsonl"
-        command = [sys.executable, "-m", "accel_launch.resume.recorder", str(record), str(first), str(last), save, load]
+        command = [sys.executable, "-m", "accel_launch.resume.recorder", str(record), str(first), str(last)]
+        command += [save, load, str(project)]
         with open(place / f"{rank}.log", "w") as log:
             ranks.append(
                 subprocess.Popen(

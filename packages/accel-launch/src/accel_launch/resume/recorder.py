@@ -1,11 +1,17 @@
 """Runs a script as one rank and writes down, after every optimizer step, what its state is.
 
-    python -m accel_launch.resume.recorder RECORD FIRST LAST SAVE LOAD SCRIPT [ARGUMENTS]
+    python -m accel_launch.resume.recorder RECORD FIRST LAST SAVE LOAD PROJECT SCRIPT [ARGUMENTS]
 
 Generators are seeded first, so that a script that leaves one of them unseeded is repeatable; its own seeds override
 that. It ends the script after step LAST, saving the state into SAVE unless that is "-". If LOAD is not "-", that state
-is loaded when the script first reads a prepared loader. Only digests are written: one line of JSON for each step, and
-fewer lines than steps where the script ends by itself before.
+is loaded when the script first reads a prepared loader.
+
+A script whose checkpoints are named automatically has the folder PROJECT for its project's: it finds there what the
+run before the interruption saved and nothing else, and its own folder is left alone. Such a script saves and loads
+under the names that it gives; where it has loaded a checkpoint itself, none is loaded for it.
+
+Only digests are written: one line of JSON for each step, and fewer lines than steps where the script ends by itself
+before.
 """
 
 from __future__ import annotations
@@ -30,6 +36,7 @@ from accel_core.checkpoint.payload import buffer_of
 from accel_core.comm.tree import recursively_apply
 from accel_core.data.dispatcher import DataLoaderDispatcher
 from accel_core.data.loader import DataLoaderShard
+from accel_core.plugins.project import ProjectConfiguration
 
 __all__ = ["Recorder", "main"]
 
@@ -49,12 +56,13 @@ class Recorder:
         last: Step after which the script is ended.
         save: Folder to save the state into at the end, or "-".
         load: Folder to load the state from at the beginning, or "-".
+        project: Folder that takes the place of the project's, where checkpoints are named automatically.
     """
 
-    def __init__(self, record: TextIO, first: int, last: int, save: str, load: str) -> None:
+    def __init__(self, record: TextIO, first: int, last: int, save: str, load: str, project: str) -> None:
         self.step = first
         self._record = record
-        self._last, self._save, self._load = last, save, load
+        self._last, self._save, self._load, self._project = last, save, load, project
         self._accelerator: Accelerator | None = None
         self._batches: list[str] = []
         self._written = first
@@ -62,17 +70,30 @@ class Recorder:
     def install(self) -> None:
         """Put the watch into Accelerator and into prepared loaders."""
         recorder = self
-        original = Accelerator.__init__
+        original, load = Accelerator.__init__, Accelerator.load_state
 
         @functools.wraps(original)
         def watched(accelerator: Accelerator, *args: Any, **kwargs: Any) -> None:
             original(accelerator, *args, **kwargs)
             recorder._accelerator = accelerator
+            recorder._move(accelerator.project_configuration)
+
+        @functools.wraps(load)
+        def loaded(accelerator: Accelerator, *args: Any, **kwargs: Any) -> Any:
+            found = load(accelerator, *args, **kwargs)
+            recorder._load = NOTHING
+            return found
 
         facade: Any = Accelerator
-        facade.__init__ = watched
+        facade.__init__, facade.load_state = watched, loaded
         for kind in (DataLoaderShard, DataLoaderDispatcher):
             self._watch_loader(kind)
+
+    def _move(self, project: ProjectConfiguration) -> None:
+        if project.automatic_checkpoint_naming:
+            if project.logging_dir == project.project_dir:
+                project.logging_dir = self._project
+            project.project_dir = self._project
 
     def _watch_loader(self, kind: Any) -> None:
         recorder, original = self, kind.__iter__
@@ -90,8 +111,8 @@ class Recorder:
 
     def _begin(self) -> None:
         if self._load != NOTHING and self._accelerator is not None:
-            folder, self._load = self._load, NOTHING
-            self._accelerator.load_state(folder)
+            automatic = self._accelerator.project_configuration.automatic_checkpoint_naming
+            self._accelerator.load_state(None if automatic else self._load)
 
     def _steps_done(self) -> int:
         accelerator = self._accelerator
@@ -108,7 +129,8 @@ class Recorder:
         self._batches.clear()
         if self.step >= self._last:
             if self._save != NOTHING:
-                accelerator.save_state(self._save)
+                automatic = accelerator.project_configuration.automatic_checkpoint_naming
+                accelerator.save_state(None if automatic else self._save)
             accelerator.wait_for_everyone()
             raise Finished(0)
 
@@ -197,9 +219,9 @@ def _leaves(value: object) -> Iterator[Any]:
 
 def main(arguments: list[str]) -> None:
     """Run the script as it would run by itself."""
-    record, first, last, save, load, script, *rest = arguments
+    record, first, last, save, load, project, script, *rest = arguments
     with open(record, "w") as file:
-        recorder = Recorder(file, int(first), int(last), save, load)
+        recorder = Recorder(file, int(first), int(last), save, load, project)
         recorder.install()
         _seed()
         sys.argv = [script, *rest]

@@ -1,0 +1,97 @@
+"""Scripts in the style of Accelerate's examples, each on one process of the drop-in.
+
+`tests-integration/interop` runs the same scripts beside the original, on one process and on two.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import runpy
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from accel_core.testing import requires
+from accel_core.testing.world import run
+
+HERE = Path(__file__).parent
+
+pytestmark = requires("accelerate", "numpy")
+
+HOLDS: dict[str, Callable[[dict[str, Any]], bool]] = {
+    "automatic_accumulation": lambda found: found["tried"] == [32, 16, 8] and found["losses"][-1] < found["losses"][0],
+    "memory": lambda found: found["tried"][-1] <= 96 < found["tried"][-2],
+    "cross_validation": lambda found: sum(asked for asked, _ in found["validated"]) == 450 and found["tested"] == 83,
+    "early_stopping": lambda found: found["stopped_at"][1] == found["steps"][0] and not found["still_set"],
+    "local_sgd": lambda found: max(found["apart"]) == 0,
+    "autoregressive_accumulation": lambda found: (
+        sum(found["counts"][: found["steps"] // 2]) * 2 == sum(found["counts"])
+    ),
+    "ddp_comm_hooks": lambda found: found["none"] == found["power"],
+    "schedule_free": lambda found: found["right"][-1][1] > found["right"][0][1],
+    "profiler": lambda found: found["counts"]["aten::addmm"] == 6 and found["kept"] == [True],
+    "tracking": lambda found: len(found["lines"]) == 35 and found["same"] and found["beside"] == [],
+    "multi_process_metrics": lambda found: (
+        {found[way]["asked"] for way in ("map", "stream", "dispatched")} == {89} and found["map"] == found["stream"]
+    ),
+    "checkpointing": lambda found: found["same"] and found["equal"] and found["same_rate"],
+}
+"""Of each script, what its numbers have to be like."""
+
+
+def _all_scripts(place: str) -> None:
+    """Run each script in a folder and a process of its own, forked from this one, which has loaded what they need."""
+    sys.path.insert(0, str(HERE))
+    importlib.import_module("samples").digits(0, 1)
+    for name in HOLDS:
+        folder = Path(place, name)
+        folder.mkdir()
+        child = os.fork()
+        if child == 0:
+            _script(name, folder)
+        os.waitpid(child, 0)
+
+
+def _script(name: str, folder: Path) -> None:
+    """Run a script in this process, keep what it prints and raises in files beside its folder, and end the process."""
+    os.chdir(folder)
+    with open(f"{folder}.printed", "w") as printed, open(f"{folder}.raised", "w") as raised:
+        try:
+            with contextlib.redirect_stdout(printed):
+                runpy.run_path(str(HERE / f"{name}.py"), run_name="__main__")
+        except BaseException:
+            raised.write(traceback.format_exc())
+    os._exit(0)
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Run all scripts once, and return the folder of what they left."""
+    folder = tmp_path_factory.mktemp("scripts")
+    failure = run(_all_scripts, 1, (str(folder),), timeout=300)
+    assert failure is None, failure
+    return folder
+
+
+@pytest.mark.parametrize("name", HOLDS)
+def test_the_script_runs(name: str, ran: Path) -> None:
+    """The script runs to its end and prints numbers that are what they should be."""
+    if name == "schedule_free":
+        pytest.importorskip("schedulefree")
+    raised = Path(ran, f"{name}.raised").read_text()
+    assert raised == ""
+    found = json.loads(Path(ran, f"{name}.printed").read_text().splitlines()[-1])
+    assert found["processes"] == 1
+    assert HOLDS[name](found), found
+
+
+def test_every_script_is_looked_at() -> None:
+    """No script lies here without a test."""
+    assert {path.stem for path in HERE.glob("*.py")} - {"samples", Path(__file__).stem} == set(HOLDS)

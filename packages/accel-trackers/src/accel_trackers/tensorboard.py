@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,9 @@ from accel_core.tracking.tracker import GeneralTracker, on_main_process
 from accel_trackers import values as sorting
 
 __all__ = ["TensorBoardTracker"]
+
+_PLAIN = re.compile(r"(?!(?:true|false|yes|no|on|off|null|nan|inf|y)$)[a-z][a-z0-9_./]*", re.IGNORECASE)
+"""Words that no reader of YAML takes for anything but a text."""
 
 
 class TensorBoardTracker(GeneralTracker):
@@ -54,6 +59,8 @@ class TensorBoardTracker(GeneralTracker):
     def store_init_configuration(self, values: dict[str, Any]) -> None:
         """Store the configuration as hyperparameters, as text, and exactly in `config.json` of the run's folder.
 
+        Its table is also in `<time>/hparams.yml` below that folder, where Accelerate writes it.
+
         Args:
             values: Any nesting of anything.
         """
@@ -61,6 +68,9 @@ class TensorBoardTracker(GeneralTracker):
         text = json.dumps(document, indent=1)
         Path(self.logging_dir, "config.json").write_text(text, encoding="utf-8")
         self.writer.add_text("config", "".join(f"    {line}\n" for line in text.splitlines()), 0)
+        folder = Path(self.logging_dir, str(time.time()))
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "hparams.yml").write_text(_yaml(table), encoding="utf-8")
         summary = importlib.import_module(f"{type(self.writer).__module__.rpartition('.')[0]}.summary")
         for part in summary.hparams(table, {}):
             self.writer.file_writer.add_summary(part)
@@ -115,6 +125,15 @@ class TensorBoardTracker(GeneralTracker):
         if self.writer is not None:
             self.writer.close()
             self.start()
+
+
+def _yaml(table: Mapping[str, bool | float | str]) -> str:
+    """Write a table as YAML, a line a value; quoted as in JSON where a plain word could be read as something else."""
+    lines = []
+    for name, value in sorted(table.items()):
+        key, text = (part if _PLAIN.fullmatch(part) else json.dumps(part) for part in (name, str(value)))
+        lines.append(f"{key}: {text if isinstance(value, str) else json.dumps(value)}\n")
+    return "".join(lines)
 
 
 def _writer_class() -> Any:

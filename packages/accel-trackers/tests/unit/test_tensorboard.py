@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 
 from accel_core.testing import requires, world
@@ -59,6 +60,23 @@ def test_hyperparameters(tmp_path):
     assert stored["lr"].number_value == 0.5
     assert stored["model.name"].string_value == "small"
     assert stored["flag"].number_value == 1
+
+
+def test_hyperparameters_are_in_a_file_too(tmp_path):
+    """`hparams.yml` lies where Accelerate writes it, and any reader of YAML gets the table back."""
+    yaml = pytest.importorskip("yaml")
+    simple = {"flag": True, "lr": 0.1, "n": 3, "name": "small"}
+    odd = {"no": "yes", "a: b": "x # y", "text": "1e3", "empty": "", "lines": "a\nb", "rate": 1e-08, "big": 1e22}
+    for run, config in (("simple", simple), ("odd", odd)):
+        tracker = TensorBoardTracker(run, tmp_path)
+        tracker.start()
+        tracker.store_init_configuration(config)
+        tracker.finish()
+        (path,) = (tmp_path / run).glob("*/hparams.yml")
+        assert float(path.parent.name) > 0
+        assert {name: type(config[name])(value) for name, value in yaml.safe_load(path.read_text()).items()} == config
+    written = next((tmp_path / "simple").glob("*/hparams.yml")).read_text()
+    assert written == yaml.dump(simple)
 
 
 def test_images(tmp_path):

@@ -90,10 +90,10 @@ def test_two_ranks_agree_after_an_evaluation(trainer_ranks: Any) -> None:
     assert first["weights"] == pytest.approx(plain["weights"], rel=1e-4, abs=1e-5)
 
 
-KINDS = ["pickled", "stream evaluation", "dispatched stream", "compiled", "subclassed"]
+KINDS = ["pickled", "stream evaluation", "dispatched stream", "sharded stream", "compiled", "subclassed"]
 
 
-@pytest.mark.parametrize("case", [*KINDS, "sharded stream"])
+@pytest.mark.parametrize("case", KINDS)
 def test_other_kinds_are_bit_equal(trainer_kinds: Any, case: str) -> None:
     """Streams, also to evaluate, compiled models, subclassed Accelerators and pickled trainers give the original's."""
     assert trainer_kinds.ours[case] == trainer_kinds.theirs[case]

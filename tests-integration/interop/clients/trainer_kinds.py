@@ -47,9 +47,7 @@ def _shards(count: int, shards: int, read: list[int] | None = None) -> Any:
     return Dataset.from_list(numbered).to_iterable_dataset(num_shards=shards).map(note, remove_columns="number")
 
 
-def _trainer(
-    name: str, model: nn.Module | None = None, train: Any = None, evaluate: Any = None, **more: Any
-) -> Trainer:
+def _trainer(name: str, train: Any = None, evaluate: Any = None, **more: Any) -> Trainer:
     set_seed(7)
     settings = {
         "output_dir": name,

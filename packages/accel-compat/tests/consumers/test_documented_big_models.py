@@ -200,6 +200,12 @@ def test_dispatched_models_give_the_same(name: str, tmp_path: Path) -> None:
     assert model.hf_device_map == device_map
 
 
+def test_disk_needs_a_folder() -> None:
+    """Parts for the disk without a folder are an error, which is a ValueError."""
+    with pytest.raises(ValueError, match=r"(?i)folder|offload_dir"):
+        dispatch_model(_model(), {"": "disk"}, main_device=CPU)
+
+
 def test_device_map_must_name_everything() -> None:
     """A map that leaves weights without a place is an error, which is a ValueError."""
     with pytest.raises(ValueError, match=r"head"):

@@ -15,6 +15,7 @@ from torch.distributed.fsdp import FSDPModule, FullStateDictConfig
 from torch.distributed.tensor import DTensor
 
 from accel_core.accelerator import Accelerator
+from accel_core.checkpoint.weights import load_model
 from accel_core.errors import ConfigurationError, EngineUnavailableError, PreparationError
 from accel_core.plugins.compilation import TorchDynamoPlugin
 from accel_core.plugins.fsdp import FullyShardedDataParallelPlugin
@@ -42,12 +43,6 @@ class TestSharded(StrategyConformance):
     def arguments(self) -> dict[str, Any]:
         """Return a plugin."""
         return {"fsdp_plugin": plugin()}
-
-    def _restores(self, folder: Path, *, fresh: bool) -> None:
-        accelerator = self._accelerator()
-        accelerator.prepare(nn.Linear(2, 2))
-        with pytest.raises(Exception, match="not built yet; got save_state"):
-            accelerator.save_state(str(folder / "state"))
 
 
 class Hybrid(TestSharded):
@@ -381,3 +376,53 @@ def test_an_optimizer_of_no_prepared_model_is_refused_at_its_first_step() -> Non
     with pytest.raises(PreparationError, match=r"of no prepared model.* shape \(3,\)"):
         optimizer.step()
     assert torch.equal(stray, torch.ones(3))
+
+
+@pytest.mark.usefixtures("fresh_state")
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_plain_run_goes_on_where_shards_stopped_and_the_other_way_round(tmp_path: Path, version: int) -> None:
+    """Two ranks, one plain process, two ranks: weights and moments are those of a run that was never stopped."""
+    expected = _plain_steps(Blocks(scalar=False), 6)
+    _two_ranks(tmp_path, version, "none", "first", scalar=False)
+    accelerator = Accelerator(cpu=True)
+    net: Any = Blocks(scalar=False)
+    optimizer = _adamw(net)
+    net, optimizer = accelerator.prepare(net, optimizer)
+    accelerator.load_state(str(tmp_path / "first"))
+    _steps(accelerator, net, optimizer, 2)
+    accelerator.save_state(str(tmp_path / "second"))
+    _two_ranks(tmp_path, version, "second", "third", scalar=False)
+    reset_all()
+    accelerator = Accelerator(cpu=True)
+    net = accelerator.prepare(Blocks(scalar=False))
+    load_model(net, tmp_path / "third" / "model.safetensors")
+    torch.testing.assert_close(dict(net.state_dict()), expected, rtol=0, atol=1e-6)
+
+
+@world(2)
+def _two_ranks(folder: Path, version: int, before: str, after: str, scalar: bool) -> None:
+    given = {"fsdp_version": version, "use_orig_params": True} if version == 1 else {"fsdp_version": 2}
+    accelerator = Accelerator(
+        fsdp_plugin=FullyShardedDataParallelPlugin(state_dict_type="FULL_STATE_DICT", **given)  # type: ignore[arg-type]
+    )
+    net: Any = Blocks(scalar=scalar)
+    optimizer = _adamw(net)
+    net, optimizer = accelerator.prepare(net, optimizer)
+    if before != "none":
+        accelerator.load_state(str(folder / before))
+    _steps(accelerator, net, optimizer, 2)
+    accelerator.save_state(str(folder / after))
+    state = accelerator.get_state_dict(net)
+    assert bool(state) or not accelerator.is_local_main_process
+
+
+@world(2)
+def test_checkpoints_in_shards_are_refused_by_name(tmp_path: Path) -> None:
+    """Version 2's own default is not built; the error says what to use, and nothing was written."""
+    accelerator = Accelerator(fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2))
+    accelerator.prepare(nn.Linear(2, 2))
+    with pytest.raises(
+        Exception, match=r"got state_dict_type=SHARDED_STATE_DICT\. Use state_dict_type='FULL_STATE_DICT'"
+    ):
+        accelerator.save_state(str(tmp_path / "state"))
+    assert not (tmp_path / "state").exists()

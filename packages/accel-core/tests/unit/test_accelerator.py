@@ -338,8 +338,8 @@ def test_contradictions_leave_no_state(arguments: dict[str, Any], message: str) 
 
 
 def test_engine_of_the_environment_is_not_replaced() -> None:
-    """ACCELERATE_USE_FSDP without the engine is an error, and leaves no state."""
-    with patch_environment(ACCELERATE_USE_FSDP="true"), pytest.raises(EngineUnavailableError, match="fsdp"):
+    """ACCELERATE_USE_MEGATRON_LM without the engine is an error, and leaves no state."""
+    with patch_environment(ACCELERATE_USE_MEGATRON_LM="true"), pytest.raises(EngineUnavailableError, match="megatron"):
         Accelerator()
     assert PartialState._shared_state == {}
 

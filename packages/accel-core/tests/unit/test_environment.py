@@ -41,6 +41,12 @@ def _options() -> dict[str, Option]:
 OPTIONS = _options()
 
 
+def _shards() -> bool:
+    accelerator = Accelerator()
+    accelerator.end_training()
+    return accelerator.distributed_type == "FSDP"
+
+
 def _raises(error: type[Exception]) -> Callable[[], bool]:
     def probe() -> bool:
         with pytest.raises(error):
@@ -100,7 +106,7 @@ EFFECTS: dict[str, tuple[str, Callable[[], bool]]] = {
     "ACCELERATE_TORCH_DEVICE": ("meta", _raises(DeviceUnavailableError)),
     "ACCELERATE_USE_CPU": ("true", lambda: PartialState()._cpu is True),
     "ACCELERATE_USE_DEEPSPEED": ("true", _raises(EngineUnavailableError)),
-    "ACCELERATE_USE_FSDP": ("true", _raises(EngineUnavailableError)),
+    "ACCELERATE_USE_FSDP": ("true", _shards),
     "ACCELERATE_USE_MEGATRON_LM": ("true", _raises(EngineUnavailableError)),
     "ACCELERATE_USE_PARALLELISM_CONFIG": ("true", lambda: Accelerator().parallelism_config is not None),
     "OMP_NUM_THREADS": ("1", _threads_stay),

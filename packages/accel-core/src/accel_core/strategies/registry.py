@@ -102,7 +102,9 @@ def _needs_mesh(request: Request) -> bool:
 
 def _fsdp(plugin: Any) -> str:
     """Return the strategy of the version that was asked for."""
-    return "accel_core.strategies.fsdp2.strategy:FullyShardStrategy" if plugin.fsdp_version == 2 else ""
+    if plugin.fsdp_version == 2:
+        return "accel_core.strategies.fsdp2.strategy:FullyShardStrategy"
+    return "accel_core.strategies.fsdp1.strategy:FullyShardedWrapperStrategy"
 
 
 ORDER: tuple[Row, ...] = (

@@ -58,7 +58,6 @@ def test_settings_do_not_choose() -> None:
     ("name", "plugin"),
     [
         ("deepspeed", DeepSpeedPlugin),
-        ("fsdp", FullyShardedDataParallelPlugin),
         ("megatron", MegatronLMPlugin),
         ("mesh", TorchTensorParallelPlugin),
     ],
@@ -71,9 +70,11 @@ def test_engine_asked_for_by_plugin_is_never_replaced(name: str, plugin: type) -
 
 
 def test_the_version_chooses_the_way_to_shard() -> None:
-    """The second version of FSDP is asked for by its plugin, or by the variables of a launcher."""
+    """A version of FSDP is asked for by its plugin, or by the variables of a launcher."""
+    from accel_core.strategies.fsdp1.strategy import FullyShardedWrapperStrategy
     from accel_core.strategies.fsdp2.strategy import FullyShardStrategy
 
+    assert choose(Request(2, (FullyShardedDataParallelPlugin(),))).strategy is FullyShardedWrapperStrategy
     plugin = FullyShardedDataParallelPlugin(fsdp_version=2)
     choice = choose(Request(2, (plugin,)))
     assert (choice.strategy, choice.plugins, choice.shown_as) == (FullyShardStrategy, (plugin,), "fsdp_plugin")
@@ -82,7 +83,7 @@ def test_the_version_chooses_the_way_to_shard() -> None:
     assert (choice.strategy, choice.plugins[0].fsdp_version) == (FullyShardStrategy, 2)
 
 
-@pytest.mark.parametrize("variable", ["USE_DEEPSPEED", "USE_FSDP", "USE_MEGATRON_LM"])
+@pytest.mark.parametrize("variable", ["USE_DEEPSPEED", "USE_MEGATRON_LM"])
 def test_engine_asked_for_by_environment_is_never_replaced(variable: str) -> None:
     """The same holds for the variables that a launcher sets."""
     with patch_environment(**{f"ACCELERATE_{variable}": "true"}), pytest.raises(EngineUnavailableError):
@@ -100,9 +101,9 @@ def test_a_plugin_is_stronger_than_a_variable() -> None:
     """Argument before environment: the plugin's engine is the one that is named."""
     with (
         patch_environment(ACCELERATE_USE_MEGATRON_LM="true"),
-        pytest.raises(EngineUnavailableError, match="'fsdp'"),
+        pytest.raises(EngineUnavailableError, match="'deepspeed'"),
     ):
-        choose(Request(2, (FullyShardedDataParallelPlugin(),)))
+        choose(Request(2, (DeepSpeedPlugin(),)))
 
 
 def test_two_engines_are_refused() -> None:

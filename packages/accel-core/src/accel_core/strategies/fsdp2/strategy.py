@@ -10,10 +10,8 @@ import torch
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from accel_core.comm.control import in_step
-from accel_core.strategies import recipe
 from accel_core.strategies.sharding.loading import receive
-from accel_core.strategies.sharding.recomputing import recompute
-from accel_core.strategies.sharding.strategy import ShardedStrategy, keep_masters, views_of
+from accel_core.strategies.sharding.strategy import ShardedStrategy, views_of
 from accel_core.strategies.sharding.wrapping import WrapPlan
 
 __all__ = ["FullyShardStrategy"]
@@ -24,48 +22,7 @@ class FullyShardStrategy(ShardedStrategy):
 
     name = "fsdp2"
 
-    def prepare_model(
-        self, model: torch.nn.Module, *, device_placement: bool | None = None, evaluation: bool = False
-    ) -> torch.nn.Module:
-        """Shard one model in place, also one that is not trained: it may fit on no single device.
-
-        Args:
-            model: The model. Of a compiled one the inside is sharded, and compiled again as it was.
-            device_placement: Not used: torch moves each block to the device where it is sharded.
-            evaluation: It is not trained.
-
-        Returns:
-            The model, or its compiled form.
-        """
-        given, model = model, recipe.inside(model)
-        if self._is_sharded(model):
-            self._names.remember(model)
-            self._own(given)
-            return given
-        plan = self.check_model(model)
-        self._names.remember(model)
-        forward_before = model.__dict__.get("forward")
-        model = self.number_format.wrap(self.number_format.convert(model))
-        if self.parts.precision.name != "no":
-            keep_masters(model)
-        if self.plugin.activation_checkpointing:
-            recompute((block for _, block in plan.blocks), offload=bool(self.plugin.activation_checkpointing_offload))
-        if given is not model:
-            self._shard(model, plan)
-            model = recipe.keep_compiled(given, model, forward_before)
-        else:
-            recipe.compile_in_place([block for _, block in plan.blocks] or [model], self.parts.compilation)
-            self._shard(model, plan)
-            model = recipe.compile_whole(model, self.parts.compilation)
-        self._own(model)
-        return model
-
-    def distribute(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Shard a model in place, as the plugin says."""
-        self._shard(model, self.check_model(model))
-        return model
-
-    def _shard(self, model: torch.nn.Module, plan: WrapPlan) -> None:
+    def _shard(self, model: torch.nn.Module, plan: WrapPlan) -> torch.nn.Module:
         """Shard the blocks of a plan, those inside others first, and then the rest."""
         if self.world.is_main:
             plan.tell(model)
@@ -80,6 +37,7 @@ class FullyShardStrategy(ShardedStrategy):
             parameter.data = parameter.data.to(self.world.device)
         self._names.remember(model)
         self._replicate(model, plan)
+        return model
 
     def _arguments(self) -> dict[str, Any]:
         """Return what `fully_shard` is given."""
@@ -106,7 +64,7 @@ class FullyShardStrategy(ShardedStrategy):
 
     @contextmanager
     def _synchronised(self, model: torch.nn.Module, wanted: bool) -> Iterator[None]:
-        sharded: Any = recipe.inside(model)
+        sharded: Any = self._bare(model)
         if not self._is_sharded(sharded):
             yield
             return

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import TypeAlias
 
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-__all__ = ["clip_norm", "clip_value", "local"]
+__all__ = ["Groups", "clip_norm", "clip_value", "groups_of"]
+
+Groups: TypeAlias = tuple[dist.ProcessGroup, ...]
+"""Process groups over which something is sharded, one for each axis of a mesh."""
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
@@ -19,22 +22,28 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @torch.no_grad()
-def clip_norm(parameters: Iterable[torch.Tensor] | torch.Tensor, max_norm: float, norm_type: float) -> torch.Tensor:
+def clip_norm(
+    parameters: Iterable[torch.Tensor] | torch.Tensor,
+    max_norm: float,
+    norm_type: float,
+    shared_by: Callable[[torch.Tensor], Groups] | None = None,
+) -> torch.Tensor:
     """Scale gradients down to a common norm of `max_norm` at most.
 
     Args:
-        parameters: Parameters whose gradients are sharded over any meshes, or whole and equal on all ranks.
+        parameters: Parameters whose gradients are sharded over any groups, or whole and equal on all ranks.
         max_norm: Largest norm.
         norm_type: Which p-norm.
+        shared_by: Returns the groups over which a parameter's gradient is sharded; that of a `DTensor` where `None`.
 
     Returns:
         The norm before: a plain scalar, the same on all ranks.
     """
-    gradients = _gradients(parameters)
-    norm = _total_norm(gradients, float(norm_type))
+    unique = _unique(parameters)
+    norm = _total_norm(unique, float(norm_type), shared_by or groups_of)
     factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
     by_kind: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
-    for gradient in map(local, gradients):
+    for gradient in _shards(unique):
         by_kind.setdefault((gradient.device, gradient.dtype), []).append(gradient)
     for (device, _), own in by_kind.items():
         torch._foreach_mul_(own, factor.to(device))
@@ -44,39 +53,49 @@ def clip_norm(parameters: Iterable[torch.Tensor] | torch.Tensor, max_norm: float
 @torch.no_grad()
 def clip_value(parameters: Iterable[torch.Tensor] | torch.Tensor, limit: float) -> None:
     """Clip each element of the gradients to [-limit, limit]."""
-    for gradient in map(local, _gradients(parameters)):
+    for gradient in _shards(_unique(parameters)):
         gradient.clamp_(-limit, limit)
 
 
-def _gradients(parameters: Iterable[torch.Tensor] | torch.Tensor) -> list[torch.Tensor]:
+def groups_of(parameter: torch.Tensor) -> Groups:
+    """Return the groups over which a `DTensor` is sharded; none for a plain tensor."""
+    if not isinstance(parameter, DTensor):
+        return ()
+    mesh = parameter.device_mesh
+    return tuple(mesh.get_group(axis) for axis, placement in enumerate(parameter.placements) if placement.is_shard())
+
+
+def _unique(parameters: Iterable[torch.Tensor] | torch.Tensor) -> list[torch.Tensor]:
     given = [parameters] if isinstance(parameters, torch.Tensor) else parameters
-    unique = {id(parameter): parameter for parameter in given}
-    return [parameter.grad for parameter in unique.values() if parameter.grad is not None]
+    return list({id(parameter): parameter for parameter in given}.values())
 
 
-def _total_norm(gradients: list[torch.Tensor], p: float) -> torch.Tensor:
+def _shards(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the parts of gradients that this rank holds, without empty ones."""
+    found = [local(parameter.grad) for parameter in parameters if parameter.grad is not None]
+    return [shard for shard in found if shard.numel()]
+
+
+def _total_norm(parameters: list[torch.Tensor], p: float, shared_by: Callable[[torch.Tensor], Groups]) -> torch.Tensor:
     """Return the p-norm of all gradients together: one sum over ranks for each way in which some are sharded."""
-    groups: dict[Any, list[torch.Tensor]] = {}
-    for gradient in gradients:
-        spread = (gradient.device_mesh, gradient.placements) if isinstance(gradient, DTensor) else None
-        groups.setdefault(spread, []).append(gradient)
-    norms = [_norm_of(group, spread, p) for spread, group in groups.items()]
+    kinds: dict[Groups, list[torch.Tensor]] = {}
+    for parameter in parameters:
+        kinds.setdefault(shared_by(parameter), []).append(parameter)
+    norms = [_norm_of(own, groups, p) for groups, own in kinds.items()]
     if len(norms) == 1:
         return norms[0]
     return torch.nn.utils.get_total_norm([norm.to(norms[0]) for norm in norms], p) if norms else torch.zeros(())
 
 
-def _norm_of(gradients: list[torch.Tensor], spread: Any, p: float) -> torch.Tensor:
-    shards = [shard for gradient in gradients if (shard := local(gradient)).numel()]
-    first = gradients[0]
+def _norm_of(parameters: list[torch.Tensor], groups: Groups, p: float) -> torch.Tensor:
+    """Return the norm of gradients that are sharded over the same groups; a rank may hold no part of them."""
+    first = local(parameters[0])
+    shards = _shards(parameters)
     norm = torch.nn.utils.get_total_norm(shards, p) if shards else torch.zeros((), dtype=first.dtype)
     norm = norm.to(first.device)
-    if spread is None:
+    if not groups:
         return norm
-    mesh, placements = spread
-    axes = [axis for axis, placement in enumerate(placements) if placement.is_shard()]
-    if not math.isinf(p):
-        norm = norm.pow(p)
-    for axis in axes:
-        dist.all_reduce(norm, dist.ReduceOp.MAX if math.isinf(p) else dist.ReduceOp.SUM, group=mesh.get_group(axis))
+    norm = norm if math.isinf(p) else norm.pow(p)
+    for group in groups:
+        dist.all_reduce(norm, dist.ReduceOp.MAX if math.isinf(p) else dist.ReduceOp.SUM, group=group)
     return norm if math.isinf(p) else norm.pow(1.0 / p)

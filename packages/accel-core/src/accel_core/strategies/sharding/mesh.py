@@ -15,7 +15,8 @@ def data_mesh(parts: Parts) -> DeviceMesh:
 
     Without `ParallelismConfig` the mesh is laid out here.
     """
-    sizes = {axis: size for axis, size in parts.layout.sizes if axis in DATA_AXES and size > 1} or {"dp_shard": 1}
+    laid_out = {axis: size for axis, size in parts.layout.sizes if axis in DATA_AXES}
+    sizes = laid_out if parts.mesh is None else {axis: size for axis, size in laid_out.items() if size > 1}
     if parts.mesh is not None:
         return parts.mesh[tuple(sizes)]
     return init_device_mesh(parts.world.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))

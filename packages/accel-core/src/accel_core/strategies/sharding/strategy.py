@@ -12,7 +12,6 @@ from torch.distributed.fsdp import CPUOffload, CPUOffloadPolicy, FullStateDictCo
 from torch.distributed.tensor import DTensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from accel_core.checkpoint.format import CheckpointFormat
 from accel_core.comm.control import Channel, in_step
 from accel_core.errors import ConfigurationError, EngineUnavailableError, PartView, PreparationError
 from accel_core.mesh.layout import Layout
@@ -23,17 +22,19 @@ from accel_core.plugins.fsdp import FullyShardedDataParallelPlugin
 from accel_core.plugins.parallelism import ParallelismConfig
 from accel_core.precision.precision import Precision
 from accel_core.process.world import GroupNeeds
+from accel_core.strategies import recipe
 from accel_core.strategies.bundle import Bundle
 from accel_core.strategies.parts import Parts, PrecisionRequest
 from accel_core.strategies.placement import devices_of
 from accel_core.strategies.sharding import gradients, wrapping
-from accel_core.strategies.sharding.format import Unbuilt
+from accel_core.strategies.sharding.format import WholeFormat
 from accel_core.strategies.sharding.loading import has_no_values
 from accel_core.strategies.sharding.mesh import data_mesh
+from accel_core.strategies.sharding.recomputing import recompute
 from accel_core.strategies.sharding.whole import gather
 from accel_core.strategies.strategy import Strategy
 
-__all__ = ["ShardedStrategy", "keep_masters", "views_of"]
+__all__ = ["ShardedStrategy", "is_half", "views_of"]
 
 
 def views_of(model: torch.nn.Module) -> dict[str, PartView]:
@@ -49,7 +50,12 @@ def _views(tensors: Mapping[str, Any]) -> dict[str, PartView]:
     }
 
 
-def keep_masters(model: torch.nn.Module) -> None:
+def is_half(parameter: torch.Tensor) -> bool:
+    """Return whether a parameter has a format of half precision."""
+    return parameter.dtype in (torch.float16, torch.bfloat16)
+
+
+def _keep_masters(model: torch.nn.Module) -> None:
     """Give what trains in half precision 32 bits: computing in fewer is the policy's part, and steps need them all."""
     for parameter in model.parameters():
         if parameter.requires_grad and parameter.dtype in (torch.float16, torch.bfloat16):
@@ -60,7 +66,6 @@ class ShardedStrategy(Strategy):
     """Each rank holds a shard of every parameter, its gradient and its optimizer state."""
 
     plugin_type = FullyShardedDataParallelPlugin
-    format: CheckpointFormat = Unbuilt()
 
     def __init__(self, parts: Parts) -> None:
         super().__init__(parts)
@@ -68,6 +73,7 @@ class ShardedStrategy(Strategy):
         if parts.precision.name != "no":
             self.plugin.set_mixed_precision(parts.precision.name)
         self.mesh = data_mesh(parts)
+        self.format = WholeFormat(self.layout_of_states, self.whole_optimizer)
         self._replicated: MutableMapping[torch.nn.Module, list[torch.nn.Parameter]] = WeakIdKeyDictionary()
         self._held: MutableMapping[torch.nn.Module, bool] = WeakIdKeyDictionary()
 
@@ -104,6 +110,11 @@ class ShardedStrategy(Strategy):
         offloads = offload.offload_params if isinstance(offload, CPUOffload) else isinstance(offload, CPUOffloadPolicy)
         return GroupNeeds(alone=True, host=bool(offloads))
 
+    @property
+    def layout_of_states(self) -> str:
+        """The name of the layout of checkpoints that the plugin asks for."""
+        return str(getattr(self.plugin.state_dict_type, "name", self.plugin.state_dict_type))
+
     def precision(self, asked: PrecisionRequest) -> Precision:
         """Return the number format of what autocast chooses; that of gathered parameters is the plugin's policy.
 
@@ -119,6 +130,50 @@ class ShardedStrategy(Strategy):
     def label(self) -> DistributedType:
         """Return the label of FSDP."""
         return DistributedType.FSDP
+
+    def prepare_model(
+        self, model: torch.nn.Module, *, device_placement: bool | None = None, evaluation: bool = False
+    ) -> torch.nn.Module:
+        """Shard one model, also one that is not trained: it may fit on no single device.
+
+        Args:
+            model: The model. Of a compiled one the inside is sharded, and compiled again as it was.
+            device_placement: Not used: torch moves each block to the device where it is sharded.
+            evaluation: It is not trained.
+
+        Returns:
+            The model, what wraps it, or its compiled form.
+        """
+        given, model = model, recipe.inside(model)
+        if self._is_sharded(model):
+            self._names.remember(self._bare(model))
+            self._own(given)
+            return given
+        plan = self.check_model(given)
+        self._names.remember(model)
+        forward_before = model.__dict__.get("forward")
+        model = self.number_format.wrap(self.number_format.convert(model))
+        if self.parts.precision.name != "no":
+            _keep_masters(model)
+        if self.plugin.activation_checkpointing:
+            recompute((block for _, block in plan.blocks), offload=bool(self.plugin.activation_checkpointing_offload))
+        if given is not model:
+            model = self._shard(model, plan)
+            model = recipe.keep_compiled(given, model, forward_before)
+        else:
+            recipe.compile_in_place([block for _, block in plan.blocks] or [model], self.parts.compilation)
+            model = self._shard(model, plan)
+            model = recipe.compile_whole(model, self.parts.compilation)
+        self._own(model)
+        return model
+
+    def distribute(self, model: torch.nn.Module) -> torch.nn.Module:
+        """Shard a model as the plugin says."""
+        return self._shard(model, self.check_model(model))
+
+    def _shard(self, model: torch.nn.Module, plan: wrapping.WrapPlan) -> torch.nn.Module:
+        """Shard the blocks of a plan, those inside others first, and then the rest."""
+        raise NotImplementedError
 
     def check(self, bundle: Bundle) -> None:
         """Also refuse models that cannot be sharded, before any of them is."""
@@ -238,7 +293,11 @@ class ShardedStrategy(Strategy):
         models: Sequence[torch.nn.Module] = (),
     ) -> torch.Tensor:
         """Scale gradients, sharded or whole, down to a common norm; returns a plain scalar, the same on all ranks."""
-        return gradients.clip_norm(parameters, max_norm, norm_type)
+        return gradients.clip_norm(parameters, max_norm, norm_type, self.groups_of)
+
+    def groups_of(self, parameter: torch.Tensor) -> tuple[Any, ...]:
+        """Return the groups of ranks that share a parameter's gradient; none where every rank holds it whole."""
+        return gradients.groups_of(parameter)
 
     def clip_grad_value_(
         self,
@@ -253,11 +312,12 @@ class ShardedStrategy(Strategy):
     def state_dict(self, model: torch.nn.Module, *, unwrap: bool = True) -> dict[str, Any]:
         """Return the whole model's state on the first rank, and nothing on the others.
 
-        Every rank gets it where the plugin has `state_dict_config=FullStateDictConfig(rank0_only=False)`.
+        The first rank of each machine, that is. Every rank gets it where the plugin has
+        `state_dict_config=FullStateDictConfig(rank0_only=False)`.
         """
         config = self.plugin.state_dict_config
         everywhere = isinstance(config, FullStateDictConfig) and not config.rank0_only
-        return self.whole_state(model, keep=everywhere or self.world.is_main)
+        return self.whole_state(model, keep=everywhere or self.world.is_local_main)
 
     def whole_state(self, model: torch.nn.Module, *, keep: bool) -> dict[str, Any]:
         """Gather a model's state under its bare names; every rank calls it.
@@ -270,3 +330,16 @@ class ShardedStrategy(Strategy):
         with in_step(self.world, "the state dict of a sharded model", _views(state)):
             found: dict[str, Any] = gather(state, keep=keep)
         return found if keep else {}
+
+    def whole_optimizer(self, optimizer: Any, keep: bool) -> dict[str, Any]:
+        """Gather the state of an optimizer as torch's optimizers write it; every rank calls it.
+
+        Args:
+            optimizer: A prepared optimizer.
+            keep: Whether this rank wants it.
+        """
+        state = optimizer.state_dict()
+        of_parameters = {f"{key}": PartView(" ".join(map(str, one))) for key, one in state["state"].items()}
+        with in_step(self.world, "the state of a sharded optimizer", of_parameters):
+            found: dict[str, Any] = gather(state, keep=keep)
+        return found

@@ -152,10 +152,11 @@ def _repeated(name: str, module: nn.Module, ignored: set[int]) -> Iterator[tuple
     """Yield the outermost blocks of lists that hold modules of one class."""
     children = [(own, child) for own, child in module.named_children() if id(child) not in ignored]
     prefix = f"{name}." if name else ""
-    if isinstance(module, nn.ModuleList | nn.Sequential):
-        blocks = [(prefix + own, child) for own, child in children if any(True for _ in child.parameters())]
-        if len(blocks) > 1 and len({type(block) for _, block in blocks}) == 1 and _can_run(blocks[0][1]):
-            yield from {id(block): (own, block) for own, block in blocks}.values()
+    if isinstance(module, nn.ModuleList | nn.Sequential) and len(children) > 1:
+        first = children[0][1]
+        alike = all(type(child) is type(first) for _, child in children) and any(True for _ in first.parameters())
+        if alike and _can_run(first):
+            yield from {id(block): (prefix + own, block) for own, block in children}.values()
             return
     for own, child in children:
         yield from _repeated(prefix + own, child, ignored)

@@ -153,11 +153,14 @@ class StrategyConformance:
         strategy: The class under test.
         sizes: Numbers of ranks to run on.
         clips_elements: Whether gradients can be clipped by value; a strategy that cannot refuses.
+        synchronises_late: Whether a forward under `no_sync` can be followed by a backward that synchronises; a strategy
+            that cannot refuses.
     """
 
     strategy: ClassVar[type[Strategy]]
     sizes: ClassVar[tuple[int, ...]] = (2, 4)
     clips_elements: ClassVar[bool] = True
+    synchronises_late: ClassVar[bool] = True
 
     def arguments(self) -> dict[str, Any]:
         """Return arguments of `Accelerator` that the strategy needs, such as its plugin."""
@@ -178,7 +181,7 @@ class StrategyConformance:
         self._on_ranks("_equals_one_process", size, case)
 
     def test_backward_can_synchronise_late(self, size: int) -> None:
-        """A backward inside trigger_sync_in_backward completes gradients of forwards that ran under no_sync."""
+        """A backward inside trigger_sync_in_backward completes gradients of forwards under no_sync, or is refused."""
         self._on_ranks("_synchronises_late", size)
 
     def test_elements_are_clipped(self, size: int) -> None:
@@ -248,6 +251,14 @@ class StrategyConformance:
         data = samples(2 * _BATCH * layout.replicas)
         plain(expected, optimizer_of(expected), data, _BATCH * layout.replicas, Case(accumulation=2), epochs=1)
         net, optimizer, loader = self._prepared(accelerator, data)
+        if not self.synchronises_late:
+            with (
+                accelerator.no_sync(net),
+                pytest.raises(PreparationError, match="no_sync"),
+                accelerator.trigger_sync_in_backward(net),
+            ):
+                pass
+            return
         with accelerator.no_sync(net):
             first, second = (_loss(net, *batch, weighted=False) / 2 for batch in loader)
             accelerator.backward(first)

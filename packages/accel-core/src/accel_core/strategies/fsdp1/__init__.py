@@ -1,0 +1,1 @@
+"""FSDP version 1: models wrapped by `torch.distributed.fsdp.FullyShardedDataParallel`."""

@@ -1,0 +1,427 @@
+"""FSDP version 1 as a strategy: `FullyShardedDataParallel` does the work."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator, MutableMapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from typing import Any
+from weakref import ReferenceType, ref
+
+import torch
+from torch.distributed.fsdp import (
+    CPUOffload,
+    FullOptimStateDictConfig,
+    FullStateDictConfig,
+    FullyShardedDataParallel,
+    ShardingStrategy,
+    StateDictType,
+)
+from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+from torch.distributed.fsdp.wrap import lambda_auto_wrap_policy
+from torch.utils.weak import WeakIdKeyDictionary
+
+from accel_core.comm.control import in_step
+from accel_core.errors import CheckpointError, ConfigurationError, PartView, PreparationError
+from accel_core.mesh.layout import Layout
+from accel_core.modules.unwrap import canonical_name
+from accel_core.optim.optimizer import AcceleratedOptimizer
+from accel_core.options.enums import DynamoBackend
+from accel_core.plugins.parallelism import ParallelismConfig
+from accel_core.precision.precision import Precision
+from accel_core.process import rendezvous
+from accel_core.strategies import placement
+from accel_core.strategies.bundle import Bundle
+from accel_core.strategies.fsdp1.format import WrappedFormat
+from accel_core.strategies.parts import Parts, PrecisionRequest
+from accel_core.strategies.sharding.loading import Empty, receive
+from accel_core.strategies.sharding.strategy import ShardedStrategy, is_half, views_of
+from accel_core.strategies.sharding.whole import gather
+from accel_core.strategies.sharding.wrapping import WrapPlan
+
+__all__ = ["FullyShardedWrapperStrategy"]
+
+_HYBRID = (ShardingStrategy.HYBRID_SHARD, ShardingStrategy._HYBRID_SHARD_ZERO2)
+
+
+class FullyShardedWrapperStrategy(ShardedStrategy):
+    """Parameters of a block are flattened into one, of which each rank holds a piece."""
+
+    name = "fsdp1"
+    containers = (FullyShardedDataParallel,)
+
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts)
+        if self._offloads and parts.accumulation.gradient_state.sync_each_batch:
+            raise ConfigurationError(
+                "FSDP1 forgets earlier gradients where parameters are offloaded and every batch is synchronised; got "
+                "cpu_offload and sync_each_batch=True. Set sync_each_batch=False, or use fsdp_version=2."
+            )
+        # A wrapper holds its model, so a strong reference to it would keep both alive for ever.
+        self._wrappers: MutableMapping[torch.nn.Module, ReferenceType[torch.nn.Module]] = WeakIdKeyDictionary()
+        # Parameters that were flattened, and the model that they were part of.
+        self._shapes: MutableMapping[torch.nn.Module, dict[str, torch.Size]] = WeakIdKeyDictionary()
+        self.format = WrappedFormat(self.layout_of_states, self)
+        self._flattened: MutableMapping[torch.Tensor, ReferenceType[torch.nn.Module]] = WeakIdKeyDictionary()
+
+    @classmethod
+    def lay_out(cls, rank: int, world_size: int, parallelism: ParallelismConfig | None, plugin: Any) -> Layout:
+        """Shard over all ranks, over those of a machine, or as the axes say.
+
+        Raises:
+            ConfigurationError: The axes do not fit the sharding strategy.
+            EngineUnavailableError: They have one that this version does not combine with sharding.
+        """
+        layout = super().lay_out(rank, world_size, parallelism, plugin)
+        sized = parallelism is not None and parallelism.total_size > 1
+        if sized and (layout.size("dp_replicate") > 1) != (plugin.sharding_strategy in _HYBRID):
+            raise ConfigurationError(
+                f"Copies of shards are what HYBRID_SHARD makes; got {plugin.sharding_strategy} and "
+                f"dp_replicate_size={layout.size('dp_replicate')}. Change one of them."
+            )
+        return layout
+
+    @classmethod
+    def _without_axes(cls, rank: int, world_size: int, plugin: Any) -> Layout:
+        if plugin.sharding_strategy not in _HYBRID:
+            return super()._without_axes(rank, world_size, plugin)
+        machine = max(1, rendezvous.locate().local_size)
+        if world_size % machine:
+            raise ConfigurationError(
+                f"HYBRID_SHARD shards within machines of equal size; got {world_size} processes, {machine} of them "
+                "here. Give the sizes: ParallelismConfig(dp_replicate_size=..., dp_shard_size=...)."
+            )
+        return Layout.of(rank, world_size, {"dp_replicate": world_size // machine, "dp_shard": machine})
+
+    def precision(self, asked: PrecisionRequest) -> Precision:
+        """Return the number format, with a scaler that looks for infinite gradients in the shards of all ranks."""
+        found = super().precision(asked)
+        if found.scaler is not None:
+            found.scaler = ShardedGradScaler(self.world.device.type, **asked.scaler.to_kwargs())
+        return found
+
+    def check(self, bundle: Bundle) -> None:
+        """Also refuse optimizers that cannot follow parameters which are flattened."""
+        for slot in bundle.models:
+            placement.refuse_offloaded(slot.given)
+            placement.refuse_misplaced(slot.given, self.world.device)
+            self.check_model(slot.given)
+        new = [model for slot in bundle.models if not self._is_sharded(model := self._bare(slot.given))]
+        flat = {id(p) for model in new for p in model.parameters()} if not self.plugin.use_orig_params else set()
+        for slot in bundle.optimizers:
+            held = [parameter for group in slot.given.param_groups for parameter in group["params"]]
+            if self._flat_models(slot.given) or any(id(parameter) in flat for parameter in held):
+                self._refuse_groups(slot.given)
+            else:
+                self._names.check(slot.given)
+
+    def check_model(self, model: torch.nn.Module) -> WrapPlan:
+        """Also refuse a model whose parameters cannot be flattened block by block."""
+        plan = super().check_model(model)
+        bare = self._bare(model)
+        if self._is_sharded(bare):
+            return plan
+        compiles = self.parts.compilation.backend != DynamoBackend.NO or model is not bare
+        if compiles and not self.plugin.use_orig_params:
+            raise PreparationError(
+                "Compiled models need their parameters as they are named; got use_orig_params=False. "
+                "Set use_orig_params=True, or use fsdp_version=2."
+            )
+        kept = {id(parameter) for parameter in plan.whole(bare)}
+        for name, block in (*plan.blocks, ("", bare)):
+            own = [(n, p) for n, p in block.named_parameters() if id(p) not in kept]
+            kept |= {id(parameter) for _, parameter in own}
+            self._refuse_mixed(name or type(bare).__name__, own)
+        return plan
+
+    def _refuse_mixed(self, block: str, own: list[tuple[str, torch.nn.Parameter]]) -> None:
+        """Refuse parameters that cannot be pieces of one."""
+        masters = self.parts.precision.name != "no"
+        dtypes = {str(torch.float32 if masters and p.requires_grad and is_half(p) else p.dtype) for _, p in own}
+        if len(dtypes) > 1:
+            raise PreparationError(
+                f"FSDP1 flattens the parameters of a block into one; got {', '.join(sorted(dtypes))} in {block}. "
+                "Give them one dtype, or use fsdp_version=2."
+            )
+        if not self.plugin.use_orig_params and len({p.requires_grad for _, p in own}) > 1:
+            frozen = [name for name, p in own if not p.requires_grad]
+            raise PreparationError(
+                f"Without use_orig_params, a block of FSDP1 trains as a whole or not at all; got {', '.join(frozen)} "
+                f"frozen in {block}. Set use_orig_params=True, or use fsdp_version=2."
+            )
+
+    def _shard(self, model: torch.nn.Module, plan: WrapPlan) -> torch.nn.Module:
+        """Wrap the blocks of a plan, and the model."""
+        wrapper = self._wrapper_of(model)
+        if wrapper is not None:
+            return wrapper
+        if self.world.is_main:
+            plan.tell(model)
+        self._shapes[model] = {name: parameter.shape for name, parameter in model.named_parameters()}
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        arguments = self._arguments(plan, model)
+        with in_step(self.world, "prepare: FullyShardedDataParallel", views_of(model)):
+            if arguments["sync_module_states"] and self.world.device.type == "cpu":
+                # torch sends weights that lie on an accelerator only.
+                receive(model.modules(), self.world.device)
+                arguments["sync_module_states"] = False
+            wrapper = FullyShardedDataParallel(model, **arguments)
+        whole = plan.whole(model)
+        for parameter in whole:
+            parameter.data = parameter.data.to(self.world.device)
+        if not self.plugin.use_orig_params:
+            for parameter in trained:
+                if all(parameter is not one for one in whole):
+                    self._flattened[parameter] = ref(model)
+        self._wrappers[model] = ref(wrapper)
+        self._replicate(model, plan)
+        self._names.remember(model)
+        return wrapper
+
+    def _arguments(self, plan: WrapPlan, model: torch.nn.Module) -> dict[str, Any]:
+        """Return what `FullyShardedDataParallel` is given."""
+        plugin = self.plugin
+        chosen = {id(block) for _, block in plan.blocks}
+        from_main = self._loads_from_main(model)
+        empty = Empty(self.world.device)
+        given = getattr(plugin.param_init_fn, "__name__", "") != "_empty_on_device"
+        return {
+            "device_mesh": self.mesh,
+            "sharding_strategy": plugin.sharding_strategy,
+            "cpu_offload": CPUOffload(offload_params=self._offloads),
+            "auto_wrap_policy": partial(lambda_auto_wrap_policy, lambda_fn=lambda module: id(module) in chosen),
+            "backward_prefetch": plugin.backward_prefetch,
+            "mixed_precision": plugin.mixed_precision_policy,
+            "ignored_states": plan.whole(model),
+            "param_init_fn": plugin.param_init_fn if plugin.param_init_fn is not None and given else empty,
+            "device_id": self.world.device,
+            "sync_module_states": bool(plugin.sync_module_states) or from_main,
+            "forward_prefetch": bool(plugin.forward_prefetch),
+            "limit_all_gathers": plugin.limit_all_gathers,
+            "use_orig_params": bool(plugin.use_orig_params),
+        }
+
+    @property
+    def _offloads(self) -> bool:
+        """Whether parameters leave the device; where that is the CPU, they are there already."""
+        offload = self.plugin.cpu_offload
+        return isinstance(offload, CPUOffload) and offload.offload_params and self.world.device.type != "cpu"
+
+    def _wrapper_of(self, model: torch.nn.Module) -> torch.nn.Module | None:
+        kept = self._wrappers.get(model)
+        return None if kept is None else kept()
+
+    def _is_sharded(self, model: torch.nn.Module) -> bool:
+        return any(isinstance(part, FullyShardedDataParallel) for part in model.modules()) or (
+            self._wrapper_of(model) is not None
+        )
+
+    def rebind(self, optimizers: Iterable[Any]) -> None:
+        """Point optimizers to the parameters that prepared models have now, flattened ones too."""
+        for optimizer in optimizers:
+            models = self._flat_models(optimizer)
+            if not models:
+                super().rebind([optimizer])
+                continue
+            self._refuse_groups(optimizer)
+            parameters = optimizer.param_groups[0]["params"]
+            others = [parameter for parameter in parameters if parameter not in self._flattened]
+            flat = [p for model in models for p in model.parameters() if p.requires_grad]
+            parameters[:] = [*others, *(p for p in flat if all(p is not other for other in others))]
+
+    def _flat_models(self, optimizer: Any) -> list[torch.nn.Module]:
+        """Return the models whose flattened parameters an optimizer holds as they were."""
+        held = [p for group in optimizer.param_groups for p in group["params"] if p in self._flattened]
+        found = {id(model): model for p in held if (model := self._flattened[p]()) is not None}
+        return list(found.values())
+
+    def _refuse_groups(self, optimizer: Any) -> None:
+        """Refuse an optimizer that cannot follow parameters which are flattened.
+
+        Raises:
+            PreparationError: It has several groups, has stepped, or trains a part of a model.
+        """
+        advice = "Make it from the prepared model's parameters, set use_orig_params=True, or use fsdp_version=2."
+        kind = type(optimizer).__name__
+        if len(optimizer.param_groups) > 1:
+            raise PreparationError(
+                "Without use_orig_params, FSDP1 flattens parameters of different groups into one; got "
+                f"{len(optimizer.param_groups)} groups of {kind}. {advice}"
+            )
+        if optimizer.state:
+            raise PreparationError(
+                f"The state of an optimizer cannot follow parameters that FSDP1 flattens; got {kind} with the state of "
+                f"{len(optimizer.state)} parameters. {advice}"
+            )
+        held = {id(parameter) for parameter in optimizer.param_groups[0]["params"]}
+        models = {id(m) for m in self._flat_models(optimizer)}
+        left = [p for p, m in self._flattened.items() if id(m()) in models and id(p) not in held]
+        if left:
+            raise PreparationError(
+                f"Without use_orig_params, FSDP1 trains a model as a whole; got {kind} that leaves out {len(left)} "
+                f"parameters. {advice}"
+            )
+
+    def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
+        """Return a context whose backward passes add up whole gradients on each rank."""
+        return self._unsynchronised(model)
+
+    def sync_next_backward(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
+        """Return nothing where gradients are synchronised anyway.
+
+        Raises:
+            PreparationError: The block stands inside `no_sync`: torch decides there in the forward pass.
+        """
+        if not self._held.get(self._bare(model), False):
+            return nullcontext()
+        raise PreparationError(
+            "FSDP1 cannot synchronise gradients of a forward pass that ran under no_sync; got trigger_sync_in_backward "
+            "inside no_sync. Run that forward pass outside no_sync, or use fsdp_version=2."
+        )
+
+    @contextmanager
+    def _unsynchronised(self, model: torch.nn.Module) -> Iterator[None]:
+        bare = self._bare(model)
+        wrapper: Any = self._wrapper_of(bare)
+        with self._holding(bare, True), nullcontext() if wrapper is None else wrapper.no_sync():
+            yield
+
+    def groups_of(self, parameter: torch.Tensor) -> tuple[Any, ...]:
+        """Return the ranks that share a parameter's gradient: those of the shards, unless every rank holds it whole."""
+        if self.plugin.sharding_strategy is ShardingStrategy.NO_SHARD:
+            return ()
+        if any(parameter is whole for kept in self._replicated.values() for whole in kept):
+            return ()
+        return (self.mesh.get_group(self.mesh.ndim - 1),)
+
+    def whole_state(self, model: torch.nn.Module, *, keep: bool) -> dict[str, Any]:
+        """Gather a model's state under its bare names; every rank calls it.
+
+        Args:
+            model: A prepared model.
+            keep: Whether this rank wants it; others get an empty dict.
+        """
+        wrapper = self._wrapper_of(self._bare(model))
+        if wrapper is None:
+            return super().whole_state(model, keep=keep)
+        names = {name: PartView("parameter") for name, _ in wrapper.named_parameters()}
+        with in_step(self.world, "the state dict of a sharded model", names), self._whole(wrapper):
+            state = {canonical_name(name): value for name, value in wrapper.state_dict().items()}
+        found: dict[str, Any] = gather(state, keep=True) if keep else {}
+        return found
+
+    def load_whole_state(self, model: torch.nn.Module, state: dict[str, Any]) -> None:
+        """Share a whole state, equal on all ranks, out over them."""
+        wrapper = self._wrapper_of(self._bare(model))
+        with self._whole(wrapper):
+            (model if wrapper is None else wrapper).load_state_dict(state)
+
+    @contextmanager
+    def _whole(self, wrapper: torch.nn.Module | None) -> Iterator[None]:
+        """Let states of a wrapper, and of optimizers of its parameters, be whole in the block."""
+        if wrapper is None:
+            yield
+            return
+        # On the CPU, torch crashes when it moves a full state dict to the CPU.
+        moved = {"offload_to_cpu": self.world.device.type != "cpu", "rank0_only": False}
+        configs = FullStateDictConfig(**moved), FullOptimStateDictConfig(**moved)
+        with warnings.catch_warnings():
+            # torch prefers functions that leave a full state on one rank, or on a device that cannot hold it.
+            warnings.simplefilter("ignore")
+            with FullyShardedDataParallel.state_dict_type(wrapper, StateDictType.FULL_STATE_DICT, *configs):
+                yield
+
+    def whole_optimizer(self, optimizer: Any, keep: bool) -> dict[str, Any]:
+        """Gather the state of an optimizer as torch's optimizers write it; every rank calls it.
+
+        Args:
+            optimizer: A prepared optimizer.
+            keep: Whether this rank wants it.
+        """
+        wrapper, bare = self._wrapper_under(optimizer), _inside(optimizer)
+        if wrapper is None:
+            return super().whole_optimizer(optimizer, keep)
+        with in_step(self.world, "the state of a sharded optimizer", {}), self._whole(wrapper):
+            named = FullyShardedDataParallel.optim_state_dict(wrapper, bare)
+        places = {name: place for place, name in enumerate(self._order(wrapper, named))}
+        groups = [
+            {**group, "params": sorted(places[name] for name in group["params"])} for group in named["param_groups"]
+        ]
+        # Parameters that are pieces of one share its step count, which each would move for itself after loading.
+        state = {places[name]: {k: _own(v) for k, v in own.items()} for name, own in named["state"].items()}
+        found: dict[str, Any] = gather({"state": state, "param_groups": groups}, keep=keep)
+        return found
+
+    def whole_groups(self, optimizer: Any) -> list[dict[str, Any]]:
+        """Return the groups of an optimizer with whole parameters in them, which have shapes and no values."""
+        wrapper = self._wrapper_under(optimizer)
+        if wrapper is None:
+            return list(optimizer.param_groups)
+        named, shapes = self._named(wrapper, optimizer), self._shapes[self._bare(wrapper)]
+        order = self._order(wrapper, named)
+        return [
+            {**group, "params": [torch.empty(shapes[n], device="meta") for n in order if n in group["params"]]}
+            for group in named["param_groups"]
+        ]
+
+    def load_whole_optimizer(self, optimizer: Any, state: dict[str, Any]) -> None:
+        """Share a whole state, equal on all ranks, out over them."""
+        wrapper, bare = self._wrapper_under(optimizer), _inside(optimizer)
+        if wrapper is None:
+            optimizer.load_state_dict(state)
+            return
+        named = self._named(wrapper, optimizer)
+        own = [[n for n in self._order(wrapper, named) if n in group["params"]] for group in named["param_groups"]]
+        given = [place for group in state["param_groups"] for place in group["params"]]
+        names = dict(zip(given, (name for group in own for name in group), strict=True))
+        whole = {
+            "state": {names[place]: entries for place, entries in state["state"].items()},
+            "param_groups": [{**g, "params": n} for g, n in zip(state["param_groups"], own, strict=True)],
+        }
+        with self._whole(wrapper):
+            bare.load_state_dict(FullyShardedDataParallel.optim_state_dict_to_load(wrapper, bare, whole))
+
+    def _named(self, wrapper: torch.nn.Module, optimizer: Any) -> dict[str, Any]:
+        """Return the state of an optimizer by names of parameters, whole."""
+        with self._whole(wrapper):
+            return FullyShardedDataParallel.optim_state_dict(wrapper, _inside(optimizer))
+
+    def _order(self, wrapper: torch.nn.Module, named: dict[str, Any]) -> list[str]:
+        """Return the names of an optimizer's parameters as it had them; where they were flattened, as the model has."""
+        names = [name for group in named["param_groups"] for name in group["params"]]
+        if self.plugin.use_orig_params:
+            return names
+        model = list(self._shapes[self._bare(wrapper)])
+        return sorted(names, key=model.index)
+
+    def _wrapper_under(self, optimizer: Any) -> torch.nn.Module | None:
+        """Return the wrapper of the model that an optimizer trains, or `None` where it is no wrapped one.
+
+        Raises:
+            CheckpointError: It trains several.
+        """
+        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        wrappers = [kept() for kept in self._wrappers.values()]
+        found = [w for w in wrappers if w is not None and any(id(p) in held for p in w.parameters())]
+        if len(found) > 1:
+            raise CheckpointError(
+                "FSDP1 gathers the state of an optimizer through the model that it trains; got one of "
+                f"{len(found)} models. Use one optimizer for each model, or fsdp_version=2."
+            )
+        return found[0] if found else None
+
+    def weights(self, model: torch.nn.Module) -> Iterable[tuple[str, Any]]:
+        """Return the names and weights that `save_model` writes, on the ranks that may write."""
+        return list(self.whole_state(model, keep=self.world.is_local_main).items())
+
+
+def _own(value: Any) -> Any:
+    return value.clone() if isinstance(value, torch.Tensor) else value
+
+
+def _inside(optimizer: Any) -> Any:
+    """Return the optimizer inside its wrappers."""
+    while isinstance(optimizer, AcceleratedOptimizer):
+        optimizer = optimizer.optimizer
+    return optimizer

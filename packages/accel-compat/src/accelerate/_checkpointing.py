@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from accel_core.checkpoint import names, payload, plain, progress, stateful
+from accel_core.checkpoint import names, pickles, plain, progress, stateful
 from accel_core.checkpoint.folder import placement
 from accel_core.checkpoint.format import Part, Source
 from accel_core.checkpoint.manifest import Manifest
@@ -139,7 +139,7 @@ def save_custom_state(obj: Any, path: str, index: int = 0, save_on_each_node: bo
         UnsafeCheckpointError: The state could not be read back without running code.
     """
     state = obj.state_dict()
-    payload.prove_readable(state, f"registered object {index} ({type(obj).__name__})")
+    pickles.prove_readable(state, f"registered object {index} ({type(obj).__name__})")
     plain.save(state, Path(path) / names.custom_name(index), save_on_each_node=save_on_each_node)
 
 
@@ -155,4 +155,4 @@ def load_custom_state(obj: Any, path: str, index: int = 0) -> None:
         CheckpointError: The file is damaged or would run code.
         FileNotFoundError: There is no such file.
     """
-    obj.load_state_dict(payload.read_object(Path(path), names.custom_name(index)))
+    obj.load_state_dict(pickles.read_object(Path(path), names.custom_name(index)))

@@ -9,7 +9,7 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor, nn
 
-from accel_core.checkpoint import payload
+from accel_core.checkpoint import tensor_file
 from accel_core.modules.unwrap import extract_model_from_parallel
 
 __all__ = [
@@ -28,7 +28,7 @@ def clean_state_dict_for_safetensors(state_dict: Mapping[str, Tensor]) -> dict[s
     kept: dict[tuple[Any, ...], str] = {}
     cleaned: dict[str, Tensor] = {}
     for name, tensor in state_dict.items():
-        if kept.setdefault(payload.storage_key(tensor), name) == name:
+        if kept.setdefault(tensor_file.storage_key(tensor), name) == name:
             shares = tensor.untyped_storage().nbytes() != tensor.numel() * tensor.element_size()
             cleaned[name] = tensor.clone(memory_format=torch.contiguous_format) if shares else tensor.contiguous()
     return cleaned

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from accel_core.accelerator import Accelerator
-from accel_core.checkpoint import background, commit, folder, payload, preemption
+from accel_core.checkpoint import background, commit, folder, pickles, preemption
 from accel_core.checkpoint.run import BareRun
 from accel_core.comm.objects import gather_object
 from accel_core.errors import (
@@ -89,15 +89,15 @@ def test_a_failure_of_one_rank_is_the_error_of_all(tmp_path: Path) -> None:
     """Writing fails on rank 1: both ranks raise the same, what was there is intact, and both can go on."""
     own = build(1)
     folder.save_state(own, tmp_path / "ckpt")
-    write = payload.write_object
+    write = pickles.write_object
 
     def full(*args: Any, **kwargs: Any) -> Any:
         raise OSError(28, "No space left on device")
 
     if own.world.rank == 1:
-        payload.write_object = full  # type: ignore[assignment]
+        pickles.write_object = full  # type: ignore[assignment]
     errors = everywhere(raised(folder.save_state, build(2), tmp_path / "ckpt"))
-    payload.write_object = write
+    pickles.write_object = write
     assert errors[0] == errors[1]
     assert "rank 1: OSError: [Errno 28] No space left on device" in errors[0][1]
     assert os.listdir(tmp_path) == ["ckpt"]
@@ -154,13 +154,13 @@ def test_a_mismatch_on_one_rank_is_refused_by_all(tmp_path: Path) -> None:
 @world(2)
 def test_background_saves_do_not_disturb_collectives_of_training(tmp_path: Path) -> None:
     """While the thread writes and agrees, the ranks go on reducing gradients."""
-    write = payload.write_object
+    write = pickles.write_object
 
     def slow(*args: Any, **kwargs: Any) -> Any:
         time.sleep(0.05)
         return write(*args, **kwargs)
 
-    payload.write_object = slow  # type: ignore[assignment]
+    pickles.write_object = slow  # type: ignore[assignment]
     own = build(1)
     weight = own.models[0].weight.clone()
     handle = folder.save_state(own, tmp_path / "ckpt", blocking=False)
@@ -214,7 +214,7 @@ def save_and_stop(own: BareRun, target: Path, step: str, stopping: int) -> None:
             publish = commit.publish
             patch.setattr(commit, "publish", stop if own.world.rank == stopping else publish)
         elif own.world.rank == stopping:
-            patch.setattr(*{"write": (payload, "write_object"), "complete": (commit, "complete")}[step], stop)
+            patch.setattr(*{"write": (pickles, "write_object"), "complete": (commit, "complete")}[step], stop)
         raised(folder.save_state, own, target)
 
 

@@ -2,9 +2,7 @@
 
 from codecs import encode
 
-from accel_core.checkpoint.payload import (
-    TORCH_SAFE_GLOBALS,
-)
+from accel_core.checkpoint.pickles import TORCH_SAFE_GLOBALS
 from accel_core.checkpoint.plain import (
     load,
     save,

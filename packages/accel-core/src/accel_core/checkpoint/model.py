@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from accel_core.checkpoint import names, payload
+from accel_core.checkpoint import names, pickles, tensor_file
 from accel_core.checkpoint.format import Source
 from accel_core.checkpoint.report import Finding, Kind, Restoration, finding_of
 from accel_core.errors import CheckpointDamagedError, CheckpointError
@@ -57,7 +57,7 @@ class ObjectWeights:
     aliases: Mapping[str, str] = {}
 
     def __init__(self, folder: Path, name: str, *, links: bool = False) -> None:
-        content = payload.read_object(folder, name, links=links, mmap=True)
+        content = pickles.read_object(folder, name, links=links, mmap=True)
         if not isinstance(content, Mapping) or not all(isinstance(key, str) for key in content):
             raise CheckpointDamagedError(
                 f"The weights file {str(folder / name)!r} holds no state dict; found a {type(content).__name__}. "
@@ -84,7 +84,7 @@ def open_weights(folder: Path, name: str) -> StoredWeights:
         CheckpointError: The file is damaged or unsafe.
         FileNotFoundError: There is none.
     """
-    return payload.TensorFile(folder, name) if name.endswith(".safetensors") else ObjectWeights(folder, name)
+    return tensor_file.TensorFile(folder, name) if name.endswith(".safetensors") else ObjectWeights(folder, name)
 
 
 def _is_safe(source: Source, index: int) -> bool:
@@ -143,7 +143,7 @@ def compare(model: object, weights: StoredWeights, component: str, rank: int = 0
     for name, key in actual.items():
         value = state[key]
         if name not in stored:
-            if not (isinstance(value, Tensor) and payload.storage_key(value) in reached):
+            if not (isinstance(value, Tensor) and tensor_file.storage_key(value) in reached):
                 note("missing", f"{name} is not in the checkpoint")
             continue
         entry = weights.tensors[weights.aliases.get(name, name)]
@@ -165,7 +165,7 @@ def _reached(inner: torch.nn.Module, state: Mapping[str, Any], given: list[str])
     for group in tied_tensor_groups(inner):
         if not filled.isdisjoint(group):
             filled.update(name for name in group if name in state)
-    return {payload.storage_key(state[name]) for name in filled if isinstance(state[name], Tensor)}
+    return {tensor_file.storage_key(state[name]) for name in filled if isinstance(state[name], Tensor)}
 
 
 class _Renamed:
@@ -216,7 +216,7 @@ def _applier(
         done: set[Any] = set()
         for name in fitting:
             destination = state[actual[name]]
-            key = payload.storage_key(destination)
+            key = tensor_file.storage_key(destination)
             if key not in done:
                 done.add(key)
                 weights.read_into(name, destination)

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from accel_core.checkpoint import names, payload
+from accel_core.checkpoint import names, pickles
 from accel_core.checkpoint.format import Source
 from accel_core.checkpoint.report import Finding, Restoration, finding_of
 from accel_core.errors import CheckpointError
@@ -36,7 +36,7 @@ def restoration(optimizer: Any, index: int, source: Source, rank: int) -> Restor
     component, name = f"optimizer {index}", names.optimizer_name(index)
     try:
         source.check_listed(name)
-        state = payload.read_object(source.folder, name, **source.load_kwargs)
+        state = pickles.read_object(source.folder, name, **source.load_kwargs)
     except (CheckpointError, OSError) as error:
         return Restoration(component, findings=[finding_of(error, component, rank)])
     findings = [Finding(component, "mismatch", detail, rank) for detail in _differences(state, optimizer)]

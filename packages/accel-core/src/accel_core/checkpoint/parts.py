@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from accel_core._records import record
-from accel_core.checkpoint import payload
+from accel_core.checkpoint import json_file, pickles, tensor_file
 from accel_core.checkpoint.manifest import Entry
 from accel_core.checkpoint.staging import Buffers
 
@@ -35,11 +35,11 @@ class FilePart:
         path = folder / self.name
         path.parent.mkdir(parents=True, exist_ok=True)
         if self.kind == "tensors":
-            entry = payload.write_tensors(path, self.content, rank=rank)
+            entry = tensor_file.write_tensors(path, self.content, rank=rank)
         elif self.kind == "json":
-            entry = payload.write_json(path, self.content, rank=rank)
+            entry = json_file.write_json(path, self.content, rank=rank)
         else:
-            entry = payload.write_object(path, self.content, rank=rank)
+            entry = pickles.write_object(path, self.content, rank=rank)
         return [replace(entry, name=self.name)]
 
     def snapshot(self, buffers: Buffers) -> FilePart:

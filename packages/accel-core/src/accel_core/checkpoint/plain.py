@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import torch
 
-from accel_core.checkpoint import model, names, optimizer, payload, pickles
+from accel_core.checkpoint import model, names, optimizer, pickles, tensor_file
 from accel_core.checkpoint.format import CheckpointFormat, Exchange, Part, Run, Source
 from accel_core.checkpoint.parts import FilePart
 from accel_core.checkpoint.report import Restoration
@@ -106,7 +106,7 @@ def save(
         return
     if not isinstance(f, (str, os.PathLike)):
         if safe_serialization:
-            payload.stream_tensors(f, obj)
+            tensor_file.stream_tensors(f, obj)
         else:
             torch.save(obj, f)
         return
@@ -114,9 +114,9 @@ def save(
     staging = names.beside(path, names.STAGING, names.fresh_id())
     try:
         if safe_serialization:
-            payload.write_tensors(staging, obj)
+            tensor_file.write_tensors(staging, obj)
         else:
-            payload.write_object(staging, obj)
+            pickles.write_object(staging, obj)
         os.replace(staging, path)
     except BaseException:
         staging.unlink(missing_ok=True)

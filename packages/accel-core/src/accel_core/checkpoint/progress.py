@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from accel_core.checkpoint import names, payload, rng
+from accel_core.checkpoint import json_file, names, pickles, rng
 from accel_core.checkpoint.format import Part, Run, Source
 from accel_core.checkpoint.parts import FilePart
 from accel_core.checkpoint.report import Finding, Restoration, finding_of
@@ -36,7 +36,7 @@ def restoration(run: Run, source: Source) -> Restoration:
         return Restoration(component)
     try:
         source.check_listed(names.PROGRESS_NAME)
-        content = payload.read_json(source.folder, names.PROGRESS_NAME)
+        content = json_file.read_json(source.folder, names.PROGRESS_NAME)
         counters = content["counters"]
         step = int(content["step"])
         if not isinstance(counters, dict):
@@ -63,7 +63,7 @@ def random_restoration(run: Run, source: Source) -> Restoration:
     name = names.random_states_name(world.rank if known else world.rank % source.world_size)
     try:
         source.check_listed(name)
-        states = payload.read_object(source.folder, name, **source.plain_kwargs)
+        states = pickles.read_object(source.folder, name, **source.plain_kwargs)
         rng.check(states, world)
     except (CheckpointError, OSError) as error:
         return Restoration(component, findings=[finding_of(error, component, world.rank)])

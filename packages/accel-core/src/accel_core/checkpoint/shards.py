@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from accel_core.checkpoint import names, payload
+from accel_core.checkpoint import json_file, names, tensor_file
 from accel_core.checkpoint.manifest import check_name
 from accel_core.checkpoint.model import ObjectWeights, StoredWeights
 from accel_core.errors import CheckpointDamagedError, CheckpointError, CheckpointNotFoundError
@@ -94,7 +94,7 @@ def read_index(path: Path) -> dict[str, str]:
         CheckpointNotFoundError: There is no such file.
     """
     try:
-        content = payload.read_json(path.parent, path.name, links=True)
+        content = json_file.read_json(path.parent, path.name, links=True)
     except FileNotFoundError as error:
         raise _not_found(path) from error
     table = content.get("weight_map", content) if isinstance(content, dict) else None
@@ -111,7 +111,7 @@ def read_index(path: Path) -> dict[str, str]:
 def _open_file(path: Path) -> StoredWeights:
     try:
         if path.suffix == ".safetensors":
-            return payload.TensorFile(path.parent, path.name, links=True)
+            return tensor_file.TensorFile(path.parent, path.name, links=True)
         return ObjectWeights(path.parent, path.name, links=True)
     except FileNotFoundError as error:
         raise _not_found(path) from error

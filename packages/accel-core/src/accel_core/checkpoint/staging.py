@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from accel_core.checkpoint.payload import storage_key
+from accel_core.checkpoint.tensor_file import storage_key
 from accel_core.mesh.tensor import local_part
 
 __all__ = ["Buffers"]

@@ -8,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
-from accel_core.checkpoint import names, payload
+from accel_core.checkpoint import names, pickles
 from accel_core.checkpoint.format import Part, Run, Source
 from accel_core.checkpoint.parts import FilePart
 from accel_core.checkpoint.report import Finding, Restoration, finding_of
@@ -46,7 +46,7 @@ def parts(run: Run) -> list[Part]:
     found: list[Part] = []
 
     def add(name: str, component: str, state: object) -> None:
-        payload.prove_readable(state, component)
+        pickles.prove_readable(state, component)
         found.append(FilePart(name, "object", state))
 
     for index, scheduler in enumerate(run.schedulers):
@@ -115,7 +115,7 @@ def _restoration(
 ) -> Restoration:
     try:
         source.check_listed(name)
-        state = payload.read_object(source.folder, name, **source.plain_kwargs)
+        state = pickles.read_object(source.folder, name, **source.plain_kwargs)
     except (CheckpointError, OSError) as error:
         return Restoration(component, findings=[finding_of(error, component, rank)])
     problem = None if differ is _accept else differ(target.state_dict(), state)

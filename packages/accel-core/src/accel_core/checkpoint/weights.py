@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from accel_core.checkpoint import names, payload
+from accel_core.checkpoint import json_file, names, pickles, tensor_file
 from accel_core.checkpoint.agreement import together
 from accel_core.checkpoint.digest import flush_folder
 from accel_core.checkpoint.in_place import Journal, model_journal, standing_weights
@@ -157,11 +157,11 @@ def _replace(folder: Path, files: Mapping[str, Mapping[str, Any]], safe: bool) -
     identity = names.fresh_id()
     staging = journal.begin(identity)
     try:
-        write = payload.write_tensors if safe else _write_gathered
+        write = tensor_file.write_tensors if safe else _write_gathered
         entries = [write(staging / name, shard) for name, shard in files.items()]
         if len(files) > 1:
             index = names.SAFE_WEIGHTS_INDEX_NAME if safe else names.WEIGHTS_INDEX_NAME
-            entries.append(payload.write_json(staging / index, _index(files, safe)))
+            entries.append(json_file.write_json(staging / index, _index(files, safe)))
         journal.prepare(staging, _earlier(folder, safe), lambda name: not (folder / name).is_dir())
         Manifest(tuple(sorted(entries, key=lambda entry: entry.name)), 1, versions(), save=identity).write(staging)
         flush_folder(staging)
@@ -179,7 +179,7 @@ def _write_gathered(path: Path, shard: Mapping[str, Any]) -> Entry:
     for value in shard.values():
         if isinstance(value, SpreadWeight) and id(value) not in gathered:
             gathered[id(value)] = value().cpu()
-    return payload.write_object(path, {name: gathered.get(id(value), value) for name, value in shard.items()})
+    return pickles.write_object(path, {name: gathered.get(id(value), value) for name, value in shard.items()})
 
 
 def _settle(journal: Journal) -> None:
@@ -245,7 +245,7 @@ def split(state_dict: Mapping[str, Any], limit: int) -> list[dict[str, Any]]:
     places: dict[Any, dict[str, Any]] = {}
     filled = 0
     for name, tensor in state_dict.items():
-        key = payload.storage_key(tensor)
+        key = tensor_file.storage_key(tensor)
         if key in places:
             places[key][name] = tensor
             continue
@@ -270,7 +270,7 @@ def _index(files: Mapping[str, Mapping[str, Any]], safe: bool) -> dict[str, Any]
     for file, shard in files.items():
         seen: set[Any] = set()
         for name, tensor in shard.items():
-            key = payload.storage_key(tensor)
+            key = tensor_file.storage_key(tensor)
             if key in seen and safe:
                 continue
             total += 0 if key in seen else bytes_of(tensor)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from accel_core.checkpoint import payload
+from accel_core.checkpoint import pickles
 from accel_core.checkpoint.plain import load
 from accel_core.errors import AccelError, CheckpointDamagedError, UnsafeCheckpointError
 
@@ -128,7 +128,7 @@ def test_no_file_reaches_the_state_of_a_dtype(attack: str, declared: bool, tmp_p
     with torch.serialization.safe_globals(names if declared else []):
         before = set(torch.serialization.get_safe_globals())
         with pytest.raises((UnsafeCheckpointError, CheckpointDamagedError), match=r"x\.pkl"):
-            payload.read_object(tmp_path, "x.pkl")
+            pickles.read_object(tmp_path, "x.pkl")
         with pytest.raises((UnsafeCheckpointError, CheckpointDamagedError), match=r"x\.pkl"):
             load(tmp_path / "x.pkl")
         assert set(torch.serialization.get_safe_globals()) == before
@@ -140,8 +140,8 @@ def test_plain_arrays_come_back(code: str, shape: tuple[int, ...], tmp_path: Pat
     """Each plain dtype, byte order and shape is rebuilt, as an array that owns its memory and can be written."""
     count = int(np.prod(shape, dtype=int))
     array = np.arange(count).astype(code).reshape(shape)
-    payload.write_object(tmp_path / "x.pkl", {"c": array, "fortran": np.asfortranarray(array), "one": [(array,)]})
-    found = payload.read_object(tmp_path, "x.pkl")
+    pickles.write_object(tmp_path / "x.pkl", {"c": array, "fortran": np.asfortranarray(array), "one": [(array,)]})
+    found = pickles.read_object(tmp_path, "x.pkl")
     for one, wanted in ((found["c"], array), (found["fortran"], np.asfortranarray(array)), (found["one"][0][0], array)):
         assert type(one) is np.ndarray
         assert one.dtype == array.dtype.newbyteorder("=")  # NumPy swaps what was written elsewhere when it reads
@@ -155,8 +155,8 @@ def test_what_is_shared_stays_shared(tmp_path: Path) -> None:
     """An array that stands in two places, and a list that holds itself, come back as they were."""
     array, ring = np.arange(3), []  # type: ignore[var-annotated]
     ring.append(ring)
-    payload.write_object(tmp_path / "x.pkl", {"a": array, "b": (array, OrderedDict(c=array)), "ring": ring})
-    found = payload.read_object(tmp_path, "x.pkl")
+    pickles.write_object(tmp_path / "x.pkl", {"a": array, "b": (array, OrderedDict(c=array)), "ring": ring})
+    found = pickles.read_object(tmp_path, "x.pkl")
     assert found["a"] is found["b"][0] is found["b"][1]["c"]
     assert found["ring"][0] is found["ring"]
 
@@ -166,8 +166,8 @@ def test_doubled_lists_are_read_in_the_time_of_one(tmp_path: Path) -> None:
     content: list[Any] = [np.arange(2)]
     for _ in range(60):
         content = [content, content]
-    payload.write_object(tmp_path / "x.pkl", content)
-    found = payload.read_object(tmp_path, "x.pkl")
+    pickles.write_object(tmp_path / "x.pkl", content)
+    found = pickles.read_object(tmp_path, "x.pkl")
     assert found[0] is found[1]
 
 
@@ -184,7 +184,7 @@ def test_every_single_byte_may_be_wrong(tmp_path: Path) -> None:
             crafted.write(tmp_path / "x.pkl")
             refusal, found = "x.pkl", {}
             try:
-                found = payload.read_object(tmp_path, "x.pkl")
+                found = pickles.read_object(tmp_path, "x.pkl")
             except AccelError as error:
                 refusal = str(error)
             assert "x.pkl" in refusal
@@ -209,4 +209,4 @@ def test_an_archive_that_grows_is_refused_before_it_is_unpacked(kind: str, tmp_p
             archive.filelist += [member] * 8
             archive._didModify = True  # type: ignore[attr-defined]
     with pytest.raises(CheckpointDamagedError, match=r"x\.pkl.*(compressed|announce)"):
-        payload.read_object(tmp_path, "x.pkl")
+        pickles.read_object(tmp_path, "x.pkl")

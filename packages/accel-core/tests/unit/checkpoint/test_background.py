@@ -10,16 +10,16 @@ from accel_core.checkpoint.manifest import is_complete
 
 SCRIPT = """
 import atexit, json, multiprocessing, os, sys, time, torch
-from accel_core.checkpoint import folder, payload
+from accel_core.checkpoint import folder, pickles
 from accel_core.checkpoint.run import BareRun
-write = payload.write_object
+write = pickles.write_object
 def slow(*args, **kwargs):
     time.sleep(0.3)
     return write(*args, **kwargs)
 def full(*args, **kwargs):
     raise OSError(28, "No space left on device")
 def save(target, how):
-    payload.write_object = how
+    pickles.write_object = how
     return folder.save_state(BareRun([torch.nn.Linear(2, 2)]), target, blocking=False)
 codes = {}
 for target, body in json.loads(sys.argv[1]).items():

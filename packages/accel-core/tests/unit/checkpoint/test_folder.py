@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from accel_core.checkpoint import background, commit, folder, names, payload
+from accel_core.checkpoint import background, commit, folder, names, pickles, tensor_file
 from accel_core.checkpoint.run import BareRun
 from accel_core.errors import (
     AccelError,
@@ -162,7 +162,7 @@ def test_a_save_of_another_process_while_a_checkpoint_is_read(
         with pytest.raises(CheckpointError, match="was replaced while load hooks read it"):
             folder.load_state(run, tmp_path / "ckpt")
         return
-    owner, name = {"optimizer": (payload, "read_object"), "model": (payload.TensorFile, "__init__")}[moment]
+    owner, name = {"optimizer": (pickles, "read_object"), "model": (tensor_file.TensorFile, "__init__")}[moment]
     original = getattr(owner, name)
 
     def watched(*args: Any, **kwargs: Any) -> Any:
@@ -182,13 +182,13 @@ def test_a_file_that_is_written_into_while_it_is_read_is_an_error(
 ) -> None:
     """Something that writes into files, as accel does not, between the comparison and the end of the restore."""
     folder.save_state(make_run(1), tmp_path / "ckpt")
-    run, read = make_run(2), payload.TensorFile.read_into
+    run, read = make_run(2), tensor_file.TensorFile.read_into
 
     def watched(self: Any, *args: Any) -> None:
         read(self, *args)
         os.utime(tmp_path / "ckpt" / "model.safetensors", ns=(1, 1))
 
-    monkeypatch.setattr(payload.TensorFile, "read_into", watched)
+    monkeypatch.setattr(tensor_file.TensorFile, "read_into", watched)
     with pytest.raises(CheckpointDamagedError, match="was written into while it was read"):
         folder.load_state(run, tmp_path / "ckpt")
 
@@ -313,13 +313,13 @@ def test_generators_are_read_to_the_cpu_wherever_optimizers_are(
     before = state_of(run)
     folder.save_state(run, tmp_path / "ckpt")
     told: dict[str, Any] = {}
-    read = payload.read_object
+    read = pickles.read_object
 
     def watched(place: Path, name: str, **options: Any) -> Any:
         told[name] = options.get("map_location")
         return read(place, name, **options)
 
-    monkeypatch.setattr(payload, "read_object", watched)
+    monkeypatch.setattr(pickles, "read_object", watched)
     other = make_run(2)
     folder.load_state(other, tmp_path / "ckpt", map_location="on_device")
     assert {name for name, place in told.items() if place is not None} == {"optimizer.bin"}
@@ -466,7 +466,7 @@ def test_a_failed_save_leaves_the_previous_checkpoint(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(payload, "write_object", full)
+        patch.setattr(pickles, "write_object", full)
         with pytest.raises(CheckpointError, match="No space left on device"):
             folder.save_state(make_run(2), tmp_path / "ckpt")
     assert os.listdir(tmp_path) == ["ckpt"]
@@ -489,13 +489,13 @@ def test_weights_changed_after_a_background_save_do_not_reach_the_file(
     make_run: Make, state_of: StateOf, differing: Differing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The snapshot is of the moment of the call, though writing begins later and buffers are used again."""
-    gate, write = threading.Event(), payload.write_tensors
+    gate, write = threading.Event(), tensor_file.write_tensors
 
     def slow(*args: Any, **kwargs: Any) -> Any:
         gate.wait(10)
         return write(*args, **kwargs)
 
-    monkeypatch.setattr(payload, "write_tensors", slow)
+    monkeypatch.setattr(tensor_file, "write_tensors", slow)
     run = make_run(1)
     for round_number in range(2):
         gate.clear()
@@ -526,7 +526,7 @@ def test_an_error_in_the_background_surfaces_at_the_next_call(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(payload, "write_object", full)
+        patch.setattr(pickles, "write_object", full)
         folder.save_state(run, tmp_path / "ckpt", blocking=False)
         with pytest.raises(CheckpointError, match="No space left"):
             folder.save_state(run, tmp_path / "ckpt")

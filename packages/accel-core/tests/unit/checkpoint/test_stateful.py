@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
-from accel_core.checkpoint import folder, names, payload
+from accel_core.checkpoint import folder, names, pickles
 from accel_core.checkpoint.manifest import Manifest
 from accel_core.checkpoint.run import BareRun
 from accel_core.data.prepare import prepare_data_loader
@@ -116,7 +116,7 @@ def test_a_position_of_another_form_is_found_before_anything_changes(
     run = BareRun([nn.Linear(2, 2)], dataloaders=[loader])
     folder.save_state(run, tmp_path / "ckpt")
     (tmp_path / "ckpt" / "sampler.bin").unlink()
-    entry = payload.write_object(tmp_path / "ckpt" / "sampler.bin", state)
+    entry = pickles.write_object(tmp_path / "ckpt" / "sampler.bin", state)
     manifest = Manifest.read(tmp_path / "ckpt")
     assert manifest is not None
     entries = tuple(entry if one.name == entry.name else one for one in manifest.entries)

@@ -10,7 +10,7 @@ import safetensors.torch
 import torch
 from torch import nn
 
-from accel_core.checkpoint import names, payload, shards, weights
+from accel_core.checkpoint import json_file, names, shards, tensor_file, weights
 from accel_core.errors import (
     CheckpointDamagedError,
     CheckpointError,
@@ -155,7 +155,7 @@ def test_wrappers_do_not_show_in_names(tmp_path: Path) -> None:
     wrapped.body = checkpoint_wrapper(wrapped.body)
     compiled = torch.compile(wrapped, backend="eager")
     save(compiled, tmp_path)
-    assert payload.TensorFile(tmp_path, "model.safetensors").tensors.keys() == {
+    assert tensor_file.TensorFile(tmp_path, "model.safetensors").tensors.keys() == {
         "embed.weight",
         "body.weight",
         "body.bias",
@@ -197,7 +197,7 @@ def test_a_failed_save_leaves_the_earlier_weights(tmp_path: Path, monkeypatch: p
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(payload, "write_json", full)
+        patch.setattr(json_file, "write_json", full)
         with pytest.raises(CheckpointError, match="No space left on device"):
             save(Tied(), tmp_path, max_shard_size=300)
     assert sorted(os.listdir(tmp_path)) == before

@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from accel_core.accelerator import Accelerator
-from accel_core.checkpoint.payload import buffer_of
+from accel_core.checkpoint.tensor_file import buffer_of
 from accel_core.comm.tree import recursively_apply
 from accel_core.data.dispatcher import DataLoaderDispatcher
 from accel_core.data.loader import DataLoaderShard

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from packaging.version import Version
 
-from accel_core.checkpoint import payload, pickles
+from accel_core.checkpoint import pickles, tensor_file
 from accel_core.checkpoint.digest import digest_of
 from accel_core.errors import AccelError, CheckpointDamagedError, CheckpointError, UnsafeCheckpointError
 from accel_core.testing import requires
@@ -45,7 +45,7 @@ TENSORS = {
 def raw(tensor: torch.Tensor) -> bytes:
     """Return the bytes of a tensor."""
     whole = tensor.contiguous()
-    return bytes(payload.buffer_of(whole))
+    return bytes(tensor_file.buffer_of(whole))
 
 
 def test_safetensors_reads_what_is_written(tmp_path: Path) -> None:
@@ -53,7 +53,7 @@ def test_safetensors_reads_what_is_written(tmp_path: Path) -> None:
     known = dict(TENSORS)
     if Version(safetensors.__version__) < Version("0.7"):
         del known["complex"]  # which the reference reader learned then
-    entry = payload.write_tensors(tmp_path / "model.safetensors", known, rank=3)
+    entry = tensor_file.write_tensors(tmp_path / "model.safetensors", known, rank=3)
     loaded = safetensors.torch.load_file(tmp_path / "model.safetensors")
     assert loaded.keys() == known.keys()
     for name, tensor in known.items():
@@ -70,7 +70,7 @@ def test_what_safetensors_writes_is_read(tmp_path: Path) -> None:
     """Files of the reference writer are read, into fresh memory and into tensors that exist."""
     whole = {name: tensor.contiguous() for name, tensor in TENSORS.items()}
     safetensors.torch.save_file(whole, tmp_path / "x.safetensors")
-    file = payload.TensorFile(tmp_path, "x.safetensors")
+    file = tensor_file.TensorFile(tmp_path, "x.safetensors")
     for name, tensor in whole.items():
         assert raw(file.read(name)) == raw(tensor)
         for destination in (torch.zeros_like(tensor), torch.zeros(tensor.shape[::-1], dtype=tensor.dtype).t()):
@@ -82,8 +82,8 @@ def test_what_safetensors_writes_is_read(tmp_path: Path) -> None:
 def test_tensors_of_one_memory_are_stored_once(tmp_path: Path) -> None:
     """A second name becomes an alias; views of different extent are stored on their own."""
     base = torch.arange(6.0)
-    payload.write_tensors(tmp_path / "x", {"a": base, "b": base, "part": base[:3], "copy": base.clone()})
-    file = payload.TensorFile(tmp_path, "x")
+    tensor_file.write_tensors(tmp_path / "x", {"a": base, "b": base, "part": base[:3], "copy": base.clone()})
+    file = tensor_file.TensorFile(tmp_path, "x")
     assert set(file.tensors) == {"a", "part", "copy"}
     assert file.aliases == {"b": "a"}
     assert torch.equal(file.read("b"), base)
@@ -94,7 +94,7 @@ def test_tensors_of_one_memory_are_stored_once(tmp_path: Path) -> None:
 def test_what_has_no_data_is_refused_before_a_file_is_complete(value: Any, tmp_path: Path) -> None:
     """The error names the tensor."""
     with pytest.raises(CheckpointError, match=r"'layer\.x' is a"):
-        payload.write_tensors(tmp_path / "x", {"layer.x": value})
+        tensor_file.write_tensors(tmp_path / "x", {"layer.x": value})
 
 
 @pytest.mark.parametrize(
@@ -108,18 +108,18 @@ def test_what_has_no_data_is_refused_before_a_file_is_complete(value: Any, tmp_p
 )
 def test_plain_objects_come_back(content: Any, tmp_path: Path) -> None:
     """What optimizers and schedulers hold is read without running code."""
-    payload.prove_readable(content, "optimizer 0")
-    entry = payload.write_object(tmp_path / "x.bin", content)
+    pickles.prove_readable(content, "optimizer 0")
+    entry = pickles.write_object(tmp_path / "x.bin", content)
     assert entry.digest == digest_of(tmp_path / "x.bin")
-    assert str(payload.read_object(tmp_path, "x.bin")) == str(content)
+    assert str(pickles.read_object(tmp_path, "x.bin")) == str(content)
 
 
 def test_numbers_of_numpy_come_back(tmp_path: Path) -> None:
     """A learning rate that NumPy computed does not make a checkpoint unreadable."""
     np = pytest.importorskip("numpy", reason="needs numpy, which accel-core does not")
     content = {"lr": np.float64(0.5), "count": np.int64(3), "words": np.arange(4, dtype=np.uint32)}
-    payload.write_object(tmp_path / "x.bin", content)
-    loaded = payload.read_object(tmp_path, "x.bin")
+    pickles.write_object(tmp_path / "x.bin", content)
+    loaded = pickles.read_object(tmp_path, "x.bin")
     assert loaded["lr"] == 0.5
     assert loaded["words"].tolist() == [0, 1, 2, 3]
 
@@ -133,30 +133,30 @@ def test_malicious_pickles_are_refused_by_name(form: str, tmp_path: Path) -> Non
     else:
         torch.save({"x": Evil()}, path, _use_new_zipfile_serialization=form == "zip")
     with pytest.raises(UnsafeCheckpointError, match=r"optimizer\.bin"):
-        payload.read_object(tmp_path, "optimizer.bin")
+        pickles.read_object(tmp_path, "optimizer.bin")
 
 
 def test_objects_of_own_classes_are_refused_when_saved(tmp_path: Path) -> None:
     """A state that could not be restored is not saved silently; a declared class is."""
     with pytest.raises(UnsafeCheckpointError, match="registered object 0"):
-        payload.prove_readable({"x": Evil()}, "registered object 0")
+        pickles.prove_readable({"x": Evil()}, "registered object 0")
     with torch.serialization.safe_globals([Path, type(tmp_path)]):
-        payload.prove_readable({"x": tmp_path}, "registered object 0")
+        pickles.prove_readable({"x": tmp_path}, "registered object 0")
 
 
 def test_every_truncation_is_damage(tmp_path: Path) -> None:
     """However much of a file is missing, the error is ours and names the file."""
-    payload.write_tensors(tmp_path / "a.safetensors", {"x": torch.ones(3)})
-    payload.write_object(tmp_path / "a.bin", {"x": torch.ones(3)})
+    tensor_file.write_tensors(tmp_path / "a.safetensors", {"x": torch.ones(3)})
+    pickles.write_object(tmp_path / "a.bin", {"x": torch.ones(3)})
     tensors, plain = (tmp_path / "a.safetensors").read_bytes(), (tmp_path / "a.bin").read_bytes()
     for length in range(len(tensors)):
         (tmp_path / "cut.safetensors").write_bytes(tensors[:length])
         with pytest.raises(CheckpointDamagedError, match=r"cut\.safetensors"):
-            payload.TensorFile(tmp_path, "cut.safetensors")
+            tensor_file.TensorFile(tmp_path, "cut.safetensors")
     for length in range(0, len(plain), 7):
         (tmp_path / "cut.bin").write_bytes(plain[:length])
         with pytest.raises(AccelError, match=r"cut\.bin"):
-            payload.read_object(tmp_path, "cut.bin")
+            pickles.read_object(tmp_path, "cut.bin")
 
 
 @settings(max_examples=100, deadline=None)
@@ -180,7 +180,7 @@ def test_invented_headers_never_crash(tmp_path_factory: pytest.TempPathFactory, 
     encoded = json.dumps(header).encode()
     (folder / "x.safetensors").write_bytes(len(encoded).to_bytes(8, "little") + encoded + bytes(size))
     try:
-        file = payload.TensorFile(folder, "x.safetensors")
+        file = tensor_file.TensorFile(folder, "x.safetensors")
     except CheckpointDamagedError as error:
         refusal = str(error)
     else:
@@ -193,8 +193,8 @@ def test_invented_headers_never_crash(tmp_path_factory: pytest.TempPathFactory, 
 def test_streams_hold_what_files_hold(tmp_path: Path) -> None:
     """An open file gets the same bytes as a path."""
     stream = io.BytesIO()
-    payload.stream_tensors(stream, {"x": torch.ones(3)})
-    payload.write_tensors(tmp_path / "x", {"x": torch.ones(3)})
+    tensor_file.stream_tensors(stream, {"x": torch.ones(3)})
+    tensor_file.write_tensors(tmp_path / "x", {"x": torch.ones(3)})
     assert stream.getvalue() == (tmp_path / "x").read_bytes()
 
 
@@ -207,8 +207,8 @@ class Known:
 
 def test_a_class_on_the_list_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An object is refused until its class is appended to the list of what readers allow."""
-    payload.write_object(tmp_path / "object.bin", {"known": Known()})
+    pickles.write_object(tmp_path / "object.bin", {"known": Known()})
     with pytest.raises(UnsafeCheckpointError, match="Known"):
-        payload.read_object(tmp_path, "object.bin")
-    monkeypatch.setattr(pickles, "TORCH_SAFE_GLOBALS", [*payload.TORCH_SAFE_GLOBALS, Known])
-    assert payload.read_object(tmp_path, "object.bin")["known"].count == 3
+        pickles.read_object(tmp_path, "object.bin")
+    monkeypatch.setattr(pickles, "TORCH_SAFE_GLOBALS", [*pickles.TORCH_SAFE_GLOBALS, Known])
+    assert pickles.read_object(tmp_path, "object.bin")["known"].count == 3

@@ -416,6 +416,18 @@ def _two_ranks(folder: Path, version: int, before: str, after: str, scalar: bool
     assert bool(state) or not accelerator.is_local_main_process
 
 
+@pytest.mark.parametrize("version", [1, 2])
+@world(2)
+def test_an_optimizer_that_updates_inside_backward_is_refused(version: int) -> None:
+    """It would update what is not reduced yet; the model stays as it was."""
+    accelerator = Accelerator(fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=version))
+    net = nn.Linear(2, 2)
+    library = pytest.importorskip("lomo_optim", reason="needs the library lomo_optim, not installed here")
+    with pytest.raises(PreparationError, match="LOMO"):
+        accelerator.prepare(net, library.Lomo(net, lr=0.1))
+    assert type(net) is nn.Linear
+
+
 @world(2)
 def test_checkpoints_in_shards_are_refused_by_name(tmp_path: Path) -> None:
     """Version 2's own default is not built; the error says what to use, and nothing was written."""

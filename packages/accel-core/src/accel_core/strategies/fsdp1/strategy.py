@@ -103,6 +103,7 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
 
     def check(self, bundle: Bundle) -> None:
         """Also refuse optimizers that cannot follow parameters which are flattened."""
+        self.check_optimizers(bundle)
         for slot in bundle.models:
             placement.refuse_offloaded(slot.given)
             placement.refuse_misplaced(slot.given, self.world.device)

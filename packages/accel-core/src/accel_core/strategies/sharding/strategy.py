@@ -16,6 +16,7 @@ from accel_core.comm.control import Channel, in_step
 from accel_core.errors import ConfigurationError, EngineUnavailableError, PartView, PreparationError
 from accel_core.mesh.layout import Layout
 from accel_core.modules.unwrap import canonical_name
+from accel_core.optim.lomo import is_lomo
 from accel_core.optim.optimizer import Stepper
 from accel_core.options.enums import DistributedType
 from accel_core.plugins.fsdp import FullyShardedDataParallelPlugin
@@ -178,8 +179,21 @@ class ShardedStrategy(Strategy):
     def check(self, bundle: Bundle) -> None:
         """Also refuse models that cannot be sharded, before any of them is."""
         super().check(bundle)
+        self.check_optimizers(bundle)
         for slot in bundle.models:
             self.check_model(slot.given)
+
+    def check_optimizers(self, bundle: Bundle) -> None:
+        """Refuse optimizers that update inside backward, before gradients are reduced.
+
+        Raises:
+            PreparationError: A LOMO optimizer.
+        """
+        if any(is_lomo(slot.given) for slot in bundle.optimizers):
+            raise PreparationError(
+                "A LOMO optimizer updates whole parameters inside backward, and FSDP shards them; got one. "
+                "Use another optimizer, or train without FSDP."
+            )
 
     def check_model(self, model: torch.nn.Module) -> wrapping.WrapPlan:
         """Return how a model will be taken apart; refuse one that cannot be.

@@ -330,7 +330,7 @@ def test_unwrapping_can_restore_the_plain_forward() -> None:
     ],
 )
 def test_contradictions_leave_no_state(arguments: dict[str, Any], message: str) -> None:
-    """What cannot be meant is refused by name before any state exists."""
+    """What is not valid is refused by name before any state exists."""
     with pytest.raises(ConfigurationError, match=message):
         Accelerator(**arguments)
     assert AcceleratorState._shared_state == {}

@@ -163,7 +163,7 @@ def test_replay_to_another_tracker(tmp_path, capsys):
     ],
 )
 def test_bad_arguments(tmp_path, monkeypatch, words, error, message):
-    """A path, name or number that cannot be meant is an error that says so."""
+    """A path, name or number that is not valid is an error that says so."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(error, match=message):
         run(_arguments(*words))

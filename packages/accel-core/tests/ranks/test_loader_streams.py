@@ -249,6 +249,26 @@ def test_dispatch_of_a_mixed_batch():
     assert found["c"][1] == 7
 
 
+class Pairs(IterableDataset):
+    """The first numbers, each with its square: torch collates them to a list of two columns."""
+
+    def __init__(self, length):
+        self.length = length
+
+    def __iter__(self):
+        return iter([(torch.ones(2) * number, number**2) for number in range(self.length)])
+
+
+@world(2)
+def test_short_batches_of_columns_keep_their_rows():
+    """Of batches of two columns, every sample is gathered once, however many the last ones hold."""
+    for length, dispatch in itertools.product((1, 2, 3, 9, 10, 17), (True, False)):
+        loader = prepare_data_loader(DataLoader(Pairs(length), batch_size=4), dispatch_batches=dispatch)
+        seen = [gather_for_metrics((values, squares, -squares), GradientState()) for values, squares in loader]
+        assert all(len(step) == 3 for step in seen)
+        assert sorted(torch.cat([squares for _, squares, _ in seen]).tolist()) == [n**2 for n in range(length)]
+
+
 class Sharded(IterableDataset):
     """Numbers in shards, as streams of `datasets` hold them; it notes the shards that are read."""
 

@@ -12,7 +12,7 @@ from accel_core._records import record
 from accel_core.comm.batch import slice_tensors
 from accel_core.data.base import EpochState
 from accel_core.data.loader import PreparedLoader
-from accel_core.data.rows import count_rows, join_rows, take_rows
+from accel_core.data.rows import count_rows, count_rows_like, join_rows, outline, take_rows
 from accel_core.data.scatter import ScatterChannel
 from accel_core.data.settings import LoaderSettings, mesh_parts
 from accel_core.data.shard import ShardSpec, StepCounts
@@ -201,11 +201,13 @@ class DataLoaderDispatcher(PreparedLoader):
         spec = self.spec
         wanted = 1 if spec.split else spec.ranks
         first: Any = None
+        like: Any = None
         while True:
             group = list(itertools.islice(stream, wanted))
             if not group:
                 return
-            rows = [count_rows(batch, spec.batch_size) for batch in group]
+            like = outline(group[0]) if like is None else like
+            rows = [count_rows_like(batch, like, spec.batch_size) for batch in group]
             known = [count for count in rows if count is not None]
             units = len(group) if spec.batch_size is None or not self.makes_batches else sum(known)
             # The position is the same on all ranks, so what rank 0 skipped is told with the first step.
@@ -241,7 +243,7 @@ class DataLoaderDispatcher(PreparedLoader):
         missing = part * spec.ranks - total
         if count_rows(whole, total) != total:
             return _one_each(group, [first], spec, rows, units)
-        held = count_rows(first, spec.batch_size) or 0
+        held = count_rows_like(first, first, spec.batch_size) or 0
         while missing > 0 and held:
             some = take_rows(first, slice(0, missing), held)
             whole = join_rows([whole, some], [part * spec.ranks - missing, min(missing, held)])

@@ -22,7 +22,7 @@ from accel_core.data.position import (
     keeps_default_generator,
     replay_order,
 )
-from accel_core.data.rows import count_rows
+from accel_core.data.rows import count_rows_like, outline
 from accel_core.data.samplers import (
     CountedBatch,
     IterableDatasetShard,
@@ -369,6 +369,8 @@ class DataLoaderShard(PreparedLoader):
     def _look_ahead(self, epoch: EpochState, stream: Iterator[Any]) -> Iterator[Any]:
         """Yield batches, each after the one that follows it was read: so the last one is known."""
         batch = next(stream, _END)
+        is_stream = isinstance(self.dataset, IterableDataset)
+        like = outline(batch) if is_stream and type(batch) is not CountedBatch else None
         while batch is not _END:
             # Taken before the next batch is read: a state from after that would leave that batch out.
             state = self.own_state()
@@ -377,8 +379,8 @@ class DataLoaderShard(PreparedLoader):
             counts = self._counts_of(epoch)
             if type(batch) is CountedBatch:
                 counts, batch = batch.counts, batch.batch
-            elif counts is None and isinstance(self.dataset, IterableDataset):
-                counts = self._short_batch(batch)
+            elif counts is None and is_stream:
+                counts = self._short_batch(batch, like)
             units = epoch.full if counts is None else self.step_units(counts)
             self._serve(epoch, counts, units, last=following is _END)
             yield batch
@@ -389,10 +391,10 @@ class DataLoaderShard(PreparedLoader):
         noted = self.shard.irregular if self.use_stateful_dataloader and self.shard is not None else epoch.counts
         return noted.pop(epoch.first_step + epoch.served, None) if noted else None
 
-    def _short_batch(self, batch: object) -> StepCounts | None:
-        """Return what a batch of a stream on one process holds, where it is not full."""
+    def _short_batch(self, batch: object, like: object) -> StepCounts | None:
+        """Return what a batch of a stream on one process holds, where it is not full; `like` outlines the first one."""
         size = self._own_batch_size()
-        rows = count_rows(batch, size)
+        rows = count_rows_like(batch, like, size)
         return None if rows is None or rows == size or not self.makes_batches else StepCounts((rows,), (rows,))
 
 

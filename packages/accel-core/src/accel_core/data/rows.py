@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from accel_core.comm.tree import honor_mapping, honor_type, is_namedtuple, tree_leaves
+from accel_core.comm.tree import honor_mapping, honor_type, is_namedtuple, recursively_apply, tree_leaves
 
-__all__ = ["count_rows", "is_nest", "join_rows", "take_rows"]
+__all__ = ["count_rows", "count_rows_like", "is_nest", "join_rows", "outline", "take_rows"]
 
 
 def is_nest(value: Sequence[Any], rows: int | None) -> bool:
@@ -56,6 +56,44 @@ def count_rows(batch: object, rows: int | None = None) -> int | None:
     else:
         return None
     counts = (count_rows(item, rows) for item in children)
+    return next((count for count in counts if count is not None), None)
+
+
+def count_rows_like(batch: object, like: object, full: int | None) -> int | None:
+    """Return the number of samples in a batch that may be shorter than the others of its loader.
+
+    A short list of tensors may hold columns or one tensor a sample; what the lists of a full batch hold tells which.
+
+    Args:
+        batch: The batch.
+        like: The loader's first batch, or its outline.
+        full: Number of samples in a full batch, where that is fixed.
+    """
+    if full is None:
+        return count_rows(batch)
+    if count_rows(like, full) != full:
+        # No full batch was seen: tensors with equally many rows are columns, as torch's default collation makes them.
+        columns = count_rows(batch)
+        return columns if columns is not None and count_rows(batch, columns) == columns else count_rows(batch, full)
+    return _count_as(batch, like, full)
+
+
+def outline(batch: object) -> Any:
+    """Return a batch whose tensors have shapes and no memory: what `count_rows_like` needs of the first one."""
+    return recursively_apply(lambda tensor: torch.empty(tensor.shape, device="meta"), batch)
+
+
+def _count_as(batch: object, like: object, full: int) -> int | None:
+    """Count with each list read as the list in the same place of a full batch is."""
+    if isinstance(batch, Mapping) and isinstance(like, Mapping) and batch.keys() == like.keys():
+        pairs = [(batch[key], like[key]) for key in batch]
+    elif isinstance(batch, list | tuple) and isinstance(like, list | tuple):
+        if not is_nest(like, full):
+            return len(batch)
+        pairs = list(zip(batch, like, strict=False))
+    else:
+        return count_rows(batch, full)
+    counts = (_count_as(item, other, full) for item, other in pairs)
     return next((count for count in counts if count is not None), None)
 
 

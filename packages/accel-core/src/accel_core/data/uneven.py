@@ -16,7 +16,7 @@ from accel_core.comm.control import Channel
 from accel_core.comm.disagreement import ranks_text
 from accel_core.comm.objects import broadcast_object_list
 from accel_core.data.base import EpochState, LoaderBase
-from accel_core.data.rows import count_rows, take_rows
+from accel_core.data.rows import count_rows, count_rows_like, outline, take_rows
 from accel_core.data.samplers import CountedBatch, get_sampler
 from accel_core.data.shard import StepCounts
 from accel_core.errors import RemoteRankError
@@ -73,6 +73,7 @@ class _Ends:
         self.loader = loader
         self.stream = stream
         self.here = world.ensure()
+        self.like: object = None
         parts = loader.parts
         self.readers = [parts.index(part) for part in range(max(parts) + 1)]
         self.first: object = _END
@@ -155,8 +156,9 @@ class _Ends:
         return sum(held[rank] for rank in self.readers)
 
     def _rows(self, batch: Any) -> int:
-        counted = type(batch) is CountedBatch
-        rows = count_rows(batch.batch if counted else batch, self.loader.batch_size)
+        batch = batch.batch if type(batch) is CountedBatch else batch
+        self.like = outline(batch) if self.like is None else self.like
+        rows = count_rows_like(batch, self.like, self.loader.batch_size)
         return _UNCOUNTED if rows is None else rows
 
     def _fill(self, batch: object, held: tuple[int, ...]) -> object:

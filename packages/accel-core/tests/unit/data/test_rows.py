@@ -5,7 +5,7 @@ from collections import OrderedDict, namedtuple
 import pytest
 import torch
 
-from accel_core.data.rows import count_rows, is_nest, join_rows, take_rows
+from accel_core.data.rows import count_rows, count_rows_like, is_nest, join_rows, outline, take_rows
 
 Pair = namedtuple("Pair", "left right")
 BATCHES = {
@@ -53,3 +53,15 @@ def test_a_list_in_two_ways():
     assert not is_nest(["a", "b"], 2)
     assert count_rows("text") is None
     assert count_rows(torch.tensor(1.0)) is None
+
+
+def test_a_short_list_is_read_as_a_full_one():
+    """Columns and samples of a batch that is not full are told apart by the first batch, at any depth."""
+    columns, samples = [torch.ones(4, 2), torch.ones(4)], [torch.ones(5)] * 4
+    short_columns, short_samples = [torch.ones(3, 2), torch.ones(3)], [torch.ones(5)] * 3
+    for wrap in (lambda batch: batch, lambda batch: {"inputs": batch}, lambda batch: Pair(batch, "note")):
+        assert count_rows_like(wrap(short_columns), outline(wrap(columns)), 4) == 3
+        assert count_rows_like(wrap(short_samples), outline(wrap(samples)), 4) == 3
+    assert count_rows_like(short_columns, short_columns, 4) == 3
+    assert count_rows_like(["a", "b"], ["a", "b"], 4) == 2
+    assert count_rows_like(short_columns, columns, None) == 3

@@ -14,6 +14,8 @@ __all__ = ["tqdm"]
 def tqdm(*args: object, main_process_only: bool = True, **kwargs: object) -> Any:
     """Make a progress bar, by default on the first process of each machine alone.
 
+    The bar of a prepared loader that goes on inside an epoch begins at the steps that were done before.
+
     Args:
         *args: What `tqdm.auto.tqdm` takes: usually an iterable.
         main_process_only: Show the bar on the first process of each machine; otherwise on all.
@@ -40,5 +42,6 @@ def tqdm(*args: object, main_process_only: bool = True, **kwargs: object) -> Any
     disable = kwargs.pop("disable", False)
     if main_process_only and not disable:
         disable = (world.current() or rendezvous.locate()).local_rank != 0
+    kwargs.setdefault("initial", getattr(args[0] if args else kwargs.get("iterable"), "steps_done", 0))
     make: Callable[..., Any] = bar
     return make(*args, **kwargs, disable=disable)

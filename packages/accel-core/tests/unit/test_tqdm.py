@@ -4,7 +4,9 @@ import io
 import sys
 
 import pytest
+from torch.utils.data import DataLoader
 
+from accel_core.accelerator import Accelerator
 from accel_core.errors import ConfigurationError, MissingDependencyError
 from accel_core.host.environ import patch_environment
 from accel_core.testing import requires
@@ -37,6 +39,24 @@ def test_the_old_first_argument_is_refused():
     """A flag in front of the iterable is told where it belongs."""
     with pytest.raises(ConfigurationError, match=r"got True\. Say which processes .* main_process_only"):
         tqdm(True, [1])
+
+
+@requires("tqdm")
+def test_the_bar_of_a_resumed_epoch_ends_full(fresh_state):
+    """A loader that goes on inside an epoch, after three of its five steps, fills the rest of the bar."""
+    accelerator = Accelerator(cpu=True)
+    loader = accelerator.prepare(DataLoader(range(10), batch_size=2))
+    for step, _ in enumerate(loader, 1):
+        if step == 3:
+            position = loader.cursor.state_dict()
+            break
+    loader.cursor.load_state_dict(position)
+    bar = tqdm(loader, file=io.StringIO())
+    assert (bar.n, bar.total, loader.steps_done) == (3, 5, 3)
+    assert len(list(bar)) == 2
+    assert bar.n == bar.total
+    assert loader.steps_done == 0
+    assert tqdm(loader, file=io.StringIO()).n == 0
 
 
 def test_without_the_library(monkeypatch):

@@ -59,6 +59,11 @@ class PreparedLoader(LoaderBase):
         return Cursor(self)
 
     @property
+    def steps_done(self) -> int:
+        """Number of steps of this epoch that the next iteration leaves out, as they were given before a checkpoint."""
+        return 0 if self.pending is None else self._steps_before(self.pending)
+
+    @property
     def _index_sampler(self) -> object:
         if self.use_stateful_dataloader or isinstance(self.dataset, IterableDataset):
             return super()._index_sampler
@@ -161,15 +166,19 @@ class PreparedLoader(LoaderBase):
         if not offset:
             return
         epoch.first_step = epoch.skipped_steps = 0
-        full, left = self._steps(0), self._steps(offset)
-        if self._same_readers(pending):
-            epoch.steps_before = int(pending["steps"])
-        elif full is not None and left is not None:
-            epoch.steps_before = full - left
-        else:
-            epoch.steps_before = -(-offset // self.step_units(None))
+        epoch.steps_before = self._steps_before(pending)
         if self.use_stateful_dataloader:
             epoch.first_step = epoch.steps_before
+
+    def _steps_before(self, pending: dict[str, Any]) -> int:
+        """Return how many steps of the epoch lie before a position."""
+        offset = int(pending["offset"])
+        if not offset:
+            return 0
+        if self._same_readers(pending):
+            return int(pending["steps"])
+        full, left = self._steps(0), self._steps(offset)
+        return full - left if full is not None and left is not None else -(-offset // self.step_units(None))
 
     def _same_readers(self, pending: dict[str, Any]) -> bool:
         return pending.get("readers") == self.readers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -172,9 +173,9 @@ class ShardedStrategy(Strategy):
         """Shard a model as the plugin says."""
         return self._shard(model, self.check_model(model))
 
+    @abstractmethod
     def _shard(self, model: torch.nn.Module, plan: wrapping.WrapPlan) -> torch.nn.Module:
         """Shard the blocks of a plan, those inside others first, and then the rest."""
-        raise NotImplementedError
 
     def check(self, bundle: Bundle) -> None:
         """Also refuse models that cannot be sharded, before any of them is."""
@@ -250,9 +251,9 @@ class ShardedStrategy(Strategy):
         if plan.replicated:
             self._replicated[model] = plan.whole(model)
 
+    @abstractmethod
     def _is_sharded(self, model: torch.nn.Module) -> bool:
         """Return whether a bare model was sharded before."""
-        raise NotImplementedError
 
     def stepper(self, optimizer: torch.optim.Optimizer) -> Stepper | None:
         """Return none, and let the first step refuse parameters of which no prepared model is known."""

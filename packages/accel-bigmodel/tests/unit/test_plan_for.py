@@ -111,6 +111,12 @@ def test_tables_are_rectangular() -> None:
     assert len({len(line) for line in lines}) == 1
 
 
+def test_one_device_is_no_plural(checkpoint: Path) -> None:
+    """The drawing's title counts the devices in words that fit."""
+    assert "on 1 device<" in plan_checkpoint(str(checkpoint), "cpu=64KiB").svg()
+    assert "on 2 devices<" in plan_checkpoint(str(checkpoint), "0=16KiB,cpu=64KiB").svg()
+
+
 class Block(nn.Module):
     """Two layers, which stay together."""
 

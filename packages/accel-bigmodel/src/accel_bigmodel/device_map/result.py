@@ -152,7 +152,8 @@ class Plan:
                 if count > 0:
                     segments.append(Segment(purpose, count, purpose, f"{purpose}: {written_size(count)}"))
             bars.append(Bar(str(share.device), self.explain(share.device), tuple(segments)))
-        return draw_bars(f"{written_size(self.nbytes)} of weights on {len(self.shares)} devices", bars)
+        devices = "1 device" if len(bars) == 1 else f"{len(bars)} devices"
+        return draw_bars(f"{written_size(self.nbytes)} of weights on {devices}", bars)
 
     def to_json(self) -> str:
         """Write the plan as JSON.

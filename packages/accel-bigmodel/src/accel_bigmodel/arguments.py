@@ -15,7 +15,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """
     parser.add_argument("model_name", help="local checkpoint or config, or a name that transformers or timm knows")
     parser.add_argument("--library_name", "--library-name", default=None, choices=["timm", "transformers"])
-    parser.add_argument("--dtypes", nargs="+", default=list(DTYPES), choices=DTYPES, help="dtypes to count in")
+    parser.add_argument(
+        "--dtypes",
+        nargs="+",
+        default=list(DTYPES),
+        help="dtypes to count in: names of torch's floating point and integer dtypes",
+    )
     parser.add_argument(
         "--trust_remote_code", "--trust-remote-code", action="store_true", help="run the model's own code"
     )

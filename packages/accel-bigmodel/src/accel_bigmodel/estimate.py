@@ -3,20 +3,23 @@
 import argparse
 import importlib
 import os
+import re
 import sys
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import nn
 
 from accel_bigmodel.arguments import add_arguments
+from accel_bigmodel.checkpoint.hub import in_one_line, is_cached, not_in_cache, why_unreachable
 from accel_bigmodel.checkpoint.skeleton import Layer, Part, model_of_config, skeleton_of
 from accel_bigmodel.meta import init_empty_weights
 from accel_bigmodel.sizes import compute_module_sizes, get_max_layer_size
-from accel_core.errors import ConfigurationError, MissingDependencyError
+from accel_core.errors import CheckpointNotFoundError, ConfigurationError, MissingDependencyError
 from accel_core.host import environ
 from accel_core.host.availability import is_timm_available
-from accel_core.modules.sizes import convert_bytes
+from accel_core.modules.sizes import written_size
 
 __all__ = [
     "add_timm_hub_prefix",
@@ -28,8 +31,8 @@ __all__ = [
     "gather_data",
 ]
 
-# Bytes of a dtype as a fraction of float32's.
-_FRACTION = {"float32": 1.0, "float16": 0.5, "int8": 0.25, "int4": 0.125}
+# Also those that pack several numbers into a byte, whose item tells less than their name.
+_COUNTED = re.compile(r"torch\.(?:u?int|b?float)(\d+)\w*")
 
 
 def add_timm_hub_prefix(model_name: str) -> str:
@@ -60,6 +63,7 @@ def create_empty_model(
 
     Raises:
         MissingDependencyError: When the library is not installed.
+        CheckpointNotFoundError: When neither the library nor the hub gives the model.
         ConfigurationError: When the library is neither of the two.
     """
     if os.path.exists(model_name) and library_name != "timm":
@@ -73,12 +77,29 @@ def create_empty_model(
             f"Library `{library_name}` is not supported yet; got neither transformers nor timm. Name a local "
             "checkpoint."
         )
+    return _model_of_timm(model_name)
+
+
+def _model_of_timm(model_name: str) -> nn.Module:
     if not is_timm_available():
         raise MissingDependencyError("timm builds this model; got no timm. Install it with `pip install timm`.")
-    timm = importlib.import_module("timm")
-
-    with init_empty_weights(include_buffers=True):
-        built: nn.Module = timm.create_model(add_timm_hub_prefix(model_name), pretrained=False)
+    name = add_timm_hub_prefix(model_name)
+    unreachable = why_unreachable() if name.startswith("hf-hub:") else None
+    if unreachable is not None and not is_cached(name.removeprefix("hf-hub:")):
+        raise not_in_cache(model_name, unreachable)
+    try:
+        timm = importlib.import_module("timm")
+        with init_empty_weights(include_buffers=True):
+            built: nn.Module = timm.create_model(name, pretrained=False)
+    except ImportError as failure:
+        raise MissingDependencyError(
+            f"A library that builds {model_name!r} cannot be imported; got: {in_one_line(failure)} Install it."
+        ) from failure
+    except (OSError, RuntimeError) as failure:
+        raise CheckpointNotFoundError(
+            f"timm does not build the model; got {model_name!r}: {in_one_line(failure)} Check the name and your access "
+            "to it."
+        ) from failure
     return built
 
 
@@ -109,7 +130,18 @@ def gather_data(args: argparse.Namespace) -> list[list[Any]]:
 
     Returns:
         Per dtype: its name, bytes of the largest layer, of the whole model, and of training by part.
+
+    Raises:
+        ConfigurationError: When torch has no floating point or integer dtype of a name.
     """
+    known = _counted_dtypes()
+    dtypes = {word: word.removeprefix("torch.") for word in args.dtypes}
+    for name in dtypes.values():
+        if name not in known:
+            raise ConfigurationError(
+                f"There is no floating point or integer dtype of this name; got {name!r}. Use one of "
+                f"{', '.join(sorted(known))}."
+            )
     model = create_empty_model(
         args.model_name, library_name=args.library_name, trust_remote_code=args.trust_remote_code
     )
@@ -122,10 +154,17 @@ def gather_data(args: argparse.Namespace) -> list[list[Any]]:
     largest = get_max_layer_size(list(model.named_children()), sizes, whole)[0]
     total = sizes[""]
     rows = []
-    for dtype in args.dtypes:
-        fraction = _FRACTION[dtype]
-        rows.append([dtype, largest * fraction, total * fraction, estimate_training_usage(total, dtype)])
+    for word, name in dtypes.items():
+        dtype, bits = known[name]
+        rows.append([word, largest * bits / 32, total * bits / 32, estimate_training_usage(total, dtype)])
     return rows
+
+
+def _counted_dtypes() -> dict[str, tuple[str, int]]:
+    """Return the names of torch's floating point and integer dtypes: for each the dtype's own name, and its bits."""
+    dtypes = {name: str(dtype) for name, dtype in vars(torch).items() if isinstance(dtype, torch.dtype)}
+    counted = {name: match for name, dtype in dtypes.items() if (match := _COUNTED.fullmatch(dtype)) is not None}
+    return {name: (match[0].removeprefix("torch."), int(match[1])) for name, match in counted.items()}
 
 
 def create_ascii_table(headers: Sequence[str], rows: Sequence[Sequence[Any]], title: str) -> str:
@@ -169,7 +208,7 @@ def estimate_command(args: argparse.Namespace) -> int:
     rows = []
     for dtype, largest, total, training in gather_data(args):
         step = max(training.values())
-        rows.append([dtype, convert_bytes(largest), convert_bytes(total), convert_bytes(step) if step >= 0 else "N/A"])
+        rows.append([dtype, *map(written_size, (largest, total)), written_size(step) if step >= 0 else "N/A"])
     headers = ["dtype", "Largest Layer", "Total Size", "Training using Adam"]
     sys.stdout.write(create_ascii_table(headers, rows, f"Memory Usage for loading `{args.model_name}`") + "\n")
     return 0

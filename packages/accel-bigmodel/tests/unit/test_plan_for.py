@@ -11,7 +11,6 @@ from torch import nn
 from accel_bigmodel import infer_auto_device_map, init_empty_weights, load_checkpoint_and_dispatch
 from accel_bigmodel.__main__ import main
 from accel_bigmodel.device_map.result import Plan
-from accel_bigmodel.estimate import create_ascii_table, estimate_training_usage
 from accel_bigmodel.plan_for import headroom_of, max_memory_of, plan_checkpoint
 from accel_core.checkpoint.weights import save_model
 
@@ -47,16 +46,6 @@ def test_only_headers_are_read(checkpoint: Path, capsys: pytest.CaptureFixture[s
         written.truncate(8 + len(header) + 4 * count)
     assert main(["plan", str(file), "--max-memory", "cpu=8GiB"]) == 0
     assert "4.00 GiB of weights" in capsys.readouterr().out
-
-
-def test_memory_is_estimated_per_dtype(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each dtype has a row: the largest layer, all of it, and training with Adam."""
-    assert main(["estimate-memory", str(checkpoint), "--dtypes", "float32", "int8"]) == 0
-    out = capsys.readouterr().out
-    assert "20.0 KB" in out
-    assert "80.0 KB" in out
-    assert "5.0 KB" in out
-    assert "N/A" in out
 
 
 @pytest.mark.parametrize(
@@ -97,18 +86,6 @@ def test_headroom_reaches_the_plan(checkpoint: Path, capsys: pytest.CaptureFixtu
     assert "10.00 KiB are kept for activations" in capsys.readouterr().out
     assert main([*arguments, "4x8"]) == 2
     assert "no config.json" in capsys.readouterr().err
-
-
-def test_training_takes_four_times_the_weights() -> None:
-    """In float32 with Adam: weights, gradients and two moments; integers are not trained in."""
-    assert estimate_training_usage(1000, "float32")["step"] == 4000
-    assert set(estimate_training_usage(1000, "int4").values()) == {-1}
-
-
-def test_tables_are_rectangular() -> None:
-    """Every line is as long as the others, also under a long title."""
-    lines = create_ascii_table(["a", "b"], [["1", "22"], ["333", "4"]], "a title longer than the columns").splitlines()
-    assert len({len(line) for line in lines}) == 1
 
 
 def test_one_device_is_no_plural(checkpoint: Path) -> None:

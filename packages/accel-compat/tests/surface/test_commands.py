@@ -19,6 +19,7 @@ OWN = {"merge-weights": merge_command_parser, "to-fsdp2": to_fsdp2_command_parse
 DIFFERENT = {
     "config default --config_file": "default: the place depends on the environment and is looked up when it is written",
     "config update --config_file": "default: none of its own, so that a file named before the word `update` counts",
+    "estimate-memory --dtypes": "choices: all dtypes of torch are taken, and looked up where torch is",
     "launch --num_machines": "default: 1, which the original puts in later",
     "launch --dynamo_backend": "choices: one that the original misspells, and two of its own list that it leaves out",
     "launch training_script": "nargs: --explain shows the settings without a script",

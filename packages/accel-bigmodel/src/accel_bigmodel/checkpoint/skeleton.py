@@ -10,11 +10,17 @@ from typing import Any
 import torch
 from torch import nn
 
+from accel_bigmodel.checkpoint.hub import in_one_line, not_in_cache, why_unreachable
 from accel_bigmodel.checkpoint.read import SAFE_WEIGHTS_NAME, find_files
 from accel_bigmodel.meta import init_empty_weights
 from accel_bigmodel.offload.index import header_of
 from accel_core.checkpoint.tensor_header import StoredTensor
-from accel_core.errors import CheckpointNotFoundError, ConfigurationError, MissingDependencyError
+from accel_core.errors import (
+    CheckpointDamagedError,
+    CheckpointNotFoundError,
+    ConfigurationError,
+    MissingDependencyError,
+)
 from accel_core.host.availability import is_transformers_available
 from accel_core.modules.sizes import as_dtype
 
@@ -96,7 +102,9 @@ def model_of_config(folder: str | os.PathLike[str], trust_remote_code: bool = Fa
         The model, on the meta device.
 
     Raises:
-        MissingDependencyError: When transformers is not installed.
+        MissingDependencyError: When transformers, or what it needs for this model, is not installed.
+        CheckpointNotFoundError: When the hub cannot be asked, or does not give the configuration.
+        CheckpointDamagedError: When a local configuration cannot be read.
         ConfigurationError: When the configuration names no model class.
     """
     if not is_transformers_available():
@@ -104,11 +112,15 @@ def model_of_config(folder: str | os.PathLike[str], trust_remote_code: bool = Fa
             "A model is built from its configuration by transformers; got no transformers. Install it, or name a "
             "safetensors checkpoint, whose headers are enough."
         )
-    import transformers
-
+    is_local = os.path.exists(folder)
+    unreachable = None if is_local else why_unreachable()
     names: list[str] = []
     try:
-        config: Any = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+        import transformers
+
+        config: Any = transformers.AutoConfig.from_pretrained(
+            folder, trust_remote_code=trust_remote_code, local_files_only=unreachable is not None
+        )
         names += getattr(config, "architectures", None) or []
         cls = next((found for name in names if (found := getattr(transformers, name, None)) is not None), None)
         with init_empty_weights(include_buffers=True), _default_dtype(getattr(config, "dtype", None)):
@@ -117,10 +129,25 @@ def model_of_config(folder: str | os.PathLike[str], trust_remote_code: bool = Fa
                 if cls is None
                 else cls(config)
             )
+    except ImportError as failure:
+        raise MissingDependencyError(
+            f"A library that builds {str(folder)!r} cannot be imported; got: {in_one_line(failure)} Install it."
+        ) from failure
+    except OSError as failure:
+        if unreachable is not None:
+            raise not_in_cache(str(folder), unreachable) from failure
+        if is_local:
+            raise CheckpointDamagedError(
+                f"A model's configuration cannot be read; got {str(folder)!r}: {in_one_line(failure)} Fetch it again."
+            ) from failure
+        raise CheckpointNotFoundError(
+            f"The hub does not give the model's configuration; got: {in_one_line(failure)} Check the name and your "
+            "access to it."
+        ) from failure
     except ValueError as failure:
         raise ConfigurationError(
-            f"The configuration names no model class; got architectures {names} and {failure} Add `architectures` to "
-            "config.json."
+            f"The configuration names no model class; got architectures {names} and: {in_one_line(failure)} Add "
+            "`architectures` to config.json."
         ) from failure
     return built
 

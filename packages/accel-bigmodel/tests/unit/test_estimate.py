@@ -1,0 +1,182 @@
+"""What a model takes is told per dtype; where a model cannot be had, one line says why, at once."""
+
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from accel_bigmodel.__main__ import main
+from accel_bigmodel.checkpoint.hub import is_cached, why_unreachable
+from accel_bigmodel.estimate import create_ascii_table, create_empty_model, estimate_training_usage
+from accel_core.errors import CheckpointNotFoundError, ConfigurationError
+
+PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """A checkpoint of 20 KiB in float32."""
+    save_file(
+        {"embed.weight": torch.zeros(64, 16), "head.weight": torch.zeros(128, 32)}, tmp_path / "model.safetensors"
+    )
+    return tmp_path
+
+
+@pytest.fixture
+def closed(monkeypatch: pytest.MonkeyPatch) -> str:
+    """The hub at an address where nothing listens; no proxy stands before it."""
+    for name in (*PROXIES, *(name.upper() for name in PROXIES), "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+    monkeypatch.setenv("HF_ENDPOINT", f"http://{address}")
+    return address
+
+
+@pytest.fixture
+def listening() -> Iterator[str]:
+    """An address where a connection is taken."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+def test_memory_is_estimated_per_dtype(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each dtype has a row: the largest layer, all of it, and training with Adam, in the units that are counted in."""
+    assert main(["estimate-memory", str(checkpoint), "--dtypes", "float32", "int8"]) == 0
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in capsys.readouterr().out.splitlines()]
+    assert ["float32", "16.00 KiB", "20.00 KiB", "80.00 KiB"] in rows
+    assert ["int8", "4.00 KiB", "5.00 KiB", "N/A"] in rows
+
+
+def test_every_dtype_of_torch_is_counted(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Floating point and integer dtypes count by their bits, under each of their names."""
+    dtypes = {name: dtype for name, dtype in vars(torch).items() if isinstance(dtype, torch.dtype)}
+    words = [name for name, dtype in dtypes.items() if dtype.is_floating_point or "torch.int" in str(dtype)]
+    assert main(["estimate-memory", str(checkpoint), "--dtypes", *words, "uint64", "torch.bfloat16"]) == 0
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in capsys.readouterr().out.splitlines()]
+    totals = {row[0]: row[2] for row in rows if len(row) == 4}
+    assert totals.keys() >= {*words, "torch.bfloat16"}
+    assert totals["double"] == "40.00 KiB"
+    assert totals["bfloat16"] == totals["torch.bfloat16"] == totals["half"] == totals["short"] == "10.00 KiB"
+    assert totals["float8_e4m3fn"] == totals["int8"] == "5.00 KiB"
+    assert totals["uint64"] == "40.00 KiB"
+    assert totals["int4"] == totals["float4_e2m1fn_x2"] == "2.50 KiB"
+
+
+@pytest.mark.parametrize("word", ["bf16", "complex64", "bool", "nn"])
+def test_an_unknown_dtype_is_refused_in_one_line(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Before the model is looked for; the line lists what is known."""
+    assert main(["estimate-memory", "nowhere", "--dtypes", "float32", word]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert f"got {word!r}" in said
+    assert "bfloat16, " in said
+
+
+def test_training_takes_four_times_the_weights() -> None:
+    """In float32 with Adam: weights, gradients and two moments; integers are not trained in."""
+    assert estimate_training_usage(1000, "float32")["step"] == 4000
+    assert set(estimate_training_usage(1000, "int4").values()) == {-1}
+
+
+def test_tables_are_rectangular() -> None:
+    """Every line is as long as the others, also under a long title."""
+    lines = create_ascii_table(["a", "b"], [["1", "22"], ["333", "4"]], "a title longer than the columns").splitlines()
+    assert len({len(line) for line in lines}) == 1
+
+
+def test_no_network_is_one_line(closed: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """The hub is not asked again and again where nothing answers."""
+    assert main(["estimate-memory", "nobody-has/such-a-model"]) == 1
+    out, said = capfd.readouterr()
+    assert not out
+    assert said.count("\n") == 1
+    assert f"got no answer from {closed}" in said
+    assert "'nobody-has/such-a-model'" in said
+
+
+@pytest.mark.usefixtures("closed")
+def test_a_cached_model_needs_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the hub's cache holds is counted though nothing answers."""
+    constants = pytest.importorskip("huggingface_hub").constants
+    folder = tmp_path / "models--owner--tiny"
+    (folder / "snapshots" / ("0" * 40)).mkdir(parents=True)
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text("0" * 40)
+    config = {"model_type": "gpt2", "n_layer": 1, "n_head": 1, "n_embd": 8, "vocab_size": 16, "n_positions": 8}
+    (folder / "snapshots" / ("0" * 40) / "config.json").write_text(json.dumps(config))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    model = create_empty_model("owner/tiny", "transformers")
+    assert type(model).__name__ == "GPT2Model"
+    assert is_cached("owner/tiny")
+    assert is_cached(f"owner/tiny@{'0' * 40}")
+    assert not is_cached("owner/tiny@other")
+    assert not is_cached("owner/other")
+
+
+def test_offline_mode_is_named(monkeypatch: pytest.MonkeyPatch, listening: str) -> None:
+    """Where the user forbids the network, nothing is tried."""
+    monkeypatch.setenv("HF_ENDPOINT", f"http://{listening}")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(CheckpointNotFoundError, match="got HF_HUB_OFFLINE in the environment, and 'a/b'"):
+        create_empty_model("a/b", None)
+
+
+def test_the_proxy_is_what_must_answer(monkeypatch: pytest.MonkeyPatch, closed: str, listening: str) -> None:
+    """A hub behind a proxy is reached through it, unless the proxy is told to be passed by."""
+    monkeypatch.setenv("http_proxy", f"http://user:secret@{listening}")
+    assert why_unreachable() is None
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    assert why_unreachable() == f"no answer from {closed}"
+    monkeypatch.setenv("HF_ENDPOINT", f"http://{listening}")
+    assert why_unreachable() is None
+    monkeypatch.delenv("no_proxy")
+    monkeypatch.setenv("http_proxy", f"user:secret@{closed}")
+    assert why_unreachable() == f"no answer from the proxy {closed}"
+
+
+@pytest.mark.usefixtures("closed")
+def test_an_address_that_cannot_be_read_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A port that is none is named, and a password in front of it is not."""
+    monkeypatch.setenv("HF_ENDPOINT", "https://user:secret@hub:port")
+    with pytest.raises(ConfigurationError, match=r"got 'hub:port'\. Write") as failure:
+        why_unreachable()
+    assert "secret" not in str(failure.value)
+
+
+@pytest.mark.parametrize("library", ["transformers", "timm"])
+def test_a_missing_library_is_one_line(
+    library: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The line names it, and how to get it."""
+    monkeypatch.setitem(sys.modules, library, None)
+    assert main(["estimate-memory", "nobody-has/such-a-model", "--library-name", library]) == 1
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert f"got no {library}. Install it" in said
+
+
+@pytest.mark.usefixtures("closed")
+def test_a_library_that_lacks_another_is_one_line() -> None:
+    """Transformers cannot be imported without the hub's own library: that one is named, in a process that lacks it."""
+    hidden = "import sys; sys.modules['huggingface_hub'] = None; from accel_bigmodel.__main__ import main; "
+    command = [sys.executable, "-c", hidden + "sys.exit(main())", "estimate-memory", "nobody-has/such-a-model"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (1, "", 1), ended.stderr
+    assert "huggingface_hub" in ended.stderr
+    assert ended.stderr.endswith("Install it.\n")
+
+
+def test_a_damaged_configuration_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A local configuration that is no JSON is named, and not looked for at the hub."""
+    (tmp_path / "config.json").write_text("{")
+    assert main(["estimate-memory", str(tmp_path)]) == 1
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert str(tmp_path) in said

@@ -61,7 +61,7 @@ def as_dtype(dtype: str | torch.dtype | CustomDtype | None) -> torch.dtype | Cus
     found = getattr(torch, dtype.removeprefix("torch."), None)
     if not isinstance(found, torch.dtype):
         raise ConfigurationError(
-            f"There is no dtype of this name. Found {dtype!r}. Use a torch dtype or its name, such as 'bfloat16'."
+            f"There is no dtype of this name; got {dtype!r}. Use a torch dtype or its name, such as 'bfloat16'."
         )
     return found
 
@@ -105,7 +105,7 @@ def convert_file_size_to_int(size: float | str) -> int:
     match = _WRITTEN_SIZE.fullmatch(size) if isinstance(size, str) else None
     if match is None:
         raise ConfigurationError(
-            f"`size` {size} is not in a valid format. Found neither a count of bytes nor a number with a unit. Use an "
+            f"`size` is neither a count of bytes nor a number with a unit; got {size!r}. Use an "
             "integer for bytes, or a string with a unit (like '5.0GB')."
         )
     unit = match[2]

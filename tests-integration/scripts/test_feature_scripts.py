@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from accel_core.testing import requires
 from accel_core.testing.world import run
@@ -48,6 +49,7 @@ HOLDS: dict[str, Callable[[dict[str, Any]], bool]] = {
 
 def _all_scripts(place: str) -> None:
     """Run each script in a folder and a process of its own, forked from this one, which has loaded what they need."""
+    torch.set_num_threads(1)  # threads of OpenMP that ran before a fork are waited for, and missing, behind it
     sys.path.insert(0, str(HERE))
     importlib.import_module("samples").digits(0, 1)
     for name in HOLDS:

@@ -6,11 +6,12 @@ import importlib.metadata
 import operator
 from collections.abc import Callable
 from functools import cache
-from typing import Any
-
-from packaging.version import Version, parse
+from typing import TYPE_CHECKING, Any
 
 from accel_core.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from packaging.version import Version
 
 __all__ = ["STR_OPERATION_TO_FUNC", "compare_versions", "installed_version", "is_torch_version"]
 
@@ -37,9 +38,12 @@ def compare_versions(library_or_version: str | Version, operation: str, requirem
         ConfigurationError: The operation is none of these.
         importlib.metadata.PackageNotFoundError: The library is not installed.
 
+    >>> from packaging.version import parse
     >>> compare_versions(parse("2.1.0"), ">=", "2.0")
     True
     """
+    from packaging.version import parse  # where versions are compared, not at every start
+
     if operation not in STR_OPERATION_TO_FUNC:
         raise ConfigurationError(
             f"Versions cannot be compared so; got operation {operation!r}. Use one of {list(STR_OPERATION_TO_FUNC)}."
@@ -68,4 +72,6 @@ def installed_version(distribution: str) -> Version:
     Raises:
         importlib.metadata.PackageNotFoundError: It is not installed.
     """
+    from packaging.version import parse
+
     return parse(importlib.metadata.version(distribution))

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from accel_core.checkpoint import background, folder, plain, weights
+from accel_core import checkpoint
+from accel_core.checkpoint import plain
 from accel_core.checkpoint.report import RestoreReport
 from accel_core.comm import collectives, control
 from accel_core.comm.padding import pad_across_processes
@@ -893,7 +894,7 @@ class Accelerator:
             max_shard_size: Largest file, in bytes or as `"10GB"`.
             safe_serialization: As safetensors rather than torch's format.
         """
-        weights.save_model(
+        checkpoint.weights.save_model(
             model,
             self._runtime.strategy.weights(self._meant_by(model)),
             save_directory,
@@ -936,7 +937,7 @@ class Accelerator:
         Returns:
             The folder, or with `blocking=False` a handle with `wait()`.
         """
-        return folder.save_state(
+        return checkpoint.folder.save_state(
             self._runtime,
             output_dir,
             safe_serialization=safe_serialization,
@@ -968,7 +969,7 @@ class Accelerator:
             CheckpointDamagedError: A file is truncated or altered.
             CheckpointMismatchError: It does not fit.
         """
-        return folder.load_state(
+        return checkpoint.folder.load_state(
             self._runtime, input_dir, load_kwargs=load_kwargs, strict=strict, **load_model_func_kwargs
         )
 
@@ -1065,7 +1066,7 @@ class Accelerator:
     def end_training(self) -> None:
         """Finish the trackers and a save under way, and leave the process group; call it at the end of a script."""
         self._runtime.hub.finish()
-        background.finish()
+        checkpoint.background.finish()
         if self._runtime.world.backend is not None:
             world.destroy()
 

@@ -11,9 +11,9 @@ from weakref import ReferenceType, ref
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
+from accel_core import checkpoint
 from accel_core.checkpoint.format import CheckpointFormat
 from accel_core.checkpoint.plain import PLAIN
-from accel_core.checkpoint.weights import weights_of
 from accel_core.errors import PreparationError, StateError
 from accel_core.mesh.layout import Layout
 from accel_core.mesh.tensor import whole
@@ -361,7 +361,7 @@ class Strategy(ABC):
         Of a weight that several ranks hold together, a `SpreadWeight`: shape, dtype and how it is gathered. Every rank
         gathers, one weight after the other, and only the ranks that write keep what they got.
         """
-        return weights_of(model)
+        return checkpoint.weights.weights_of(model)
 
     def _bare(self, model: torch.nn.Module) -> torch.nn.Module:
         bare: torch.nn.Module = self.unwrap(model, keep_torch_compile=False)

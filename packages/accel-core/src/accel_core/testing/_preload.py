@@ -5,6 +5,7 @@ import importlib
 
 for _name in (
     "accel_core.accelerator",
+    "accel_core.checkpoint.folder",
     "torch._dynamo",
     "torch.distributed.fsdp",
     "torch.nn.parallel",

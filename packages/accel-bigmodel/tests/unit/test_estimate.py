@@ -1,5 +1,6 @@
 """What a model takes is told per dtype; where a model cannot be had, one line says why, at once."""
 
+import importlib.util
 import json
 import socket
 import subprocess
@@ -17,6 +18,9 @@ from accel_bigmodel.estimate import create_ascii_table, create_empty_model, esti
 from accel_core.errors import CheckpointNotFoundError, ConfigurationError
 
 PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
+needs_transformers = pytest.mark.skipif(
+    importlib.util.find_spec("transformers") is None, reason="needs the library transformers, not installed here"
+)
 
 
 @pytest.fixture
@@ -91,6 +95,7 @@ def test_tables_are_rectangular() -> None:
     assert len({len(line) for line in lines}) == 1
 
 
+@needs_transformers
 def test_no_network_is_one_line(closed: str, capfd: pytest.CaptureFixture[str]) -> None:
     """The hub is not asked again and again where nothing answers."""
     assert main(["estimate-memory", "nobody-has/such-a-model"]) == 1
@@ -120,6 +125,7 @@ def test_a_cached_model_needs_no_network(tmp_path: Path, monkeypatch: pytest.Mon
     assert not is_cached("owner/other")
 
 
+@needs_transformers
 def test_offline_mode_is_named(monkeypatch: pytest.MonkeyPatch, listening: str) -> None:
     """Where the user forbids the network, nothing is tried."""
     monkeypatch.setenv("HF_ENDPOINT", f"http://{listening}")
@@ -162,6 +168,7 @@ def test_a_missing_library_is_one_line(
     assert f"got no {library}. Install it" in said
 
 
+@needs_transformers
 @pytest.mark.usefixtures("closed")
 def test_a_library_that_lacks_another_is_one_line() -> None:
     """Transformers cannot be imported without the hub's own library: that one is named, in a process that lacks it."""
@@ -173,6 +180,7 @@ def test_a_library_that_lacks_another_is_one_line() -> None:
     assert ended.stderr.endswith("Install it.\n")
 
 
+@needs_transformers
 def test_a_damaged_configuration_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A local configuration that is no JSON is named, and not looked for at the hub."""
     (tmp_path / "config.json").write_text("{")

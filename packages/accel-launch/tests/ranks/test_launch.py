@@ -47,7 +47,10 @@ def test_many_processes_work_together(accel, script) -> None:
 def test_one_traceback_is_shown(accel, script, ranks: str) -> None:
     """Where every rank raises, one traceback is shown, last and whole; one that was handled is shown too."""
     name = script(
-        "import logging, os, sys\nif 'handled' in sys.argv:\n"
+        "import logging, os, pathlib, signal, sys, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "here = pathlib.Path(__file__).parent\n(here / f\"{os.environ.get('RANK', 0)}.here\").touch()\n"
+        "while len(list(here.glob('*.here'))) < int(os.environ.get('WORLD_SIZE', 1)):\n    time.sleep(0.01)\n"
+        "if 'handled' in sys.argv:\n"
         "    try:\n        raise KeyError('handled')\n    except KeyError:\n        logging.exception('caught')\n"
         "raise ValueError('boom')\n"
     )

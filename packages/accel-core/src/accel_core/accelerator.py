@@ -22,6 +22,7 @@ from accel_core.data.metrics import gather_for_metrics
 from accel_core.data.skip import skip_first_batches
 from accel_core.devices.memory import release_memory
 from accel_core.errors import ConfigurationError, EngineUnavailableError, PreparationError, StateError
+from accel_core.kit import AcceleratorKit
 from accel_core.optim import lomo
 from accel_core.optim.accumulation import Batch
 from accel_core.optim.optimizer import AcceleratedOptimizer
@@ -333,6 +334,7 @@ class Accelerator:
 
     @autocast_handler.setter
     def autocast_handler(self, handler: AutocastKwargs | None) -> None:
+        _check_setting("autocast_handler", handler, AutocastKwargs, optional=True)
         self._runtime.set_handler(AutocastKwargs, handler)
         self._runtime.precision.autocast_arguments = handler or AutocastKwargs()
 
@@ -343,6 +345,7 @@ class Accelerator:
 
     @ddp_handler.setter
     def ddp_handler(self, handler: DistributedDataParallelKwargs | None) -> None:
+        _check_setting("ddp_handler", handler, DistributedDataParallelKwargs, optional=True)
         runtime = self._runtime
         runtime.set_handler(DistributedDataParallelKwargs, handler)
         others = [
@@ -366,6 +369,7 @@ class Accelerator:
 
     @dataloader_config.setter
     def dataloader_config(self, dataloader_config: DataLoaderConfiguration) -> None:
+        _check_setting("dataloader_config", dataloader_config, DataLoaderConfiguration)
         self._runtime.change(data=dataloader_config)
 
     @property
@@ -384,6 +388,7 @@ class Accelerator:
 
     @project_configuration.setter
     def project_configuration(self, project_configuration: ProjectConfiguration) -> None:
+        _check_setting("project_configuration", project_configuration, ProjectConfiguration)
         self._runtime.project = project_configuration
 
     @property
@@ -573,7 +578,8 @@ class Accelerator:
         Raises:
             PreparationError: Objects that cannot train together; nothing was prepared then.
         """
-        prepared = self._runtime.prepare(args, device_placement, _Verbs(self))
+        kit = AcceleratorKit(self._runtime, self._prepare_one, self.prepare_data_loader)
+        prepared = self._runtime.prepare(args, device_placement, kit)
         return prepared if len(prepared) > 1 else prepared[0] if prepared else prepared
 
     def _prepare_one(self, obj: Any, first_pass: bool = False, device_placement: bool | None = None) -> Any:
@@ -1074,36 +1080,13 @@ class Accelerator:
         return f"Accelerator({self.num_processes} × {self.device}, {self.mixed_precision}, {self.distributed_type})"
 
 
-class _Verbs:
-    """The verbs of an Accelerator as a strategy gets them: each goes through what a subclass may override."""
-
-    def __init__(self, accelerator: Accelerator) -> None:
-        self._accelerator = accelerator
-        self.keep_model = accelerator._runtime.keep_model
-
-    @property
-    def optimizers(self) -> list[AcceleratedOptimizer]:
-        return self._accelerator._optimizers
-
-    def prepare_model(self, model: torch.nn.Module, placement: bool | None = None) -> Any:
-        return self._accelerator._prepare_one(model, first_pass=True, device_placement=placement)
-
-    def prepare_optimizer(self, optimizer: Optimizer, placement: bool | None = None) -> Any:
-        return self._accelerator._prepare_one(optimizer, first_pass=True, device_placement=placement)
-
-    def prepare_loader(
-        self, loader: DataLoader[Any], placement: bool | None = None, slice_fn: Callable[..., Any] | None = None
-    ) -> Any:
-        if slice_fn is not None:
-            return self._accelerator.prepare_data_loader(loader, placement, slice_fn)
-        return self._accelerator._prepare_one(loader, first_pass=True, device_placement=placement)
-
-    def prepare_scheduler(self, scheduler: object) -> Any:
-        return self._accelerator._prepare_one(scheduler)
-
-    def prepare_other(self, given: object) -> Any:
-        """Let a subclass prepare what is of no known kind."""
-        return self._accelerator._prepare_one(self._accelerator._prepare_one(given, first_pass=True))
+def _check_setting(name: str, value: object, kind: type, *, optional: bool = False) -> None:
+    """Refuse what a living Accelerator cannot be set to, where it is set and not where it is used."""
+    if not isinstance(value, kind) and not (optional and value is None):
+        raise ConfigurationError(
+            f"A setting of an Accelerator has a type; got {name}={value!r}. "
+            f"Set it to a {kind.__name__}{' or None' if optional else ''}."
+        )
 
 
 def _only_when(chosen: bool, function: Callable[..., Any] | None) -> Callable[..., Any]:

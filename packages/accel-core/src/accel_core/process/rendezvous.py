@@ -67,6 +67,8 @@ LAUNCHERS: tuple[Launcher, ...] = (
 """In the order in which they are believed: torchrun, then the kinds of MPI."""
 
 _FIRST_PORT, _PORTS = 20000, 20000
+_MOST_HOSTS = 100_000
+_RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
 
 
 def locate() -> ProcessEnv:
@@ -110,14 +112,15 @@ def _slurm_local_size() -> int | None:
     spread = environ.text("SLURM_STEP_TASKS_PER_NODE")
     if not spread:
         return None
-    counts: list[int] = []
+    node = environ.integer("SLURM_NODEID", 0) or 0
     for part in spread.split(","):
-        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
+        match = re.fullmatch(r"(\d{1,9})(?:\(x(\d{1,9})\))?", part, re.ASCII)
         if match is None:
             return None
-        counts += [int(match[1])] * int(match[2] or 1)
-    node = environ.integer("SLURM_NODEID", 0) or 0
-    return counts[node] if node < len(counts) else None
+        node -= int(match[2] or 1)
+        if node < 0:
+            return int(match[1])
+    return None
 
 
 def expand_hosts(text: str) -> list[str]:
@@ -130,26 +133,40 @@ def expand_hosts(text: str) -> list[str]:
         The hosts in their order.
 
     Raises:
-        ConfigurationError: A range is not one of numbers.
+        ConfigurationError: A bracket is left open, a range is not one of numbers, or there are more hosts than any
+            cluster has.
 
     >>> expand_hosts("gpu[09-10],login1")
     ['gpu09', 'gpu10', 'login1']
     """
     hosts: list[str] = []
-    for part in re.findall(r"(?:[^,\[\]]|\[[^\]]*\])+", text):
+    parts = re.findall(r"(?:[^,\[\]]|\[[^\[\]]*\])+", text)
+    if ",".join(parts) != text:
+        raise ConfigurationError(
+            f"A SLURM node list is names between commas, with ranges in brackets; got {text!r}. "
+            "Set MASTER_ADDR by hand."
+        )
+    for part in parts:
         pieces = re.match(r"^(.*?)\[([^\]]*)\](.*)$", part)
         if pieces is None:
             hosts.append(part)
             continue
         head, inner, tail = pieces.groups()
         for span in inner.split(","):
-            low, _, high = span.partition("-")
-            if not (low.isdigit() and (high or low).isdigit()):
+            found = _RANGE.fullmatch(span)
+            low, high = (found[1], found[2] or found[1]) if found is not None else ("1", "0")
+            count = int(high) - int(low) + 1
+            if count < 1:
                 raise ConfigurationError(
-                    f"A SLURM node list has ranges of numbers; got {text!r}. Set MASTER_ADDR by hand."
+                    f"A SLURM node list has ranges of rising numbers; got {text!r}. Set MASTER_ADDR by hand."
                 )
-            for number in range(int(low), int(high or low) + 1):
-                hosts.extend(f"{head}{number:0{len(low)}d}{rest}" for rest in (expand_hosts(tail) or [""]))
+            rests = expand_hosts(tail) or [""]
+            if len(hosts) + count * len(rests) > _MOST_HOSTS:
+                raise ConfigurationError(
+                    f"A run has at most {_MOST_HOSTS:,} hosts; got the node list {text!r}. Set MASTER_ADDR by hand."
+                )
+            for number in range(int(low), int(low) + count):
+                hosts.extend(f"{head}{number:0{len(low)}d}{rest}" for rest in rests)
     return hosts
 
 

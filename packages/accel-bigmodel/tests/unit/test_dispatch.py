@@ -14,6 +14,7 @@ from torch import nn
 from accel_bigmodel import (
     cpu_offload,
     dispatch_model,
+    get_state_dict_offloaded_model,
     infer_auto_device_map,
     init_empty_weights,
     load_checkpoint_and_dispatch,
@@ -230,6 +231,47 @@ def test_a_tie_over_memory_and_disk_is_kept_in_memory(
         for _ in range(2):
             assert torch.equal(model(X), plain(X))
     assert "Tied parameters are on different devices" in caplog.text
+
+
+class Twice(nn.Module):
+    """A model that holds one block under two names, in two parents."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)))
+        self.again = self.body[1]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Run the block twice."""
+        return self.again(self.body(x))
+
+
+@pytest.mark.parametrize(
+    "device_map",
+    [
+        {"body": "disk", "again": "cpu"},
+        {"body": "cpu", "again": "disk"},
+        {"body": "disk", "again.0.weight": "cpu", "again.0.bias": "disk", "again.1": "cpu"},
+        {"": "disk"},
+    ],
+)
+def test_a_module_with_two_names_may_have_two_devices(device_map: dict[str, str], tmp_path: Path) -> None:
+    """One module computes for both names, wherever a map puts them, and both names are in the state dict."""
+    plain = Twice().eval()
+    torch.save(plain.state_dict(), tmp_path / "pytorch_model.bin")
+    with init_empty_weights(include_buffers=True):
+        empty = Twice().eval()
+    for model in (
+        load_checkpoint_and_dispatch(
+            empty, tmp_path, device_map, offload_folder=tmp_path / "one", offload_buffers=True
+        ),
+        dispatch_model(copy.deepcopy(plain), device_map, offload_dir=tmp_path / "two", offload_buffers=True),
+    ):
+        for _ in range(2):
+            assert torch.equal(model(X), plain(X))
+        state = get_state_dict_offloaded_model(model)
+        assert state.keys() == plain.state_dict().keys()
+        assert all(torch.equal(value, state[name]) for name, value in plain.state_dict().items())
 
 
 @pytest.mark.parametrize(

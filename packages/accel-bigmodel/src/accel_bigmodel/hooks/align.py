@@ -10,6 +10,7 @@ from torch import nn
 from accel_bigmodel.hooks.hook import ModelHook
 from accel_bigmodel.hooks.residency import Residency, residency_of
 from accel_bigmodel.hooks.state import HeldByHooks
+from accel_bigmodel.offload.placeholders import is_placeholder
 from accel_bigmodel.offload.prefetch import Weights
 from accel_bigmodel.offload.schedule import Schedule
 from accel_bigmodel.placement import TiedTensors, as_device, set_module_tensor_to_device
@@ -151,7 +152,10 @@ class AlignDevicesHook(ModelHook):
         device = self.device
         if not self.offload:
             if device is not None:
-                for name, _ in list(named_module_tensors(module, recurse=self.place_submodules)):
+                for name, tensor in list(named_module_tensors(module, recurse=self.place_submodules)):
+                    # A hook that is there already brings it: a module may have two names, with two devices in a map.
+                    if is_placeholder(tensor):
+                        continue
                     set_module_tensor_to_device(module, name, device, tied_params_map=self.tied_params_map)
             return module
         self.original_devices = {

@@ -31,8 +31,8 @@ def get_state_dict_offloaded_model(model: nn.Module) -> dict[str, torch.Tensor]:
             state[full] = tensor.detach().to("cpu")
     # A tensor registered twice is offloaded under every name that its modules have.
     ties: dict[int, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        ties.setdefault(id(parameter), []).append(name)
+    for name, tensor in (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)):
+        ties.setdefault(id(tensor), []).append(name)
     for group in ties.values():
         found = next((state[name] for name in group if name in state), None)
         if found is not None:

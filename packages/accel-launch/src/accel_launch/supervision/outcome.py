@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from accel_launch.supervision.streams import TRACEBACK, RankLog
+from accel_launch.supervision.streams import RankLog
+from accel_launch.supervision.traceback_hold import TRACEBACK
 
 __all__ = [
     "TRY_AGAIN",

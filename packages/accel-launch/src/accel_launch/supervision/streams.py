@@ -3,15 +3,13 @@
 Every process gets a pipe, or a pseudo-terminal where the launcher itself writes to a terminal, in place of the
 stream that is followed. One thread reads them all, and learns through the same `select` when a process ends.
 
-A traceback is held back for a moment, with what follows it: if the process ends by it, the report of the failure shows
-one traceback, that of the cause, instead of every rank showing its own. If the process goes on, it is passed on.
+A traceback is held back, with what follows it, until it is known whether its process ends by it (`traceback_hold`).
 """
 
 import contextlib
 import fcntl
 import os
 import pty
-import re
 import selectors
 import struct
 import termios
@@ -21,15 +19,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from accel_launch.supervision.logs import LogFile, LogFolder
+from accel_launch.supervision.traceback_hold import TRACEBACK, TracebackHold
 
-__all__ = ["TRACEBACK", "Followed", "RankLog", "Streams"]
+__all__ = ["Followed", "RankLog", "Streams"]
 
-TRACEBACK = b"Traceback (most recent call last)"
 _TAIL = 1 << 20
 _CHUNK = 1 << 16
-_HOLD_S = 2.0
-"""Seconds that a process has to end after a traceback before this is passed on."""
-_BEGINS = re.compile(rb"^(?:\[rank\d+\]: ?)?" + re.escape(TRACEBACK), re.MULTILINE)
 
 
 @dataclass
@@ -77,9 +72,7 @@ class Followed:
         child_path: A path that opens the same, for those who want a file name.
         file: Copy on disk, if one is kept.
         mark: Text before every line, empty to pass everything on untouched.
-        holds: Whether tracebacks are held back.
-        held: What is held back.
-        held_until: When it is passed on unless the process ended, on the monotonic clock in seconds.
+        hold: What holds its tracebacks back, None where they are passed on like all else.
     """
 
     log: RankLog
@@ -90,9 +83,7 @@ class Followed:
     file: LogFile | None = None
     mark: bytes = b""
     rest: bytes = b""
-    holds: bool = False
-    held: bytearray = field(default_factory=bytearray)
-    held_until: float = 0.0
+    hold: TracebackHold | None = None
 
 
 class Streams:
@@ -150,7 +141,8 @@ class Streams:
             path = f"/dev/fd/{child_end}"
         file = None if self._logs is None else self._logs.open(f"rank{log.rank}.{stream}.log")
         followed = Followed(log, source, sink, child_end, path, file, mark.encode())
-        followed.holds = self._hold and stream == "stderr" and not mark
+        if self._hold and stream == "stderr" and not mark:
+            followed.hold = TracebackHold()
         with self._lock:
             self._followed.append(followed)
             self._selector.register(source, selectors.EVENT_READ, followed)
@@ -200,9 +192,8 @@ class Streams:
         Args:
             log: The rank's record.
         """
-        for followed in self._of(log):
-            if followed.holds:
-                followed.held_until = float("inf")
+        for hold in self._holds_of(log):
+            hold.keep_all()
 
     def take_held(self, log: RankLog) -> bytes:
         """Return what is held back of a rank, which is then passed on no more. Call it when the rank has ended.
@@ -210,11 +201,7 @@ class Streams:
         Args:
             log: The rank's record.
         """
-        found = b""
-        for followed in self._of(log):
-            found += bytes(followed.held)
-            followed.held.clear()
-        return found
+        return b"".join(hold.take() for hold in self._holds_of(log))
 
     def release(self, log: RankLog) -> None:
         """Pass on what is held back of a rank. Call it when the rank has ended.
@@ -228,21 +215,24 @@ class Streams:
     def _of(self, log: RankLog) -> list[Followed]:
         return [followed for followed in list(self._followed) if followed.log is log]
 
+    def _holds_of(self, log: RankLog) -> list[TracebackHold]:
+        return [followed.hold for followed in self._of(log) if followed.hold is not None]
+
     def _release(self, followed: Followed) -> None:
-        _write_all(followed.sink, bytes(followed.held))
-        followed.held.clear()
+        if followed.hold is not None:
+            _write_all(followed.sink, followed.hold.take())
 
     def _release_old(self) -> float | None:
         """Pass on what processes went on after, and return in how many seconds to look again; None for never."""
-        now = time.monotonic()
         waits = []
         for followed in list(self._followed):
-            if not followed.held or followed.log.ended_at is not None:
+            if not followed.hold or followed.log.ended_at is not None:
                 continue
-            if followed.held_until <= now or len(followed.held) > _TAIL:
+            left = followed.hold.remaining(followed.log.pid)
+            if left <= 0 or len(followed.hold) > _TAIL:
                 self._release(followed)
             else:
-                waits.append(followed.held_until - now)
+                waits.append(left)
         return min(waits, default=None)
 
     def _wake(self) -> None:
@@ -294,21 +284,8 @@ class Streams:
         if followed.mark:
             *lines, followed.rest = (followed.rest + chunk).split(b"\n")
             chunk = b"".join(followed.mark + line + b"\n" for line in lines)
-        _write_all(followed.sink, _hold_back(followed, chunk) if followed.holds else chunk)
+        _write_all(followed.sink, chunk if followed.hold is None else followed.hold.add(chunk, followed.log.pid))
         return True
-
-
-def _hold_back(followed: Followed, chunk: bytes) -> bytes:
-    """Hold back a piece from a traceback on, and return what comes before it."""
-    if followed.held or followed.held_until == float("inf"):
-        followed.held += chunk
-        return b""
-    begins = _BEGINS.search(chunk)
-    if begins is None:
-        return chunk
-    followed.held += chunk[begins.start() :]
-    followed.held_until = time.monotonic() + _HOLD_S
-    return chunk[: begins.start()]
 
 
 def _write_all(descriptor: int, chunk: bytes) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from accel_launch.supervision.logs import LogFolder
 from accel_launch.supervision.streams import Streams
+from accel_launch.supervision.traceback_hold import TracebackHold, seconds_without_core
 
 
 def run(streams: Streams, rank: int, code: str) -> None:
@@ -62,6 +63,7 @@ def test_large_output_is_remembered_by_its_end(capfd: pytest.CaptureFixture[str]
     assert bytes(streams.ranks[0].tail).endswith(b"39999\n")
 
 
+UNCAUGHT = "import sys, time; sys.stderr.write('[rank0]: Traceback (most recent call last):\\n[rank0]: one\\n')"
 RAISED = (
     "import sys, time; sys.stderr.write('before\\nTraceback (most recent call last):\\n  one\\n'); sys.stderr.flush()"
 )
@@ -74,7 +76,7 @@ def test_a_traceback_is_held_back_until_it_is_known_what_becomes_of_it(
     streams = Streams(hold=True)
     for rank in range(2):
         run(streams, rank, RAISED)
-    monkeypatch.setattr("accel_launch.supervision.streams._HOLD_S", 0.05)
+    monkeypatch.setattr("accel_launch.supervision.traceback_hold._HOLD_S", 0.05)
     run(streams, 2, f"{RAISED}; time.sleep(0.5); sys.stderr.write('after\\n')")
     assert capfd.readouterr().err == "before\n" * 3 + "Traceback (most recent call last):\n  one\nafter\n"
     streams.stop()
@@ -83,3 +85,43 @@ def test_a_traceback_is_held_back_until_it_is_known_what_becomes_of_it(
     assert capfd.readouterr().err == ""
     streams.release(streams.ranks[1])
     assert capfd.readouterr().err == "Traceback (most recent call last):\n  one\n"
+
+
+def test_a_traceback_that_nobody_caught_waits_for_the_end_of_its_process(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What torch prints for an uncaught exception is held, however long its process takes to end, unless it hangs."""
+    monkeypatch.setattr("accel_launch.supervision.traceback_hold._HOLD_S", 0.05)
+    streams = Streams(hold=True)
+    run(streams, 0, f"{UNCAUGHT}; sys.stderr.flush(); time.sleep(0.5)")
+    run(streams, 1, f"{RAISED}; {UNCAUGHT.partition('; ')[2]}; sys.stderr.flush(); time.sleep(0.5)")
+    assert capfd.readouterr().err == "before\n"
+    monkeypatch.setattr("accel_launch.supervision.traceback_hold._UNCAUGHT_HOLD_S", 0.05)
+    run(streams, 2, f"{UNCAUGHT}; sys.stderr.flush(); time.sleep(0.5)")
+    assert capfd.readouterr().err.startswith("[rank0]: Traceback"), "a process that hangs shows why"
+    streams.stop()
+    assert streams.take_held(streams.ranks[0]).endswith(b"[rank0]: one\n")
+
+
+def test_time_without_a_core_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that others keep from ending gets as much time of its own as one that is alone on its machine."""
+    hold = TracebackHold()
+    assert hold.add(b"before\nTraceback (most recent call last):\n", os.getpid()) == b"before\n"
+    alone = hold.remaining(os.getpid())
+    monkeypatch.setattr("accel_launch.supervision.traceback_hold.seconds_without_core", lambda pid: 1e6)
+    assert hold.remaining(os.getpid()) > alone + 1e5
+
+
+def test_processes_on_one_core_wait_for_it() -> None:
+    """The system's count of waiting grows for processes that share a core, and is 0 for one that is not there."""
+    core = min(os.sched_getaffinity(0))
+    code = f"import os, time\nos.sched_setaffinity(0, [{core}])\nend = time.monotonic() + 0.4\n"
+    code += "while time.monotonic() < end: pass\nprint(flush=True)\ninput()"
+    busy = [
+        subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(2)
+    ]
+    assert [process.stdout.readline() for process in busy if process.stdout] == [b"\n"] * 2
+    assert all(seconds_without_core(process.pid) > 0.02 for process in busy)
+    for process in busy:
+        process.communicate(b"\n")
+    assert seconds_without_core(2**22 + 1) == 0.0

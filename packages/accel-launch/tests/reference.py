@@ -27,7 +27,7 @@ def lines() -> Iterator[str]:
         if setting.topic != topic:
             topic = setting.topic
             yield f"\n## {topic}\n"
-            yield "| flag | what it says | values | default | environment | file |"
+            yield "| flag | meaning | values | default | environment | file |"
             yield "|---|---|---|---|---|---|"
         yield row(setting)
 

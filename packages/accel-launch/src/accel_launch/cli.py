@@ -40,7 +40,7 @@ BUILT_IN: dict[str, _Entry] = {
         "Configure", "Run commands on every machine of a TPU pod before training.", "accel_launch.commands.tpu"
     ),
     "completion": _Entry("Configure", "Print the completion script for your shell.", None),
-    "estimate-memory": _Entry("Look", "Say how much memory a model needs (accel-bigmodel).", None),
+    "estimate-memory": _Entry("Look", "Estimate how much memory a model needs (accel-bigmodel).", None),
     "plan": _Entry("Look", "Plan where a model's weights go (accel-bigmodel).", None),
     "trackers": _Entry("Look", "Show and replay what trackers recorded (accel-trackers).", None),
     "env": _Entry("Look", "Show versions, devices and configuration, for a bug report.", "accel_launch.commands.env"),

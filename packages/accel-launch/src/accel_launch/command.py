@@ -9,7 +9,7 @@ same shape under the entry-point group `accel.commands`:
 
     # accel_bigmodel/estimate_command.py, imported as soon as the command is named, so torch-free
     name = "estimate-memory"
-    help = "Say how much memory a model needs to run and to train."
+    help = "Estimate how much memory a model needs to run and to train."
     run = "accel_bigmodel.estimate:run"     # imported when the command really runs; a function works too
 
     def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -60,7 +60,7 @@ def test_both_spellings_reach_the_same_place(accel, script) -> None:
         (["-m", "--no-python", "train.py"], "contradict"),
         (["--tee", "7", "train.py"], "got '7' from --tee"),
         (["."], "folder without a __main__.py"),
-        ([], "No script was named"),
+        ([], "There is no script to start"),
     ],
     ids=lambda value: "_".join(value) if isinstance(value, list) else "",
 )

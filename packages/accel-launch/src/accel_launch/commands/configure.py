@@ -96,7 +96,7 @@ def _replace(config: Mapping[str, Any], path: Path) -> None:
     backup = path.with_name(f"{path.name}.bak")
     shutil.copyfile(path, backup)
     write(config, path)
-    print("\n".join(f"  {change}" for change in changes) or "  It says the same as before.")
+    print("\n".join(f"  {change}" for change in changes) or "  Nothing changes.")
     print(f"The file that was there is kept as {backup}.")
 
 
@@ -111,7 +111,7 @@ def _changes(path: Path, config: Mapping[str, Any]) -> Iterator[str]:
     after = _flat(config)
     for key in sorted((before.keys() | after.keys()) - {"schema"}):
         if before.get(key) != after.get(key):
-            yield f"{key}: {before.get(key, 'not said')} -> {after.get(key, 'not said')}"
+            yield f"{key}: {before.get(key, 'unset')} -> {after.get(key, 'unset')}"
 
 
 def _flat(config: Mapping[str, Any], above: str = "") -> dict[str, Any]:
@@ -141,7 +141,7 @@ def default_config(args: argparse.Namespace) -> int:
     config = basic_config(args.mixed_precision, gpus=gpus).to_dict()
     if path.exists() and not getattr(args, "yes", False):
         print(f"{path} exists and was left alone. --yes replaces it, and keeps it as {path.name}.bak:")
-        print("\n".join(f"  {change}" for change in _changes(path, config)) or "  It says the same.")
+        print("\n".join(f"  {change}" for change in _changes(path, config)) or "  Nothing would change.")
         return 1
     _replace(config, path)
     print(f"Wrote {path}.")

@@ -56,7 +56,7 @@ def _help(setting: Setting) -> str:
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_settings(parser, ALL)
     parser.add_argument("training_script", nargs="?", help="Python file to start; a module with -m.")
-    parser.add_argument("training_script_args", nargs=argparse.REMAINDER, help="Words for the script.")
+    parser.add_argument("training_script_args", nargs=argparse.REMAINDER, help="Arguments for the script.")
 
 
 COMMAND = Command(
@@ -65,7 +65,7 @@ COMMAND = Command(
     _add_arguments,
     "accel_launch.commands.start:launch",
     "Settings come from flags, then the environment, then the configuration file, then defaults; --explain shows "
-    "who said what.",
+    "where each value comes from.",
 )
 
 

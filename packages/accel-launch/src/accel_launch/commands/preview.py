@@ -154,7 +154,7 @@ def _print_mesh(mesh: Mesh) -> None:
     print(f"Mesh: {' x '.join(f'{axis} {mesh.sizes[axis]}' for axis in axes)}")
     if not mesh.fits:
         processes = counted(mesh.processes, "process", "es")
-        print(f"  these axes do not hold {processes}; the script is refused unless it says others")
+        print(f"  these axes do not hold {processes}; the script is refused unless it sets others")
     if len(axes) < 2:
         return
     for axis in axes:

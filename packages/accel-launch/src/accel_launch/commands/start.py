@@ -68,7 +68,9 @@ def launch(args: argparse.Namespace) -> int:
         import_module(_PREVIEW).print_explanation(settings, as_json=settings["json"])
         return 0
     if settings.script is None:
-        raise ConfigurationError("No script was named. Say it after the options, as in `accel launch train.py`.")
+        raise ConfigurationError(
+            "There is no script to start; got none. Name it after the options, as in `accel launch train.py`."
+        )
     check_script(settings)
     check_settings(settings)
     launcher = choose(settings)

@@ -44,7 +44,7 @@ def pod_command(args: argparse.Namespace, config: dict[str, Any]) -> list[str]:
     for key, value in (("tpu_name", name), ("tpu_zone", zone)):
         if not value:
             raise ConfigurationError(
-                f"A pod is reached by name and zone; nobody said {key}. Say --{key.replace('_', '-')}."
+                f"A pod is reached by its name and zone; got no {key}. Pass --{key.replace('_', '-')}."
             )
     commands = [" ".join(words) for words in args.command or []]
     file = args.command_file or config.get("command_file")
@@ -53,7 +53,7 @@ def pod_command(args: argparse.Namespace, config: dict[str, Any]) -> list[str]:
         commands = [line for line in found.splitlines() if line.strip()]
     commands = commands or [str(line) for line in config.get("commands") or []]
     if not commands:
-        raise ConfigurationError("There is nothing to run on the pod. Say --command or --command-file.")
+        raise ConfigurationError("There is no command to run on the pod; got none. Pass --command or --command-file.")
     if args.install_accelerate:
         version = args.accelerate_version
         wanted = {
@@ -77,7 +77,7 @@ def _run(args: argparse.Namespace) -> int:
         status = subprocess.run(command, check=False).returncode
     except FileNotFoundError:
         raise MissingDependencyError(
-            "A pod is reached with gcloud; it is not on PATH. Install the Google Cloud CLI, or say --debug to see "
+            "A pod is reached with gcloud; it is not on PATH. Install the Google Cloud CLI, or pass --debug to see "
             "the command."
         ) from None
     print("The pod is set up." if status == 0 else f"gcloud ended with status {status}.")

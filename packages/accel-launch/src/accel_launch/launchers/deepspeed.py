@@ -27,7 +27,7 @@ class DeepSpeedLauncher(Launcher):
     def command(self, settings: Settings) -> list[str]:
         """Return the command line of DeepSpeed's launcher."""
         if settings["no_python"] and settings["module"]:
-            raise ConfigurationError("--module and --no-python contradict one another; got both. Leave one out.")
+            raise ConfigurationError("--module and --no-python contradict each other; got both. Leave one out.")
         words = ["deepspeed", "--hostfile", str(settings["deepspeed_hostfile"]), "--no_local_rank"]
         words += ["--launcher", str(settings["deepspeed_multinode_launcher"] or "pdsh")]
         if settings["deepspeed_exclusion_filter"]:
@@ -54,7 +54,7 @@ class DeepSpeedLauncher(Launcher):
         if shutil.which("deepspeed", path=settings.inherited.get("PATH")) is None:
             raise MissingDependencyError(
                 "A DeepSpeed run over several machines needs its program; `deepspeed` is not on PATH. Install "
-                "deepspeed, or say --deepspeed-multinode-launcher standard."
+                "deepspeed, or pass --deepspeed-multinode-launcher standard."
             )
         lines = [
             f"{name}={value}\n" for name, value in self.environ(settings).items() if value and _CARRIED.fullmatch(value)

@@ -169,8 +169,8 @@ def run_elastic(settings: Settings, environment: Mapping[str, str]) -> int:
             supervisor.signals.first = supervisor.signals.first or signal.Signals(signalled.sigval)
         except (RendezvousTimeoutError, RendezvousConnectionError, RendezvousClosedError) as error:
             raise LaunchError(
-                f"The machines did not find one another; the rendezvous says: {error}. Check --main-process-ip, "
-                "--main-process-port and that every machine was started."
+                f"The machines did not find one another; got this from the rendezvous: {error}. Check "
+                "--main-process-ip, --main-process-port and that every machine was started."
             ) from None
         finally:
             supervisor.signals.ignore()

@@ -123,10 +123,7 @@ class _Agent(LocalElasticAgent):
         raised = self._forked.first_exception()
         told = "a rank failed" if raised is None else f"rank {raised[0]} failed first, with an exception:\n{raised[1]}"
         attempt = worker_group.spec.max_restarts - self._remaining_restarts
-        say(
-            f"accel: {told}\nAll ranks are started again, for the {attempt}. time of at most "
-            f"{worker_group.spec.max_restarts}."
-        )
+        say(f"accel: {told}\nAll ranks start again (restart {attempt} of {worker_group.spec.max_restarts}).")
         super()._restart_workers(worker_group)
 
 

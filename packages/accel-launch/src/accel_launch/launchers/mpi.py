@@ -17,7 +17,7 @@ _FLAGS = {
     "mvapich2": ("-f", "-ppn", ()),
     "HYDRA": ("-f", "-ppn", ()),
 }
-"""By a word of `mpirun --version`: the flags for the hosts and for processes per host, and further words."""
+"""By a word that `mpirun --version` prints: the flags for hosts and for processes per host, and further arguments."""
 
 _NOT_FORWARDED = {"PATH", "PYTHONPATH", "LD_LIBRARY_PATH"}
 
@@ -39,7 +39,7 @@ def flavour(program: str) -> str:
         if word.lower() in said.lower():
             return word
     raise ConfigurationError(
-        f"The MPI of {program} is not known; `--version` says {said.strip()[:80]!r}. Use Open MPI, Intel MPI, "
+        f"The MPI of {program} is not known; got {said.strip()[:80]!r} as its version. Use Open MPI, Intel MPI, "
         "MVAPICH2 or MPICH."
     )
 

@@ -47,7 +47,7 @@ def check_main_machine(host: str, port: int, *, own: bool, seconds: float = _CON
             return
         if time.monotonic() > deadline:
             raise LaunchError(
-                f"Machine 0 cannot be reached at {host}:{port}; the last attempt of {seconds:.0f} s says: "
+                f"Machine 0 cannot be reached at {host}:{port}; got for {seconds:.0f} s: "
                 f"{trouble}. Check --main-process-ip, --main-process-port, the firewall, and that machine 0 was "
                 "started."
             )
@@ -89,7 +89,7 @@ def _check_free(port: int) -> None:
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 raise LaunchError(
-                    f"Port {port} of this machine is taken; machines cannot meet there. Say another "
+                    f"Port {port} of this machine is taken; machines cannot meet there. Pass another "
                     "--main-process-port on every machine."
                 ) from None
 

@@ -48,7 +48,7 @@ def hyperparameters(words: Sequence[str]) -> dict[str, Any]:
         name = rest.pop(0)
         if not name.startswith("-") or not rest or (rest[0].startswith("--")):
             raise ConfigurationError(
-                f"SageMaker passes words to the script as `--name value` pairs; got {name!r} alone. Give it a "
+                f"SageMaker passes arguments to the script as `--name value` pairs; got {name!r} alone. Give it a "
                 f"value, as in `{name} true`."
             )
         found[name.lstrip("-")] = _typed(rest.pop(0))
@@ -80,7 +80,7 @@ def job_description(settings: Settings, environment: Mapping[str, str]) -> dict[
     for key in ("ec2_instance_type", "iam_role_name"):
         if not config.get(key):
             raise ConfigurationError(
-                f"A SageMaker job needs {key}; {settings.file} does not say it. Write it with `accel config`."
+                f"A SageMaker job needs {key}; {settings.file} has none. Write it with `accel config`."
             )
     if settings["module"] or settings["no_python"]:
         raise ConfigurationError("SageMaker starts a Python file; got --module or --no-python. Leave it out.")
@@ -88,7 +88,7 @@ def job_description(settings: Settings, environment: Mapping[str, str]) -> dict[
     kind = str(config.get("distributed_type", "NO"))
     if kind == "DATA_PARALLEL" and config["ec2_instance_type"] not in SAGEMAKER_PARALLEL_EC2_INSTANCES:
         raise ConfigurationError(
-            f"SageMaker's data parallelism runs on {', '.join(SAGEMAKER_PARALLEL_EC2_INSTANCES)}; {settings.file} says "
+            f"SageMaker's data parallelism runs on {', '.join(SAGEMAKER_PARALLEL_EC2_INSTANCES)}; {settings.file} has "
             f"{config['ec2_instance_type']}. Choose one of these, or distributed_type NO."
         )
     return {

@@ -68,7 +68,7 @@ class TpuLauncher(Launcher):
             )
         if settings["tpu_use_cluster"] and not settings.config.get("tpu_name"):
             raise ConfigurationError(
-                "A TPU pod is reached by its name; the configuration file says no tpu_name. Write one with `accel "
+                "A TPU pod is reached by its name; the configuration file has no tpu_name. Write one with `accel "
                 "config`."
             )
         return super().run(settings)

@@ -5,7 +5,7 @@ import argparse
 __all__ = ["add_arguments", "help", "name", "run"]
 
 name = "check-resume"
-help = "Run a script straight and interrupted, and say what differs first."
+help = "Run a script straight and interrupted, and show what differs first."
 run = "accel_launch.resume.check:run"
 
 

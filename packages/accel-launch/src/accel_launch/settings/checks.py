@@ -24,7 +24,7 @@ def check_script(settings: Settings) -> None:
     """
     if settings["module"] and settings["no_python"]:
         raise ConfigurationError(
-            "--module and --no-python contradict one another; got both. Say --module for a Python module, "
+            "--module and --no-python contradict each other; got both. Pass --module for a Python module, "
             "--no-python for any other program."
         )
     if settings["module"] or settings["no_python"]:
@@ -38,7 +38,7 @@ def check_script(settings: Settings) -> None:
         )
     if not path.exists():
         raise ConfigurationError(
-            f"There is no such script; got {str(path)!r} in {Path.cwd()}. Check the path; say -m for a module."
+            f"There is no such script; got {str(path)!r} in {Path.cwd()}. Check the path; pass -m for a module."
         )
 
 
@@ -53,13 +53,13 @@ _EXCLUSIVE = (
 
 
 def check_settings(settings: Settings) -> None:
-    """Refuse settings that contradict one another.
+    """Refuse settings that contradict each other.
 
     Args:
         settings: Settings of the run.
 
     Raises:
-        ConfigurationError: Hardware or engines exclude one another, numbers of processes contradict one another,
+        ConfigurationError: Hardware or engines exclude each other, numbers of processes contradict each other,
             sizes of mesh axes do not multiply to the number of processes, or a DeepSpeed file and the settings say one
             key differently.
     """
@@ -67,11 +67,11 @@ def check_settings(settings: Settings) -> None:
         said = [key for key in keys if settings[key]]
         if len(said) > 1:
             names = " and ".join(f"{key} from {settings.source(key)}" for key in said)
-            raise ConfigurationError(f"These exclude one another; got {names}. Leave one out.")
+            raise ConfigurationError(f"These settings exclude each other; got {names}. Leave one out.")
     layout = layout_of(settings)
     if settings["multi_gpu"] and settings.said["multi_gpu"].origin == "flag" and layout.processes < 2:
         raise ConfigurationError(
-            f"--multi-gpu needs at least 2 processes; got {layout.processes}. Say --num-processes, or leave it out."
+            f"--multi-gpu needs at least 2 processes; got {layout.processes}. Pass --num-processes, or leave it out."
         )
     if layout.machines > 1 and not settings["mpirun_hostfile"] and not settings["deepspeed_hostfile"]:
         _check_machines(settings)
@@ -89,8 +89,8 @@ def _check_machines(settings: Settings) -> None:
     missing = [f"--{key.replace('_', '-')}" for key in wanted if settings[key] is None]
     if missing:
         raise ConfigurationError(
-            f"Several machines have to find one another; nobody said {' and '.join(missing)}. Say it, or start under a "
-            "scheduler that does (SLURM, MPI, Kubernetes)."
+            f"Several machines have to find one another; got no {' and no '.join(missing)}. Pass it, or start under a "
+            "scheduler that sets it (SLURM, MPI, Kubernetes)."
         )
 
 
@@ -137,13 +137,13 @@ def check_deepspeed_file(settings: Settings) -> None:
         there = _lookup(config, path)
         here = settings[key]
         if there not in (None, "auto") and settings.is_set(key) and not _same(there, here):
-            raise _conflict(settings, key, here, f"{name} says {'.'.join(path)} = {shortened(json.dumps(there))}")
+            raise _conflict(settings, key, here, f"{'.'.join(path)} = {shortened(json.dumps(there))} from {name}")
     if settings.is_set("mixed_precision"):
         for kind in ("fp16", "bf16"):
             enabled = _lookup(config, (kind, "enabled"))
             wanted = settings["mixed_precision"] == kind
             if isinstance(enabled, bool) and enabled != wanted and (enabled or wanted):
-                told = f"{name} says {kind}.enabled = {json.dumps(enabled)}"
+                told = f"{kind}.enabled = {json.dumps(enabled)} from {name}"
                 raise _conflict(settings, "mixed_precision", settings["mixed_precision"], told)
 
 
@@ -161,6 +161,6 @@ def _same(there: object, here: object) -> bool:
 
 def _conflict(settings: Settings, key: str, here: object, there: str) -> ConfigurationError:
     return ConfigurationError(
-        f"Two places say {key}; {settings.source(key)} says {here}, {there}. Say it in one place, or `auto` in the "
-        "DeepSpeed file."
+        f"{key} is set twice, differently; got {shortened(str(here))} from {settings.source(key)}, and {there}. Set it "
+        "in one place, or write `auto` in the DeepSpeed file."
     )

@@ -114,7 +114,7 @@ class BaseConfig:
         missing = [name for name in required if said.get(name) is None]
         if missing:
             raise ConfigurationError(
-                f"A configuration of this kind says {', '.join(required)}; got none for {', '.join(missing)}. Write "
+                f"A configuration of this kind needs {', '.join(required)}; got no {', no '.join(missing)}. Write "
                 "one with `accel config`."
             )
         return cls(**{key: value for key, value in said.items() if key in names})

@@ -46,7 +46,7 @@ class _Loader(yaml.SafeLoader):
         except (ValueError, KeyError, IndexError):  # a tag such as !!int on a text that is none
             kind = node.tag.rpartition(":")[2]
             raise yaml.constructor.ConstructorError(
-                problem=f"found {shortened(node.value)!r} where the tag says {kind}", problem_mark=node.start_mark
+                problem=f"got {shortened(node.value)!r} where the tag asks for {kind}", problem_mark=node.start_mark
             ) from None
 
     def text(self, node: yaml.ScalarNode) -> str:
@@ -54,7 +54,7 @@ class _Loader(yaml.SafeLoader):
         found = str(self.construct_yaml_str(node))
         if "\0" in found or any("\ud800" <= letter <= "\udfff" for letter in found):
             raise yaml.constructor.ConstructorError(
-                problem="found text that no process can be given", problem_mark=node.start_mark
+                problem="got text that no process can be given", problem_mark=node.start_mark
             )
         return found
 
@@ -81,11 +81,11 @@ class _Size:
             self._close(event.anchor, _WEIGHT + len(event.value))
         elif isinstance(event, yaml.AliasEvent):
             if any(anchor == event.anchor for anchor, _ in self._open):
-                return f"found a value that holds itself (*{event.anchor})"
+                return f"got a value that holds itself (*{event.anchor})"
             self._close(None, self._anchors.get(str(event.anchor), 0))
         if len(self._open) > _DEEPEST:
-            return f"found more than {_DEEPEST} levels"
-        return "found aliases that stand for too much" if self._open[-1][1] > _LARGEST_VALUE else None
+            return f"got more than {_DEEPEST} levels"
+        return "got aliases that stand for too much" if self._open[-1][1] > _LARGEST_VALUE else None
 
     def _close(self, anchor: str | None, size: int) -> None:
         if anchor is not None:

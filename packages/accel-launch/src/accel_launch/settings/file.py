@@ -180,7 +180,7 @@ def _section(value: object, path: Path) -> Any:
 
 def _key(key: object, path: Path) -> str:
     if not isinstance(key, str):
-        raise ConfigurationError(f"{path}: keys are words; got {shortened(key)}. Correct or remove it.")
+        raise ConfigurationError(f"{path}: keys are text; got {shortened(key)}. Correct or remove it.")
     return key
 
 

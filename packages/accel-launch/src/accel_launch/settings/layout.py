@@ -49,7 +49,7 @@ def layout_of(settings: Mapping[str, Any]) -> Layout:
         The layout.
 
     Raises:
-        ConfigurationError: The numbers are not valid, or contradict one another.
+        ConfigurationError: The numbers are not valid, or contradict each other.
     """
     fewest, machines = _machines(settings)
     wanted, each = settings["num_processes"], settings["nproc_per_node"]
@@ -57,8 +57,9 @@ def layout_of(settings: Mapping[str, Any]) -> Layout:
         each = _per_machine(settings, wanted, machines)
     elif wanted and wanted != each * machines and not _said_by_cluster(settings, "nproc_per_node"):
         raise ConfigurationError(
-            f"The numbers of processes contradict one another; {_source(settings, 'num_processes')} says {wanted}, "
-            f"{_source(settings, 'nproc_per_node')} {each} on {counted(machines, 'machine')}. Leave one of them out."
+            f"The numbers of processes contradict each other; got {wanted} from {_source(settings, 'num_processes')}, "
+            f"and {each} per machine on {counted(machines, 'machine')} from {_source(settings, 'nproc_per_node')}. "
+            "Leave one out."
         )
     rank = settings["machine_rank"] or 0
     if rank >= machines:
@@ -69,7 +70,7 @@ def layout_of(settings: Mapping[str, Any]) -> Layout:
     if each > _MOST_PROCESSES or machines > _MOST_MACHINES:
         raise ConfigurationError(
             f"A run has at most {_MOST_PROCESSES} processes on each of {_MOST_MACHINES} machines; got {each} on "
-            f"{machines}. Say --num-processes and --num-machines."
+            f"{machines}. Lower --num-processes or --num-machines."
         )
     return Layout(each * machines, each, machines, fewest, rank)
 
@@ -110,6 +111,6 @@ def _per_machine(settings: Mapping[str, Any], wanted: int | None, machines: int)
     if wanted % machines:
         raise ConfigurationError(
             f"Processes spread evenly over machines; got {wanted} from {_source(settings, 'num_processes')} on "
-            f"{machines} machines. Give a multiple of {machines}, or say --nproc-per-node."
+            f"{machines} machines. Give a multiple of {machines}, or pass --nproc-per-node."
         )
     return wanted // machines

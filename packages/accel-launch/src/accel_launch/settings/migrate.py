@@ -94,7 +94,7 @@ def _open_number(config: dict[str, Any]) -> list[Change]:
     if config.get("num_processes") != -1:
         return []
     del config["num_processes"]
-    return ["num_processes -1 said nothing: there is one process per GPU, or --num-processes"]
+    return ["num_processes -1 had no effect: there is one process per GPU, or --num-processes"]
 
 
 _STEPS: tuple[Callable[[dict[str, Any]], list[Change]], ...] = (

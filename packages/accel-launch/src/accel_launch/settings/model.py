@@ -115,7 +115,7 @@ LAUNCH: tuple[Setting, ...] = (
     Setting(
         "nproc_per_node",
         PROCESSES,
-        "Processes on each machine; says more directly what --num-processes says in total.",
+        "Processes on each machine, where --num-processes counts all of them.",
         int,
         environment="ACCEL_NPROC_PER_NODE",
         rule=COUNT,
@@ -156,7 +156,7 @@ LAUNCH: tuple[Setting, ...] = (
     Setting(
         "main_process_port",
         PROCESSES,
-        "Port of rank 0; a free one on a single machine when not said, or 0.",
+        "Port of rank 0; by default, or with 0, a free one where there is one machine.",
         int,
         path=("main_process_port",),
         environment="ACCEL_MAIN_PROCESS_PORT",
@@ -297,7 +297,7 @@ LAUNCH: tuple[Setting, ...] = (
         environment="ACCEL_MONITOR_INTERVAL",
         rule=SECONDS,
     ),
-    _switch("explain", LOOK, "Print every setting and who said it, and start nothing."),
+    _switch("explain", LOOK, "Print every setting and where its value comes from, and start nothing."),
     _switch("dry_run", LOOK, "Print commands, environment and layout of every machine, and start nothing."),
     _switch("json", LOOK, "Print --explain and --dry-run as JSON."),
     Setting(

@@ -132,12 +132,12 @@ def report_restart(outcomes: Sequence[ExitOutcome], told: str, attempt: int, mos
     Args:
         outcomes: How the processes of this machine ended.
         told: The traceback of the cause, or its last line where the rest was shown before.
-        attempt: The how manyeth time it is.
-        most: How often they are started again at most.
+        attempt: Number of this restart, from 1.
+        most: Restarts at most.
     """
     first = first_failure(outcomes)
     if first is not None:
-        named = f"rank {first.rank} failed first: {first.how}; all ranks are started again, time {attempt} of {most}"
+        named = f"rank {first.rank} failed first: {first.how}; all ranks start again (restart {attempt} of {most})"
         colours = colours_wanted(sys.stderr)
         say(f"{paint('accel launch:', 'warning', colours)} {named}{_below(told)}")
 

@@ -19,7 +19,7 @@ from accel_launch.settings.devices import count_gpus
         (["--tpu", "--use-fsdp"], "tpu from --tpu and use_fsdp from --use-fsdp"),
         (["--use-fsdp", "--use-deepspeed"], "use_deepspeed from --use-deepspeed and use_fsdp from --use-fsdp"),
         (["--multi-gpu", "--num-processes", "1"], "at least 2 processes"),
-        (["--num-machines", "2"], "--main-process-ip and --main-process-port and --machine-rank"),
+        (["--num-machines", "2"], "--main-process-ip and no --main-process-port and no --machine-rank"),
         (
             ["--use-parallelism-config", "--num-processes", "4", "--parallelism-config-tp-size", "3"],
             "tp 3 = 3 for 4 processes",

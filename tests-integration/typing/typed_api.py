@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader
 from typing_extensions import assert_type
 
 import accel
+import accelerate.utils
 from accel import Accelerator
 from accel_bigmodel import init_empty_weights
 
@@ -51,6 +52,14 @@ def flat() -> None:
     """The names of `import accel` are the types of their packages, and a misspelled one is refused."""
     assert_type(accel.Accelerator(), Accelerator)
     accel.Acelerator()  # error
+
+
+def old_paths() -> None:
+    """So are those of the drop-in, whether a module lists a name or takes it with a list of another."""
+    assert_type(accelerate.Accelerator(), Accelerator)
+    assert_type(accelerate.utils.is_wandb_available(), bool)
+    accelerate.utils.set_seed("zero")  # error
+    accelerate.utils.is_wandb_avialable()  # error
 
 
 def empty() -> nn.Linear:

@@ -6,129 +6,57 @@ from accelerate import _foundation, _version
 
 _foundation.check()
 
-from accel_core._lazy import without_collection
+from accel_core import _lazy
 
-with without_collection():
-    from accelerate import _defaults, _loggers, _pickles
-    from accelerate._rebinding import write_through
-    from accel_bigmodel.checkpoint.load import (
-        load_checkpoint_in_model,
-    )
-    from accel_bigmodel.device_map.infer import (
-        infer_auto_device_map,
-    )
-    from accel_bigmodel.dispatch import (
-        cpu_offload,
-        cpu_offload_with_hook,
-        disk_offload,
-        dispatch_model,
-        load_checkpoint_and_dispatch,
-    )
-    from accel_bigmodel.meta import (
-        init_empty_weights,
-        init_on_device,
-    )
-    from accel_bigmodel.pipeline import (
-        prepare_pippy,
-    )
-    from accel_core.accelerator import (
-        Accelerator,
-    )
-    from accel_core.data.skip import (
-        skip_first_batches,
-    )
-    from accel_core.devices.memory import (
-        find_executable_batch_size,
-    )
-    from accelerate._availability import (
-        is_rich_available,
-    )
-    from accel_core.options.enums import (
-        DDPCommunicationHookType,
-        DistributedType,
-    )
-    from accel_core.plugins.deepspeed import (
-        DeepSpeedPlugin,
-    )
-    from accel_core.plugins.fsdp import (
-        FullyShardedDataParallelPlugin,
-    )
-    from accel_core.plugins.handlers import (
-        AutocastKwargs,
-        DistributedDataParallelKwargs,
-        GradScalerKwargs,
-        InitProcessGroupKwargs,
-        ProfileKwargs,
-    )
-    from accel_core.plugins.loading import (
-        DataLoaderConfiguration,
-    )
-    from accel_core.plugins.parallelism import (
-        ParallelismConfig,
-    )
-    from accel_core.random import (
-        synchronize_rng_states,
-    )
-    from accel_core.state.process import (
-        PartialState,
-    )
-    from accel_launch.notebook import (
-        debug_launcher,
-        notebook_launcher,
-    )
-    from accelerate import (
-        accelerator as accelerator,
-        big_modeling as big_modeling,
-        checkpointing as checkpointing,
-        data_loader as data_loader,
-        hooks as hooks,
-        inference as inference,
-        launchers as launchers,
-        logging as logging,
-        optimizer as optimizer,
-        parallelism_config as parallelism_config,
-        scheduler as scheduler,
-        state as state,
-        tracking as tracking,
-        utils as utils,
-    )
+with _lazy.without_collection():
+    from accelerate import _defaults, _loggers, _pickles, _rebinding
+    from accel_bigmodel.checkpoint.load import load_checkpoint_in_model as load_checkpoint_in_model
+    from accel_bigmodel.device_map.infer import infer_auto_device_map as infer_auto_device_map
+    from accel_bigmodel.dispatch import cpu_offload as cpu_offload
+    from accel_bigmodel.dispatch import cpu_offload_with_hook as cpu_offload_with_hook
+    from accel_bigmodel.dispatch import disk_offload as disk_offload
+    from accel_bigmodel.dispatch import dispatch_model as dispatch_model
+    from accel_bigmodel.dispatch import load_checkpoint_and_dispatch as load_checkpoint_and_dispatch
+    from accel_bigmodel.meta import init_empty_weights as init_empty_weights
+    from accel_bigmodel.meta import init_on_device as init_on_device
+    from accel_bigmodel.pipeline import prepare_pippy as prepare_pippy
+    from accel_core.accelerator import Accelerator as Accelerator
+    from accel_core.data.skip import skip_first_batches as skip_first_batches
+    from accel_core.devices.memory import find_executable_batch_size as find_executable_batch_size
+    from accelerate._availability import is_rich_available as is_rich_available
+    from accel_core.options.enums import DDPCommunicationHookType as DDPCommunicationHookType
+    from accel_core.options.enums import DistributedType as DistributedType
+    from accel_core.plugins.deepspeed import DeepSpeedPlugin as DeepSpeedPlugin
+    from accel_core.plugins.fsdp import FullyShardedDataParallelPlugin as FullyShardedDataParallelPlugin
+    from accel_core.plugins.handlers import AutocastKwargs as AutocastKwargs
+    from accel_core.plugins.handlers import DistributedDataParallelKwargs as DistributedDataParallelKwargs
+    from accel_core.plugins.handlers import GradScalerKwargs as GradScalerKwargs
+    from accel_core.plugins.handlers import InitProcessGroupKwargs as InitProcessGroupKwargs
+    from accel_core.plugins.handlers import ProfileKwargs as ProfileKwargs
+    from accel_core.plugins.loading import DataLoaderConfiguration as DataLoaderConfiguration
+    from accel_core.plugins.parallelism import ParallelismConfig as ParallelismConfig
+    from accel_core.random import synchronize_rng_states as synchronize_rng_states
+    from accel_core.state.process import PartialState as PartialState
+    from accel_launch.notebook import debug_launcher as debug_launcher
+    from accel_launch.notebook import notebook_launcher as notebook_launcher
+    from accelerate import accelerator as accelerator
+    from accelerate import big_modeling as big_modeling
+    from accelerate import checkpointing as checkpointing
+    from accelerate import data_loader as data_loader
+    from accelerate import hooks as hooks
+    from accelerate import inference as inference
+    from accelerate import launchers as launchers
+    from accelerate import logging as logging
+    from accelerate import optimizer as optimizer
+    from accelerate import parallelism_config as parallelism_config
+    from accelerate import scheduler as scheduler
+    from accelerate import state as state
+    from accelerate import tracking as tracking
+    from accelerate import utils as utils
 
 __version__ = _version.__version__.partition("+")[0]
 _pickles.carry_old_names()
 _loggers.govern_records()
 _defaults.choose()
 
-__all__ = [
-    "Accelerator",
-    "AutocastKwargs",
-    "DDPCommunicationHookType",
-    "DataLoaderConfiguration",
-    "DeepSpeedPlugin",
-    "DistributedDataParallelKwargs",
-    "DistributedType",
-    "FullyShardedDataParallelPlugin",
-    "GradScalerKwargs",
-    "InitProcessGroupKwargs",
-    "ParallelismConfig",
-    "PartialState",
-    "ProfileKwargs",
-    "__version__",
-    "cpu_offload",
-    "cpu_offload_with_hook",
-    "debug_launcher",
-    "disk_offload",
-    "dispatch_model",
-    "find_executable_batch_size",
-    "infer_auto_device_map",
-    "init_empty_weights",
-    "init_on_device",
-    "is_rich_available",
-    "load_checkpoint_and_dispatch",
-    "load_checkpoint_in_model",
-    "notebook_launcher",
-    "prepare_pippy",
-    "skip_first_batches",
-    "synchronize_rng_states",
-]
-
-write_through(__name__)
+_rebinding.write_through(__name__)

@@ -1,20 +1,8 @@
 """The names of `accelerate.local_sgd` in Accelerate, imported from where accel defines them."""
 
-from accel_core.accelerator import (
-    Accelerator,
-)
-from accel_core.optim.local_sgd import (
-    LocalSGD,
-)
-from accel_core.options.enums import (
-    DistributedType,
-)
-from accelerate._rebinding import write_through
+from accel_core.accelerator import Accelerator as Accelerator
+from accel_core.optim.local_sgd import LocalSGD as LocalSGD
+from accel_core.options.enums import DistributedType as DistributedType
+from accelerate import _rebinding
 
-__all__ = [
-    "Accelerator",
-    "DistributedType",
-    "LocalSGD",
-]
-
-write_through(__name__)
+_rebinding.write_through(__name__)

@@ -1,18 +1,8 @@
 """The names of `accelerate.logging` in Accelerate, imported from where accel defines them."""
 
-from accel_core.logging import (
-    MultiProcessAdapter,
-    get_logger,
-)
-from accel_core.state.process import (
-    PartialState,
-)
-from accelerate._rebinding import write_through
+from accel_core.logging import MultiProcessAdapter as MultiProcessAdapter
+from accel_core.logging import get_logger as get_logger
+from accel_core.state.process import PartialState as PartialState
+from accelerate import _rebinding
 
-__all__ = [
-    "MultiProcessAdapter",
-    "PartialState",
-    "get_logger",
-]
-
-write_through(__name__)
+_rebinding.write_through(__name__)

@@ -1,116 +1,56 @@
 """The names of `accelerate.utils.constants` in Accelerate, imported from where accel defines them."""
 
 from accel_bigmodel.hooks.casting import (
-    SUPPORTED_PYTORCH_LAYERS_FOR_UPCASTING,
+    SUPPORTED_PYTORCH_LAYERS_FOR_UPCASTING as SUPPORTED_PYTORCH_LAYERS_FOR_UPCASTING,
 )
-from accel_core.checkpoint.names import (
-    MODEL_NAME,
-    OPTIMIZER_NAME,
-    RNG_STATE_NAME,
-    SAFE_MODEL_NAME,
-    SAFE_WEIGHTS_INDEX_NAME,
-    SAFE_WEIGHTS_NAME,
-    SAFE_WEIGHTS_PATTERN_NAME,
-    SAMPLER_NAME,
-    SCALER_NAME,
-    SCHEDULER_NAME,
-    WEIGHTS_INDEX_NAME,
-    WEIGHTS_NAME,
-    WEIGHTS_PATTERN_NAME,
-)
-from accel_core.host.versions import (
-    STR_OPERATION_TO_FUNC,
-)
-from accel_core.options.compilation import (
-    TORCH_DYNAMO_MODES,
-)
-from accel_core.options.deepspeed import (
-    DEEPSPEED_MULTINODE_LAUNCHERS,
-)
-from accel_core.options.enums import (
-    CUDA_DISTRIBUTED_TYPES,
-    TORCH_DISTRIBUTED_OPERATION_TYPES,
-)
-from accel_core.options.fsdp import (
-    FSDP2_PYTORCH_VERSION,
-    FSDP2_STATE_DICT_TYPE,
-    FSDP_AUTO_WRAP_POLICY,
-    FSDP_BACKWARD_PREFETCH,
-    FSDP_MODEL_NAME,
-    FSDP_PYTORCH_VERSION,
-    FSDP_SHARDING_STRATEGY,
-    FSDP_STATE_DICT_TYPE,
-)
+from accel_core.checkpoint.names import MODEL_NAME as MODEL_NAME
+from accel_core.checkpoint.names import OPTIMIZER_NAME as OPTIMIZER_NAME
+from accel_core.checkpoint.names import RNG_STATE_NAME as RNG_STATE_NAME
+from accel_core.checkpoint.names import SAFE_MODEL_NAME as SAFE_MODEL_NAME
+from accel_core.checkpoint.names import SAFE_WEIGHTS_INDEX_NAME as SAFE_WEIGHTS_INDEX_NAME
+from accel_core.checkpoint.names import SAFE_WEIGHTS_NAME as SAFE_WEIGHTS_NAME
+from accel_core.checkpoint.names import SAFE_WEIGHTS_PATTERN_NAME as SAFE_WEIGHTS_PATTERN_NAME
+from accel_core.checkpoint.names import SAMPLER_NAME as SAMPLER_NAME
+from accel_core.checkpoint.names import SCALER_NAME as SCALER_NAME
+from accel_core.checkpoint.names import SCHEDULER_NAME as SCHEDULER_NAME
+from accel_core.checkpoint.names import WEIGHTS_INDEX_NAME as WEIGHTS_INDEX_NAME
+from accel_core.checkpoint.names import WEIGHTS_NAME as WEIGHTS_NAME
+from accel_core.checkpoint.names import WEIGHTS_PATTERN_NAME as WEIGHTS_PATTERN_NAME
+from accel_core.host.versions import STR_OPERATION_TO_FUNC as STR_OPERATION_TO_FUNC
+from accel_core.options.compilation import TORCH_DYNAMO_MODES as TORCH_DYNAMO_MODES
+from accel_core.options.deepspeed import DEEPSPEED_MULTINODE_LAUNCHERS as DEEPSPEED_MULTINODE_LAUNCHERS
+from accel_core.options.enums import CUDA_DISTRIBUTED_TYPES as CUDA_DISTRIBUTED_TYPES
+from accel_core.options.enums import TORCH_DISTRIBUTED_OPERATION_TYPES as TORCH_DISTRIBUTED_OPERATION_TYPES
+from accel_core.options.fsdp import FSDP2_PYTORCH_VERSION as FSDP2_PYTORCH_VERSION
+from accel_core.options.fsdp import FSDP2_STATE_DICT_TYPE as FSDP2_STATE_DICT_TYPE
+from accel_core.options.fsdp import FSDP_AUTO_WRAP_POLICY as FSDP_AUTO_WRAP_POLICY
+from accel_core.options.fsdp import FSDP_BACKWARD_PREFETCH as FSDP_BACKWARD_PREFETCH
+from accel_core.options.fsdp import FSDP_MODEL_NAME as FSDP_MODEL_NAME
+from accel_core.options.fsdp import FSDP_PYTORCH_VERSION as FSDP_PYTORCH_VERSION
+from accel_core.options.fsdp import FSDP_SHARDING_STRATEGY as FSDP_SHARDING_STRATEGY
+from accel_core.options.fsdp import FSDP_STATE_DICT_TYPE as FSDP_STATE_DICT_TYPE
+from accel_core.options.parallelism import BETA_CP_AVAILABLE_PYTORCH_VERSION as BETA_CP_AVAILABLE_PYTORCH_VERSION
+from accel_core.options.parallelism import BETA_SP_AVAILABLE_DEEPSPEED_VERSION as BETA_SP_AVAILABLE_DEEPSPEED_VERSION
+from accel_core.options.parallelism import BETA_TP_AVAILABLE_PYTORCH_VERSION as BETA_TP_AVAILABLE_PYTORCH_VERSION
 from accel_core.options.parallelism import (
-    BETA_CP_AVAILABLE_PYTORCH_VERSION,
-    BETA_SP_AVAILABLE_DEEPSPEED_VERSION,
-    BETA_TP_AVAILABLE_PYTORCH_VERSION,
-    BETA_TP_AVAILABLE_TRANSFORMERS_VERSION,
-    DTENSOR_PYTORCH_VERSION,
+    BETA_TP_AVAILABLE_TRANSFORMERS_VERSION as BETA_TP_AVAILABLE_TRANSFORMERS_VERSION,
+)
+from accel_core.options.parallelism import DTENSOR_PYTORCH_VERSION as DTENSOR_PYTORCH_VERSION
+from accel_core.plugins.handlers import (
+    MITA_PROFILING_AVAILABLE_PYTORCH_VERSION as MITA_PROFILING_AVAILABLE_PYTORCH_VERSION,
 )
 from accel_core.plugins.handlers import (
-    MITA_PROFILING_AVAILABLE_PYTORCH_VERSION,
-    XPU_PROFILING_AVAILABLE_PYTORCH_VERSION,
+    XPU_PROFILING_AVAILABLE_PYTORCH_VERSION as XPU_PROFILING_AVAILABLE_PYTORCH_VERSION,
 )
-from accel_core.profiling import (
-    PROFILE_PATTERN_NAME,
-)
-from accel_launch.launchers.sagemaker import (
-    SAGEMAKER_PARALLEL_EC2_INSTANCES,
-)
-from accel_launch.settings.config import (
-    SAGEMAKER_PYTHON_VERSION,
-    SAGEMAKER_PYTORCH_VERSION,
-    SAGEMAKER_TRANSFORMERS_VERSION,
-)
+from accel_core.profiling import PROFILE_PATTERN_NAME as PROFILE_PATTERN_NAME
+from accel_launch.launchers.sagemaker import SAGEMAKER_PARALLEL_EC2_INSTANCES as SAGEMAKER_PARALLEL_EC2_INSTANCES
+from accel_launch.settings.config import SAGEMAKER_PYTHON_VERSION as SAGEMAKER_PYTHON_VERSION
+from accel_launch.settings.config import SAGEMAKER_PYTORCH_VERSION as SAGEMAKER_PYTORCH_VERSION
+from accel_launch.settings.config import SAGEMAKER_TRANSFORMERS_VERSION as SAGEMAKER_TRANSFORMERS_VERSION
+from accelerate import _rebinding
 from accelerate._elastic import (
-    ELASTIC_LOG_LINE_PREFIX_TEMPLATE_PYTORCH_VERSION,
-    TORCH_LAUNCH_PARAMS,
+    ELASTIC_LOG_LINE_PREFIX_TEMPLATE_PYTORCH_VERSION as ELASTIC_LOG_LINE_PREFIX_TEMPLATE_PYTORCH_VERSION,
 )
-from accelerate._rebinding import write_through
+from accelerate._elastic import TORCH_LAUNCH_PARAMS as TORCH_LAUNCH_PARAMS
 
-__all__ = [
-    "BETA_CP_AVAILABLE_PYTORCH_VERSION",
-    "BETA_SP_AVAILABLE_DEEPSPEED_VERSION",
-    "BETA_TP_AVAILABLE_PYTORCH_VERSION",
-    "BETA_TP_AVAILABLE_TRANSFORMERS_VERSION",
-    "CUDA_DISTRIBUTED_TYPES",
-    "DEEPSPEED_MULTINODE_LAUNCHERS",
-    "DTENSOR_PYTORCH_VERSION",
-    "ELASTIC_LOG_LINE_PREFIX_TEMPLATE_PYTORCH_VERSION",
-    "FSDP2_PYTORCH_VERSION",
-    "FSDP2_STATE_DICT_TYPE",
-    "FSDP_AUTO_WRAP_POLICY",
-    "FSDP_BACKWARD_PREFETCH",
-    "FSDP_MODEL_NAME",
-    "FSDP_PYTORCH_VERSION",
-    "FSDP_SHARDING_STRATEGY",
-    "FSDP_STATE_DICT_TYPE",
-    "MITA_PROFILING_AVAILABLE_PYTORCH_VERSION",
-    "MODEL_NAME",
-    "OPTIMIZER_NAME",
-    "PROFILE_PATTERN_NAME",
-    "RNG_STATE_NAME",
-    "SAFE_MODEL_NAME",
-    "SAFE_WEIGHTS_INDEX_NAME",
-    "SAFE_WEIGHTS_NAME",
-    "SAFE_WEIGHTS_PATTERN_NAME",
-    "SAGEMAKER_PARALLEL_EC2_INSTANCES",
-    "SAGEMAKER_PYTHON_VERSION",
-    "SAGEMAKER_PYTORCH_VERSION",
-    "SAGEMAKER_TRANSFORMERS_VERSION",
-    "SAMPLER_NAME",
-    "SCALER_NAME",
-    "SCHEDULER_NAME",
-    "STR_OPERATION_TO_FUNC",
-    "SUPPORTED_PYTORCH_LAYERS_FOR_UPCASTING",
-    "TORCH_DISTRIBUTED_OPERATION_TYPES",
-    "TORCH_DYNAMO_MODES",
-    "TORCH_LAUNCH_PARAMS",
-    "WEIGHTS_INDEX_NAME",
-    "WEIGHTS_NAME",
-    "WEIGHTS_PATTERN_NAME",
-    "XPU_PROFILING_AVAILABLE_PYTORCH_VERSION",
-]
-
-write_through(__name__)
+_rebinding.write_through(__name__)

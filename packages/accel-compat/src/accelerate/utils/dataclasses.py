@@ -1,187 +1,82 @@
 """The names of `accelerate.utils.dataclasses` in Accelerate, imported from where accel defines them."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING as TYPE_CHECKING
 
-from accel_core.host.availability import (
-    is_cuda_available,
-    is_hpu_available,
-    is_msamp_available,
-    is_torchao_available,
-    is_transformer_engine_available,
-)
-from accel_core.host.environ import (
-    str_to_bool,
-)
-from accel_core.host.versions import (
-    compare_versions,
-    is_torch_version,
-)
-from accel_core.options.enums import (
-    BaseEnum,
-    ComputeEnvironment,
-    CustomDtype,
-    DDPCommunicationHookType,
-    DistributedType,
-    DynamoBackend,
-    EnumWithContains,
-    FP8BackendType,
-    LoggerType,
-    PrecisionType,
-    RNGType,
-    SageMakerDistributedType,
-)
-from accel_core.options.fsdp import (
-    FSDP2_PYTORCH_VERSION,
-    FSDP_AUTO_WRAP_POLICY,
-    FSDP_BACKWARD_PREFETCH,
-    FSDP_SHARDING_STRATEGY,
-)
+from accel_core.host.availability import is_cuda_available as is_cuda_available
+from accel_core.host.availability import is_hpu_available as is_hpu_available
+from accel_core.host.availability import is_msamp_available as is_msamp_available
+from accel_core.host.availability import is_torchao_available as is_torchao_available
+from accel_core.host.availability import is_transformer_engine_available as is_transformer_engine_available
+from accel_core.host.environ import str_to_bool as str_to_bool
+from accel_core.host.versions import compare_versions as compare_versions
+from accel_core.host.versions import is_torch_version as is_torch_version
+from accel_core.options.enums import BaseEnum as BaseEnum
+from accel_core.options.enums import ComputeEnvironment as ComputeEnvironment
+from accel_core.options.enums import CustomDtype as CustomDtype
+from accel_core.options.enums import DDPCommunicationHookType as DDPCommunicationHookType
+from accel_core.options.enums import DistributedType as DistributedType
+from accel_core.options.enums import DynamoBackend as DynamoBackend
+from accel_core.options.enums import EnumWithContains as EnumWithContains
+from accel_core.options.enums import FP8BackendType as FP8BackendType
+from accel_core.options.enums import LoggerType as LoggerType
+from accel_core.options.enums import PrecisionType as PrecisionType
+from accel_core.options.enums import RNGType as RNGType
+from accel_core.options.enums import SageMakerDistributedType as SageMakerDistributedType
+from accel_core.options.fsdp import FSDP2_PYTORCH_VERSION as FSDP2_PYTORCH_VERSION
+from accel_core.options.fsdp import FSDP_AUTO_WRAP_POLICY as FSDP_AUTO_WRAP_POLICY
+from accel_core.options.fsdp import FSDP_BACKWARD_PREFETCH as FSDP_BACKWARD_PREFETCH
+from accel_core.options.fsdp import FSDP_SHARDING_STRATEGY as FSDP_SHARDING_STRATEGY
+from accel_core.options.parallelism import BETA_CP_AVAILABLE_PYTORCH_VERSION as BETA_CP_AVAILABLE_PYTORCH_VERSION
+from accel_core.options.parallelism import BETA_TP_AVAILABLE_PYTORCH_VERSION as BETA_TP_AVAILABLE_PYTORCH_VERSION
 from accel_core.options.parallelism import (
-    BETA_CP_AVAILABLE_PYTORCH_VERSION,
-    BETA_TP_AVAILABLE_PYTORCH_VERSION,
-    BETA_TP_AVAILABLE_TRANSFORMERS_VERSION,
+    BETA_TP_AVAILABLE_TRANSFORMERS_VERSION as BETA_TP_AVAILABLE_TRANSFORMERS_VERSION,
 )
-from accel_core.plugins.accumulation import (
-    GradientAccumulationPlugin,
-)
-from accel_core.plugins.compilation import (
-    TorchDynamoPlugin,
-)
-from accel_core.plugins.deepspeed import (
-    DeepSpeedPlugin,
-)
-from accel_core.plugins.fp8 import (
-    AORecipeKwargs,
-    FP8RecipeKwargs,
-    MSAMPRecipeKwargs,
-    TERecipeKwargs,
-)
-from accel_core.plugins.fsdp import (
-    FullyShardedDataParallelPlugin,
-    get_module_class_from_name,
+from accel_core.plugins.accumulation import GradientAccumulationPlugin as GradientAccumulationPlugin
+from accel_core.plugins.compilation import TorchDynamoPlugin as TorchDynamoPlugin
+from accel_core.plugins.deepspeed import DeepSpeedPlugin as DeepSpeedPlugin
+from accel_core.plugins.fp8 import AORecipeKwargs as AORecipeKwargs
+from accel_core.plugins.fp8 import FP8RecipeKwargs as FP8RecipeKwargs
+from accel_core.plugins.fp8 import MSAMPRecipeKwargs as MSAMPRecipeKwargs
+from accel_core.plugins.fp8 import TERecipeKwargs as TERecipeKwargs
+from accel_core.plugins.fsdp import FullyShardedDataParallelPlugin as FullyShardedDataParallelPlugin
+from accel_core.plugins.fsdp import get_module_class_from_name as get_module_class_from_name
+from accel_core.plugins.handlers import (
+    MITA_PROFILING_AVAILABLE_PYTORCH_VERSION as MITA_PROFILING_AVAILABLE_PYTORCH_VERSION,
 )
 from accel_core.plugins.handlers import (
-    MITA_PROFILING_AVAILABLE_PYTORCH_VERSION,
-    XPU_PROFILING_AVAILABLE_PYTORCH_VERSION,
-    AutocastKwargs,
-    DistributedDataParallelKwargs,
-    GradScalerKwargs,
-    InitProcessGroupKwargs,
-    KwargsHandler,
-    ProfileKwargs,
+    XPU_PROFILING_AVAILABLE_PYTORCH_VERSION as XPU_PROFILING_AVAILABLE_PYTORCH_VERSION,
 )
-from accel_core.plugins.loading import (
-    DataLoaderConfiguration,
-)
-from accel_core.plugins.megatron import (
-    MegatronLMPlugin,
-)
+from accel_core.plugins.handlers import AutocastKwargs as AutocastKwargs
+from accel_core.plugins.handlers import DistributedDataParallelKwargs as DistributedDataParallelKwargs
+from accel_core.plugins.handlers import GradScalerKwargs as GradScalerKwargs
+from accel_core.plugins.handlers import InitProcessGroupKwargs as InitProcessGroupKwargs
+from accel_core.plugins.handlers import KwargsHandler as KwargsHandler
+from accel_core.plugins.handlers import ProfileKwargs as ProfileKwargs
+from accel_core.plugins.loading import DataLoaderConfiguration as DataLoaderConfiguration
+from accel_core.plugins.megatron import MegatronLMPlugin as MegatronLMPlugin
+from accel_core.plugins.megatron_models import MODEL_CONFIGS_TO_MEGATRON_PARSERS as MODEL_CONFIGS_TO_MEGATRON_PARSERS
 from accel_core.plugins.megatron_models import (
-    MODEL_CONFIGS_TO_MEGATRON_PARSERS,
-    add_model_config_to_megatron_parser,
-    parse_bert_config,
-    parse_glm4_moe_config,
-    parse_gpt2_config,
-    parse_llama_config,
-    parse_t5_config,
+    add_model_config_to_megatron_parser as add_model_config_to_megatron_parser,
 )
-from accel_core.plugins.parallelism import (
-    DeepSpeedSequenceParallelConfig,
-    TorchContextParallelConfig,
-    TorchTensorParallelConfig,
-    TorchTensorParallelPlugin,
-)
-from accel_core.plugins.project import (
-    ProjectConfiguration,
-)
-from accel_quant.config import (
-    BnbQuantizationConfig,
-)
-from accelerate._availability import (
-    is_mlu_available,
-    is_musa_available,
-    is_neuron_available,
-    is_npu_available,
-    is_rocm_available,
-    is_xpu_available,
-)
-from accelerate._environment import (
-    parse_flag_from_env,
-)
-from accelerate._operations import (
-    TensorInformation,
-)
-from accelerate._rebinding import write_through
+from accel_core.plugins.megatron_models import parse_bert_config as parse_bert_config
+from accel_core.plugins.megatron_models import parse_glm4_moe_config as parse_glm4_moe_config
+from accel_core.plugins.megatron_models import parse_gpt2_config as parse_gpt2_config
+from accel_core.plugins.megatron_models import parse_llama_config as parse_llama_config
+from accel_core.plugins.megatron_models import parse_t5_config as parse_t5_config
+from accel_core.plugins.parallelism import DeepSpeedSequenceParallelConfig as DeepSpeedSequenceParallelConfig
+from accel_core.plugins.parallelism import TorchContextParallelConfig as TorchContextParallelConfig
+from accel_core.plugins.parallelism import TorchTensorParallelConfig as TorchTensorParallelConfig
+from accel_core.plugins.parallelism import TorchTensorParallelPlugin as TorchTensorParallelPlugin
+from accel_core.plugins.project import ProjectConfiguration as ProjectConfiguration
+from accel_quant.config import BnbQuantizationConfig as BnbQuantizationConfig
+from accelerate import _rebinding
+from accelerate._availability import is_mlu_available as is_mlu_available
+from accelerate._availability import is_musa_available as is_musa_available
+from accelerate._availability import is_neuron_available as is_neuron_available
+from accelerate._availability import is_npu_available as is_npu_available
+from accelerate._availability import is_rocm_available as is_rocm_available
+from accelerate._availability import is_xpu_available as is_xpu_available
+from accelerate._environment import parse_flag_from_env as parse_flag_from_env
+from accelerate._operations import TensorInformation as TensorInformation
 
-__all__ = [
-    "BETA_CP_AVAILABLE_PYTORCH_VERSION",
-    "BETA_TP_AVAILABLE_PYTORCH_VERSION",
-    "BETA_TP_AVAILABLE_TRANSFORMERS_VERSION",
-    "FSDP2_PYTORCH_VERSION",
-    "FSDP_AUTO_WRAP_POLICY",
-    "FSDP_BACKWARD_PREFETCH",
-    "FSDP_SHARDING_STRATEGY",
-    "MITA_PROFILING_AVAILABLE_PYTORCH_VERSION",
-    "MODEL_CONFIGS_TO_MEGATRON_PARSERS",
-    "TYPE_CHECKING",
-    "XPU_PROFILING_AVAILABLE_PYTORCH_VERSION",
-    "AORecipeKwargs",
-    "AutocastKwargs",
-    "BaseEnum",
-    "BnbQuantizationConfig",
-    "ComputeEnvironment",
-    "CustomDtype",
-    "DDPCommunicationHookType",
-    "DataLoaderConfiguration",
-    "DeepSpeedPlugin",
-    "DeepSpeedSequenceParallelConfig",
-    "DistributedDataParallelKwargs",
-    "DistributedType",
-    "DynamoBackend",
-    "EnumWithContains",
-    "FP8BackendType",
-    "FP8RecipeKwargs",
-    "FullyShardedDataParallelPlugin",
-    "GradScalerKwargs",
-    "GradientAccumulationPlugin",
-    "InitProcessGroupKwargs",
-    "KwargsHandler",
-    "LoggerType",
-    "MSAMPRecipeKwargs",
-    "MegatronLMPlugin",
-    "PrecisionType",
-    "ProfileKwargs",
-    "ProjectConfiguration",
-    "RNGType",
-    "SageMakerDistributedType",
-    "TERecipeKwargs",
-    "TensorInformation",
-    "TorchContextParallelConfig",
-    "TorchDynamoPlugin",
-    "TorchTensorParallelConfig",
-    "TorchTensorParallelPlugin",
-    "add_model_config_to_megatron_parser",
-    "compare_versions",
-    "get_module_class_from_name",
-    "is_cuda_available",
-    "is_hpu_available",
-    "is_mlu_available",
-    "is_msamp_available",
-    "is_musa_available",
-    "is_neuron_available",
-    "is_npu_available",
-    "is_rocm_available",
-    "is_torch_version",
-    "is_torchao_available",
-    "is_transformer_engine_available",
-    "is_xpu_available",
-    "parse_bert_config",
-    "parse_flag_from_env",
-    "parse_glm4_moe_config",
-    "parse_gpt2_config",
-    "parse_llama_config",
-    "parse_t5_config",
-    "str_to_bool",
-]
-
-write_through(__name__)
+_rebinding.write_through(__name__)

@@ -1,40 +1,18 @@
 """The names of `accelerate.utils.memory` in Accelerate, imported from where accel defines them."""
 
-from accel_core.devices.memory import (
-    clear_device_cache,
-    find_executable_batch_size,
-    release_memory,
-    should_reduce_batch_size,
-)
-from accel_core.host.availability import (
-    is_cuda_available,
-    is_hpu_available,
-)
-from accelerate._availability import (
-    is_mlu_available,
-    is_mps_available,
-    is_musa_available,
-    is_neuron_available,
-    is_npu_available,
-    is_sdaa_available,
-    is_xpu_available,
-)
-from accelerate._rebinding import write_through
+from accel_core.devices.memory import clear_device_cache as clear_device_cache
+from accel_core.devices.memory import find_executable_batch_size as find_executable_batch_size
+from accel_core.devices.memory import release_memory as release_memory
+from accel_core.devices.memory import should_reduce_batch_size as should_reduce_batch_size
+from accel_core.host.availability import is_cuda_available as is_cuda_available
+from accel_core.host.availability import is_hpu_available as is_hpu_available
+from accelerate import _rebinding
+from accelerate._availability import is_mlu_available as is_mlu_available
+from accelerate._availability import is_mps_available as is_mps_available
+from accelerate._availability import is_musa_available as is_musa_available
+from accelerate._availability import is_neuron_available as is_neuron_available
+from accelerate._availability import is_npu_available as is_npu_available
+from accelerate._availability import is_sdaa_available as is_sdaa_available
+from accelerate._availability import is_xpu_available as is_xpu_available
 
-__all__ = [
-    "clear_device_cache",
-    "find_executable_batch_size",
-    "is_cuda_available",
-    "is_hpu_available",
-    "is_mlu_available",
-    "is_mps_available",
-    "is_musa_available",
-    "is_neuron_available",
-    "is_npu_available",
-    "is_sdaa_available",
-    "is_xpu_available",
-    "release_memory",
-    "should_reduce_batch_size",
-]
-
-write_through(__name__)
+_rebinding.write_through(__name__)

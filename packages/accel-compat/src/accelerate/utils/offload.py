@@ -1,24 +1,12 @@
 """The names of `accelerate.utils.offload` in Accelerate, imported from where accel defines them."""
 
-from accel_bigmodel.offload.store import (
-    OffloadedWeightsLoader,
-    PrefixedDataset,
-    extract_submodules_state_dict,
-    load_offloaded_weight,
-    offload_state_dict,
-    offload_weight,
-    save_offload_index,
-)
-from accelerate._rebinding import write_through
+from accel_bigmodel.offload.store import OffloadedWeightsLoader as OffloadedWeightsLoader
+from accel_bigmodel.offload.store import PrefixedDataset as PrefixedDataset
+from accel_bigmodel.offload.store import extract_submodules_state_dict as extract_submodules_state_dict
+from accel_bigmodel.offload.store import load_offloaded_weight as load_offloaded_weight
+from accel_bigmodel.offload.store import offload_state_dict as offload_state_dict
+from accel_bigmodel.offload.store import offload_weight as offload_weight
+from accel_bigmodel.offload.store import save_offload_index as save_offload_index
+from accelerate import _rebinding
 
-__all__ = [
-    "OffloadedWeightsLoader",
-    "PrefixedDataset",
-    "extract_submodules_state_dict",
-    "load_offloaded_weight",
-    "offload_state_dict",
-    "offload_weight",
-    "save_offload_index",
-]
-
-write_through(__name__)
+_rebinding.write_through(__name__)

@@ -1,48 +1,20 @@
 """The names of `accelerate.utils.random` in Accelerate, imported from where accel defines them."""
 
-from accel_core.host.availability import (
-    is_hpu_available,
-)
-from accel_core.options.enums import (
-    CUDA_DISTRIBUTED_TYPES,
-    DistributedType,
-    RNGType,
-)
-from accel_core.random import (
-    set_seed,
-    synchronize_rng_state,
-    synchronize_rng_states,
-)
-from accel_core.state.run import (
-    AcceleratorState,
-)
-from accelerate._availability import (
-    is_mlu_available,
-    is_musa_available,
-    is_neuron_available,
-    is_npu_available,
-    is_sdaa_available,
-    is_torch_xla_available,
-    is_xpu_available,
-)
-from accelerate._rebinding import write_through
+from accel_core.host.availability import is_hpu_available as is_hpu_available
+from accel_core.options.enums import CUDA_DISTRIBUTED_TYPES as CUDA_DISTRIBUTED_TYPES
+from accel_core.options.enums import DistributedType as DistributedType
+from accel_core.options.enums import RNGType as RNGType
+from accel_core.random import set_seed as set_seed
+from accel_core.random import synchronize_rng_state as synchronize_rng_state
+from accel_core.random import synchronize_rng_states as synchronize_rng_states
+from accel_core.state.run import AcceleratorState as AcceleratorState
+from accelerate import _rebinding
+from accelerate._availability import is_mlu_available as is_mlu_available
+from accelerate._availability import is_musa_available as is_musa_available
+from accelerate._availability import is_neuron_available as is_neuron_available
+from accelerate._availability import is_npu_available as is_npu_available
+from accelerate._availability import is_sdaa_available as is_sdaa_available
+from accelerate._availability import is_torch_xla_available as is_torch_xla_available
+from accelerate._availability import is_xpu_available as is_xpu_available
 
-__all__ = [
-    "CUDA_DISTRIBUTED_TYPES",
-    "AcceleratorState",
-    "DistributedType",
-    "RNGType",
-    "is_hpu_available",
-    "is_mlu_available",
-    "is_musa_available",
-    "is_neuron_available",
-    "is_npu_available",
-    "is_sdaa_available",
-    "is_torch_xla_available",
-    "is_xpu_available",
-    "set_seed",
-    "synchronize_rng_state",
-    "synchronize_rng_states",
-]
-
-write_through(__name__)
+_rebinding.write_through(__name__)

@@ -1,12 +1,6 @@
 """The names of `accelerate.utils.torch_xla` in Accelerate, imported from where accel defines them."""
 
-from accel_core.host.colab import (
-    install_xla,
-)
-from accelerate._rebinding import write_through
+from accel_core.host.colab import install_xla as install_xla
+from accelerate import _rebinding
 
-__all__ = [
-    "install_xla",
-]
-
-write_through(__name__)
+_rebinding.write_through(__name__)

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import torch
 
-__all__ = ["fill", "is_spread", "local_part", "placed_like", "spread_like", "whole"]
+__all__ = ["fill", "is_spread", "local_box", "local_part", "placed_like", "spread_like", "whole"]
 
 _T = TypeVar("_T")
 
@@ -21,6 +21,15 @@ def is_spread(value: object) -> bool:
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
     """Return the memory that this rank holds of a tensor: the tensor itself where it is not spread."""
     return tensor.to_local() if is_spread(tensor) else tensor  # type: ignore[attr-defined]
+
+
+def local_box(tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return where in the whole tensor this rank's part begins, and its size; of one that is not spread, all of it."""
+    if not is_spread(tensor):
+        return (0,) * tensor.dim(), tuple(tensor.shape)
+    # What torch's own planners ask; a tensor on a mesh has one part on each rank.
+    (part,) = tensor.__create_chunk_list__()  # type: ignore[attr-defined]
+    return tuple(part.offsets), tuple(part.sizes)
 
 
 def whole(value: _T) -> _T:

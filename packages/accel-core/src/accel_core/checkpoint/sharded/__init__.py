@@ -1,0 +1,1 @@
+"""Checkpoints in shards, in the format of `torch.distributed.checkpoint`."""

@@ -1,0 +1,306 @@
+"""The `.metadata` of a folder of shards: which tensors there are, in which pieces, and where each piece lies."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from accel_core._records import record
+from accel_core.checkpoint.manifest import check_name
+from accel_core.checkpoint.sharded.inert import Global, Made, describe
+from accel_core.errors import CheckpointDamagedError, CheckpointError, UnsafeCheckpointError
+
+__all__ = ["METADATA_NAME", "Box", "Metadata", "Place", "StoredTensor", "covers", "decode", "overlap"]
+
+METADATA_NAME = ".metadata"
+_DCP = "torch.distributed.checkpoint"
+_LONGEST = 1 << 62
+
+
+class _ForeignError(ValueError):
+    """A pickle wants something made that is no record of shards."""
+
+
+Key = tuple[str, tuple[int, ...] | None]
+"""Name of a value and, for a tensor, where the piece begins."""
+
+
+@record(frozen=True)
+class Box:
+    """A part of a tensor.
+
+    Attributes:
+        offsets: Where it begins, for each dimension.
+        sizes: How long it is.
+    """
+
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return math.prod(self.sizes)
+
+
+@record(frozen=True)
+class Place:
+    """Where a value lies.
+
+    Attributes:
+        file: Name in the folder.
+        offset: Its first byte.
+        length: Number of bytes: a stream that `torch.save` wrote.
+    """
+
+    file: str
+    offset: int
+    length: int
+
+
+@record(frozen=True)
+class StoredTensor:
+    """A tensor in pieces.
+
+    Attributes:
+        dtype: Its dtype.
+        shape: Its shape as a whole.
+        boxes: Its pieces.
+    """
+
+    dtype: torch.dtype
+    shape: torch.Size
+    boxes: list[Box]
+
+
+@record(frozen=True)
+class Metadata:
+    """What lies in a folder of shards.
+
+    Attributes:
+        tensors: Each tensor by its name, such as `model.body.weight`.
+        objects: Names of the values that are no tensors.
+        paths: Where in nested dicts and lists a value belongs, by its name; empty where nobody noted it.
+        places: Where each piece and each object lies.
+    """
+
+    tensors: Mapping[str, StoredTensor]
+    objects: frozenset[str]
+    paths: Mapping[str, tuple[str | int, ...]]
+    places: Mapping[Key, Place]
+
+    def path_of(self, name: str) -> tuple[str | int, ...]:
+        """Return where in nested dicts and lists a value belongs."""
+        return self.paths.get(name, tuple(name.split(".", 1)))
+
+    def contents(self) -> dict[str, list[str]]:
+        """Return the names of the values of which something lies in each file."""
+        found: dict[str, dict[str, None]] = {}
+        for (name, _), place in self.places.items():
+            found.setdefault(place.file, {})[name] = None
+        return {file: list(names) for file, names in found.items()}
+
+
+def decode(raw: bytes, path: Path) -> Metadata:
+    """Read a `.metadata` that `torch.distributed.checkpoint` wrote; nothing in it is imported, called or made.
+
+    Args:
+        raw: The content of the file.
+        path: What it is called in errors.
+
+    Raises:
+        UnsafeCheckpointError: It names something else than the records of shards, or files outside the folder.
+        CheckpointDamagedError: It is no such file, or its parts do not fit together.
+    """
+    try:
+        return _metadata(describe(raw), path)
+    except CheckpointError:
+        raise
+    except _ForeignError as error:
+        raise UnsafeCheckpointError(
+            f"Reading {str(path)!r} with pickle would run code from the file; got {error}. Do not use this file."
+        ) from error
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise CheckpointDamagedError(
+            f"The list of shards {str(path)!r} is damaged or of another version; got {error}. Load another checkpoint."
+        ) from error
+
+
+def overlap(one: Box, other: Box) -> Box | None:
+    """Return what two parts of a tensor have in common; `None` if nothing.
+
+    >>> overlap(Box((0, 0), (3, 3)), Box((2, 0), (3, 3)))
+    Box(offsets=(2, 0), sizes=(1, 3))
+    """
+    starts = tuple(max(a, b) for a, b in zip(one.offsets, other.offsets, strict=True))
+    ends = (min(a + n, b + m) for a, n, b, m in zip(one.offsets, one.sizes, other.offsets, other.sizes, strict=True))
+    sizes = tuple(end - start for start, end in zip(starts, ends, strict=True))
+    return None if any(size <= 0 for size in sizes) else Box(starts, sizes)
+
+
+_HOMES = {
+    "TensorProperties": (_DCP + ".metadata", "torch.distributed._shard.sharded_tensor.metadata"),
+    "_StorageInfo": (_DCP + ".filesystem",),
+}
+"""Modules that torch has had a record in; of others, its module of metadata."""
+
+
+def _state(made: object, kind: str) -> Any:
+    """Return the attributes of a record.
+
+    Raises:
+        ValueError: It is no such record.
+        _ForeignError: It is something that no list of shards has.
+    """
+    if type(made) is Made and made.kind[0].partition(".")[0] != "torch":
+        raise _ForeignError(f"{_shown(made)} where {kind} belongs")
+    if type(made) is not Made or made.kind[1] != kind or made.kind[0] not in _HOMES.get(kind, (_DCP + ".metadata",)):
+        raise ValueError(f"{_shown(made)} where {kind} belongs")
+    return made.state
+
+
+def _shown(value: object) -> str:
+    return ".".join(value.kind) if type(value) is Made else f"a {type(value).__name__}"
+
+
+def _metadata(described: Any, path: Path) -> Metadata:
+    state = _state(described, "Metadata")
+    known: dict[int, Any] = {}
+    tensors: dict[str, StoredTensor] = {}
+    objects: set[str] = set()
+    for name, made in _dict(state["state_dict_metadata"]).items():
+        if type(made) is Made and made.kind[1] == "BytesStorageMetadata":
+            _state(made, "BytesStorageMetadata")
+            objects.add(_text(name))
+        else:
+            tensors[_text(name)] = _tensor(_state(made, "TensorStorageMetadata"), known)
+    places = {_key(index): _place(made, path) for index, made in _dict(state["storage_data"]).items()}
+    paths = {_text(name): _path(given) for name, given in _dict(state.get("planner_data") or {}).items()}
+    found = Metadata(tensors, frozenset(objects), paths, places)
+    _check(found)
+    return found
+
+
+def _check(found: Metadata) -> None:
+    """Make sure that every value has its place, and that the pieces of a tensor are that tensor.
+
+    Raises:
+        ValueError: They are not.
+    """
+    for name in found.objects:
+        if (name, None) not in found.places:
+            raise ValueError(f"no place of {name}")
+    for name, stored in found.tensors.items():
+        for box in stored.boxes:
+            place = found.places.get((name, box.offsets))
+            if place is None:
+                raise ValueError(f"no place of a piece of {name}")
+            if box.numel * stored.dtype.itemsize > place.length:
+                raise ValueError(f"a piece of {name} that is larger than its place")
+        if not covers(stored.shape, stored.boxes):
+            raise ValueError(f"pieces of {name} that do not make a tensor of shape {tuple(stored.shape)}")
+
+
+def covers(shape: Sequence[int], boxes: Sequence[Box]) -> bool:
+    """Return whether pieces make up a tensor, each element once.
+
+    >>> covers((3, 2), [Box((0, 0), (2, 2)), Box((2, 0), (1, 2))]), covers((3,), [Box((0,), (2,)), Box((1,), (1,))])
+    (True, False)
+    """
+    whole = Box((0,) * len(shape), tuple(shape))
+    filled = [box for box in boxes if box.numel]
+    if any(len(box.offsets) != len(whole.sizes) or len(box.sizes) != len(whole.sizes) for box in boxes):
+        return False
+    for box in filled:
+        if whole.sizes and overlap(whole, box) != box:
+            return False
+    if sum(box.numel for box in filled) != whole.numel:
+        return False
+    along = max(range(len(whole.sizes)), key=whole.sizes.__getitem__, default=0)
+    filled.sort(key=lambda box: box.offsets[along : along + 1])
+    for number, box in enumerate(filled):
+        for other in filled[number + 1 :]:
+            if not whole.sizes or other.offsets[along] >= box.offsets[along] + box.sizes[along]:
+                break
+            if overlap(box, other) is not None:
+                return False
+    return True
+
+
+def _tensor(state: Any, known: dict[int, Any]) -> StoredTensor:
+    """Return a tensor; what several share, by `known`, is made once, so that memory stays that of the file."""
+    properties = _state(state["properties"], "TensorProperties")
+    dtype = properties[0] if type(properties) is tuple else _dict(properties)["dtype"]
+    listed = state["chunks"]
+    if type(listed) is not list:
+        raise ValueError(f"{_shown(listed)} where a list of pieces belongs")
+    for made in listed:
+        if id(made) not in known:
+            chunk = _state(made, "ChunkStorageMetadata")
+            known[id(made)] = Box(_size(chunk["offsets"]), _size(chunk["sizes"]))
+    if id(listed) not in known:
+        known[id(listed)] = [known[id(made)] for made in listed]
+    return StoredTensor(_dtype(dtype), torch.Size(_size(state["size"])), known[id(listed)])
+
+
+def _key(made: object) -> Key:
+    state = _state(made, "MetadataIndex")
+    offset = state.get("offset")
+    return _text(state["fqn"]), None if offset is None else _size(offset)
+
+
+def _place(made: object, path: Path) -> Place:
+    state = _state(made, "_StorageInfo")
+    if state.get("transform_descriptors"):
+        raise ValueError("pieces that an extension of torch transformed")
+    file = _text(state["relative_path"])
+    check_name(file, path)
+    if "/" in file:
+        raise UnsafeCheckpointError(
+            f"The shards that {str(path)!r} lists lie beside it; got {file!r}. Do not use this checkpoint."
+        )
+    offset, length = state["offset"], state["length"]
+    if not (_is_length(offset) and _is_length(length)):
+        raise ValueError(f"a place in {file} that is none")
+    return Place(file, offset, length)
+
+
+def _path(given: object) -> tuple[str | int, ...]:
+    if type(given) is not tuple or not given or not all(type(step) in (str, int) for step in given):
+        raise ValueError("a path of something that is no text or number")
+    return given
+
+
+def _dtype(value: object) -> torch.dtype:
+    found = vars(torch).get(value[1]) if type(value) is Global and value[0] == "torch" else None
+    if not isinstance(found, torch.dtype):
+        raise ValueError("a dtype that torch does not have")
+    return found
+
+
+def _size(value: object) -> tuple[int, ...]:
+    if type(value) is Made and value.kind == ("torch", "Size") and len(value.args) == 1:
+        value = value.args[0]
+    if not isinstance(value, tuple | list) or not all(_is_length(size) for size in value):
+        raise ValueError(f"{_shown(value)} where a size belongs")
+    return tuple(value)
+
+
+def _is_length(value: object) -> bool:
+    return type(value) is int and 0 <= value < _LONGEST
+
+
+def _dict(value: Any) -> dict[Any, Any]:
+    if type(value) is not dict:
+        raise ValueError(f"{_shown(value)} where a dict belongs")
+    return value
+
+
+def _text(value: object) -> str:
+    if type(value) is not str:
+        raise ValueError(f"{_shown(value)} where a name belongs")
+    return value

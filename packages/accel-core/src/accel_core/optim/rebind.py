@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import MutableMapping
+from collections.abc import Iterable, MutableMapping
 
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
@@ -54,6 +54,47 @@ class ParameterNames:
             if parameter not in self._seen
         ]
 
+    def successors(self, parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+        """Return parameters, each that was replaced by the one that its model has now.
+
+        Raises:
+            PreparationError: The model has none of that name and shape.
+        """
+        now: dict[int, dict[str, torch.nn.Parameter]] = {}
+        found = []
+        for parameter in parameters:
+            place = self._place(parameter, now)
+            if place is None:
+                found.append(parameter)
+                continue
+            name, current = place
+            if current is None:
+                raise PreparationError(
+                    f"Preparing a model replaced its parameters; got {name} as it was before, which has no gradient. "
+                    "Pass the parameters of the prepared model."
+                )
+            found.append(current)
+        return found
+
+    def _place(
+        self, parameter: torch.Tensor, now: dict[int, dict[str, torch.nn.Parameter]]
+    ) -> tuple[str, torch.nn.Parameter | None] | None:
+        """Return a parameter's name, and what its model has under it if the shape is the same; `None` if not known.
+
+        Args:
+            parameter: The parameter.
+            now: The parameters of models by name, which this fills in.
+        """
+        seen = self._seen.get(parameter)
+        model = None if seen is None else seen[0]()
+        if seen is None or model is None:
+            return None
+        if id(model) not in now:
+            now[id(model)] = {canonical_name(n): p for n, p in model.named_parameters(remove_duplicate=False)}
+        current = now[id(model)].get(seen[1])
+        kept = current is parameter or (current is not None and current.shape == parameter.shape)
+        return seen[1], current if kept else None
+
     def rebind(self, optimizer: torch.optim.Optimizer) -> None:
         """Point an optimizer to the parameters that its models have now, its state with them.
 
@@ -74,15 +115,11 @@ class ParameterNames:
         now: dict[int, dict[str, torch.nn.Parameter]] = {}
         for index, group in enumerate(optimizer.param_groups):
             for place, parameter in enumerate(group["params"]):
-                seen = self._seen.get(parameter)
-                model = None if seen is None else seen[0]()
-                if seen is None or model is None:
+                found = self._place(parameter, now)
+                if found is None:
                     continue
-                name = seen[1]
-                if id(model) not in now:
-                    now[id(model)] = {canonical_name(n): p for n, p in model.named_parameters(remove_duplicate=False)}
-                current = now[id(model)].get(name)
-                if current is None or (current is not parameter and current.shape != parameter.shape):
+                name, current = found
+                if current is None:
                     lost.append(f"group {index}: {name}")
                 elif current is not parameter:
                     changes.append((group["params"], place, current))

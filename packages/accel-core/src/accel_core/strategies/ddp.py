@@ -20,7 +20,7 @@ from accel_core.options.enums import DistributedType
 from accel_core.plugins.handlers import DistributedDataParallelKwargs
 from accel_core.strategies.bundle import Bundle
 from accel_core.strategies.parts import Parts
-from accel_core.strategies.placement import devices_of, is_spread
+from accel_core.strategies.placement import devices_of, is_spread, refuse_sharded
 from accel_core.strategies.strategy import Strategy
 
 __all__ = ["DataParallelStrategy"]
@@ -45,6 +45,8 @@ class DataParallelStrategy(Strategy):
     def check(self, bundle: Bundle) -> None:
         """Also refuse a model that a device map spreads over several devices: its copies would share them."""
         super().check(bundle)
+        for slot in bundle.models:
+            refuse_sharded(slot.given)
         if environ.flag("ACCELERATE_BYPASS_DEVICE_MAP"):
             return
         for slot in bundle.models:

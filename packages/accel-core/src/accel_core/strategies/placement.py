@@ -9,7 +9,7 @@ import torch
 from accel_core.errors import PreparationError
 from accel_core.host.versions import compare_versions
 
-__all__ = ["devices_of", "is_spread", "move", "refuse_misplaced", "refuse_offloaded"]
+__all__ = ["devices_of", "is_spread", "move", "refuse_misplaced", "refuse_offloaded", "refuse_sharded"]
 
 _Place = int | str | torch.device
 
@@ -51,6 +51,24 @@ def refuse_offloaded(model: torch.nn.Module) -> None:
         raise PreparationError(
             "A model with weights on disk cannot be trained, as their updates would be lost; got a device map that "
             "names the disk. Load the model without one, or freeze it: model.requires_grad_(False)."
+        )
+
+
+def refuse_sharded(model: torch.nn.Module) -> None:
+    """Refuse a model that torch's FSDP has sharded, where the run trains whole copies.
+
+    Raises:
+        PreparationError: Some part of it is sharded.
+    """
+    library = sys.modules.get("torch.distributed.fsdp")
+    if library is None:
+        return
+    kinds = (library.FSDPModule, library.FullyShardedDataParallel)
+    found = next((name for name, part in model.named_modules() if isinstance(part, kinds)), None)
+    if found is not None:
+        raise PreparationError(
+            f"A model that FSDP shards cannot be copied to every process; got {type(model).__name__}, sharded at "
+            f"{found or 'its root'}. Pass fsdp_plugin=FullyShardedDataParallelPlugin(...) to Accelerator."
         )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from weakref import ReferenceType, ref
 
 import torch
+import torch.distributed as dist
 from torch.distributed.fsdp import (
     CPUOffload,
     FullOptimStateDictConfig,
@@ -31,7 +32,7 @@ from accel_core.options.enums import DynamoBackend
 from accel_core.plugins.parallelism import ParallelismConfig
 from accel_core.precision.precision import Precision
 from accel_core.process import rendezvous
-from accel_core.strategies import placement
+from accel_core.strategies import placement, recipe
 from accel_core.strategies.bundle import Bundle
 from accel_core.strategies.fsdp1.format import WrappedFormat
 from accel_core.strategies.parts import Parts, PrecisionRequest
@@ -108,7 +109,7 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
             placement.refuse_offloaded(slot.given)
             placement.refuse_misplaced(slot.given, self.world.device)
             self.check_model(slot.given)
-        new = [model for slot in bundle.models if not self._is_sharded(model := self._bare(slot.given))]
+        new = [self._bare(slot.given) for slot in bundle.models if not self._is_sharded(recipe.inside(slot.given))]
         flat = {id(p) for model in new for p in model.parameters()} if not self.plugin.use_orig_params else set()
         for slot in bundle.optimizers:
             held = [parameter for group in slot.given.param_groups for parameter in group["params"]]
@@ -121,7 +122,8 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
         """Also refuse a model whose parameters cannot be flattened block by block."""
         plan = super().check_model(model)
         bare = self._bare(model)
-        if self._is_sharded(bare):
+        if self._is_sharded(recipe.inside(model)):
+            self._refuse_other_wrapping(model)
             return plan
         compiles = self.parts.compilation.backend != DynamoBackend.NO or model is not bare
         if compiles and not self.plugin.use_orig_params:
@@ -158,7 +160,7 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
         if wrapper is not None:
             return wrapper
         if self.world.is_main:
-            plan.tell(model)
+            plan.tell(model, self.plugin.mixed_precision_policy)
         self._shapes[model] = {name: parameter.shape for name, parameter in model.named_parameters()}
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         arguments = self._arguments(plan, model)
@@ -171,12 +173,14 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
         whole = plan.whole(model)
         for parameter in whole:
             parameter.data = parameter.data.to(self.world.device)
+            if arguments["sync_module_states"]:
+                dist.broadcast(parameter.data, 0)  # torch sends what it shards, and buffers
         if not self.plugin.use_orig_params:
             for parameter in trained:
                 if all(parameter is not one for one in whole):
                     self._flattened[parameter] = ref(model)
         self._wrappers[model] = ref(wrapper)
-        self._replicate(model, plan)
+        self._replicate(model, whole)
         self._names.remember(model)
         return wrapper
 
@@ -184,7 +188,7 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
         """Return what `FullyShardedDataParallel` is given."""
         plugin = self.plugin
         chosen = {id(block) for _, block in plan.blocks}
-        from_main = self._loads_from_main(model)
+        from_main = self._starts_from_main(model)
         empty = Empty(self.world.device)
         given = getattr(plugin.param_init_fn, "__name__", "") != "_empty_on_device"
         return {
@@ -217,6 +221,53 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
         return any(isinstance(part, FullyShardedDataParallel) for part in model.modules()) or (
             self._wrapper_of(model) is not None
         )
+
+    def _adopt(self, model: torch.nn.Module) -> None:
+        """Take over a model that was wrapped before."""
+        super()._adopt(model)
+        bare = self._bare(model)
+        if self._wrapper_of(bare) is None and isinstance(model, FullyShardedDataParallel):
+            self._wrappers[bare] = ref(model)
+            with (
+                in_step(self.world, "prepare: FullyShardedDataParallel", {}),
+                FullyShardedDataParallel.summon_full_params(model, writeback=False),
+            ):
+                self._shapes[bare] = {canonical_name(n): p.shape for n, p in bare.named_parameters()}
+
+    def _refuse_other_wrapping(self, model: torch.nn.Module) -> None:
+        """Refuse a model that was wrapped before `prepare`, if not as the plugin says.
+
+        Raises:
+            PreparationError: Only parts of it are wrapped, so nobody would average the rest, or in another way.
+        """
+        wrapper = recipe.inside(model)
+        if self._wrapper_of(self._bare(model)) is not None:
+            return
+        if not isinstance(wrapper, FullyShardedDataParallel):
+            raise PreparationError(
+                f"A model is wrapped whole or not at all; got {type(wrapper).__name__}, parts of which are wrapped by "
+                "FullyShardedDataParallel. Wrap the model too, or leave wrapping to prepare()."
+            )
+        shards = wrapper.process_group
+        sizes = 1 if shards is None else shards.size(), self.mesh.size(self.mesh.ndim - 1)
+        kinds = wrapper.sharding_strategy, self.plugin.sharding_strategy
+        visible = wrapper._use_orig_params, bool(self.plugin.use_orig_params)
+        for what, (own, asked) in {"shards": sizes, "strategy": kinds, "use_orig_params": visible}.items():
+            if own != asked:
+                raise PreparationError(
+                    f"A model that arrives wrapped has to be wrapped as the plugin says; got {what} {own} and not "
+                    f"{asked}. Change one of them, or leave wrapping to prepare()."
+                )
+
+    def _now(self, parameters: Iterable[torch.Tensor] | torch.Tensor) -> list[torch.Tensor]:
+        """Return parameters; refuse those that were flattened."""
+        given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+        if not self.plugin.use_orig_params and any(p.grad is None and p in self._flattened for p in given):
+            raise PreparationError(
+                "Without use_orig_params, FSDP1 flattens a model's parameters into others; got some as they were "
+                "before, which have no gradients. Pass the parameters of the prepared model."
+            )
+        return given
 
     def rebind(self, optimizers: Iterable[Any]) -> None:
         """Point optimizers to the parameters that prepared models have now, flattened ones too."""

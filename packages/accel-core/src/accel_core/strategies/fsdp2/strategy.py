@@ -8,13 +8,26 @@ from typing import Any
 
 import torch
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 
 from accel_core.comm.control import in_step
+from accel_core.errors import PreparationError
 from accel_core.strategies.sharding.loading import receive
 from accel_core.strategies.sharding.strategy import ShardedStrategy, views_of
 from accel_core.strategies.sharding.wrapping import WrapPlan
 
 __all__ = ["FullyShardStrategy"]
+
+
+def _covers(parameter: DTensor, ranks: int) -> bool:
+    """Return whether a parameter's gradient is reduced over so many ranks: it is sharded, or sharded and copied."""
+    mesh = parameter.device_mesh
+    axes = [placement for axis, placement in enumerate(parameter.placements) if mesh.size(axis) > 1]
+    return (
+        mesh.size() == ranks
+        and all(each.is_replicate() for each in axes[:-1])
+        and all(each.is_shard() for each in axes[-1:])
+    )
 
 
 class FullyShardStrategy(ShardedStrategy):
@@ -25,9 +38,9 @@ class FullyShardStrategy(ShardedStrategy):
     def _shard(self, model: torch.nn.Module, plan: WrapPlan) -> torch.nn.Module:
         """Shard the blocks of a plan, those inside others first, and then the rest."""
         if self.world.is_main:
-            plan.tell(model)
+            plan.tell(model, self.plugin.mixed_precision_policy)
         arguments = self._arguments()
-        from_main = self._loads_from_main(model)
+        from_main = self._starts_from_main(model)
         with in_step(self.world, "prepare: fully_shard", views_of(model)):
             for block in (*(block for _, block in plan.blocks), model):
                 if from_main:
@@ -36,7 +49,7 @@ class FullyShardStrategy(ShardedStrategy):
         for parameter in plan.whole(model):
             parameter.data = parameter.data.to(self.world.device)
         self._names.remember(model)
-        self._replicate(model, plan)
+        self._replicate(model, plan.whole(model))
         return model
 
     def _arguments(self) -> dict[str, Any]:
@@ -53,6 +66,28 @@ class FullyShardStrategy(ShardedStrategy):
 
     def _is_sharded(self, model: torch.nn.Module) -> bool:
         return isinstance(model, FSDPModule)
+
+    def _adopt(self, model: torch.nn.Module) -> None:
+        """Take over a model that was sharded before; what is whole in it is averaged here."""
+        super()._adopt(model)
+        bare = self._bare(model)
+        if bare not in self._replicated:
+            self._replicate(bare, [parameter for parameter in bare.parameters() if not isinstance(parameter, DTensor)])
+
+    def check_sharded(self, model: torch.nn.Module) -> None:
+        """Refuse a model that was sharded before `prepare` over a part of the ranks.
+
+        Raises:
+            PreparationError: Gradients of its shards would not be reduced over all ranks that read data.
+        """
+        for name, parameter in model.named_parameters():
+            if isinstance(parameter, DTensor) and not _covers(parameter, self.world.size):
+                mesh = parameter.device_mesh
+                raise PreparationError(
+                    "A model that arrives sharded has to be sharded over all processes, or copied and sharded; got "
+                    f"{name} with {parameter.placements} on a mesh of {tuple(mesh.shape)} of {self.world.size} "
+                    "processes. Load it for all processes, or let prepare() shard it."
+                )
 
     def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
         """Return a context whose backward passes add up whole gradients on each rank."""

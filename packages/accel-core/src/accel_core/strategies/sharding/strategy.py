@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from typing import Any
+from weakref import ref
 
 import torch
 import torch.distributed as dist
@@ -14,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from accel_core.comm.control import Channel, in_step
-from accel_core.errors import ConfigurationError, EngineUnavailableError, PartView, PreparationError
+from accel_core.errors import ConfigurationError, EngineUnavailableError, PartView, PreparationError, StateError
 from accel_core.mesh.layout import Layout
 from accel_core.modules.unwrap import canonical_name
 from accel_core.optim.lomo import is_lomo
@@ -29,14 +31,21 @@ from accel_core.strategies.bundle import Bundle
 from accel_core.strategies.parts import Parts, PrecisionRequest
 from accel_core.strategies.placement import devices_of
 from accel_core.strategies.sharding import gradients, wrapping
+from accel_core.strategies.sharding.alike import fingerprint
 from accel_core.strategies.sharding.format import WholeFormat
 from accel_core.strategies.sharding.loading import has_no_values
 from accel_core.strategies.sharding.mesh import data_mesh
+from accel_core.strategies.sharding.mixed import step_one_by_one
 from accel_core.strategies.sharding.recomputing import recompute
 from accel_core.strategies.sharding.whole import gather
 from accel_core.strategies.strategy import Strategy
 
 __all__ = ["ShardedStrategy", "is_half", "views_of"]
+
+_logger = logging.getLogger(__name__)
+
+_unaveraged: MutableMapping[torch.nn.Module, bool] = WeakIdKeyDictionary()
+"""Models with whole parameters whose new gradients nobody has averaged yet."""
 
 
 def views_of(model: torch.nn.Module) -> dict[str, PartView]:
@@ -148,7 +157,7 @@ class ShardedStrategy(Strategy):
         """
         given, model = model, recipe.inside(model)
         if self._is_sharded(model):
-            self._names.remember(self._bare(model))
+            self._adopt(model)
             self._own(given)
             return given
         plan = self.check_model(given)
@@ -204,7 +213,8 @@ class ShardedStrategy(Strategy):
             PreparationError: The model cannot be sharded.
         """
         bare = self._bare(model)
-        if self._is_sharded(bare):
+        if self._is_sharded(recipe.inside(model)):
+            self.check_sharded(bare)
             return wrapping.WrapPlan((), ())
         devices = devices_of(model)
         if len(devices) > 1:
@@ -229,45 +239,79 @@ class ShardedStrategy(Strategy):
                 f"A model is sharded whole or not at all; got {type(bare).__name__}, parts of which are sharded. "
                 "Prepare the model as it was loaded, or shard all of it."
             )
-        self._loads_from_main(bare)
-        return plan
-
-    def _loads_from_main(self, model: torch.nn.Module) -> bool:
-        """Return whether only the first rank has the weights; every rank calls it.
-
-        Raises:
-            PreparationError: Not even the first rank has them.
-        """
-        empty = Channel(self.world, "prepare: weights").exchange(has_no_values(model))
-        if empty[0]:
+        if Channel(self.world, "prepare: weights").broadcast(has_no_values(bare)):
             raise PreparationError(
-                f"A model without weights cannot be trained; got {type(model).__name__} on the meta device of rank 0. "
+                f"A model without weights cannot be trained; got {type(bare).__name__} on the meta device of rank 0. "
                 "Load its weights there, or initialise them, before prepare()."
             )
-        return self.world.size > 1 and (any(empty) or bool(self.plugin.cpu_ram_efficient_loading))
+        return plan
 
-    def _replicate(self, model: torch.nn.Module, plan: wrapping.WrapPlan) -> None:
+    def _starts_from_main(self, model: torch.nn.Module) -> bool:
+        """Return whether all ranks take the values of the first; every rank calls it.
+
+        They do where others have none, or have other ones: copies of a shard, and what is not sharded, would stay
+        different for ever.
+        """
+        if self.world.size == 1:
+            return False
+        channel = Channel(self.world, "prepare: weights")
+        if channel.any(bool(self.plugin.cpu_ram_efficient_loading) or has_no_values(model)):
+            return True
+        if len(set(channel.exchange(fingerprint(model)))) == 1:
+            return False
+        _logger.info("The ranks hold different values of %s; all start from those of rank 0.", type(model).__name__)
+        return True
+
+    def check_sharded(self, model: torch.nn.Module) -> None:
+        """Refuse a model that was sharded before `prepare`, in a way that leaves ranks out."""
+
+    def _adopt(self, model: torch.nn.Module) -> None:
+        """Take over a model that was sharded before."""
+        self._names.remember(self._bare(model))
+
+    def _replicate(self, model: torch.nn.Module, parameters: Sequence[torch.nn.Parameter]) -> None:
         """Note the parameters that every rank keeps whole: their gradients are averaged here."""
-        if plan.replicated:
-            self._replicated[model] = plan.whole(model)
+        if not parameters:
+            return
+        self._replicated[model] = list(parameters)
+        kept = ref(model)
+
+        def note(_: torch.Tensor) -> None:
+            owner = kept()
+            if owner is not None:
+                _unaveraged[owner] = True
+
+        for parameter in parameters:
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(note)  # type: ignore[no-untyped-call]
 
     @abstractmethod
     def _is_sharded(self, model: torch.nn.Module) -> bool:
         """Return whether a bare model was sharded before."""
 
     def stepper(self, optimizer: torch.optim.Optimizer) -> Stepper | None:
-        """Return none, and let the first step refuse parameters of which no prepared model is known."""
+        """Return none, and let steps refuse what nobody averages: parameters of no prepared model, and gradients."""
+        known = False
 
         def refuse(*_: object) -> None:
+            nonlocal known
+            if self.world.size > 1 and any(model in _unaveraged for model in self._replicated):
+                raise StateError(
+                    "Gradients of parameters that are not sharded were not averaged over the ranks; got a step after "
+                    "loss.backward(). Call accelerator.backward(loss) instead."
+                )
+            if known:
+                return
             strange = self._names.strange(optimizer)
             if strange:
                 raise PreparationError(
                     f"The optimizer {type(optimizer).__name__} holds parameters of no prepared model, whose gradients "
                     f"nobody averages; got {', '.join(strange)}. Prepare the model that they belong to."
                 )
-            handle.remove()
+            known = True
 
-        handle = optimizer.register_step_pre_hook(refuse)
+        optimizer.register_step_pre_hook(refuse)
+        step_one_by_one(optimizer, lambda: bool(self._replicated))
         return None
 
     def backward(self, loss: torch.Tensor, **kwargs: object) -> None:
@@ -276,6 +320,7 @@ class ShardedStrategy(Strategy):
         for model, parameters in list(self._replicated.items()):
             if not self._held.get(model, False):
                 self._average([parameter for parameter in parameters if parameter.requires_grad])
+                _unaveraged.pop(model, None)
 
     def _average(self, parameters: list[torch.nn.Parameter]) -> None:
         """Average whole gradients over all ranks; one that no rank has stays away."""
@@ -308,7 +353,14 @@ class ShardedStrategy(Strategy):
         models: Sequence[torch.nn.Module] = (),
     ) -> torch.Tensor:
         """Scale gradients, sharded or whole, down to a common norm; returns a plain scalar, the same on all ranks."""
-        return gradients.clip_norm(parameters, max_norm, norm_type, self.groups_of)
+        return gradients.clip_norm(self._now(parameters), max_norm, norm_type, self.groups_of)
+
+    def _now(self, parameters: Iterable[torch.Tensor] | torch.Tensor) -> list[torch.Tensor]:
+        """Return parameters, and in place of those that sharding replaced the ones that have their gradients."""
+        given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+        if all(parameter.grad is not None or not parameter.requires_grad for parameter in given):
+            return given
+        return self._names.successors(given)
 
     def groups_of(self, parameter: torch.Tensor) -> tuple[Any, ...]:
         """Return the groups of ranks that share a parameter's gradient; none where every rank holds it whole."""
@@ -322,7 +374,13 @@ class ShardedStrategy(Strategy):
         models: Sequence[torch.nn.Module] = (),
     ) -> None:
         """Clip each gradient element, wherever it lies."""
-        gradients.clip_value(parameters, clip_value)
+        gradients.clip_value(self._now(parameters), clip_value)
+
+    def weights(self, model: torch.nn.Module) -> Iterable[tuple[str, Any]]:
+        """Return the names and weights that `save_model` writes; every rank calls it, and gathers them as they come."""
+        with in_step(self.world, "save_model", views_of(self._bare(model))):
+            pass  # a rank that stays away is named here; in a gather, gloo would end the process
+        return super().weights(model)
 
     def state_dict(self, model: torch.nn.Module, *, unwrap: bool = True) -> dict[str, Any]:
         """Return the whole model's state on the first rank, and nothing on the others.

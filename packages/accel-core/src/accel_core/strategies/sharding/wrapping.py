@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -39,8 +40,13 @@ class WrapPlan:
         """Return the parameters of which every rank keeps a whole copy."""
         return [model.get_parameter(name) for name in self.replicated]
 
-    def tell(self, model: nn.Module) -> None:
-        """Log the plan, as a warning where nothing is sharded on its own."""
+    def tell(self, model: nn.Module, policy: Any) -> None:
+        """Log the plan, as a warning where nothing is sharded on its own, and the number formats.
+
+        Args:
+            model: The model.
+            policy: The policy of mixed precision of either version of FSDP, or `None`.
+        """
         name = type(model).__name__
         if self.blocks:
             kinds = sorted({type(block).__name__ for _, block in self.blocks})
@@ -53,6 +59,18 @@ class WrapPlan:
             )
         if self.replicated:
             _logger.info("%s keeps %s whole on every rank.", name, ", ".join(self.replicated))
+        held = Counter[str]()
+        for parameter in model.parameters():
+            held[_word(parameter.dtype)] += parameter.numel()
+        for dtype, count in held.items():
+            computed = getattr(policy, "param_dtype", None)
+            reduced = getattr(policy, "reduce_dtype", None) or computed
+            words = _word(computed) if computed else dtype, _word(reduced) if reduced else dtype
+            _logger.info("%s holds %d elements in %s, computes in %s, reduces in %s.", name, count, dtype, *words)
+
+
+def _word(dtype: object) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def plan(model: nn.Module, plugin: FullyShardedDataParallelPlugin) -> WrapPlan:

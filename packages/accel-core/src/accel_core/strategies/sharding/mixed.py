@@ -1,0 +1,43 @@
+"""Optimizers of sharded and whole parameters together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+__all__ = ["step_one_by_one"]
+
+_TOGETHER = ("foreach", "fused")
+
+
+def step_one_by_one(optimizer: torch.optim.Optimizer, may_mix: Callable[[], bool]) -> None:
+    """Let an optimizer update the parameters of a group one by one where some are sharded and others whole.
+
+    torch's operations on lists of tensors, its default on accelerators, cannot mix them. The settings of a group differ
+    during a step only, so that checkpoints hold those of the user.
+
+    Args:
+        optimizer: The optimizer.
+        may_mix: Returns whether there are whole parameters at all.
+    """
+    changed: list[tuple[dict[str, Any], dict[str, Any]]] = []
+
+    def before(*_: object) -> None:
+        if not may_mix():
+            return
+        for group in optimizer.param_groups:
+            if len({isinstance(parameter, DTensor) for parameter in group["params"]}) > 1:
+                given = {name: group[name] for name in _TOGETHER if name in group}
+                changed.append((group, given))
+                group.update(dict.fromkeys(given, False))
+
+    def after(*_: object) -> None:
+        while changed:
+            group, given = changed.pop()
+            group.update(given)
+
+    optimizer.register_step_pre_hook(before)
+    optimizer.register_step_post_hook(after)

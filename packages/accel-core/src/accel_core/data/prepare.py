@@ -28,14 +28,13 @@ from accel_core.data.samplers import (
 from accel_core.data.settings import LoaderSettings, mesh_parts
 from accel_core.errors import ConfigurationError
 from accel_core.mesh.layout import Layout
+from accel_core.plugins.loading import UNEVEN_ENDS
 from accel_core.process import world
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 __all__ = ["already_sharded", "prepare_data_loader"]
-
-UNEVEN_ENDS = ("drop", "repeat", "empty")
 
 
 def prepare_data_loader(

@@ -1,12 +1,15 @@
 """One line per option.
 
-A table is a frozen dataclass whose every field is made by `option`. From that one line come the default, the way the
+A table is a dataclass whose every field is made by `option`. From that one line come the default, the way the
 environment variable is read and written, the command-line flag and its help, the question that is asked about it and
 its row in the reference:
 
     @dataclass(frozen=True)
     class CompilationOptions:
         dynamo_mode: str = option("ACCELERATE_DYNAMO_MODE", str, "default", "How hard the compiler optimizes.")
+
+A plugin whose fields have the names and the order of a table's inherits them: `option_prefix` is then what the options'
+names have before those of the fields.
 """
 
 from __future__ import annotations
@@ -36,8 +39,8 @@ __all__ = [
 ]
 
 
-_UNSAID: object = object()
-"""Stands for a default of the launcher that a row leaves to its table."""
+_UNSET: object = object()
+"""Default of the launcher that a row leaves to its table."""
 
 
 @record(frozen=True)
@@ -89,7 +92,7 @@ class Option:
     field: str = ""
     switch: bool = False
     launch_parser: Callable[[str], Any] | None = None
-    launch_default: Any = _UNSAID
+    launch_default: Any = _UNSET
     launch_choices: tuple[str, ...] = ()
     launch_text: Callable[[Any], str] = str
     always: bool = False
@@ -101,28 +104,28 @@ class Option:
         """Return the command-line flag."""
         return f"--{self.name}"
 
-    def check(self, value: object, said_by: str) -> Any:
+    def check(self, value: object, source: str) -> Any:
         """Return `value` where it is allowed.
 
         Args:
             value: A parsed value.
-            said_by: Where the value comes from, for the message.
+            source: Where the value comes from, for the message.
 
         Raises:
             ConfigurationError: The value is not among the choices.
         """
         if self.choices and value not in self.choices:
             raise ConfigurationError(
-                f"{self.name} cannot be {value!r}, as {said_by} says. Use one of {list(self.choices)}."
+                f"{self.name} is none of its choices; got {value!r} from {source}. Use one of {list(self.choices)}."
             )
         return value
 
-    def parse(self, text: str, said_by: str) -> Any:
+    def parse(self, text: str, source: str) -> Any:
         """Read text into a checked value.
 
         Args:
             text: What was written.
-            said_by: Where it was written, for the message.
+            source: Where it was written, for the message.
 
         Raises:
             ConfigurationError: The text cannot be read, or its value is not among the choices.
@@ -131,9 +134,9 @@ class Option:
             value = self.parser(text)
         except ValueError as error:
             raise ConfigurationError(
-                f"{self.name} cannot be read from {text!r}, as {said_by} says ({error}). {self.help}"
+                f"{self.name} cannot be read; got {text!r} from {source} ({error}). {self.help}"
             ) from None
-        return self.check(value, said_by)
+        return self.check(value, source)
 
     def read(self) -> Any:
         """Return the value that the environment gives, or the default where the variable is unset or empty.
@@ -147,9 +150,9 @@ class Option:
         return self.parse(text, f"the environment variable {self.environment}")
 
     @property
-    def launch_default_said(self) -> bool:
-        """Return whether the row says the launcher's default itself."""
-        return self.launch_default is not _UNSAID
+    def has_launch_default(self) -> bool:
+        """Return whether the row gives the launcher's default itself."""
+        return self.launch_default is not _UNSET
 
     def write(self, value: object) -> str:
         """Return the text that the environment of a child process carries for `value`.
@@ -171,7 +174,7 @@ def option(
     field: str = "",
     switch: bool = False,
     launch_parser: Callable[[str], Any] | None = None,
-    launch_default: object = _UNSAID,
+    launch_default: object = _UNSET,
     launch_choices: tuple[str, ...] = (),
     launch_text: Callable[[Any], str] = str,
     always: bool = False,
@@ -181,7 +184,7 @@ def option(
     """Define one option of a table; the arguments are the attributes of `Option`.
 
     Returns:
-        A dataclass field.
+        A dataclass field, `None` until it is given or filled.
     """
     row = Option(
         name="",
@@ -200,13 +203,14 @@ def option(
         only_with=only_with,
         asked=asked,
     )
-    return dataclasses.field(default=default, metadata={"option": row})
+    return dataclasses.field(default=None, metadata={"option": row})
 
 
 def options_of(table: type) -> tuple[Option, ...]:
     """Return the options of a table in the order of their definition."""
+    prefix = getattr(table, "option_prefix", "")
     return tuple(
-        dataclasses.replace(row, name=field.name, field=row.field or field.name)
+        dataclasses.replace(row, name=prefix + field.name, field=row.field or field.name)
         for field in dataclasses.fields(table)
         for row in (field.metadata["option"],)
     )

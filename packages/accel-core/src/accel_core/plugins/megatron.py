@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from accel_core.errors import ConfigurationError
 from accel_core.options.megatron import MegatronOptions
 from accel_core.options.option import options_of
-from accel_core.plugins.megatron_arguments import SCHEDULE, UNCHANGED, of_logging, of_optimizer
+from accel_core.plugins.megatron_arguments import RENAMED, SCHEDULE, UNCHANGED, of_logging, of_optimizer
 from accel_core.plugins.megatron_models import MODEL_CONFIGS_TO_MEGATRON_PARSERS
 
 if TYPE_CHECKING:
@@ -21,37 +21,10 @@ __all__ = ["MegatronLMDummyScheduler", "MegatronLMPlugin"]
 
 
 @dataclass
-class MegatronLMPlugin:
-    """Arguments of Megatron-LM; many of those left at `None` are read from MEGATRON_LM_*.
+class MegatronLMPlugin(MegatronOptions):
+    """Arguments of Megatron-LM, the options of `MegatronOptions` first; one left at `None` is read from MEGATRON_LM_*.
 
     Args:
-        tp_degree: Ranks that share one matrix product.
-        pp_degree: Stages of the pipeline.
-        use_custom_fsdp: Whether Megatron's own FSDP shards the model.
-        overlap_cpu_optimizer_d2h_h2d: Whether copies of an offloaded optimizer overlap with its work.
-        no_load_optim: Whether optimizer states in a checkpoint are passed over.
-        eod_mask_loss: Whether end-of-document tokens are left out of the loss.
-        no_save_optim: Whether checkpoints leave out optimizer states.
-        optimizer_cpu_offload: Whether optimizer states live in CPU memory.
-        use_precision_aware_optimizer: Whether optimizer states may be kept in low precision.
-        decoder_last_pipeline_num_layers: Layers in the last stage where they differ in number from the others.
-        recompute_granularity: "full" or "selective": what is computed again in the backward pass.
-        recompute_method: "uniform" or "block": how the layers to compute again are chosen.
-        recompute_num_layers: Layers that are computed again together.
-        attention_backend: Whether Megatron chooses the attention kernel.
-        expert_model_parallel_size: Ranks that share the experts of a layer.
-        context_parallel_size: Ranks that share one sequence.
-        attention_dropout: Dropout of attention weights, 0 to 1.
-        hidden_dropout: Dropout of hidden states, 0 to 1.
-        attention_softmax_in_fp32: Whether attention's softmax computes in 32 bits.
-        expert_tensor_parallel_size: Ranks that share one matrix product of an expert.
-        calculate_per_token_loss: Whether the loss is averaged over tokens instead of samples.
-        use_rotary_position_embeddings: Whether positions are embedded by rotation.
-        num_micro_batches: Parts that a batch is cut into for the pipeline.
-        gradient_clipping: Largest norm of the gradient; 0 does not clip.
-        sequence_parallelism: Whether activations between products are split along the sequence.
-        recompute_activations: Whether attention's activations are computed again in the backward pass.
-        use_distributed_optimizer: Whether optimizer states are split over data-parallel ranks.
         pipeline_model_parallel_split_rank: First stage of the decoder, in a model with an encoder.
         num_layers_per_virtual_pipeline_stage: Layers of a virtual stage, where stages are interleaved.
         is_train_batch_min: Whether the smallest batch size of several loaders is that of the run, else the
@@ -99,33 +72,6 @@ class MegatronLMPlugin:
         MissingDependencyError: Logging of everything is asked for and Megatron-LM is not installed.
     """
 
-    tp_degree: int | None = None
-    pp_degree: int | None = None
-    use_custom_fsdp: bool | None = None
-    overlap_cpu_optimizer_d2h_h2d: bool | None = None
-    no_load_optim: bool | None = None
-    eod_mask_loss: bool | None = None
-    no_save_optim: bool | None = None
-    optimizer_cpu_offload: bool | None = None
-    use_precision_aware_optimizer: bool | None = None
-    decoder_last_pipeline_num_layers: int | None = None
-    recompute_granularity: str | None = None
-    recompute_method: str | None = None
-    recompute_num_layers: int | None = None
-    attention_backend: bool | None = None
-    expert_model_parallel_size: int | None = None
-    context_parallel_size: int | None = None
-    attention_dropout: float | None = None
-    hidden_dropout: float | None = None
-    attention_softmax_in_fp32: bool | None = None
-    expert_tensor_parallel_size: int | None = None
-    calculate_per_token_loss: bool | None = None
-    use_rotary_position_embeddings: bool | None = None
-    num_micro_batches: int | None = None
-    gradient_clipping: float | None = None
-    sequence_parallelism: bool | None = None
-    recompute_activations: bool | None = None
-    use_distributed_optimizer: bool | None = None
     pipeline_model_parallel_split_rank: int | None = None
     num_layers_per_virtual_pipeline_stage: int | None = None
     is_train_batch_min: bool = True
@@ -170,13 +116,10 @@ class MegatronLMPlugin:
                 setattr(self, option.field, option.read())
         split = self.tp_degree != 1 or self.pp_degree != 1 or self.use_distributed_optimizer
         self.DDP_impl = "local" if split else "torch"
+        fields = [option.field for option in options_of(MegatronOptions) if option.field != "recompute_activations"]
         self.megatron_lm_default_args: dict[str, Any] = {
-            "tensor_model_parallel_size": self.tp_degree,
-            "pipeline_model_parallel_size": self.pp_degree,
             "DDP_impl": self.DDP_impl,
-            "sequence_parallel": self.sequence_parallelism,
-            "clip_grad": self.gradient_clipping,
-            **{name: getattr(self, name) for name in UNCHANGED},
+            **{RENAMED.get(name, name): getattr(self, name) for name in (*fields, *UNCHANGED)},
         }
         if self.recompute_activations:
             self.megatron_lm_default_args["recompute_granularity"] = "selective"

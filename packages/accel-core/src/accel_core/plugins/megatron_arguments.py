@@ -10,13 +10,11 @@ from accel_core.errors import ConfigurationError, MissingDependencyError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["SCHEDULE", "UNCHANGED", "of_logging", "of_optimizer"]
+__all__ = ["RENAMED", "SCHEDULE", "UNCHANGED", "of_logging", "of_optimizer"]
 
 UNCHANGED = (
     "pipeline_model_parallel_split_rank",
     "num_layers_per_virtual_pipeline_stage",
-    "use_distributed_optimizer",
-    "num_micro_batches",
     "consumed_samples",
     "no_wd_decay_cond",
     "scale_lr_cond",
@@ -24,27 +22,16 @@ UNCHANGED = (
     "megatron_dataset_flag",
     "eval_iters",
     "eval_interval",
-    "use_custom_fsdp",
-    "no_load_optim",
-    "eod_mask_loss",
-    "no_save_optim",
-    "optimizer_cpu_offload",
-    "overlap_cpu_optimizer_d2h_h2d",
-    "use_precision_aware_optimizer",
-    "decoder_last_pipeline_num_layers",
-    "recompute_granularity",
-    "recompute_method",
-    "recompute_num_layers",
-    "attention_backend",
-    "expert_model_parallel_size",
-    "context_parallel_size",
-    "attention_dropout",
-    "hidden_dropout",
-    "attention_softmax_in_fp32",
-    "expert_tensor_parallel_size",
-    "calculate_per_token_loss",
-    "use_rotary_position_embeddings",
 )
+"""Fields of the plugin, beside its options, that are arguments by the same name."""
+
+RENAMED = {
+    "tp_degree": "tensor_model_parallel_size",
+    "pp_degree": "pipeline_model_parallel_size",
+    "sequence_parallelism": "sequence_parallel",
+    "gradient_clipping": "clip_grad",
+}
+"""Names of arguments that differ from those of their options."""
 
 SCHEDULE = (
     "lr_decay_iters",

@@ -91,7 +91,7 @@ def test_words_and_environment_say_the_same(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"fsdp_version": 3}, r"fsdp_version cannot be 3"),
+        ({"fsdp_version": 3}, r"fsdp_version is none of its choices; got 3"),
         ({"sharding_strategy": "QUARTER"}, r"'QUARTER'.*FULL_SHARD"),
         ({"backward_prefetch": "LATE"}, r"'LATE'.*BACKWARD_PRE"),
         ({"state_dict_type": "ZIP"}, r"'ZIP'.*FULL_STATE_DICT"),

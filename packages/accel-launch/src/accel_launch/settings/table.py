@@ -42,7 +42,7 @@ def _triple(text: str) -> tuple[int, int, int]:
 
 def _setting(option: Option, topic: str, engine: str, path: tuple[str, str], *, keep: bool) -> Setting:
     parse = option.launch_parser or (option.parser if option.parser in (int, float) else _checked(option))
-    if option.launch_default_said:
+    if option.has_launch_default:
         default = option.launch_default
     else:
         default = option.default if keep else None

@@ -110,8 +110,9 @@ class Environment:
 
     def pip(self, *args: object) -> None:
         """Install with pip under the project's constraints; nothing is compiled to bytecode before it is used."""
-        self.run("python", "-m", "pip", "install", "-qq", "--no-compile", "--disable-pip-version-check",
-                 "-c", CONSTRAINTS, *args)  # fmt: skip
+        pip = (installer(self.session), "-m", "pip", "--python", self.folder / "bin" / "python", "install")
+        options = ("-qq", "--no-compile", "--disable-pip-version-check", "-c", CONSTRAINTS)
+        self.session.run(*map(str, (*pip, *options, *args)), external=True)
 
     def provide(self, requirements: list[str], packages: list[str], *, wheels: bool = False) -> Environment:
         """Install third-party requirements and packages of the repository, if that is not what is there already.
@@ -138,14 +139,19 @@ class Environment:
             self.clear()
             if packages or any(Requirement(text).name == "torch" for text in requirements):
                 self.link_torch()
-            self.pip(*requirements, *targets(self.session, packages, wheels))
+            if "hatchling" in {Requirement(text).name for text in requirements} and not wheels:
+                # The packages' own builder is there: one that pip makes anew for each package takes seconds.
+                self.pip(*requirements)
+                self.pip("--no-build-isolation", *targets(self.session, packages, wheels))
+            else:
+                self.pip(*requirements, *targets(self.session, packages, wheels))
         self.stamp.write_text(stamp)
         return self
 
     def clear(self) -> None:
-        """Make the environment anew, with nothing installed."""
+        """Make the environment anew, with nothing installed: pip would be most of what that takes."""
         shutil.rmtree(self.folder, ignore_errors=True)
-        self.session.run(self.python, "-m", "venv", str(self.folder), external=True)
+        self.session.run(self.python, "-m", "venv", "--without-pip", str(self.folder), external=True)
 
     def link_torch(self) -> None:
         """Put torch and its dependencies there as links to the files of one environment that has nothing else.
@@ -168,6 +174,16 @@ class Environment:
                 os.link(entry, own)
 
 
+def installer(session: nox.Session) -> Path:
+    """Return the Python whose pip installs into all environments, which have none of their own."""
+    folder = WORKSHOP / "pip"
+    python = folder / "bin" / "python"
+    if not python.exists():
+        session.run(sys.executable, "-m", "venv", str(folder), external=True)
+        session.run(str(python), "-m", "pip", "install", "-qq", "pip>=22.3", external=True)  # older: no --python
+    return python
+
+
 def targets(session: nox.Session, packages: list[str], wheels: bool) -> list[str]:
     """Return what pip is given for each package: its folder to be used in place, or its wheel."""
     if wheels:
@@ -187,7 +203,7 @@ def built(session: nox.Session, package: Package) -> Path:
             shutil.rmtree(old)
         builder = Environment(session, "build").provide(GROUPS["build"], [])
         with session.chdir(package.folder):
-            builder.run("hatch", "build", "-t", "wheel", folder, silent=True)
+            builder.run("hatchling", "build", "-t", "wheel", "-d", folder, silent=True)
     return next(folder.glob("*.whl"))
 
 
@@ -351,7 +367,7 @@ def types(session: nox.Session) -> None:
     """Check types with mypy, strictly, package by package from the bottom up."""
     packages, rest = chosen_packages(session)
     folders = [package.folder / "src" / package.module for package in packages]
-    tree(session).run("mypy", "--cache-dir", WORKSHOP / "mypy", *folders, *rest)
+    tree(session).run("mypy", "--cache-dir", WORKSHOP / "mypy", "--num-workers", "2", *folders, *rest)
 
 
 @nox.session(venv_backend="none", default=False)

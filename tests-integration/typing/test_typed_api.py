@@ -24,9 +24,10 @@ def check(*command: str, folder: Path) -> str:
 
 
 def mypy(folder: Path) -> str:
-    """Check with mypy under the project's own settings."""
+    """Check with mypy under the project's own settings, from what the session `types` knows of the packages."""
     config = str(ROOT / "pyproject.toml")
-    cache = str(folder / "cache")
+    known = ROOT / ".nox" / "mypy"
+    cache = str(known if known.is_dir() else folder / "cache")
     command = (sys.executable, "-m", "mypy", "--config-file", config, "--cache-dir", cache, str(TYPED))
     return check(*command, folder=ROOT)
 

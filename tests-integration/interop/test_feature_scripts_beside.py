@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
-NAMES = sorted(path.stem for path in SCRIPTS.glob("*.py") if path.stem not in ("samples", "test_feature_scripts"))
+NAMES = sorted(
+    path.stem for path in SCRIPTS.glob("*.py") if path.stem not in ("forked", "samples", "test_feature_scripts")
+)
 WHERE = "import importlib.util; print(importlib.util.find_spec('accelerate').origin)"
 
 
@@ -28,20 +30,28 @@ def original_alone(peer: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def _run(name: str, processes: int, folder: Path, **variables: str) -> dict[str, Any]:
-    folder.mkdir()
-    launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"] if processes > 1 else []
-    done = subprocess.run(
-        [sys.executable, *launch, str(SCRIPTS / f"{name}.py")],
-        cwd=folder,
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", **variables},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr[-6000:]
-    return dict(json.loads(next(line for line in reversed(done.stdout.splitlines()) if line.startswith("{"))))
+@pytest.fixture(scope="module", params=[1, 2])
+def ran(request: pytest.FixtureRequest, original_alone: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Run all scripts on one process or two, on both sides at the same time, and return the folder of the two."""
+    folder = tmp_path_factory.mktemp("scripts")
+    sides = []
+    for side, variables in (("ours", {}), ("theirs", {"PYTHONPATH": str(original_alone)})):
+        (folder / side).mkdir()
+        words = [sys.executable, str(SCRIPTS / "forked.py"), str(folder / side), str(request.param), *NAMES]
+        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", **variables}
+        sides.append(subprocess.Popen(words, env=environment))
+    try:
+        assert [side.wait(timeout=300) for side in sides] == [0, 0]
+    finally:
+        for side in sides:
+            side.kill()
+    return folder
+
+
+def _printed(folder: Path, name: str) -> dict[str, Any]:
+    assert Path(folder, f"{name}.raised").read_text() == ""
+    lines = Path(folder, f"{name}.printed").read_text().splitlines()
+    return dict(json.loads(next(line for line in reversed(lines) if line.startswith("{"))))
 
 
 def _differences(ours: Any, theirs: Any, tolerance: float, path: str = "") -> list[str]:
@@ -58,13 +68,10 @@ def _differences(ours: Any, theirs: Any, tolerance: float, path: str = "") -> li
     return [] if same else [f"{path}: {ours} here, {theirs} there"]
 
 
-@pytest.mark.parametrize("processes", [1, 2])
 @pytest.mark.parametrize("name", NAMES)
-def test_the_numbers_are_the_originals(name: str, processes: int, original_alone: Path, tmp_path: Path) -> None:
+def test_the_numbers_are_the_originals(name: str, ran: Path) -> None:
     """Every number is the original's: bit by bit on one process, to 1e-5 on two."""
     if name == "schedule_free" and find_spec("schedulefree") is None:
         pytest.skip("needs the library schedulefree, not installed here")
-    ours = _run(name, processes, tmp_path / "ours")
-    theirs = _run(name, processes, tmp_path / "theirs", PYTHONPATH=str(original_alone))
-    assert ours["processes"] == processes
-    assert _differences(ours, theirs, 0.0 if processes == 1 else 1e-5) == []
+    ours, theirs = (_printed(ran / side, name) for side in ("ours", "theirs"))
+    assert _differences(ours, theirs, 0.0 if ours["processes"] == 1 else 1e-5) == []

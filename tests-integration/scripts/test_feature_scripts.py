@@ -5,19 +5,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib
 import json
-import os
 import runpy
-import sys
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from accel_core.testing import requires
 from accel_core.testing.world import run
@@ -48,29 +42,9 @@ HOLDS: dict[str, Callable[[dict[str, Any]], bool]] = {
 
 
 def _all_scripts(place: str) -> None:
-    """Run each script in a folder and a process of its own, forked from this one, which has loaded what they need."""
-    torch.set_num_threads(1)  # threads of OpenMP that ran before a fork are waited for, and missing, behind it
-    sys.path.insert(0, str(HERE))
-    importlib.import_module("samples").digits(0, 1)
-    for name in HOLDS:
-        folder = Path(place, name)
-        folder.mkdir()
-        child = os.fork()
-        if child == 0:
-            _script(name, folder)
-        os.waitpid(child, 0)
-
-
-def _script(name: str, folder: Path) -> None:
-    """Run a script in this process, keep what it prints and raises in files beside its folder, and end the process."""
-    os.chdir(folder)
-    with open(f"{folder}.printed", "w") as printed, open(f"{folder}.raised", "w") as raised:
-        try:
-            with contextlib.redirect_stdout(printed):
-                runpy.run_path(str(HERE / f"{name}.py"), run_name="__main__")
-        except BaseException:
-            raised.write(traceback.format_exc())
-    os._exit(0)
+    """Run each script on one process; the body of the process that forks them."""
+    run_all = runpy.run_path(str(HERE / "forked.py"))["run_all"]
+    run_all(Path(place), 1, HOLDS)
 
 
 @pytest.fixture(scope="module")
@@ -96,4 +70,4 @@ def test_the_script_runs(name: str, ran: Path) -> None:
 
 def test_every_script_is_looked_at() -> None:
     """No script lies here without a test."""
-    assert {path.stem for path in HERE.glob("*.py")} - {"samples", Path(__file__).stem} == set(HOLDS)
+    assert {path.stem for path in HERE.glob("*.py")} - {"forked", "samples", Path(__file__).stem} == set(HOLDS)

@@ -15,10 +15,6 @@ import torch
 from torch import nn
 
 from accel_core.accelerator import Accelerator
-from accel_core.devices import registry
-from accel_core.devices.device import Device
-from accel_core.options.enums import DistributedType
-from accel_core.options.hardware import Hardware
 
 
 def state_of(accelerator: Accelerator, model: nn.Module, optimizer: Any) -> dict[str, Any]:
@@ -44,8 +40,7 @@ def step(accelerator: Accelerator, model: nn.Module, optimizer: Any) -> None:
 def main() -> dict[str, Any]:
     """Save in both ways; load with each place for optimizers."""
     simulated.set_up()
-    row = Hardware(simulated.NAME, "simulated accelerator", DistributedType.MULTI_GPU, simulated.COLLECTIVES)
-    registry._devices()[simulated.NAME] = lambda: Device(row)
+    simulated.make_known()
     accelerator = Accelerator()
     torch.manual_seed(0)
     model, optimizer = nn.Linear(8, 300), None

@@ -27,12 +27,8 @@ from accel_bigmodel import (
 )
 from accel_bigmodel.hooks.prefetch import _residencies
 from accel_core.accelerator import Accelerator
-from accel_core.devices import registry
-from accel_core.devices.device import Device
 from accel_core.errors import DeviceMapError
 from accel_core.host.environ import patch_environment
-from accel_core.options.enums import DistributedType
-from accel_core.options.hardware import Hardware
 
 LAYER = 64 * 64 * 4 + 64 * 4
 
@@ -250,8 +246,7 @@ def mixed(sim: Any, folder: Path) -> dict[str, Any]:
 
 def prepared(sim: Any, folder: Path) -> dict[str, Any]:
     """`prepare` moves a model that was loaded whole on the CPU, and leaves weights on disk where they are."""
-    row = Hardware(simulated.NAME, "simulated accelerator", DistributedType.MULTI_GPU, "gloo")
-    registry._devices()[simulated.NAME] = lambda: Device(row)
+    simulated.make_known()
     with patch_environment(ACCELERATE_TORCH_DEVICE=f"{simulated.NAME}:0"):
         accelerator = Accelerator()
     moved = dispatch_model(nn.Linear(2, 2), {"": "cpu"})

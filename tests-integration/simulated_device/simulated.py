@@ -1,5 +1,6 @@
 """Builds the simulated accelerator and makes it known to torch under the name "simgpu"."""
 
+import fcntl
 import os
 import tempfile
 import types
@@ -26,14 +27,31 @@ def build_folder() -> Path:
 
 
 def build() -> Any:
-    """Compile and load the extension."""
-    return load(
-        "accel_simulated_device",
-        [str(SOURCE)],
-        build_directory=str(build_folder()),
-        extra_cflags=["-O1"],
-        verbose=False,
-    )
+    """Compile and load the extension, one process at a time."""
+    folder = build_folder()
+    with open(folder / "turn", "w") as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        # torch's own lock is a file that a killed process leaves for ever; here its holder is known to be gone.
+        (folder / "lock").unlink(missing_ok=True)
+        return load(
+            "accel_simulated_device",
+            [str(SOURCE)],
+            build_directory=str(folder),
+            extra_cflags=["-O1"],
+            verbose=False,
+        )
+
+
+def make_known() -> None:
+    """Let accel compute on the device where it is asked for by its name."""
+    # The original, which the device serves too, has no accel_core beside it.
+    from accel_core.devices import registry
+    from accel_core.devices.device import Device
+    from accel_core.options.enums import DistributedType
+    from accel_core.options.hardware import Hardware
+
+    row = Hardware(NAME, "simulated accelerator", DistributedType.MULTI_GPU, COLLECTIVES)
+    registry._devices()[NAME] = lambda: Device(row)
 
 
 def set_up(count: int = 2, limit: int = 1 << 30) -> Any:
@@ -89,6 +107,7 @@ def set_up(count: int = 2, limit: int = 1 << 30) -> Any:
     module.max_memory_allocated = lambda device=None: native.peak(number(device))
     module.reset_peak_memory_stats = lambda device=None: native.reset_peak(number(device))
     module.mem_get_info = lambda device=None: (native.limit() - native.used(number(device)), native.limit())
+    module.get_amp_supported_dtype = lambda: [torch.bfloat16]  # autocast may be entered; it changes no operation
     module.empty_cache = lambda: None
     module.synchronize = lambda device=None: None
     dist.Backend.register_backend(

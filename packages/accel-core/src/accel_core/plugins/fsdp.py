@@ -102,7 +102,7 @@ class FullyShardedDataParallelPlugin:
         activation_checkpointing_offload: Whether what that keeps lives in CPU memory; version 2 only.
         cpu_ram_efficient_loading: Whether only one process loads the weights of a pretrained model. Setting it writes
             FSDP_CPU_RAM_EFFICIENT_LOADING, which the library that loads the model reads.
-        transformer_cls_names_to_wrap: Class names of the blocks to shard one by one.
+        transformer_cls_names_to_wrap: Class names of the blocks to shard one by one: a list, or a text with commas.
         min_num_params: Number of parameters from which the size-based policy shards a module on its own.
 
     Raises:
@@ -222,7 +222,8 @@ class FullyShardedDataParallelPlugin:
 
         self.auto_wrap_policy = policies.wrap_policy(self.auto_wrap_policy)
         if isinstance(self.transformer_cls_names_to_wrap, str):
-            self.transformer_cls_names_to_wrap = [self.transformer_cls_names_to_wrap]
+            option = _option("transformer_cls_names_to_wrap")
+            self.transformer_cls_names_to_wrap = list(option.parser(self.transformer_cls_names_to_wrap))
         if self.auto_wrap_policy is transformer_auto_wrap_policy and self.transformer_cls_names_to_wrap is None:
             named = _option("transformer_cls_names_to_wrap").read()
             self.transformer_cls_names_to_wrap = None if named is None else list(named)

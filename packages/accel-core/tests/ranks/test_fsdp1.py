@@ -82,6 +82,33 @@ def test_copies_of_shards_train_as_one_process(kind: str) -> None:
         _all_cases(Each(kind, visible), CASES[4:])
 
 
+class Unreduced(FullyShardedWrapperStrategy):
+    """Never reduces what a window added up."""
+
+    name = "unreduced1"
+
+    def prepare_model(self, model: nn.Module, **given: Any) -> nn.Module:
+        """Leave the wrapper in a context in which nothing is reduced."""
+        wrapper: Any = super().prepare_model(model, **given)
+        wrapper.no_sync().__enter__()
+        return wrapper  # type: ignore[no-any-return]
+
+
+class OfUnreduced(Each):
+    """The suite for a strategy that is wrong."""
+
+    strategy = Unreduced
+
+    def __init__(self) -> None:
+        super().__init__("FULL_SHARD", use_orig_params=True)
+
+
+def test_a_window_that_is_not_reduced_fails() -> None:
+    """The suite notices that the last reduction of a window is missing."""
+    with pytest.raises(pytest.fail.Exception, match="not close"):
+        OfUnreduced().test_equals_one_process(2, Case(accumulation=2))
+
+
 def _net() -> nn.Module:
     torch.manual_seed(3)
     return nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)) for _ in range(2)), nn.Linear(4, 4))

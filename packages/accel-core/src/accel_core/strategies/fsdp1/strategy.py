@@ -63,6 +63,7 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
         self._wrappers: MutableMapping[torch.nn.Module, ReferenceType[torch.nn.Module]] = WeakIdKeyDictionary()
         # Parameters that were flattened, and the model that they were part of.
         self._shapes: MutableMapping[torch.nn.Module, dict[str, torch.Size]] = WeakIdKeyDictionary()
+        self._shards = (self.mesh.get_group(self.mesh.ndim - 1),)
         self.format = WrappedFormat(self.layout_of_states, self)
         self._flattened: MutableMapping[torch.Tensor, ReferenceType[torch.nn.Module]] = WeakIdKeyDictionary()
 
@@ -345,7 +346,7 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
             return ()
         if any(parameter is whole for kept in self._replicated.values() for whole in kept):
             return ()
-        return (self.mesh.get_group(self.mesh.ndim - 1),)
+        return self._shards
 
     def whole_state(self, model: torch.nn.Module, *, keep: bool) -> dict[str, Any]:
         """Gather a model's state under its bare names; every rank calls it.

@@ -79,8 +79,17 @@ def _shards(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
 def _total_norm(parameters: list[torch.Tensor], p: float, shared_by: Callable[[torch.Tensor], Groups]) -> torch.Tensor:
     """Return the p-norm of all gradients together: one sum over ranks for each way in which some are sharded."""
     kinds: dict[Groups, list[torch.Tensor]] = {}
+    # Asking a mesh for its groups takes longer than the norm of a small gradient.
+    known: dict[tuple[int, tuple[object, ...]], Groups] = {}
     for parameter in parameters:
-        kinds.setdefault(shared_by(parameter), []).append(parameter)
+        if isinstance(parameter, DTensor):
+            place = id(parameter.device_mesh), parameter.placements
+            if place not in known:
+                known[place] = shared_by(parameter)
+            groups = known[place]
+        else:
+            groups = shared_by(parameter)
+        kinds.setdefault(groups, []).append(parameter)
     norms = [_norm_of(own, groups, p) for groups, own in kinds.items()]
     if len(norms) == 1:
         return norms[0]
@@ -93,6 +102,7 @@ def _norm_of(parameters: list[torch.Tensor], groups: Groups, p: float) -> torch.
     shards = _shards(parameters)
     norm = torch.nn.utils.get_total_norm(shards, p) if shards else torch.zeros((), dtype=first.dtype)
     norm = norm.to(first.device)
+    groups = tuple(group for group in groups if group.size() > 1)
     if not groups:
         return norm
     norm = norm if math.isinf(p) else norm.pow(p)

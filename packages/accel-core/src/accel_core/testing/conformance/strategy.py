@@ -12,6 +12,7 @@ process on all the data. Numbers are doubles, so a gradient that is wrong by a f
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -25,6 +26,7 @@ from accel_core._records import record
 from accel_core.accelerator import Accelerator
 from accel_core.checkpoint.weights import load_model
 from accel_core.comm.objects import gather_object
+from accel_core.data.prepare import prepare_data_loader
 from accel_core.errors import ConfigurationError, PreparationError, StateError
 from accel_core.host.environ import patch_environment
 from accel_core.process.world import ensure
@@ -33,7 +35,7 @@ from accel_core.strategies.registry import register_strategy
 from accel_core.strategies.strategy import Strategy
 from accel_core.testing.world import _body, run
 
-__all__ = ["Case", "Refusal", "StrategyConformance"]
+__all__ = ["CASES", "GRID", "Case", "Refusal", "StrategyConformance"]
 
 _FEATURES, _BATCH, _GLOBAL_BATCHES = 4, 2, 5
 
@@ -46,11 +48,13 @@ class Case:
         accumulation: Batches of one step. The data has five global batches, so 2 and 3 end in a short window.
         weighted: Losses are sums over units, whose numbers differ between samples and may be 0.
         clip: Largest norm of the gradient, or `None`.
+        uneven: The last global batch lacks samples, in place of which those of the beginning are repeated.
     """
 
     accumulation: int = 1
     weighted: bool = False
     clip: float | None = None
+    uneven: bool = False
 
 
 @record(frozen=True)
@@ -71,10 +75,14 @@ class Refusal:
 CASES: tuple[Case, ...] = (
     Case(),
     Case(accumulation=2),
-    Case(accumulation=3, clip=0.05),
-    Case(weighted=True),
+    Case(accumulation=3, clip=0.05, uneven=True),
+    Case(weighted=True, uneven=True),
     Case(accumulation=2, weighted=True, clip=0.05),
 )
+GRID: tuple[Case, ...] = tuple(
+    itertools.starmap(Case, itertools.product((1, 3), (False, True), (None, 0.05), (False, True)))
+)
+"""Every combination of the ways to train."""
 
 
 def model(seed: int = 3) -> nn.Module:
@@ -184,6 +192,10 @@ class StrategyConformance:
         """A backward inside trigger_sync_in_backward completes gradients of forwards under no_sync, or is refused."""
         self._on_ranks("_synchronises_late", size)
 
+    def test_batches_without_rows_train(self, size: int) -> None:
+        """Replicas whose stream has ended train on nothing beside those that go on, and weights are of all rows."""
+        self._on_ranks("_trains_on_nothing", size)
+
     def test_elements_are_clipped(self, size: int) -> None:
         """Clipping by value gives the weights of one process, or is refused by name."""
         self._on_ranks("_clips_elements", size)
@@ -237,8 +249,10 @@ class StrategyConformance:
     def _equals_one_process(self, case: Case) -> None:
         accelerator = self._accelerator(case)
         size = _BATCH * accelerator._runtime.layout.replicas
-        data, expected = samples(_GLOBAL_BATCHES * size), model()
-        norms = plain(expected, optimizer_of(expected), data, size, case, epochs=2)
+        data, expected = samples(_GLOBAL_BATCHES * size - (size // 2 + 1 if case.uneven else 0)), model()
+        repeated = _GLOBAL_BATCHES * size - len(data) if size > _BATCH else 0  # one replica takes a short batch
+        whole = TensorDataset(*(torch.cat([column, column[:repeated]]) for column in data.tensors))
+        norms = plain(expected, optimizer_of(expected), whole, size, case, epochs=2)
         net, optimizer, loader = self._prepared(accelerator, data)
         own = train(accelerator, net, optimizer, loader, case, epochs=2)
         torch.testing.assert_close(own, norms)
@@ -265,6 +279,21 @@ class StrategyConformance:
             with accelerator.trigger_sync_in_backward(net):
                 accelerator.backward(second)
         optimizer.step()
+        torch.testing.assert_close(_state(accelerator, net), dict(expected.state_dict()))
+
+    def _trains_on_nothing(self) -> None:
+        case = Case(weighted=True)
+        accelerator = self._accelerator(case)
+        layout = accelerator._runtime.layout
+        size = _BATCH * layout.replicas
+        data, expected = samples(2 * size + _BATCH), model()
+        plain(expected, optimizer_of(expected), data, size, case, epochs=1)
+        own = [row for row in range(len(data)) if row // _BATCH % layout.replicas == layout.part]
+        net = model()
+        net, optimizer = accelerator.prepare(net, optimizer_of(net))
+        stream = DataLoader(_Rows([data[row] for row in own]), batch_size=_BATCH)
+        loader = prepare_data_loader(stream, sharding="local", uneven_end="empty", layout=layout)
+        train(accelerator, net, optimizer, loader, case, epochs=1)
         torch.testing.assert_close(_state(accelerator, net), dict(expected.state_dict()))
 
     def _clips_elements(self) -> None:
@@ -368,6 +397,16 @@ class StrategyConformance:
             net, optimizer_of(net), DataLoader(data, batch_size=_BATCH)
         )
         return prepared
+
+
+class _Rows(IterableDataset[Any]):
+    """A stream of rows."""
+
+    def __init__(self, rows: Sequence[Any]) -> None:
+        self.rows = rows
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.rows)
 
 
 class _Stream(IterableDataset[int]):

@@ -1,0 +1,75 @@
+"""Every way to shard, on 2 and 4 ranks, in every way to train; run with ACCEL_TEST_STRATEGY_GRID=full."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+
+from accel_core.plugins.fsdp import FullyShardedDataParallelPlugin
+from accel_core.plugins.parallelism import ParallelismConfig
+from accel_core.process.world import ensure
+from accel_core.state import reset_all
+from accel_core.strategies.fsdp1.strategy import FullyShardedWrapperStrategy
+from accel_core.strategies.fsdp2.strategy import FullyShardStrategy
+from accel_core.strategies.strategy import Strategy
+from accel_core.testing.conformance.strategy import GRID, StrategyConformance
+from accel_core.testing.world import run
+
+if os.environ.get("ACCEL_TEST_STRATEGY_GRID") != "full":
+    pytest.skip("takes minutes; set ACCEL_TEST_STRATEGY_GRID=full", allow_module_level=True)
+
+LAYERS = {"auto_wrap_policy": "size_based_wrap", "min_num_params": 5, "state_dict_type": "FULL_STATE_DICT"}
+FIRST = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
+WAYS: dict[str, tuple[type[Strategy], dict[str, Any]]] = {
+    **{
+        f"FSDP1 {kind}{'' if visible else ', flat'}": (
+            FullyShardedWrapperStrategy,
+            {"fsdp_version": 1, "sharding_strategy": kind, "use_orig_params": visible},
+        )
+        for kind in FIRST
+        for visible in (True, False)
+    },
+    **{
+        f"FSDP2 {name}reshard={freed}": (FullyShardStrategy, {"fsdp_version": 2, "reshard_after_forward": freed})
+        for name in ("", "HYBRID, ")
+        for freed in (True, False)
+    },
+}
+
+
+class Way(StrategyConformance):
+    """One way to shard; copies of shards on 4 ranks."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.strategy, self.given = WAYS[name]
+
+    def arguments(self) -> dict[str, Any]:
+        """Return a plugin, and axes where there are copies."""
+        copies = "HYBRID" in self.name and ensure().size == 4
+        axes = ParallelismConfig(dp_replicate_size=2, dp_shard_size=2) if copies else None
+        return {"fsdp_plugin": FullyShardedDataParallelPlugin(**LAYERS, **self.given), "parallelism_config": axes}
+
+
+def _on_each_rank(name: str) -> None:
+    way = Way(name)
+    for case in GRID:
+        try:
+            way._equals_one_process(case)
+        except AssertionError as failure:
+            raise AssertionError(f"{name}, {case}: {failure}") from failure
+        reset_all()
+    way._trains_on_nothing()
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("name", WAYS)
+def test_equals_one_process(name: str, size: int) -> None:
+    """Weights and norms after every way to train are those of one process."""
+    if size == 2 and name.startswith("FSDP2 HYBRID"):
+        pytest.skip("copies of shards need four ranks")
+    failure = run(_on_each_rank, size, (name,), {})
+    if failure is not None:
+        pytest.fail(failure, pytrace=False)

@@ -6,10 +6,8 @@ Libraries import these names whether or not they use the engines. Each keeps its
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any, NoReturn
+from typing import NoReturn
 
-import torch
 from torch import nn
 
 from accel_core.errors import EngineUnavailableError
@@ -22,53 +20,6 @@ def _unbuilt(engine: str, name: str) -> EngineUnavailableError:
         f"{name} belongs to the {engine} engine, which accel does not have yet; got a call. "
         "Train with one process or with data parallelism, or use Accelerate itself."
     )
-
-
-def ensure_weights_retied(param_init_fn: object, model: nn.Module, device: torch.device) -> Callable[[nn.Module], Any]:
-    """Let an initializer of meta weights keep ties."""
-    raise _unbuilt("FSDP", "ensure_weights_retied")
-
-
-def fsdp2_apply_ac(accelerator: object, model: nn.Module) -> nn.Module:
-    """Checkpoint the activations of a model that FSDP2 will shard."""
-    raise _unbuilt("FSDP", "fsdp2_apply_ac")
-
-
-def fsdp2_canonicalize_names(named_params: dict[str, Any]) -> dict[str, Any]:
-    """Name parameters as they were before wrapping."""
-    raise _unbuilt("FSDP", "fsdp2_canonicalize_names")
-
-
-def fsdp2_load_full_state_dict(
-    accelerator: object, model: nn.Module, full_sd: dict[str, Any], cpu_offload: bool = False
-) -> nn.Module:
-    """Share a full state dict out over ranks."""
-    raise _unbuilt("FSDP", "fsdp2_load_full_state_dict")
-
-
-def fsdp2_prepare_auto_wrap_policy(fsdp2_plugin: object, model: nn.Module) -> Callable[[nn.Module], bool] | None:
-    """Make the policy that chooses what FSDP2 shards one by one."""
-    raise _unbuilt("FSDP", "fsdp2_prepare_auto_wrap_policy")
-
-
-def fsdp2_prepare_model(accelerator: object, model: nn.Module) -> nn.Module:
-    """Shard a model in place."""
-    raise _unbuilt("FSDP", "fsdp2_prepare_model")
-
-
-def fsdp2_switch_optimizer_parameters(optimizer: torch.optim.Optimizer, mapping: dict[Any, Any]) -> None:
-    """Point an optimizer at sharded parameters."""
-    raise _unbuilt("FSDP", "fsdp2_switch_optimizer_parameters")
-
-
-def get_fsdp2_grad_scaler(**kwargs: object) -> NoReturn:
-    """Make a gradient scaler that knows sharded gradients."""
-    raise _unbuilt("FSDP", "get_fsdp2_grad_scaler")
-
-
-def get_parameters_from_modules(modules: Iterable[nn.Module] | str, model: object, device: object) -> set[nn.Parameter]:
-    """Collect the parameters that FSDP2 leaves unsharded."""
-    raise _unbuilt("FSDP", "get_parameters_from_modules")
 
 
 def load_fsdp_model(
@@ -122,11 +73,6 @@ def save_fsdp_optimizer(
 ) -> NoReturn:
     """Save the states of a sharded optimizer."""
     raise _unbuilt("FSDP", "save_fsdp_optimizer")
-
-
-def compile_regions_fsdp2(module: nn.Module, **compile_kwargs: object) -> nn.Module:
-    """Compile the blocks of a model that FSDP2 will shard."""
-    raise _unbuilt("FSDP", "compile_regions_fsdp2")
 
 
 def compile_regions_deepspeed(module: nn.Module, **compile_kwargs: object) -> None:

@@ -38,11 +38,14 @@ def whole(value: _T) -> _T:
 
 
 def spread_like(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Return a tensor, whole and equal on all ranks, spread as `like` is; nothing is sent."""
+    """Return a tensor, whole and equal on all ranks, spread as `like` is; nothing is sent.
+
+    It goes where `like` is, or stays where it is while that has no memory yet.
+    """
     module = sys.modules["torch.distributed.tensor"]
     mesh = like.device_mesh  # type: ignore[attr-defined]
     everywhere = module.DTensor.from_local(
-        value.to(like.device), mesh, [module.Replicate()] * mesh.ndim, run_check=False
+        value if like.is_meta else value.to(like.device), mesh, [module.Replicate()] * mesh.ndim, run_check=False
     )
     spread: torch.Tensor = everywhere.redistribute(placements=like.placements)  # type: ignore[attr-defined]
     return spread

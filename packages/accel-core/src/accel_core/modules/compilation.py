@@ -11,7 +11,14 @@ import torch
 
 from accel_core.modules.traversal import has_repeated_blocks
 
-__all__ = ["compile_regions", "has_compiled_regions", "is_compiled_module", "is_repeated_blocks", "like_compiled"]
+__all__ = [
+    "compile_regions",
+    "compile_regions_in_place",
+    "has_compiled_regions",
+    "is_compiled_module",
+    "is_repeated_blocks",
+    "like_compiled",
+]
 
 
 def is_compiled_module(module: object) -> bool:
@@ -59,6 +66,28 @@ def compile_regions(module: torch.nn.Module, **compile_kwargs: Any) -> torch.nn.
     twin = _twin(module, compile_kwargs)
     twin.__dict__["_orig_mod"] = module
     return twin
+
+
+def compile_regions_in_place(module: torch.nn.Module, **compile_kwargs: Any) -> torch.nn.Module:
+    """Compile each block of a model's repeated blocks where it stands, so that the model can still be sharded.
+
+    Args:
+        module: The model. Without repeated blocks (a `ModuleList` of one class) it is compiled whole.
+        **compile_kwargs: Arguments of `torch.compile`.
+
+    Returns:
+        `module`.
+    """
+    if is_repeated_blocks(module):
+        for block in module.children():
+            block.compile(**compile_kwargs)
+    elif has_repeated_blocks(module):
+        for child in module.children():
+            if has_repeated_blocks(child):
+                compile_regions_in_place(child, **compile_kwargs)
+    else:
+        module.compile(**compile_kwargs)
+    return module
 
 
 def _twin(module: torch.nn.Module, compile_kwargs: dict[str, Any]) -> torch.nn.Module:

@@ -36,8 +36,8 @@ from accel_core.strategies import placement, recipe
 from accel_core.strategies.bundle import Bundle
 from accel_core.strategies.fsdp1.format import WrappedFormat
 from accel_core.strategies.parts import Parts, PrecisionRequest
-from accel_core.strategies.sharding.loading import Empty, receive
-from accel_core.strategies.sharding.strategy import ShardedStrategy, is_half, views_of
+from accel_core.strategies.sharding.loading import Empty, receive, views_of
+from accel_core.strategies.sharding.strategy import ShardedStrategy, is_half
 from accel_core.strategies.sharding.whole import gather
 from accel_core.strategies.sharding.wrapping import WrapPlan
 

@@ -7,13 +7,11 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from accel_core.comm.control import in_step
 from accel_core.errors import PreparationError
-from accel_core.strategies.sharding.loading import receive
-from accel_core.strategies.sharding.strategy import ShardedStrategy, views_of
+from accel_core.strategies.fsdp2.in_place import is_sharded, shard
+from accel_core.strategies.sharding.strategy import ShardedStrategy
 from accel_core.strategies.sharding.wrapping import WrapPlan
 
 __all__ = ["FullyShardStrategy"]
@@ -37,35 +35,13 @@ class FullyShardStrategy(ShardedStrategy):
 
     def _shard(self, model: torch.nn.Module, plan: WrapPlan) -> torch.nn.Module:
         """Shard the blocks of a plan, those inside others first, and then the rest."""
-        if self.world.is_main:
-            plan.tell(model, self.plugin.mixed_precision_policy)
-        arguments = self._arguments()
-        from_main = self._starts_from_main(model)
-        with in_step(self.world, "prepare: fully_shard", views_of(model)):
-            for block in (*(block for _, block in plan.blocks), model):
-                if from_main:
-                    receive(block.modules(), self.world.device)
-                fully_shard(block, ignored_params=set(plan.whole(model)), **arguments)
-        for parameter in plan.whole(model):
-            parameter.data = parameter.data.to(self.world.device)
+        shard(model, plan, self.plugin, self.mesh, self.world)
         self._names.remember(model)
         self._replicate(model, plan.whole(model))
         return model
 
-    def _arguments(self) -> dict[str, Any]:
-        """Return what `fully_shard` is given."""
-        policy, offload = self.plugin.mixed_precision_policy, self.plugin.cpu_offload
-        if isinstance(offload, CPUOffloadPolicy) and self.world.device.type == "cpu":
-            offload = CPUOffloadPolicy(pin_memory=False)  # only memory that an accelerator reads can be pinned
-        return {
-            "mesh": self.mesh,
-            "reshard_after_forward": self.plugin.reshard_after_forward,
-            "mp_policy": MixedPrecisionPolicy() if policy is None else policy,
-            "offload_policy": offload,
-        }
-
     def _is_sharded(self, model: torch.nn.Module) -> bool:
-        return isinstance(model, FSDPModule)
+        return is_sharded(model)
 
     def _adopt(self, model: torch.nn.Module) -> None:
         """Take over a model that was sharded before; what is whole in it is averaged here."""

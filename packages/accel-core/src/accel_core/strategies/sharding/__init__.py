@@ -1,1 +1,20 @@
-"""What both versions of fully sharded data parallelism share."""
+"""What both versions of fully sharded data parallelism share.
+
+Its modules are imported when they are first used: they load torch's FSDP, and `import accelerate` needs neither.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from accel_core.strategies.sharding import loading, mesh, recomputing, strategy, wrapping
+
+__all__ = ["loading", "mesh", "recomputing", "strategy", "wrapping"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return importlib.import_module(f"{__name__}.{name}")

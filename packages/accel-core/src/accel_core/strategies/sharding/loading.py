@@ -2,17 +2,77 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-__all__ = ["Empty", "has_no_values", "receive"]
+from accel_core.comm.control import Channel, in_step
+from accel_core.errors import CheckpointMismatchError, PartView, PreparationError
+from accel_core.mesh.tensor import fill, spread_like
+from accel_core.process.world import World
+from accel_core.strategies.sharding.alike import fingerprint
+
+__all__ = ["Empty", "receive", "refuse_empty", "share_out", "starts_from_main", "views_in", "views_of"]
+
+_logger = logging.getLogger(__name__)
+_SHOWN = 8
 
 
-def has_no_values(model: nn.Module) -> bool:
+def views_of(model: nn.Module) -> dict[str, PartView]:
+    """Describe the parameters and buffers of a model, which have to be alike on all ranks."""
+    return views_in(dict([*model.named_parameters(), *model.named_buffers()]))
+
+
+def views_in(tensors: Mapping[str, Any]) -> dict[str, PartView]:
+    """Describe the tensors of a state, which have to be alike on all ranks."""
+    return {
+        name: PartView(str(value.dtype).removeprefix("torch."), tuple(value.shape))
+        for name, value in tensors.items()
+        if isinstance(value, torch.Tensor)
+    }
+
+
+def refuse_empty(model: nn.Module, world: World) -> None:
+    """Refuse a model without weights; every rank calls it.
+
+    Raises:
+        PreparationError: Not even the first rank has them.
+    """
+    if Channel(world, "prepare: weights").broadcast(_has_no_values(model)):
+        raise PreparationError(
+            f"A model without weights cannot be trained; got {type(model).__name__} on the meta device of rank 0. "
+            "Load its weights there, or initialise them, before prepare()."
+        )
+
+
+def starts_from_main(model: nn.Module, world: World, asked: bool) -> bool:
+    """Return whether all ranks take the values of the first; every rank calls it.
+
+    They do where others have none, or have other ones: copies of a shard, and what is not sharded, would stay different
+    for ever.
+
+    Args:
+        model: The model.
+        world: This process among its fellows.
+        asked: Whether the user says so.
+    """
+    if world.size == 1:
+        return False
+    channel = Channel(world, "prepare: weights")
+    if channel.any(asked or _has_no_values(model)):
+        return True
+    if len(set(channel.exchange(fingerprint(model)))) == 1:
+        return False
+    _logger.info("The ranks hold different values of %s; all start from those of rank 0.", type(model).__name__)
+    return True
+
+
+def _has_no_values(model: nn.Module) -> bool:
     """Return whether a weight or buffer is on the meta device."""
     return any(tensor.is_meta for tensors in (model.parameters(), model.buffers()) for tensor in tensors)
 
@@ -70,3 +130,59 @@ def _send(tensor: torch.Tensor, sent: set[int]) -> None:
         dist.broadcast(whole, 0)
         if whole is not tensor:
             tensor.copy_(whole)
+
+
+@torch.no_grad()
+def share_out(model: nn.Module, state: Mapping[str, torch.Tensor], world: World, device: torch.device) -> None:
+    """Give a sharded model the whole state that the first rank has, one tensor at a time; every rank calls it.
+
+    Values take the dtype that the model has. What is on the meta device gets memory, and with it a new parameter.
+
+    Args:
+        model: The model, sharded in place.
+        state: On the first rank, a tensor for each name of the model's state; other ranks' are not looked at.
+        world: This process among its fellows.
+        device: Where the model's tensors go that are on the meta device.
+
+    Raises:
+        CheckpointMismatchError: A name is missing or unknown, or a shape differs; on every rank, and nothing changed.
+    """
+    own = model.state_dict(keep_vars=True)
+    problems = Channel(world, "fsdp2_load_full_state_dict").broadcast(_misfits(own, state) if world.is_main else [])
+    if problems:
+        raise CheckpointMismatchError(
+            f"A whole state does not fit the sharded {type(model).__name__}; got {', '.join(problems[:_SHOWN])}"
+            f"{' …' if len(problems) > _SHOWN else ''}. Give the first rank the state of this model."
+        )
+    tensors = {name: value for name, value in own.items() if isinstance(value, torch.Tensor)}
+    made: dict[int, torch.Tensor] = {}
+    with in_step(world, "fsdp2_load_full_state_dict: values", views_in(tensors)):
+        for name, value in {id(value): (name, value) for name, value in tensors.items()}.values():
+            whole = torch.empty(value.shape, dtype=value.dtype, device=world.device)
+            if world.is_main:
+                whole.copy_(state[name])
+            if world.size > 1:
+                dist.broadcast(whole, 0)
+            if value.is_meta:
+                made[id(value)] = _made_like(value, whole, device)
+            else:
+                fill(value, whole)
+    if made:
+        given = {name: made[id(value)] for name, value in tensors.items() if id(value) in made}
+        model.load_state_dict(given, strict=False, assign=True)
+
+
+def _misfits(own: Mapping[str, Any], state: Mapping[str, Any]) -> list[str]:
+    """Return what keeps a whole state from fitting a model's."""
+    found = [f"no {name}" for name in own if name not in state]
+    found += [f"the unknown {name}" for name in state if name not in own]
+    for name, value in own.items():
+        if name in state and isinstance(value, torch.Tensor) and tuple(state[name].shape) != tuple(value.shape):
+            found.append(f"{name} of shape {tuple(state[name].shape)} instead of {tuple(value.shape)}")
+    return found
+
+
+def _made_like(empty: torch.Tensor, whole: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return what takes the place of a tensor on the meta device; names that are tied get one parameter."""
+    value = (spread_like(whole, empty) if isinstance(empty, DTensor) else whole).to(device)
+    return nn.Parameter(value, empty.requires_grad) if isinstance(empty, nn.Parameter) else value

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 from weakref import ref
@@ -15,7 +14,7 @@ from torch.distributed.fsdp import CPUOffload, CPUOffloadPolicy, FullStateDictCo
 from torch.distributed.tensor import DTensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from accel_core.comm.control import Channel, in_step
+from accel_core.comm.control import in_step
 from accel_core.errors import ConfigurationError, EngineUnavailableError, PartView, PreparationError, StateError
 from accel_core.mesh.layout import Layout
 from accel_core.modules.unwrap import canonical_name
@@ -31,34 +30,18 @@ from accel_core.strategies.bundle import Bundle
 from accel_core.strategies.parts import Parts, PrecisionRequest
 from accel_core.strategies.placement import devices_of
 from accel_core.strategies.sharding import gradients, wrapping
-from accel_core.strategies.sharding.alike import fingerprint
 from accel_core.strategies.sharding.format import WholeFormat
-from accel_core.strategies.sharding.loading import has_no_values
+from accel_core.strategies.sharding.loading import refuse_empty, starts_from_main, views_in
 from accel_core.strategies.sharding.mesh import data_mesh
 from accel_core.strategies.sharding.mixed import step_one_by_one
 from accel_core.strategies.sharding.recomputing import recompute
 from accel_core.strategies.sharding.whole import gather
 from accel_core.strategies.strategy import Strategy
 
-__all__ = ["ShardedStrategy", "is_half", "views_of"]
-
-_logger = logging.getLogger(__name__)
+__all__ = ["ShardedStrategy", "is_half", "keep_masters"]
 
 _unaveraged: MutableMapping[torch.nn.Module, bool] = WeakIdKeyDictionary()
 """Models with whole parameters whose new gradients nobody has averaged yet."""
-
-
-def views_of(model: torch.nn.Module) -> dict[str, PartView]:
-    """Describe the parameters and buffers of a model, which have to be alike on all ranks."""
-    return _views(dict([*model.named_parameters(), *model.named_buffers()]))
-
-
-def _views(tensors: Mapping[str, Any]) -> dict[str, PartView]:
-    return {
-        name: PartView(str(value.dtype).removeprefix("torch."), tuple(value.shape))
-        for name, value in tensors.items()
-        if isinstance(value, torch.Tensor)
-    }
 
 
 def is_half(parameter: torch.Tensor) -> bool:
@@ -66,7 +49,7 @@ def is_half(parameter: torch.Tensor) -> bool:
     return parameter.dtype in (torch.float16, torch.bfloat16)
 
 
-def _keep_masters(model: torch.nn.Module) -> None:
+def keep_masters(model: torch.nn.Module) -> None:
     """Give what trains in half precision 32 bits: computing in fewer is the policy's part, and steps need them all."""
     for parameter in model.parameters():
         if parameter.requires_grad and parameter.dtype in (torch.float16, torch.bfloat16):
@@ -165,7 +148,7 @@ class ShardedStrategy(Strategy):
         forward_before = model.__dict__.get("forward")
         model = self.number_format.wrap(self.number_format.convert(model))
         if self.parts.precision.name != "no":
-            _keep_masters(model)
+            keep_masters(model)
         if self.plugin.activation_checkpointing:
             recompute((block for _, block in plan.blocks), offload=bool(self.plugin.activation_checkpointing_offload))
         if given is not model:
@@ -223,11 +206,8 @@ class ShardedStrategy(Strategy):
                 "Load it without a device map."
             )
         plan = wrapping.plan(bare, self.plugin)
-        if self.plugin.activation_checkpointing and not plan.blocks:
-            raise PreparationError(
-                f"Activation checkpointing works block by block; got {type(bare).__name__}, in which no block was "
-                "found. Name its blocks in transformer_cls_names_to_wrap, or set activation_checkpointing=False."
-            )
+        if self.plugin.activation_checkpointing:
+            plan.refuse_one_piece(bare)
         trained = [name for name in plan.replicated if bare.get_parameter(name).requires_grad]
         if trained and self.number_format.scaler is not None:
             raise PreparationError(
@@ -239,28 +219,12 @@ class ShardedStrategy(Strategy):
                 f"A model is sharded whole or not at all; got {type(bare).__name__}, parts of which are sharded. "
                 "Prepare the model as it was loaded, or shard all of it."
             )
-        if Channel(self.world, "prepare: weights").broadcast(has_no_values(bare)):
-            raise PreparationError(
-                f"A model without weights cannot be trained; got {type(bare).__name__} on the meta device of rank 0. "
-                "Load its weights there, or initialise them, before prepare()."
-            )
+        refuse_empty(bare, self.world)
         return plan
 
     def _starts_from_main(self, model: torch.nn.Module) -> bool:
-        """Return whether all ranks take the values of the first; every rank calls it.
-
-        They do where others have none, or have other ones: copies of a shard, and what is not sharded, would stay
-        different for ever.
-        """
-        if self.world.size == 1:
-            return False
-        channel = Channel(self.world, "prepare: weights")
-        if channel.any(bool(self.plugin.cpu_ram_efficient_loading) or has_no_values(model)):
-            return True
-        if len(set(channel.exchange(fingerprint(model)))) == 1:
-            return False
-        _logger.info("The ranks hold different values of %s; all start from those of rank 0.", type(model).__name__)
-        return True
+        """Return whether all ranks take the values of the first; every rank calls it."""
+        return starts_from_main(model, self.world, bool(self.plugin.cpu_ram_efficient_loading))
 
     def check_sharded(self, model: torch.nn.Module) -> None:
         """Refuse a model that was sharded before `prepare`, in a way that leaves ranks out."""
@@ -400,7 +364,7 @@ class ShardedStrategy(Strategy):
             keep: Whether this rank wants it; others get an empty dict.
         """
         state = {canonical_name(name): value for name, value in self._bare(model).state_dict().items()}
-        with in_step(self.world, "the state dict of a sharded model", _views(state)):
+        with in_step(self.world, "the state dict of a sharded model", views_in(state)):
             found: dict[str, Any] = gather(state, keep=keep)
         return found if keep else {}
 

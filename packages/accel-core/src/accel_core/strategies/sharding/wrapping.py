@@ -13,10 +13,10 @@ from torch import nn
 from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy, transformer_auto_wrap_policy
 
 from accel_core._records import record
-from accel_core.errors import ConfigurationError
+from accel_core.errors import ConfigurationError, PreparationError
 from accel_core.plugins.fsdp import FullyShardedDataParallelPlugin
 
-__all__ = ["WrapPlan", "ignored_modules", "plan", "wrap_policy"]
+__all__ = ["WrapPlan", "ignored_modules", "modules_named", "plan", "wrap_policy"]
 
 _logger = logging.getLogger(__name__)
 
@@ -39,6 +39,18 @@ class WrapPlan:
     def whole(self, model: nn.Module) -> list[nn.Parameter]:
         """Return the parameters of which every rank keeps a whole copy."""
         return [model.get_parameter(name) for name in self.replicated]
+
+    def refuse_one_piece(self, model: nn.Module) -> None:
+        """Refuse to checkpoint activations where there are no blocks.
+
+        Raises:
+            PreparationError: No block was found.
+        """
+        if not self.blocks:
+            raise PreparationError(
+                f"Activation checkpointing works block by block; got {type(model).__name__}, in which no block was "
+                "found. Name its blocks in transformer_cls_names_to_wrap, or set activation_checkpointing=False."
+            )
 
     def tell(self, model: nn.Module, policy: Any) -> None:
         """Log the plan, as a warning where nothing is sharded on its own, and the number formats.
@@ -101,10 +113,14 @@ def ignored_modules(model: nn.Module, plugin: FullyShardedDataParallelPlugin) ->
     if given is None:
         return []
     if isinstance(given, str):
-        pattern = re.compile(given)
-        return [module for name, module in model.named_modules() if pattern.fullmatch(name)]
+        return modules_named(model, given)
     wanted = {id(module) for module in given}
     return [module for module in model.modules() if id(module) in wanted]
+
+
+def modules_named(model: nn.Module, pattern: str) -> list[nn.Module]:
+    """Return the modules of a model whose whole dotted name matches a regular expression."""
+    return [module for name, module in model.named_modules() if re.fullmatch(pattern, name)]
 
 
 def wrap_policy(model: nn.Module, plugin: FullyShardedDataParallelPlugin) -> _Policy | None:

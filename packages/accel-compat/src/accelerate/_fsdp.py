@@ -1,0 +1,267 @@
+"""The functions of Accelerate that shard a model step by step, for code that prepares models without `prepare`.
+
+Each takes the steps of accel's own strategies, one by one. Of the accelerator that is given they read
+`mixed_precision`, `torch_device_mesh`, `device` and `state.fsdp_plugin`, so anything with these attributes will do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import torch
+from torch import nn
+
+from accel_core.errors import PreparationError
+from accel_core.mesh.tensor import placed_like
+from accel_core.modules.compilation import compile_regions_in_place
+from accel_core.modules.ties import tied_tensor_groups
+from accel_core.modules.unwrap import canonical_name
+from accel_core.plugins.fsdp import FullyShardedDataParallelPlugin
+from accel_core.process import world
+from accel_core.strategies import fsdp2, sharding
+from accel_core.strategies.recipe import inside
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+__all__ = [
+    "compile_regions_fsdp2",
+    "ensure_weights_retied",
+    "fsdp2_apply_ac",
+    "fsdp2_canonicalize_names",
+    "fsdp2_load_full_state_dict",
+    "fsdp2_prepare_auto_wrap_policy",
+    "fsdp2_prepare_model",
+    "fsdp2_switch_optimizer_parameters",
+    "get_fsdp2_grad_scaler",
+    "get_parameters_from_modules",
+]
+
+_T = TypeVar("_T")
+
+
+class _State(Protocol):
+    fsdp_plugin: Any
+
+
+class _Accelerator(Protocol):
+    """What is read of an accelerator."""
+
+    @property
+    def mixed_precision(self) -> str: ...
+
+    @property
+    def torch_device_mesh(self) -> DeviceMesh | None: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def state(self) -> _State: ...
+
+
+def ensure_weights_retied(
+    param_init_fn: Callable[[nn.Module], Any], model: nn.Module, device: torch.device
+) -> Callable[[nn.Module], Any]:
+    """Return an initializer of meta weights that keeps ties: what is one parameter before is one afterwards.
+
+    Args:
+        param_init_fn: Gives the meta tensors of one module memory.
+        model: The model whose ties are kept.
+        device: Where the weights go; the initializer decides that.
+
+    Returns:
+        An initializer to use in its place; `param_init_fn` itself for a model without ties.
+    """
+    groups = tied_tensor_groups(model, include_buffers=False)
+    tied = {id(model.get_parameter(group[0])): model.get_parameter(group[0]) for group in groups}
+    if not tied:
+        return param_init_fn
+    made: dict[int, nn.Parameter | None] = {}
+
+    def initialize(module: nn.Module) -> Any:
+        before = {name: id(own) for name, own in module._parameters.items() if id(own) in tied}
+        result = param_init_fn(module)
+        for name, key in before.items():
+            module._parameters[name] = made.setdefault(key, module._parameters[name])
+        return result
+
+    return initialize
+
+
+def fsdp2_apply_ac(accelerator: _Accelerator, model: nn.Module) -> nn.Module:
+    """Let the blocks of a model keep their inputs only and compute the rest again in the backward pass.
+
+    Args:
+        accelerator: Its plugin says which blocks, and whether what they keep goes to CPU memory.
+        model: The model, not sharded yet.
+
+    Returns:
+        The model, with the names that it had.
+
+    Raises:
+        PreparationError: No block was found.
+    """
+    plugin = accelerator.state.fsdp_plugin
+    plan = sharding.wrapping.plan(inside(model), plugin)
+    plan.refuse_one_piece(model)
+    sharding.recomputing.recompute(
+        (block for _, block in plan.blocks), offload=bool(plugin.activation_checkpointing_offload)
+    )
+    return model
+
+
+def fsdp2_canonicalize_names(named_params: Mapping[str, _T]) -> dict[str, _T]:
+    """Return named values under the names that the bare model has.
+
+    >>> fsdp2_canonicalize_names({"_orig_mod.layers.0._checkpoint_wrapped_module.weight": 1})
+    {'layers.0.weight': 1}
+    """
+    return {canonical_name(name): value for name, value in named_params.items()}
+
+
+def fsdp2_load_full_state_dict(
+    accelerator: _Accelerator, model: nn.Module, full_sd: Mapping[str, torch.Tensor], cpu_offload: bool = False
+) -> None:
+    """Give a model that FSDP2 sharded the whole state that the first rank has; every rank calls it.
+
+    Args:
+        accelerator: Says where weights go that are on the meta device.
+        model: The sharded model. Values take the dtypes that it has.
+        full_sd: On the first rank, a tensor for each name; on the others nothing is looked at.
+        cpu_offload: Put weights that are on the meta device into CPU memory.
+
+    Raises:
+        CheckpointMismatchError: A name is missing or unknown, or a shape differs; on every rank, and nothing changed.
+    """
+    target = torch.device("cpu") if cpu_offload else accelerator.device
+    sharding.loading.share_out(inside(model), full_sd, world.ensure(), target)
+
+
+def fsdp2_prepare_auto_wrap_policy(
+    fsdp2_plugin: FullyShardedDataParallelPlugin, model: nn.Module
+) -> Callable[[nn.Module], bool] | None:
+    """Return whether a module is sharded on its own, as a function of the module.
+
+    Args:
+        fsdp2_plugin: Names a policy, or has a function of yours, which is asked.
+        model: The model whose classes the policy names.
+
+    Returns:
+        The function; `None` where the plugin names no policy.
+
+    Raises:
+        ConfigurationError: A class that is named does not occur in the model.
+    """
+    policy = sharding.wrapping.wrap_policy(model, fsdp2_plugin)
+    if policy is None:
+        return None
+
+    def chosen(module: nn.Module) -> bool:
+        size = sum(parameter.numel() for parameter in module.parameters())
+        return bool(policy(module=module, recurse=False, nonwrapped_numel=size))
+
+    return chosen
+
+
+def fsdp2_prepare_model(accelerator: _Accelerator, model: nn.Module) -> nn.Module:
+    """Shard a model in place; every rank calls it. `Accelerator.prepare` also averages what is left whole.
+
+    Args:
+        accelerator: Its plugin says how. Its mesh says over which ranks; all of them where it has none.
+        model: The model; one that is sharded already comes back as it is.
+
+    Returns:
+        The model.
+
+    Raises:
+        EngineUnavailableError: The mesh has an axis that is not for data.
+        PreparationError: Not even the first rank has the weights.
+        StateError: There is no process group.
+    """
+    bare = inside(model)
+    if fsdp2.in_place.is_sharded(bare):
+        return model
+    plugin, here = accelerator.state.fsdp_plugin, world.ensure()
+    mesh = sharding.mesh.data_part(accelerator.torch_device_mesh, accelerator.device)
+    plan = sharding.wrapping.plan(bare, plugin)
+    sharding.loading.refuse_empty(bare, here)
+    if accelerator.mixed_precision != "no":
+        sharding.strategy.keep_masters(bare)
+    fsdp2.in_place.shard(bare, plan, plugin, mesh, here)
+    return model
+
+
+def fsdp2_switch_optimizer_parameters(
+    optimizer: torch.optim.Optimizer, mapping: Mapping[Any, torch.nn.Parameter]
+) -> None:
+    """Point an optimizer at the parameters that sharding put in place of those that it holds, its state with them.
+
+    Args:
+        optimizer: The optimizer.
+        mapping: For each parameter that it holds, or for its `data_ptr`, the one to train instead.
+
+    Raises:
+        PreparationError: One is not in the mapping; nothing was changed.
+    """
+    found: list[tuple[list[Any], int, torch.nn.Parameter]] = []
+    for number, group in enumerate(optimizer.param_groups):
+        for place, parameter in enumerate(group["params"]):
+            key = _key_of(parameter, mapping)
+            if key is None:
+                raise PreparationError(
+                    "An optimizer can be pointed at sharded parameters only where each of its own has one; got a "
+                    f"parameter of shape {tuple(parameter.shape)} in group {number} that is not in the mapping. "
+                    "Prepare the model together with its optimizer."
+                )
+            found.append((group["params"], place, mapping[key]))
+    for parameters, place, new in found:
+        # In place: optimizers such as LBFGS keep the list itself.
+        old, parameters[place] = parameters[place], new
+        if old in optimizer.state:
+            optimizer.state[new] = {key: placed_like(value, new) for key, value in optimizer.state.pop(old).items()}
+
+
+def _key_of(parameter: Any, mapping: Mapping[Any, object]) -> Any:
+    """Return under what a mapping has a parameter: itself, or its address, which stand-ins have as a plain number."""
+    address = parameter.data_ptr
+    keys = (parameter, address() if callable(address) else address)
+    return next((key for key in keys if key in mapping), None)
+
+
+def get_fsdp2_grad_scaler(**kwargs: Any) -> torch.amp.GradScaler:
+    """Return torch's gradient scaler, which agrees over the shards of FSDP2.
+
+    Args:
+        **kwargs: As for `torch.amp.GradScaler`.
+    """
+    return torch.amp.GradScaler(**kwargs)
+
+
+def get_parameters_from_modules(
+    modules: Iterable[nn.Module] | str | None, model: nn.Module, device: torch.device
+) -> set[nn.Parameter]:
+    """Return the parameters that FSDP2 leaves unsharded, moved to the device where they are used.
+
+    Args:
+        modules: Modules, or a regular expression that their whole dotted names match; `None` for none.
+        model: Where names are looked up.
+        device: Where the parameters go.
+    """
+    given = sharding.wrapping.modules_named(model, modules) if isinstance(modules, str) else modules or ()
+    found = {parameter for module in given for parameter in module.parameters()}
+    for parameter in found:
+        if not parameter.is_meta:
+            parameter.data = parameter.data.to(device)
+    return found
+
+
+def compile_regions_fsdp2(module: nn.Module, **compile_kwargs: Any) -> nn.Module:
+    """Compile the repeated blocks of a model that FSDP2 will shard, where they stand; returns the model.
+
+    Args:
+        module: The model. Without repeated blocks (a `ModuleList` of one class) it is compiled whole.
+        **compile_kwargs: Arguments of `torch.compile`.
+    """
+    return compile_regions_in_place(module, **compile_kwargs)

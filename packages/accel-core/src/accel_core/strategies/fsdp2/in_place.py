@@ -1,0 +1,60 @@
+"""Sharding one model in place, block by block, by torch's `fully_shard`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
+
+from accel_core.comm.control import in_step
+from accel_core.plugins.fsdp import FullyShardedDataParallelPlugin
+from accel_core.process.world import World
+from accel_core.strategies.sharding.loading import receive, starts_from_main, views_of
+from accel_core.strategies.sharding.wrapping import WrapPlan
+
+__all__ = ["is_sharded", "shard"]
+
+
+def is_sharded(model: torch.nn.Module) -> bool:
+    """Return whether a bare model was sharded in place."""
+    return isinstance(model, FSDPModule)
+
+
+def shard(
+    model: torch.nn.Module, plan: WrapPlan, plugin: FullyShardedDataParallelPlugin, mesh: DeviceMesh, world: World
+) -> None:
+    """Shard the blocks of a plan, those inside others first, and then the rest; every rank calls it.
+
+    Args:
+        model: The bare model.
+        plan: How it is taken apart. What the plan replicates is moved to the device and stays whole.
+        plugin: The settings.
+        mesh: The ranks that hold shards, and copies of them.
+        world: This process among its fellows.
+    """
+    if world.is_main:
+        plan.tell(model, plugin.mixed_precision_policy)
+    arguments = _arguments(plugin, mesh, world.device)
+    from_main = starts_from_main(model, world, bool(plugin.cpu_ram_efficient_loading))
+    with in_step(world, "prepare: fully_shard", views_of(model)):
+        for block in (*(block for _, block in plan.blocks), model):
+            if from_main:
+                receive(block.modules(), world.device)
+            fully_shard(block, ignored_params=set(plan.whole(model)), **arguments)
+    for parameter in plan.whole(model):
+        parameter.data = parameter.data.to(world.device)
+
+
+def _arguments(plugin: FullyShardedDataParallelPlugin, mesh: DeviceMesh, device: torch.device) -> dict[str, Any]:
+    """Return what `fully_shard` is given."""
+    policy, offload = plugin.mixed_precision_policy, plugin.cpu_offload
+    if isinstance(offload, CPUOffloadPolicy) and device.type == "cpu":
+        offload = CPUOffloadPolicy(pin_memory=False)  # only memory that an accelerator reads can be pinned
+    return {
+        "mesh": mesh,
+        "reshard_after_forward": plugin.reshard_after_forward,
+        "mp_policy": MixedPrecisionPolicy() if policy is None else policy,
+        "offload_policy": offload,
+    }

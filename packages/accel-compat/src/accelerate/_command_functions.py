@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from accel_launch.cli import build_parser, find_command, main
-from accel_launch.command import resolve_runner
+from accel_launch.command import AnyCommand, resolve_runner
 from accel_launch.commands.configure import default_config, update_config
 from accel_launch.commands.environment_report import environment_report, show_env
 from accel_launch.commands.start import launch, settings_from
@@ -40,6 +40,7 @@ __all__ = [
     "launch_command",
     "main",
     "multi_gpu_launcher",
+    "parser_of",
     "sagemaker_launcher",
     "simple_launcher",
     "test_command",
@@ -69,10 +70,14 @@ def launch_command(args: argparse.Namespace) -> None:
 
 
 def _parser(word: str, subparsers: Any) -> argparse.ArgumentParser:
-    command = find_command(word)
+    return parser_of(find_command(word), subparsers)
+
+
+def parser_of(command: AnyCommand, subparsers: Any) -> argparse.ArgumentParser:
+    """Return the parser of a command, as one of `subparsers` where those are given."""
     if subparsers is None:
         return build_parser(command, "accelerate")
-    parser: argparse.ArgumentParser = subparsers.add_parser(word, help=command.help)
+    parser: argparse.ArgumentParser = subparsers.add_parser(command.name, help=command.help)
     command.add_arguments(parser)
     parser.set_defaults(func=resolve_runner(command))
     return parser

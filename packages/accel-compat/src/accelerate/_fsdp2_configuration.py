@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from accel_core.errors import ConfigurationError
-from accel_launch.cli import build_parser
 from accel_launch.command import Command
 from accel_launch.settings.file import load, write
+from accelerate._command_functions import parser_of
 
 __all__ = [
     "ARGUMENT_KEY_MAPPING",
@@ -25,6 +25,7 @@ __all__ = [
 ]
 
 _logger = logging.getLogger(__name__)
+_SUFFIXES = (".yaml", ".yml", ".json")
 
 
 class ConversionStatus(enum.Enum):
@@ -64,14 +65,20 @@ ARGUMENT_VALUE_MAPPING: dict[str, dict[str, bool]] = {
 }
 """What a strategy's name means for FSDP2: whether parameters are sharded again after the forward pass."""
 
-_SHARDED_OTHERWISE = ("HYBRID_SHARD", "HYBRID_SHARD_ZERO2", "NO_SHARD")
+_HYBRID = ("HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
+_SIZES = ("parallelism_config_dp_replicate_size", "parallelism_config_dp_shard_size")
 
 
 def convert_config_to_fsdp2(config: dict[str, Any]) -> dict[str, Any]:
     """Return a configuration for FSDP1 as one for FSDP2; what FSDP2 cannot be told is left out, with a warning.
 
+    A hybrid strategy becomes the sizes of a mesh: copies on each machine of shards over its processes.
+
     Args:
         config: What a configuration file says. It comes back as it is where it is not about FSDP1.
+
+    Raises:
+        ConfigurationError: A hybrid strategy, and the machines do not have equal numbers of processes.
     """
     section = config.get("fsdp_config") or {}
     if not section:
@@ -80,16 +87,36 @@ def convert_config_to_fsdp2(config: dict[str, Any]) -> dict[str, Any]:
         _logger.warning("The configuration is one for FSDP2 already; got fsdp_version=2. It is left as it is.")
         return config
     converted: dict[str, Any] = {}
+    mesh: dict[str, Any] = {}
     for key, value in section.items():
         name = ARGUMENT_KEY_MAPPING.get(key, key)
         if isinstance(name, ConversionStatus):
             gone = "was taken out of FSDP2" if name is ConversionStatus.REMOVED else "is not in FSDP2 yet"
             _logger.warning("%s %s; got %r. It is left out.", key, gone, value)
             continue
-        if value in _SHARDED_OTHERWISE:
-            _logger.warning("FSDP2 shards over the mesh it is given; got %s=%s. Name the mesh's axes.", key, value)
+        if value in _HYBRID:
+            mesh = _mesh(config, value)
+        elif value == "NO_SHARD":
+            _logger.warning("FSDP2 always shards; got %s=NO_SHARD. Leave FSDP out for whole copies.", key)
         converted[name] = ARGUMENT_VALUE_MAPPING.get(key, {}).get(value, value)
-    return {**config, "fsdp_config": {**converted, "fsdp_version": 2}}
+    return {**config, **mesh, "fsdp_config": {**converted, "fsdp_version": 2}}
+
+
+def _mesh(config: dict[str, Any], strategy: str) -> dict[str, Any]:
+    """Return the section of a mesh that does what a hybrid strategy did; nothing for one machine, which shards alone."""
+    said = config.get("parallelism_config") or {}
+    if any(int(said.get(size) or 1) > 1 for size in _SIZES):
+        return {}
+    machines, processes = (int(config.get(key) or 1) for key in ("num_machines", "num_processes"))
+    if machines == 1:
+        return {}
+    if processes % machines:
+        raise ConfigurationError(
+            f"{strategy} shards within machines of equal size; got num_processes={processes} and "
+            f"num_machines={machines}. Set num_processes to the number of processes on all machines together."
+        )
+    sizes = dict(zip(_SIZES, (machines, processes // machines), strict=True))
+    return {"parallelism_config": {**said, **sizes}}
 
 
 def load_config(config_file: str) -> dict[str, Any]:
@@ -103,23 +130,34 @@ def load_config(config_file: str) -> dict[str, Any]:
 
 
 def to_fsdp2_command(args: argparse.Namespace) -> None:
-    """Turn a configuration file for FSDP1 into one for FSDP2, as the command line asks.
+    """Turn configurations for FSDP1 into ones for FSDP2, as the command line asks: a file, or all files of a folder.
 
     Raises:
-        ConfigurationError: There is no such file, or one would be written over that is not to be.
+        ConfigurationError: There is no such file, a file cannot be read or converted, or one would be written over that
+            is not to be; nothing was written then.
     """
-    config = load_config(args.config_file)
-    target = Path(args.output_file or args.config_file).expanduser()
-    if target.exists() and not args.overwrite:
+    source, target = Path(args.config_file).expanduser(), Path(args.output_file or args.config_file).expanduser()
+    places = {source: target}
+    if source.is_dir():
+        places = {path: target / path.name for path in sorted(source.iterdir()) if path.suffix in _SUFFIXES}
+        if not places:
+            raise ConfigurationError(
+                f"There is no configuration to convert in {source}; got no file that ends in {' or '.join(_SUFFIXES)}. "
+                "Name the file."
+            )
+    standing = [str(place) for place in places.values() if place.exists()]
+    if standing and not args.overwrite:
         raise ConfigurationError(
-            f"The converted configuration needs a place; got {target}, which exists. Name another with --output-file, "
-            "or say --overwrite."
+            f"The converted configuration needs a place; got {', '.join(standing)}, which exists. Name another with "
+            "--output-file, or say --overwrite."
         )
-    write(convert_config_to_fsdp2(config), target)
+    converted = {place: convert_config_to_fsdp2(load_config(str(path))) for path, place in places.items()}
+    for place, config in converted.items():
+        write(config, place)
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--config_file", required=True, help="The file to convert.")
+    parser.add_argument("--config_file", required=True, help="The file to convert, or a folder of such files.")
     parser.add_argument("--overwrite", action="store_true", help="Write over a file that exists.")
     parser.add_argument("--output_file", default=None, help="Where to write; the file itself with --overwrite.")
 
@@ -129,9 +167,4 @@ TO_FSDP2 = Command("to-fsdp2", "Turn a configuration for FSDP1 into one for FSDP
 
 def to_fsdp2_command_parser(subparsers: Any = None) -> argparse.ArgumentParser:
     """Return the parser of `accelerate to-fsdp2`, as one of `subparsers` where those are given."""
-    if subparsers is None:
-        return build_parser(TO_FSDP2, "accelerate")
-    parser: argparse.ArgumentParser = subparsers.add_parser(TO_FSDP2.name, help=TO_FSDP2.help)
-    _add_arguments(parser)
-    parser.set_defaults(func=to_fsdp2_command)
-    return parser
+    return parser_of(TO_FSDP2, subparsers)

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed.checkpoint as distributed
+from safetensors.torch import load_file
 from torch import nn
 
-from accel_core.errors import EngineUnavailableError
 from accelerate import Accelerator, _commands, load_checkpoint_in_model
 from accelerate.utils import merge_fsdp_weights
 
@@ -44,7 +45,7 @@ def test_shards_become_one_file(shards: Path, monkeypatch: pytest.MonkeyPatch, p
 
 def test_the_folder_is_removed_where_asked(shards: Path) -> None:
     """The shards go once the file is written; a file that would go with them is refused before anything happens."""
-    with pytest.raises(ValueError, match=r"would hold the merged file"):
+    with pytest.raises(ValueError, match=r"would hold the merged weights"):
         merge_fsdp_weights(str(shards), str(shards / "whole"), remove_checkpoint_dir=True)
     before = _read(shards)
     merge_fsdp_weights(str(shards), str(shards.parent / "whole"), remove_checkpoint_dir=True)
@@ -52,13 +53,19 @@ def test_the_folder_is_removed_where_asked(shards: Path) -> None:
     assert torch.equal(_read(shards.parent / "whole"), before)
 
 
-def test_distributed_checkpoints_are_refused_by_name(tmp_path: Path) -> None:
-    """A folder that torch's distributed checkpoints wrote is named, and nothing is written."""
-    (tmp_path / "pytorch_model_fsdp_0").mkdir()
-    (tmp_path / "pytorch_model_fsdp_0" / ".metadata").touch()
-    with pytest.raises(EngineUnavailableError, match=r"got .*pytorch_model_fsdp_0"):
-        merge_fsdp_weights(str(tmp_path), str(tmp_path / "whole"))
-    assert not (tmp_path / "whole").exists()
+def test_distributed_checkpoints_become_whole_files(tmp_path: Path) -> None:
+    """The command merges what torch's distributed checkpoints wrote, in files as large as asked."""
+    state = {"a": torch.randn(8, 4), "b": torch.ones(3, dtype=torch.bfloat16)}
+    distributed.save({"model": state}, checkpoint_id=tmp_path / "pytorch_model_fsdp_0", no_dist=True)
+    words = ["merge-weights", str(tmp_path / "pytorch_model_fsdp_0"), str(tmp_path / "whole")]
+    assert _commands._run([*words, "--max_shard_size", "0.1KB"]) == 0
+    files = sorted((tmp_path / "whole").glob("*.safetensors"))
+    assert [path.name[:11] for path in files] == ["model-00001", "model-00002"]
+    found = {name: tensor for path in files for name, tensor in load_file(path).items()}
+    torch.testing.assert_close(found, state, rtol=0, atol=0)
+    assert _commands._run([*words, "--remove_checkpoint_dir"]) == 0
+    assert sorted(path.name for path in (tmp_path / "whole").iterdir()) == ["model.safetensors"]
+    assert not (tmp_path / "pytorch_model_fsdp_0").exists()
 
 
 @pytest.mark.parametrize("name", ["empty", "missing"])

@@ -44,11 +44,13 @@ class SpreadWeight:
         shape: Of the whole weight.
         dtype: Its dtype.
         gather: Returns it whole; every rank calls it, for the same weights in the same order.
+        pieces: Yields it in parts that lie one after the other, where it need not be whole to be written.
     """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     gather: Callable[[], Tensor]
+    pieces: Callable[[], Iterator[Tensor]] | None = None
 
     def __call__(self) -> Tensor:
         """Return the weight whole; every rank calls it."""
@@ -181,9 +183,18 @@ def stream_tensors(file: _Writable, tensors: Mapping[str, Tensor | SpreadWeight]
     encoded += b" " * (-len(encoded) % 8)
     file.write(len(encoded).to_bytes(8, "little") + encoded)
     for _, value in in_file_order(stored):
-        tensor = (value() if isinstance(value, SpreadWeight) else value).detach().to("cpu").contiguous()
-        if tensor.numel():
-            file.write(buffer_of(tensor))
+        if isinstance(value, SpreadWeight) and value.pieces is not None:
+            for piece in value.pieces():
+                _write_values(file, piece)
+                del piece  # before the next one is made
+        else:
+            _write_values(file, value() if isinstance(value, SpreadWeight) else value)
+
+
+def _write_values(file: _Writable, tensor: Tensor) -> None:
+    values = tensor.detach().to("cpu").contiguous()
+    if values.numel():
+        file.write(buffer_of(values))
 
 
 def in_file_order(tensors: Mapping[str, Tensor | SpreadWeight]) -> Iterator[tuple[str, Tensor | SpreadWeight]]:

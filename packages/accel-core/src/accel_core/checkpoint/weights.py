@@ -29,7 +29,7 @@ from accel_core.modules.ties import tied_tensor_groups
 from accel_core.modules.unwrap import canonical_name, extract_model_from_parallel
 from accel_core.process import world
 
-__all__ = ["load_model", "save_model", "split", "weights_of"]
+__all__ = ["load_model", "save_model", "split", "weights_of", "write_shards"]
 
 
 def weights_of(model: nn.Module) -> Iterator[tuple[str, Any]]:
@@ -80,12 +80,14 @@ def save_model(
     turns = _Turns(state, limit, safe_serialization)
     if not turns.left:
         if writes:
-            _write(folder, turns.shards if not _has_meta(state) else split(_state_of(model), limit), safe_serialization)
+            write_shards(
+                folder, turns.shards if not _has_meta(state) else split(_state_of(model), limit), safe_serialization
+            )
         return
     with together(Ranks(here, "save_model"), f"Saving weights to {str(folder)!r}"):
         try:
             if writes:
-                _write(folder, turns.shards, safe_serialization)
+                write_shards(folder, turns.shards, safe_serialization)
         finally:
             turns.take_all()
 
@@ -132,8 +134,17 @@ def _has_meta(state: Mapping[str, Any]) -> bool:
     return any(getattr(value, "is_meta", False) for value in state.values())
 
 
-def _write(folder: Path, shards: Sequence[Mapping[str, Any]], safe: bool) -> None:
-    """Write shards and their index into a folder."""
+def write_shards(folder: Path, shards: Sequence[Mapping[str, Any]], safe: bool) -> None:
+    """Write files of weights and their index into a folder, in place of weights of the same format: all or none.
+
+    Args:
+        folder: Made if it is not there.
+        shards: What goes into each file, as `split` returns it.
+        safe: Write safetensors instead of `torch.save`.
+
+    Raises:
+        CheckpointError: The folder is a file, a weight has no data, or writing failed; earlier files are intact.
+    """
     if folder.is_file():
         raise CheckpointError(
             f"Weights are saved into a folder; got the file {str(folder)!r}. Pass the folder that is to hold them."

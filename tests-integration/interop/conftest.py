@@ -135,6 +135,22 @@ def compare(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Confi
     return run
 
 
+@pytest.fixture(scope="session")
+def sharded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[dict[str, Any], dict[str, Any]]]:
+    """Return a function that gives what a client finds on the drop-in: on two ranks, where it shards, and on one."""
+    found: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {}
+
+    def run(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+        if name not in found:
+            folder, client = tmp_path_factory.mktemp(name), str(CLIENTS / f"{name}.py")
+            launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+            two = run_client(sys.executable, [*launch, client], folder / "two", OMP_NUM_THREADS="1")
+            found[name] = two, run_client(sys.executable, [client], folder / "one", OMP_NUM_THREADS="1")
+        return found[name]
+
+    return run
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]

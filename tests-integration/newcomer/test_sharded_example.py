@@ -1,0 +1,25 @@
+"""The example of the quickstart trains in shards, without a change."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from accel_core.testing import requires
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@requires("sklearn", "accel", "tensorboard")
+def test_the_example_trains_in_shards(tmp_path: Path) -> None:
+    """With flags of FSDP it reaches the accuracy that it asks for, on two ranks, and writes whole weights."""
+    flags = ["--cpu", "--num-processes", "2", "--use-fsdp", "--fsdp-version", "2"]
+    flags += ["--fsdp-state-dict-type", "FULL_STATE_DICT", "--fsdp-transformer-layer-cls-to-wrap", "Residual"]
+    script = [str(EXAMPLES / "train_digits.py"), "--folder", str(tmp_path)]
+    done = subprocess.run(
+        [sys.executable, "-m", "accel_launch", "launch", *flags, *script],
+        capture_output=True, text=True, timeout=240, env=os.environ | {"OMP_NUM_THREADS": "1"}, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "test accuracy" in done.stdout
+    assert list((tmp_path / "model").glob("*.safetensors"))

@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 import pytest
+from torch.distributed.fsdp import FullStateDictConfig
 
 from accel_core.plugins.fsdp import FullyShardedDataParallelPlugin
 from accel_core.plugins.parallelism import ParallelismConfig
@@ -20,7 +21,12 @@ from accel_core.testing.world import run
 if os.environ.get("ACCEL_TEST_STRATEGY_GRID") != "full":
     pytest.skip("takes minutes; set ACCEL_TEST_STRATEGY_GRID=full", allow_module_level=True)
 
-LAYERS = {"auto_wrap_policy": "size_based_wrap", "min_num_params": 5, "state_dict_type": "FULL_STATE_DICT"}
+LAYERS: dict[str, Any] = {
+    "auto_wrap_policy": "size_based_wrap",
+    "min_num_params": 5,
+    "state_dict_type": "FULL_STATE_DICT",
+    "state_dict_config": FullStateDictConfig(offload_to_cpu=False, rank0_only=False),
+}
 FIRST = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
 WAYS: dict[str, tuple[type[Strategy], dict[str, Any]]] = {
     **{

@@ -1001,7 +1001,10 @@ class Accelerator:
         self._custom_objects.extend(objects)
 
     def register_save_state_pre_hook(self, hook: Callable[..., None]) -> RemovableHandle:
-        """Call `hook(models, weights, output_dir)` before `save_state` writes weights; it may change the list."""
+        """Call `hook(models, weights, output_dir)` before `save_state` writes weights; it may change the list.
+
+        `output_dir` is the folder in which the save is gathered: what the hook writes there is part of the checkpoint.
+        """
         handle = RemovableHandle(self._runtime.save_state_pre_hooks)
         self._runtime.save_state_pre_hooks[handle.id] = hook
         return handle

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -46,6 +47,10 @@ class RunTracker(GeneralTracker):
             self._finished = True
             self.run.finish()
 
+    def unused_folder(self) -> str | None:
+        """Return the folder of an open run that nobody logged to and nobody else has; `None` of any other run."""
+        return None
+
     @on_main_process
     def state_dict(self) -> dict[str, Any]:
         """Return the run's id or name."""
@@ -53,7 +58,7 @@ class RunTracker(GeneralTracker):
 
     @on_main_process
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with a run by its id or name.
+        """Go on with a run by its id or name; of a run that was opened for nothing no folder stays.
 
         Args:
             state: What `state_dict` returned.
@@ -62,6 +67,9 @@ class RunTracker(GeneralTracker):
             return
         self.init_kwargs = {**self.init_kwargs, self.key: state[self.key], "resume": "allow"}
         if self.run is not None and getattr(self.run, self.key) != state[self.key]:
+            unused = self.unused_folder()
             self.finish()
+            if unused is not None:
+                shutil.rmtree(unused, ignore_errors=True)
             self._finished = False
             self.start()

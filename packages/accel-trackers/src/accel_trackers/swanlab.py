@@ -11,6 +11,8 @@ from accel_trackers.run import RunTracker
 
 __all__ = ["SwanLabTracker"]
 
+_NO_STEP = -1
+
 
 class SwanLabTracker(RunTracker):
     """Logs to a run of SwanLab.
@@ -32,6 +34,12 @@ class SwanLabTracker(RunTracker):
         import swanlab
 
         self.run = swanlab.init(project=self.run_name, **self.init_kwargs)
+
+    def unused_folder(self) -> str | None:
+        """Return the folder of an offline run without a step; the number of its last step has no public name."""
+        context = getattr(self.run, "_ctx", None)
+        unused = self.run.mode == "offline" and getattr(context, "_global_step", 0) == _NO_STEP
+        return str(self.run.dir) if unused else None
 
     @on_main_process
     def store_init_configuration(self, values: dict[str, Any]) -> None:

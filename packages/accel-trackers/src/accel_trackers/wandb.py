@@ -29,6 +29,7 @@ class WandBTracker(RunTracker):
 
     name = "wandb"
     libraries = ("wandb",)
+    _has_artifacts = False
 
     @on_main_process
     def start(self) -> None:
@@ -36,6 +37,11 @@ class WandBTracker(RunTracker):
         import wandb
 
         self.run = wandb.init(project=self.run_name, **self.init_kwargs)
+
+    def unused_folder(self) -> str | None:
+        """Return the folder of an offline run without a step or an artifact."""
+        unused = self.run.offline and not self.run.step and not self._has_artifacts
+        return str(self.run.settings.sync_dir) if unused else None
 
     @on_main_process
     def store_init_configuration(self, values: dict[str, Any]) -> None:
@@ -117,6 +123,7 @@ class WandBTracker(RunTracker):
         artifact = wandb.Artifact(_artifact_name(artifact_path or os.path.basename(local_path)), type="file")
         artifact.add_file(local_path) if os.path.isfile(local_path) else artifact.add_dir(local_path)
         self.run.log_artifact(artifact)
+        self._has_artifacts = True
 
 
 def _artifact_name(name: str) -> str:

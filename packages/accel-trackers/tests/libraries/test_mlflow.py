@@ -34,7 +34,8 @@ class TestMLflow(LibraryConformance):
             config = dict(tables.execute("select key, value from params where run_uuid = ?", (state["run_id"],)))
             runs = tables.execute("select status, name from runs where lifecycle_stage = 'active'").fetchall()
             assert runs == [("FINISHED", "conformance")]
-            kind = tables.execute("select value from tags where key = 'kind'").fetchall()
+            asked = "select value from tags where key = 'kind' and run_uuid = ?"
+            kind = tables.execute(asked, (state["run_id"],)).fetchall()
             assert kind == [("test",)]
         place = next(Path(folder, "artifacts").glob(f"{state['run_id']}/artifacts"))
         texts = {

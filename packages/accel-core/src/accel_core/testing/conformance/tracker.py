@@ -85,7 +85,7 @@ SCALARS: dict[str, list[tuple[int, float]]] = {
 """The numbers that a session logs: by name, steps and values. The first of each is a tensor."""
 
 RESUMED: list[tuple[int, float]] = [(5, 0.125), (6, 0.0625)]
-"""What the resumed session adds to `loss`."""
+"""What resumed sessions add to `loss`: one that is known before its trackers start, and one that is known later."""
 
 TEXTS: dict[str, list[tuple[int, str]]] = {"note": [(1, "hello, wörld"), (3, "second")]}
 """The texts that a session logs."""
@@ -251,7 +251,7 @@ class TrackerConformance:
         assert session["failures"] == {}
 
     def test_resume(self, session: dict[str, Any]) -> None:
-        """A resumed run goes on with the same run, and its steps go on."""
+        """Whenever a run learns which one it resumes, it goes on with the same, its steps go on, and no other stays."""
         assert json.loads(json.dumps(session["state"])) == session["state"]
         if not self.resumes:
             pytest.skip("an offline run of the library cannot be continued")
@@ -319,11 +319,16 @@ def _hold_session(source: str, qualname: str, place: str) -> None:
         again = TrackerHub(name, folder, settings=settings)
         again.load_state_dict(whole)
         again.init("project", CONFIG, {name: suite.arguments(folder)})
-        for step, value in RESUMED:
-            again.log({"loss": value}, step=step)
+        again.log({"loss": RESUMED[0][1]}, step=RESUMED[0][0])
         again.finish()
-        resumed_state = again.tracker_states[name]
-        failures |= again.failures
+        whole |= {"steps": again.state_dict()["steps"]}
+        late = TrackerHub(name, folder, settings=settings)
+        late.init("project", CONFIG, {name: suite.arguments(folder)})
+        late.load_state_dict(whole)
+        late.log({"loss": RESUMED[1][1]}, step=RESUMED[1][0])
+        late.finish()
+        resumed_state = late.tracker_states[name]
+        failures |= again.failures | late.failures
     found = {
         "stored": suite.read(folder, state),
         "state": state,

@@ -142,11 +142,16 @@ def pad_input_tensors(tensor: object, batch_size: int, num_processes: int, dim: 
         The nest with tensors whose size along `dim` is the next multiple of `num_processes`.
 
     Raises:
-        UnsupportedTypeError: A leaf is no tensor.
+        UnsupportedTypeError: A leaf is no tensor, or has no such dim.
     """
     wanted = -(-batch_size // num_processes) * num_processes
 
     def fill(leaf: torch.Tensor) -> torch.Tensor:
+        if not -leaf.dim() <= dim < leaf.dim():
+            raise UnsupportedTypeError(
+                f"Every tensor of a batch that is filled up counts its samples along one dim; got one of "
+                f"{leaf.dim()} dims, and dim={dim}. Take it out of the batch, or expand it to the batch's size."
+            )
         missing = wanted - leaf.shape[dim]
         if missing <= 0:
             return leaf

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,6 +46,7 @@ class Filling:
         config: How weights are packed.
         places: Devices by name of module.
         offload_folder: Where packed weights on "disk" are written.
+        shared: Groups of names that were one parameter before layers were replaced; a checkpoint holds one of them.
 
     Attributes:
         index: Dtypes and shapes of what was written to the folder.
@@ -57,14 +58,17 @@ class Filling:
         config: BnbQuantizationConfig,
         places: Mapping[str, Any],
         offload_folder: str | os.PathLike[str] | None,
+        shared: Sequence[Sequence[str]] = (),
     ) -> None:
         self.index: dict[str, Any] = {}
+        self._others = {name: group for group in shared for name in group}
         self._model = model
         self._config = config
         self._folder = offload_folder
-        self._places = self._list(places)
+        self._devices = places
+        self._places = self._list()
 
-    def _list(self, devices: Mapping[str, Any]) -> list[_Place]:
+    def _list(self) -> list[_Place]:
         scratch = get_non_persistent_buffers(self._model, recurse=True, fqns=True)
         found: dict[int, _Place] = {}
         for is_buffer, tensors in (
@@ -72,9 +76,13 @@ class Filling:
             (True, self._model.named_buffers(remove_duplicate=False)),
         ):
             for name, tensor in tensors:
-                if id(tensor) in found:
-                    found[id(tensor)].names.append(name)
-                elif (device := device_of(name, devices)) is not None and (name not in scratch or not tensor.is_meta):
+                device = device_of(name, self._devices)
+                known = found.get(id(tensor))
+                if known is not None:
+                    known.names.append(name)
+                    if str(known.device) == "disk" and device is not None:
+                        known.device = device  # tied, and needed in memory under another name
+                elif device is not None and (name not in scratch or not tensor.is_meta):
                     form = packed.find(tensor)
                     found[id(tensor)] = _Place([name], tensor, device, self._dtype(name, tensor), is_buffer, form)
         return list(found.values())
@@ -93,7 +101,8 @@ class Filling:
         """
         wrong: list[str] = []
         for place in self._places:
-            place.source = next(filter(None, map(source.name_of, place.names)), "")
+            names = (*place.names, *self._others.get(place.names[0], ()))
+            place.source = next(filter(None, map(source.name_of, names)), "")
             if not place.source:
                 if place.tensor.is_meta:
                     wrong.append(f"{place.names[0]} is missing")
@@ -103,6 +112,8 @@ class Filling:
                 wrong += self._lacking(place, source)
             elif tuple(shape) != tuple(place.tensor.shape):
                 wrong.append(f"{place.source} has shape {tuple(shape)} for {tuple(place.tensor.shape)}")
+            elif place.tensor.is_floating_point() and not source.shard_of(place.source).floating(place.source):
+                wrong.append(f"{place.source} holds integers for {place.tensor.dtype}")
         if wrong:
             raise CheckpointMismatchError(
                 f"The checkpoint does not fit the model; got {len(wrong)} differences: {'; '.join(wrong[:10])}. Load "
@@ -159,10 +170,12 @@ class Filling:
 
     def _put_packed(self, place: _Place, made: nn.Parameter) -> None:
         assert place.form is not None, "packed"
-        if str(place.device) == "disk":
-            assert self._folder is not None, "checked"
-            for name in place.names:
+        for name in place.names:
+            # Also of a layer that is needed in memory under another name: the hook on this one reads the folder.
+            if str(device_of(name, self._devices)) == "disk":
+                assert self._folder is not None, "checked"
                 write_parts(place.form, made, name, self._folder, self.index)
+        if str(place.device) == "disk":
             made = place.form.move(made, torch.device("meta"))
         for name in place.names:
             owner, leaf = owner_of(self._model, name)

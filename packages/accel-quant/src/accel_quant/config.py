@@ -68,7 +68,7 @@ class BnbQuantizationConfig:
             )
         if self.bnb_4bit_quant_type not in _QUANT_TYPES:
             raise QuantizationError(
-                f"bnb_4bit_quant_type must be in {list(_QUANT_TYPES)} but found {self.bnb_4bit_quant_type}. Use nf4 "
+                f"bnb_4bit_quant_type must be in {list(_QUANT_TYPES)}; got {self.bnb_4bit_quant_type!r}. Use nf4 "
                 "for trained weights."
             )
         self._check_names("skip_modules")
@@ -100,5 +100,5 @@ def _dtype(name: str, value: object) -> torch.dtype:
     if not isinstance(value, str):
         raise QuantizationError(f"{name} must be a string or a torch.dtype; got {value!r}. Use one of {list(_DTYPES)}.")
     if value not in _DTYPES:
-        raise QuantizationError(f"{name} must be in {list(_DTYPES)} but found {value}. Use one of them.")
+        raise QuantizationError(f"{name} must be in {list(_DTYPES)}; got {value!r}. Use one of them.")
     return _DTYPES[value]

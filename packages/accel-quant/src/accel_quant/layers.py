@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -47,9 +47,11 @@ def replace_with_bnb_layers(
         The model.
     """
     prefix = ".".join(current_key_name or ())
-    chosen = list(_linear_layers(model, prefix, modules_to_not_convert or ()))
-    for parent, name, layer in chosen:
-        setattr(parent, name, _packed(layer, bnb_quantization_config))
+    chosen = _linear_layers(model, prefix, modules_to_not_convert or ())
+    for layer, places in chosen:
+        made = _packed(layer, bnb_quantization_config)
+        for parent, name in places:
+            setattr(parent, name, made)
     if not chosen:
         logger.warning(
             "No linear layer of %s was replaced; nothing of it is packed. Check the model and the modules that are "
@@ -62,13 +64,18 @@ def replace_with_bnb_layers(
 
 def _linear_layers(
     model: nn.Module, prefix: str, left_out: Iterable[str]
-) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
-    for path, parent in model.named_modules():
-        for name, layer in parent.named_children():
+) -> list[tuple[nn.Linear, list[tuple[nn.Module, str]]]]:
+    """List the layers to pack, each with all places that hold it; one that is left out under any name stays."""
+    places: dict[nn.Linear, list[tuple[nn.Module, str]]] = {}
+    stay: set[nn.Module] = set()
+    for path, parent in model.named_modules(remove_duplicate=False):
+        for name, layer in parent._modules.items():
             full = ".".join(part for part in (prefix, path, name) if part)
-            already = is_instance(layer, "Linear8bitLt", "Linear4bit")
-            if isinstance(layer, nn.Linear) and not already and not any(is_named(full, key) for key in left_out):
-                yield parent, name, layer
+            if isinstance(layer, nn.Linear) and not is_instance(layer, "Linear8bitLt", "Linear4bit"):
+                places.setdefault(layer, []).append((parent, name))
+                if any(is_named(full, key) for key in left_out):
+                    stay.add(layer)
+    return [(layer, found) for layer, found in places.items() if layer not in stay]
 
 
 def is_named(name: str, key: str) -> bool:

@@ -18,6 +18,7 @@ from accel_bigmodel import (
     retie_parameters,
 )
 from accel_bigmodel.checkpoint.read import open_checkpoint
+from accel_bigmodel.device_map.check import check_devices
 from accel_core.errors import OffloadError, OffloadFolderError, QuantizationError
 from accel_core.logging import get_logger
 from accel_core.modules.ties import find_tied_parameters
@@ -45,7 +46,8 @@ def load_and_quantize_model(
 
     A model that is loaded is packed where it is. An empty one (on the meta device) is filled from a checkpoint, one
     weight after another, so that the unpacked model is never in memory as a whole; the checkpoint may be packed
-    already, as `Accelerator.save_model` wrote it. Everything is checked first: when this raises, no weight was changed.
+    already, as `Accelerator.save_model` wrote it. Layers whose weights were tied are packed each on its own. Everything
+    is checked first: when this raises, no weight was changed.
 
     Args:
         model: The model; its layers are replaced in place.
@@ -67,6 +69,7 @@ def load_and_quantize_model(
         CheckpointMismatchError: The checkpoint does not fit the model.
         CheckpointError: The checkpoint is missing, damaged or unsafe.
         DeviceMapError: The map misses a weight.
+        DeviceUnavailableError: The map names a device that is not here.
         OffloadError: Weights go to "disk" and there is no folder that can be written.
     """
     config = bnb_quantization_config
@@ -86,17 +89,21 @@ def load_and_quantize_model(
     source = open_checkpoint(weights_location) if empty and weights_location is not None else None
     skipped = config.skip_modules if config.skip_modules is not None else layers.get_keys_to_not_convert(model)
     left_out = [*skipped, *(config.keep_in_fp32_modules or ())]
-    before = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
-    tied = find_tied_parameters(model)
+    modules = model.named_modules(remove_duplicate=False)
+    before = {name: module for name, module in modules if isinstance(module, nn.Linear)}
+    shared = find_tied_parameters(model)
     layers.replace_with_bnb_layers(model, config, modules_to_not_convert=left_out)
     try:
         places = get_quantized_model_device_map(
             model, config, device_map, max_memory=max_memory, no_split_module_classes=no_split_module_classes
         )
         check_device_map(model, places)
+        check_devices(places)
+        # Packed layers are tied no more: with one packed weight in two of them bitsandbytes computes wrong numbers.
+        tied = find_tied_parameters(model)
         check_tied_parameters_on_same_device(tied, places)
         _check_folder(places, offload_folder)
-        filling = Filling(model, config, places, offload_folder)
+        filling = Filling(model, config, places, offload_folder, shared)
         if source is not None:
             filling.check(source)
         _check_kind(config, places)

@@ -15,6 +15,7 @@ from accel_core.errors import (
     CheckpointMismatchError,
     CheckpointNotFoundError,
     DeviceMapError,
+    DeviceUnavailableError,
     OffloadError,
     QuantizationError,
 )
@@ -276,6 +277,60 @@ def test_tied_weights_stay_one(tmp_path):
     assert torch.equal(model.emb.weight, trained.emb.weight)
 
 
+class Shared(Model):
+    """A head tied to the embedding, two tied layers, and one layer under two names."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(32, 16, bias=False)
+        self.head.weight = self.emb.weight
+        self.blocks[1].up.weight = self.blocks[0].up.weight
+        self.once = self.twice = nn.Linear(32, 32)
+
+    def forward(self, index):
+        """Run."""
+        x = self.emb(index) * self.scale
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.twice(self.once(x)))
+
+
+@pytest.mark.parametrize("name", ["8bit", "nf4"])
+@pytest.mark.parametrize("skip", [[], None], ids=["packed", "left out"])
+@pytest.mark.parametrize("place", ["memory", "cpu", "disk", "torn"])
+def test_what_is_shared_computes_as_its_parts_do(tmp_path, name, skip, place):
+    """Tied layers that are packed, and layers with two names, compute as the same layers without ties."""
+    torch.manual_seed(0)
+    trained = Shared().eval()
+    apart = copy.deepcopy(trained)
+    for parent, leaf in ((apart, "head"), (apart.blocks[1], "up"), (apart, "twice")):
+        setattr(parent, leaf, copy.deepcopy(getattr(parent, leaf)))
+    unpacked = ["head", "blocks.0.up", "blocks.1.up", "once", "twice"] if skip is None else []
+    apart = load_and_quantize_model(apart, _config(name, skip_modules=unpacked))
+    state = {key: value for key, value in trained.state_dict().items() if not key.startswith(("head", "twice"))}
+    del state["blocks.1.up.weight"]
+    save_file(state, tmp_path / "model.safetensors")
+    model = trained
+    if place != "memory":
+        with init_empty_weights():
+            model = Shared().eval()
+    places = {"": "disk" if place == "disk" else "cpu"}
+    if place == "torn":
+        places = {"emb": "disk", "scale": "cpu", "blocks.0": "disk", "blocks.1": "cpu", "head": "cpu", "once": "disk"}
+        places |= {"twice": "cpu"}
+    model = load_and_quantize_model(
+        model,
+        _config(name, skip_modules=skip),
+        weights_location=tmp_path,
+        device_map=places,
+        offload_folder=tmp_path / "folder",
+    )
+    assert model.once is model.twice
+    with torch.no_grad():
+        for _ in range(2):
+            assert torch.allclose(_run(model), _run(apart), rtol=1e-4, atol=1e-5)
+
+
 def test_device_map_counts_packed_bytes(weights):
     """A model that does not fit unpacked fits packed: the map counts what packed weights occupy."""
     config = BnbQuantizationConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype="bf16")
@@ -324,10 +379,14 @@ def test_quantize_and_offload_8bit(trained, tmp_path):
         ({"config": {"keep_in_fp32_modules": ["norms"]}}, QuantizationError, "keep_in_fp32_modules names modules"),
         ({"device_map": "everywhere"}, DeviceMapError, "'everywhere'"),
         ({"device_map": {"emb": "cpu"}}, DeviceMapError, "blocks"),
+        ({"device_map": {"": 99}}, DeviceUnavailableError, "got 99"),
+        ({"device_map": {"": "cuda:99"}}, DeviceUnavailableError, "got 'cuda:99'"),
+        ({"device_map": {"": "everywhere"}}, DeviceMapError, "got 'everywhere'"),
         ({"device_map": {"": "disk"}}, OffloadError, "Pass `offload_folder`"),
         ({"device_map": {"": "disk"}, "offload_folder": "file"}, OffloadError, "cannot be written"),
         ({"drop": "blocks.0.up.weight"}, CheckpointMismatchError, r"blocks\.0\.up\.weight is missing"),
         ({"reshape": "blocks.0.up.weight"}, CheckpointMismatchError, r"has shape \(2, 2\) for \(72, 32\)"),
+        ({"whole": "head.weight"}, CheckpointMismatchError, r"head\.weight holds integers for torch\.float32"),
     ],
 )
 def test_bad_input_changes_nothing(trained, weights, tmp_path, monkeypatch, change, error, message):
@@ -339,6 +398,8 @@ def test_bad_input_changes_nothing(trained, weights, tmp_path, monkeypatch, chan
         del state[change["drop"]]
     if "reshape" in change:
         state[change["reshape"]] = torch.ones(2, 2)
+    if "whole" in change:
+        state[change["whole"]] = state[change["whole"]].to(torch.int8)
     save_file(state, weights / "model.safetensors")
     model = _empty()
     before = {name: (type(module), id(module)) for name, module in model.named_modules()}

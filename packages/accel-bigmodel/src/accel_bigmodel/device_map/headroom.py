@@ -90,7 +90,7 @@ def activation_bytes(model: nn.Module, workload: Workload, dtype: torch.dtype | 
         args = (torch.empty((workload.batch, workload.sequence), dtype=torch.long, device="meta"),)
     given = [value for value in (*state.values(), *args, *kwargs.values()) if isinstance(value, torch.Tensor)]
     counter = _LiveBytes({tensor.untyped_storage()._cdata for tensor in given})
-    training = model.training
+    modes = [(module, module.training) for module in model.modules()]
     try:
         model.eval()
         with torch.no_grad(), counter:
@@ -102,5 +102,6 @@ def activation_bytes(model: nn.Module, workload: Workload, dtype: torch.dtype | 
             "headroom in bytes, or `Workload(args=..., kwargs=...)` with example inputs."
         ) from failure
     finally:
-        model.train(training)
+        for module, training in modes:  # each has its own: a part may be frozen
+            module.training = training
     return counter.peak

@@ -103,8 +103,11 @@ def test_traced_headroom_counts_live_bytes() -> None:
     tokens = torch.zeros(3, 8, dtype=torch.long)
     assert activation_bytes(model, Workload(args=(tokens, True))) == 5 * one
     assert activation_bytes(model, Workload(3, 8), torch.float16) == one
-    assert model.training
+    model.embed.eval()
     plan = plan_device_map(model, {0: 100_000}, headroom=Workload(3, 8))
+    assert model.training
+    assert model.layers[0].training
+    assert not model.embed.training
     assert plan.shares[0].headroom == 2 * one
 
 

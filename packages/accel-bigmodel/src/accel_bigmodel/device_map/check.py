@@ -137,7 +137,8 @@ def check_devices(device_map: Mapping[str, AnyDevice]) -> None:
         device_map: Devices by name of submodule or tensor.
 
     Raises:
-        DeviceUnavailableError: When one of them is not.
+        DeviceMapError: When one of them is no device at all.
+        DeviceUnavailableError: When one of them is not here.
     """
     places: dict[AnyDevice, str] = {}
     for name, device in device_map.items():
@@ -148,7 +149,7 @@ def check_devices(device_map: Mapping[str, AnyDevice]) -> None:
         elif str(device) in ("cpu", "disk", "meta"):
             continue
         else:
-            wanted = torch.device(device)
+            wanted = _as_torch(device, name)
             module = getattr(torch, wanted.type, None)
             if module is None or not hasattr(module, "device_count"):
                 continue
@@ -158,6 +159,16 @@ def check_devices(device_map: Mapping[str, AnyDevice]) -> None:
                 f"The device_map provided names a device that is not here; got {device!r} for {name!r}, and {count} "
                 "devices of that kind. Use those that are here, 'cpu' or 'disk'."
             )
+
+
+def _as_torch(device: str | torch.device, name: str) -> torch.device:
+    try:
+        return torch.device(device)
+    except RuntimeError as failure:
+        raise DeviceMapError(
+            f"The device_map provided names something that is no device; got {device!r} for {name!r}. Use the index of "
+            "an accelerator, 'cpu', 'disk', or a device as torch writes it, such as 'cuda:0'."
+        ) from failure
 
 
 def main_device_of(device_map: Mapping[str, AnyDevice]) -> AnyDevice:

@@ -13,6 +13,7 @@ from torch import nn
 
 from accel_bigmodel import (
     cpu_offload,
+    disk_offload,
     dispatch_model,
     get_state_dict_offloaded_model,
     infer_auto_device_map,
@@ -231,6 +232,23 @@ def test_a_tie_over_memory_and_disk_is_kept_in_memory(
         for _ in range(2):
             assert torch.equal(model(X), plain(X))
     assert "Tied parameters are on different devices" in caplog.text
+
+
+def test_relative_folders_are_those_of_the_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that goes to another folder, with other weights under the same names, computes with the same ones."""
+    plain, other = (nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)) for _ in range(2))
+    for name, source in (("here", plain), ("there", other)):
+        (tmp_path / name / "weights").mkdir(parents=True)
+        monkeypatch.chdir(tmp_path / name)
+        save_file(source.state_dict(), "weights/model.safetensors")
+        disk_offload(copy.deepcopy(source), "folder")
+    monkeypatch.chdir(tmp_path / "here")
+    loaded = load_checkpoint_and_dispatch(copy.deepcopy(plain).to("meta"), "weights", {"": "disk"})
+    offloaded = disk_offload(copy.deepcopy(plain), "folder")
+    dispatched = dispatch_model(copy.deepcopy(plain), {"": "disk"}, offload_dir="folder")
+    monkeypatch.chdir(tmp_path / "there")
+    for model in (loaded, offloaded, dispatched):
+        assert torch.equal(model(X), plain(X))
 
 
 class Twice(nn.Module):

@@ -308,7 +308,7 @@ def _fill(
                     continue
                 dtype = target.dtype or (target.tensor.dtype if target.tensor.is_floating_point() else None)
                 if isinstance(shard, SafetensorsShard):
-                    entry: dict[str, Any] = {"safetensors_file": shard.path, "weight_name": name}
+                    entry: dict[str, Any] = {"safetensors_file": os.path.abspath(shard.path), "weight_name": name}
                     entry["dtype"] = str(dtype or shard.file.entries[name].dtype).removeprefix("torch.")
                 else:
                     assert offload_folder is not None

@@ -288,8 +288,10 @@ class OffloadedWeightsLoader(Mapping[str, torch.Tensor]):
             )
         self.state_dict = {} if state_dict is None else state_dict
         self.save_folder = save_folder
-        if index is None and save_folder is not None:
-            index = {name: _resolved(one, Path(save_folder)) for name, one in _read_index(save_folder).items()}
+        # Weights are read when they are needed: by then the process may work in another folder.
+        self._folder = None if save_folder is None else Path(os.path.abspath(save_folder))
+        if index is None and self._folder is not None:
+            index = {name: _resolved(one, self._folder) for name, one in _read_index(self._folder).items()}
         self.index = {} if index is None else index
         self.all_keys = [*self.state_dict, *(key for key in self.index if key not in self.state_dict)]
         self.device = device
@@ -345,7 +347,7 @@ class OffloadedWeightsLoader(Mapping[str, torch.Tensor]):
         return found[0].tensor(found[1])
 
     def file_of(self, key: str) -> tuple[MappedFile, str] | None:
-        """Tell where on disk a weight is.
+        """Return where on disk a weight is.
 
         Args:
             key: The weight's name.
@@ -369,17 +371,17 @@ class OffloadedWeightsLoader(Mapping[str, torch.Tensor]):
         elif entry.get("dat_file") is not None:
             found = _map_weight(entry["dat_file"], entry), ""
         else:
-            if self.save_folder is None:
+            if self._folder is None:
                 raise OffloadError(
                     f"An offloaded weight has no folder; got the entry of {key!r} in the index, and no "
                     "`save_folder`. Pass the folder that its `.dat` file is in."
                 )
-            found = _map_weight(_data_file(self.save_folder, key), entry), ""
+            found = _map_weight(_data_file(self._folder, key), entry), ""
         self._files[key] = found
         return found
 
     def dtype_of(self, key: str) -> torch.dtype | None:
-        """Tell which dtype a weight on disk is cast to when loaded.
+        """Return which dtype a weight on disk is cast to when loaded.
 
         Args:
             key: The weight's name.

@@ -104,7 +104,7 @@ def _model_of_timm(model_name: str) -> nn.Module:
 
 
 def estimate_training_usage(bytes: int, mixed_precision: str, msamp_config: str | None = None) -> dict[str, int]:
-    """Say what training a model with Adam takes, activations left out.
+    """Return what training a model with Adam takes, activations left out.
 
     Args:
         bytes: Bytes of the model in float32.

@@ -51,7 +51,7 @@ def release_memory(*objects: object) -> list[None]:
 
 
 def should_reduce_batch_size(exception: Exception) -> bool:
-    """Tell whether an exception says that memory is full, so that a smaller batch may fit.
+    """Return whether an exception says that memory is full, so that a smaller batch may fit.
 
     Args:
         exception: What a step raised.

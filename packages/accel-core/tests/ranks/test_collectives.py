@@ -254,6 +254,31 @@ def test_broadcast_from_nobody():
 
 
 @world(2)
+def test_broadcast_into_what_cannot_be_written():
+    """A tensor that torch does not write into is an error on both ranks, and the source's may be any."""
+    rank = ensure().rank
+    with torch.inference_mode():
+        made = torch.full((3,), float(rank))
+    for tensor, kind in ((made, "inference_mode"), (torch.full((1,), float(rank)).expand(3), "repeats its memory")):
+        with pytest.raises(CollectiveError if rank else RemoteRankError, match=f"{kind}.*at \\[0\\]"):
+            collectives.broadcast([tensor])
+        mine = torch.full((3,), 5.0) if rank else tensor
+        assert collectives.broadcast([mine])[0].tolist() == [0.0] * 3
+    with torch.inference_mode():
+        assert collectives.broadcast([made])[0].tolist() == [0.0] * 3
+
+
+@world(2)
+def test_the_largest_of_numbers_without_a_sign():
+    """Numbers above those of int64 are the larger ones, in one frame and in many."""
+    rank = ensure().rank
+    for count in (1, 200_000):
+        largest = collectives.reduce(torch.full((count,), (7, 2**63 + 5)[rank], dtype=torch.uint64), "max")
+        assert largest.dtype == torch.uint64
+        assert {largest[0].item(), largest[-1].item()} == {2**63 + 5}
+
+
+@world(2)
 def test_pad_then_gather():
     """Ranks with different sizes gather after padding, at either end and along any dim."""
     rank = ensure().rank
@@ -277,6 +302,14 @@ def test_pad_with_a_value_that_the_dtype_cannot_hold():
     padded = padding.pad_across_processes(torch.ones(1 + rank, dtype=torch.bool), pad_index=-100)
     assert padded.dtype == torch.int64
     assert collectives.gather(padded).tolist() == [1, -100, 1, 1]
+    for dtype, value in ((torch.uint8, 300), (torch.uint16, -1), (torch.int8, 2**40)):
+        padded = padding.pad_across_processes(torch.ones(1 + rank, dtype=dtype), pad_index=value)
+        assert collectives.gather(padded).tolist() == [1, value, 1, 1]
+    for dtype, value in ((torch.int64, 2**63), (torch.uint64, -1)):
+        with pytest.raises(ConfigurationError, match=f"got {dtype} and pad_index={value}"):
+            padding.pad_across_processes(torch.ones(1 + rank, dtype=dtype), pad_index=value)
+        equal = torch.ones(2, dtype=dtype)
+        assert padding.pad_across_processes(equal, pad_index=value) is equal
     kept = padding.pad_across_processes(torch.ones(1 + rank, dtype=torch.bool))
     assert collectives.gather(kept).tolist() == [True, False, True, True]
 

@@ -171,6 +171,8 @@ def _reduce_rows(rows: torch.Tensor, reduction: str) -> torch.Tensor:
     if dtype is torch.complex32:
         # torch adds no halves of complex numbers; their parts are added as the floating-point numbers that they are.
         return torch.view_as_complex(_reduce_rows(torch.view_as_real(rows), reduction))
+    if dtype is torch.uint64 and reduction == "max":
+        return _flipped(_flipped(rows, torch.int64).amax(0), dtype)
     if not (dtype.is_complex or dtype in (torch.float32, torch.float64)):
         # Sums of few digits, and dtypes that torch can store and not compare, are computed in wider ones.
         rows = rows.to(torch.float32 if dtype.is_floating_point else torch.int64)
@@ -180,12 +182,21 @@ def _reduce_rows(rows: torch.Tensor, reduction: str) -> torch.Tensor:
     return (total.div_(len(rows)) if reduction == "mean" else total).to(dtype)
 
 
+def _flipped(data: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return numbers of 64 bits without a sign as ones with a sign that are in the same order, and back."""
+    return data.view(torch.int64).bitwise_xor(torch.iinfo(torch.int64).min).view(dtype)
+
+
 def _all_reduce(data: torch.Tensor, reduction: str, transport: Transport) -> torch.Tensor:
     """Combine a contiguous tensor, which may be overwritten, over the ranks."""
     dtype = data.dtype
     if dtype is torch.bool:
         transport.all_reduce(data.view(torch.uint8), dist.ReduceOp.MAX)
         return data
+    if dtype is torch.uint64 and reduction == "max":
+        wire = _flipped(data, torch.int64)
+        transport.all_reduce(wire, dist.ReduceOp.MAX)
+        return _flipped(wire, dtype)
     wire = data
     if dtype.is_complex:
         wire = torch.view_as_real(data)
@@ -234,6 +245,7 @@ def broadcast(tensor: Nest, from_process: int = 0) -> Nest:
         `tensor`.
 
     Raises:
+        CollectiveError: A tensor of another rank cannot be written to; the other ranks get RemoteRankError.
         ConfigurationError: There is no such rank.
         RankDisagreementError: Structure, shapes, dtypes or `from_process` differ between ranks.
         UnsupportedTypeError: A leaf is no tensor; the other ranks get RemoteRankError.
@@ -249,6 +261,8 @@ def _broadcast(nest: object, source: int, here: World) -> None:
     with participate(here, f"broadcast(from_process={source})") as transport:
         check_rank(source, here.size)
         leaves, layout = lay_out(nest, "broadcast", transport.device, here.size)
+        if here.rank != source:
+            _check_written(nest)
         fits = layout.nbytes <= transport.capacity
         if fits and here.rank == source:
             layout.pack(leaves, transport.payload)
@@ -270,6 +284,21 @@ def _broadcast(nest: object, source: int, here: World) -> None:
             transport.broadcast(single.reshape(-1).view(torch.uint8), source)
             if here.rank != source:
                 leaves[place].copy_(single)
+
+
+def _check_written(nest: object) -> None:
+    """Refuse tensors that torch does not write into, before any rank has sent: all ranks hear of it."""
+    for path, leaf in leaf_paths(nest):
+        if leaf.is_inference() and not torch.is_inference_mode_enabled():
+            kind = "one made under torch.inference_mode"
+        elif any(size > 1 and not stride for size, stride in zip(leaf.shape, leaf.stride(), strict=True)):
+            kind = "one that repeats its memory, as expand() makes it"
+        else:
+            continue
+        raise CollectiveError(
+            f"broadcast writes into the tensors of all ranks but one; got {kind}{f' at {path}' if path else ''}. Pass "
+            "its .clone()."
+        )
 
 
 def _packed(layout: Layout, leaves: list[torch.Tensor], transport: Transport) -> torch.Tensor:

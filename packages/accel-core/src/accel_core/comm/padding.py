@@ -10,6 +10,7 @@ import torch
 from accel_core.comm.packing import check_kinds
 from accel_core.comm.transport import Message, digest_of, participate
 from accel_core.comm.tree import flatten, recursively_apply, unflatten, view_of
+from accel_core.errors import ConfigurationError
 from accel_core.process import world
 from accel_core.process.world import World
 
@@ -33,6 +34,7 @@ def pad_across_processes(tensor: object, dim: int = 0, pad_index: float = 0, pad
         The nest with padded tensors; one that needs no padding is returned itself.
 
     Raises:
+        ConfigurationError: No dtype holds both a tensor that is padded and `pad_index`; all ranks raise.
         RankDisagreementError: Structure or numbers of dims differ between ranks.
         UnsupportedTypeError: A leaf is no tensor; the other ranks get RemoteRankError.
     """
@@ -75,7 +77,7 @@ def _pad(leaf: torch.Tensor, dim: int, longest: int, shortest: int, value: float
     """Pad one tensor to `longest` along `dim`; a dtype that cannot hold `value` is promoted wherever any rank pads."""
     if longest == shortest:
         return leaf
-    dtype = leaf.dtype if _holds(leaf.dtype, value) else torch.result_type(leaf, value)
+    dtype = _dtype_for(leaf, value)
     missing = longest - leaf.shape[dim]
     if not missing:
         return leaf.to(dtype)
@@ -83,6 +85,20 @@ def _pad(leaf: torch.Tensor, dim: int, longest: int, shortest: int, value: float
     shape[dim] = missing
     filling = torch.full(shape, value, dtype=dtype, device=leaf.device)
     return torch.cat([filling, leaf.to(dtype)] if in_front else [leaf.to(dtype), filling], dim=dim)
+
+
+def _dtype_for(leaf: torch.Tensor, value: float) -> torch.dtype:
+    """Return the dtype that holds a tensor and a value: its own, else what torch promotes both to, else int64."""
+    candidates: list[torch.dtype] = [leaf.dtype, torch.result_type(leaf, value)]
+    if leaf.dtype is not torch.uint64:
+        candidates.append(torch.int64)
+    for dtype in candidates:
+        if _holds(dtype, value):
+            return dtype
+    raise ConfigurationError(
+        f"No dtype holds a tensor and the value to pad it with; got {leaf.dtype} and pad_index={value!r}. Pass a value "
+        "that the tensor's dtype holds."
+    )
 
 
 def _holds(dtype: torch.dtype, value: float) -> bool:

@@ -222,6 +222,30 @@ def test_models_that_arrive_wrapped(visible: bool) -> None:
     assert accelerator._models == [wrapped]
 
 
+def _peak() -> int:
+    """Return the largest resident memory of this process since the last reset, in bytes."""
+    status = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM"))
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's account of a process's memory")
+@world(2)
+def test_a_rank_without_weights_never_holds_the_model() -> None:
+    """Where rank 0 alone loads, the other's memory grows by its half and a few blocks, not by the model."""
+    accelerator = _start(2, cpu_ram_efficient_loading=True)
+    accelerator.prepare(nn.Sequential(nn.Linear(1024, 1024), nn.Linear(1024, 1024)))
+    with torch.device("cpu" if accelerator.is_main_process else "meta"):
+        net = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(24)))
+    whole = sum(parameter.nbytes for parameter in net.parameters())
+    Path("/proc/self/clear_refs").write_text("5")
+    before = _peak()
+    net = accelerator.prepare(net)
+    grown = _peak() - before
+    if not accelerator.is_main_process:
+        assert whole / 2 <= grown <= whole * 3 / 4, f"grew by {grown / whole:.2f} of the model"
+    assert all(isinstance(p, DTensor) for p in net.parameters())
+
+
 @world(2)
 def test_a_sharded_model_is_not_copied() -> None:
     """Without the plugin, a model that FSDP shards is refused by name."""
@@ -258,6 +282,20 @@ def test_joining_uneven_inputs_is_refused(version: int) -> None:
         accelerator.join_uneven_inputs([net]),
     ):
         pass
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@world(2)
+def test_packed_weights_are_refused(version: int) -> None:
+    """Models that bitsandbytes loaded in 8 bits, or in 4 bits on a CPU, are refused and stay as they were."""
+    for bits in (8, 4):
+        accelerator = _start(version)
+        net: Any = nn.Linear(2, 2)
+        setattr(net, f"is_loaded_in_{bits}bit", True)
+        with pytest.raises(PreparationError, match=f"got Linear in {bits} bits on cpu"):
+            accelerator.prepare(net)
+        assert type(net.weight) is nn.Parameter
+        assert accelerator._models == []
 
 
 @pytest.mark.parametrize("version", [1, 2])

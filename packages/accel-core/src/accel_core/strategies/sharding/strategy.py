@@ -205,6 +205,7 @@ class ShardedStrategy(Strategy):
                 f"A model that a device map spreads cannot be sharded; got the devices {', '.join(sorted(devices))}. "
                 "Load it without a device map."
             )
+        self._refuse_packed(bare)
         plan = wrapping.plan(bare, self.plugin)
         if self.plugin.activation_checkpointing:
             plan.refuse_one_piece(bare)
@@ -221,6 +222,21 @@ class ShardedStrategy(Strategy):
             )
         refuse_empty(bare, self.world)
         return plan
+
+    def _refuse_packed(self, model: torch.nn.Module) -> None:
+        """Refuse packed weights of bitsandbytes whose parts do not compute what the whole did.
+
+        Raises:
+            PreparationError: Weights in 8 bits, whose statistics are attributes of a parameter that shards lose. Or in
+                4 bits on a CPU, where an evaluation repacks gathered weights and training goes on with wrong ones.
+        """
+        in_eight = getattr(model, "is_loaded_in_8bit", False)
+        if in_eight or (getattr(model, "is_loaded_in_4bit", False) and self.world.device.type == "cpu"):
+            raise PreparationError(
+                f"Weights packed by bitsandbytes cannot be sharded in this form; got {type(model).__name__} in "
+                f"{'8' if in_eight else '4'} bits on {self.world.device.type}. "
+                "Load it unpacked, or in 4 bits on a GPU, or train without FSDP."
+            )
 
     def _starts_from_main(self, model: torch.nn.Module) -> bool:
         """Return whether all ranks take the values of the first; every rank calls it."""

@@ -150,8 +150,8 @@ def test_a_run_goes_on_from_whole_checkpoints_of_any_layout(tmp_path: Path, visi
 
 @world(2)
 def test_recomputed_blocks_and_scaled_gradients() -> None:
-    """Recomputed dropout is the same, and an infinite gradient of one rank is skipped by all."""
-    gradients = []
+    """Recomputed dropout is the same, less is kept, and an infinite gradient of one rank is skipped by all."""
+    gradients, kept = [], []
     for recomputed in (False, True):
         accelerator = Accelerator(
             fsdp_plugin=_blocks(
@@ -160,10 +160,15 @@ def test_recomputed_blocks_and_scaled_gradients() -> None:
         )
         net = accelerator.prepare(_net())
         torch.manual_seed(accelerator.process_index)
-        accelerator.backward(net(torch.ones(2, 4)).sum())
+        sizes: list[int] = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t, sizes=sizes: sizes.append(t.nbytes) or t, lambda t: t):
+            loss = net(torch.ones(64, 4)).sum()
+        accelerator.backward(loss)
         gradients.append([p.grad.clone() for p in net.parameters() if p.grad is not None])
+        kept.append(sum(sizes))
         reset_all()
     torch.testing.assert_close(gradients[1], gradients[0], rtol=0, atol=0)
+    assert kept[1] < kept[0]
     accelerator = Accelerator(mixed_precision="fp16", fsdp_plugin=_blocks(use_orig_params=True))
     net = _net()
     net, optimizer = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))

@@ -31,7 +31,7 @@ from accel_core.strategies.parts import Parts, PrecisionRequest
 from accel_core.strategies.placement import devices_of
 from accel_core.strategies.sharding import gradients, wrapping
 from accel_core.strategies.sharding.format import WholeFormat
-from accel_core.strategies.sharding.loading import refuse_empty, starts_from_main, views_in
+from accel_core.strategies.sharding.loading import refuse_empty, starts_from_main, views_in, views_of
 from accel_core.strategies.sharding.mesh import data_mesh
 from accel_core.strategies.sharding.mixed import step_one_by_one
 from accel_core.strategies.sharding.recomputing import recompute

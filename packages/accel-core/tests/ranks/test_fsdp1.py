@@ -29,9 +29,10 @@ def plugin(**given: Any) -> FullyShardedDataParallelPlugin:
 
 
 class TestWrapped(StrategyConformance):
-    """One wrapper around the model, whose parameters stay visible."""
+    """One wrapper around the model, whose parameters stay visible; four ranks are tried with copies of shards."""
 
     strategy = FullyShardedWrapperStrategy
+    sizes = (2,)
     synchronises_late = False
 
     def arguments(self) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from accel_core.accelerator import Accelerator
 from accel_core.plugins.fsdp import FullyShardedDataParallelPlugin
 from accel_core.state import reset_all
-from accel_core.strategies.fsdp2 import strategy as second
+from accel_core.strategies.fsdp2 import in_place
 from accel_core.testing import world
 
 FIRST = {"fsdp_version": 1, "use_orig_params": True, "state_dict_type": "FULL_STATE_DICT"}
@@ -164,17 +164,17 @@ def test_weights_of_the_first_rank_in_version_1() -> None:
 def _given_to_torch() -> Iterator[list[dict[str, Any]]]:
     """Note the arguments of `fully_shard`, which does its work all the same."""
     seen: list[dict[str, Any]] = []
-    inner = second.fully_shard
+    inner = in_place.fully_shard
 
     def noted(module: nn.Module, **arguments: Any) -> Any:
         seen.append(arguments)
         return inner(module, **arguments)
 
-    second.fully_shard = noted  # type: ignore[assignment]
+    in_place.fully_shard = noted  # type: ignore[assignment]
     try:
         yield seen
     finally:
-        second.fully_shard = inner
+        in_place.fully_shard = inner
 
 
 @world(2)

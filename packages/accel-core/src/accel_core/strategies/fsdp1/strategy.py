@@ -344,7 +344,7 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
         """Return the ranks that share a parameter's gradient: those of the shards, unless every rank holds it whole."""
         if self.plugin.sharding_strategy is ShardingStrategy.NO_SHARD:
             return ()
-        if any(parameter is whole for kept in self._replicated.values() for whole in kept):
+        if self._replicated and any(parameter is whole for kept in self._replicated.values() for whole in kept):
             return ()
         return self._shards
 

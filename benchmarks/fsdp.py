@@ -1,0 +1,358 @@
+"""Sharded training on two ranks, beside hand-written fully_shard and FullyShardedDataParallel.
+
+    python benchmarks/fsdp.py [--gib SIZE] [--only ROW]
+
+Two gloo ranks. Steps (forward, backward, clip, optimizer) of one run and of torch's own calls take turns; shown is the
+median of paired ratios. Added host time is the median of paired differences of a step of a small model, one process.
+Memory is the peak of a rank's resident memory above what it was before the model was made. The weights that are loaded
+and saved are SIZE GiB (1.6); "read" is one process that reads the file, "by hand" torch's full state dict on rank 0 and
+safetensors' own writer. Accelerate 1.15.0 is no column: on a CPU it does not train sharded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROUNDS, STEPS, WIDTH, LAYERS, BATCH = 14, 4, 256, 6, 32
+MIB = 2**20
+
+
+def model(width, layers):
+    """Return a list of equal blocks behind one another."""
+    import torch
+
+    class Block(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up, self.down = torch.nn.Linear(width, 4 * width), torch.nn.Linear(4 * width, width)
+
+        def forward(self, x):
+            return x + self.down(self.up(x).relu())
+
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.blocks, self.head = torch.nn.ModuleList(Block() for _ in range(layers)), torch.nn.Linear(width, 10)
+
+        def forward(self, x):
+            for block in self.blocks:
+                x = block(x)
+            return self.head(x)
+
+    torch.manual_seed(0)
+    return Net()
+
+
+def by_hand(version, net):
+    """Shard a model by torch's own calls; return it, its optimizer and how its gradients are clipped."""
+    import torch
+    from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+    from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+    if version == 2:
+        for block in net.blocks:
+            fully_shard(block)
+        fully_shard(net)
+        clip = lambda: torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)  # noqa: E731
+    else:
+        policy = ModuleWrapPolicy({type(net.blocks[0])})
+        net = FullyShardedDataParallel(
+            net, auto_wrap_policy=policy, use_orig_params=True, device_id=torch.device("cpu")
+        )
+        clip = lambda: net.clip_grad_norm_(1.0)  # noqa: E731
+    return net, torch.optim.AdamW(net.parameters(), lr=1e-3), clip
+
+
+def prepared(version, net, **given):
+    """Return an Accelerator, and the model and optimizer that it prepared."""
+    import torch
+
+    from accel_core.accelerator import Accelerator
+    from accel_core.plugins.fsdp import FullyShardedDataParallelPlugin
+
+    first = {"use_orig_params": True, "backward_prefetch": "BACKWARD_PRE"} if version == 1 else {}
+    plugin = FullyShardedDataParallelPlugin(fsdp_version=version, state_dict_type="FULL_STATE_DICT", **first, **given)
+    accelerator = Accelerator(cpu=True, fsdp_plugin=plugin)
+    return accelerator, *accelerator.prepare(net, torch.optim.AdamW(net.parameters(), lr=1e-3))
+
+
+def loops(version, width, layers, batch):
+    """Return a step by hand and the accelerated one, of equal models."""
+    import torch
+
+    x, y = torch.randn(batch, width), torch.randint(10, (batch,))
+    accelerator, net, optimizer = prepared(version, model(width, layers))
+    hand, hand_optimizer, clip = by_hand(version, model(width, layers))
+
+    def plain():
+        torch.nn.functional.cross_entropy(hand(x), y).backward()
+        clip()
+        hand_optimizer.step()
+        hand_optimizer.zero_grad()
+
+    def accelerated():
+        with accelerator.accumulate(net):
+            accelerator.backward(torch.nn.functional.cross_entropy(net(x), y))
+            accelerator.clip_grad_norm_(net.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return plain, accelerated
+
+
+def steps(version):
+    """Return the ratio of steps a second."""
+    import torch.distributed as dist
+
+    plain, accelerated = loops(version, WIDTH, LAYERS, BATCH)
+
+    def timed(step):
+        dist.barrier()
+        begun = time.perf_counter()
+        for _ in range(STEPS):
+            step()
+        dist.barrier()
+        return time.perf_counter() - begun
+
+    timed(plain), timed(accelerated)
+    ratios = []
+    for turn in range(ROUNDS):
+        order = (plain, accelerated) if turn % 2 else (accelerated, plain)
+        times = {step: timed(step) for step in order}
+        ratios.append(times[plain] / times[accelerated])
+    return statistics.median(ratios)
+
+
+def host(version):
+    """Return the microseconds that a step of a small model costs more, in one process."""
+    plain, accelerated = loops(version, 8, 4, 2)
+    for _ in range(50):
+        plain(), accelerated()
+    added = []
+    for turn in range(400):
+        times = {}
+        for step in (plain, accelerated) if turn % 2 else (accelerated, plain):
+            begun = time.perf_counter()
+            step()
+            times[step] = time.perf_counter() - begun
+        added.append(times[accelerated] - times[plain])
+    return statistics.median(added) * 1e6
+
+
+def peak():
+    """Return the largest resident memory since `forget_peak`, in bytes."""
+    return int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1]) * 1024
+
+
+def forget_peak():
+    """Begin a new peak; return the resident memory now."""
+    Path("/proc/self/clear_refs").write_text("5")
+    return peak()
+
+
+def memory(version, side):
+    """Return the peak of a few steps on this rank."""
+    import torch
+
+    build = {"hand": by_hand, "accel": prepared}[side]
+    if side == "hand":
+        torch.distributed.init_process_group("gloo")
+    before = forget_peak()
+    plain_or_accelerated = build(version, model(1024, 6))
+    x, y = torch.randn(16, 1024), torch.randint(10, (16,))
+    for _ in range(3):
+        if side == "hand":
+            net, optimizer, clip = plain_or_accelerated
+            torch.nn.functional.cross_entropy(net(x), y).backward()
+            clip()
+        else:
+            accelerator, net, optimizer = plain_or_accelerated
+            accelerator.backward(torch.nn.functional.cross_entropy(net(x), y))
+            accelerator.clip_grad_norm_(net.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    return peak() - before
+
+
+def sized(gib):
+    """Return width and layers of a model of so many GiB."""
+    width = 1024
+    return width, round(gib * 2**30 / (8 * width * width * 4))
+
+
+def load(version, gib, folder):
+    """Return what loading on rank 0 alone took: seconds, and this rank's peak."""
+    import torch
+    import torch.distributed as dist
+
+    from accel_core.accelerator import Accelerator
+    from accel_core.checkpoint.weights import load_model
+    from accel_core.plugins.fsdp import FullyShardedDataParallelPlugin
+
+    first = {"use_orig_params": True} if version == 1 else {}
+    accelerator = Accelerator(
+        cpu=True,
+        fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=version, cpu_ram_efficient_loading=True, **first),
+    )
+    with torch.device("meta"):
+        net = model(*sized(gib))
+    dist.barrier()
+    before, begun = forget_peak(), time.perf_counter()
+    if accelerator.is_main_process:
+        net.to_empty(device="cpu")
+        load_model(net, Path(folder))
+    net = accelerator.prepare(net)
+    dist.barrier()
+    return time.perf_counter() - begun, peak() - before
+
+
+def save(version, gib, folder, side):
+    """Return what writing the whole model took: seconds, and this rank's peak."""
+    import torch.distributed as dist
+    from safetensors.torch import save_file
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+    accelerator, net, _ = prepared(version, model(*sized(gib)))
+    dist.barrier()
+    before, begun = forget_peak(), time.perf_counter()
+    if side == "accel":
+        accelerator.save_model(net, Path(folder) / "model")
+    else:
+        state = get_model_state_dict(net, options=StateDictOptions(full_state_dict=True, cpu_offload=version == 2))
+        if accelerator.is_main_process:
+            save_file(state, Path(folder) / "by_hand.safetensors")
+    dist.barrier()
+    return time.perf_counter() - begun, peak() - before
+
+
+def read(gib, folder):
+    """Return the seconds that reading the weights once takes."""
+    import torch
+    from safetensors.torch import load_file
+
+    if not (Path(folder) / "model.safetensors").exists():
+        from safetensors.torch import save_file
+
+        save_file(model(*sized(gib)).state_dict(), Path(folder) / "model.safetensors")
+    begun = time.perf_counter()
+    sum(float(value.sum()) for value in map(torch.Tensor.clone, load_file(Path(folder) / "model.safetensors").values()))
+    return time.perf_counter() - begun
+
+
+WORK = {function.__name__: function for function in (steps, host, memory, load, save, read)}
+
+
+def work(name, arguments):
+    """Be one rank, and print what it measured."""
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    print("\n" + json.dumps(WORK[name](*arguments)), flush=True)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def ranks(size, name, *arguments):
+    """Run a measurement on some ranks and return what each found."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, __file__, "--work", json.dumps([name, arguments])],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ
+            | {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(size)}
+            | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+            | {"MALLOC_MMAP_THRESHOLD_": str(MIB)},  # glibc keeps no freed block, which would count as used
+        )
+        for rank in range(size)
+    ]
+    return [json.loads(process.communicate()[0].splitlines()[-1]) for process in processes]
+
+
+def rows_of_steps(version, gib):
+    """Yield the rows of steps."""
+    yield "steps/s ÷ by hand", f"{ranks(2, 'steps', version)[0]:.3f}", "≥ 0.98"
+
+
+def rows_of_host(version, gib):
+    """Yield the row of the time that a step costs more."""
+    yield "added host time per step, µs", f"{ranks(1, 'host', version)[0]:.0f}", "≤ 60"
+
+
+def rows_of_memory(version, gib):
+    """Yield the row of memory."""
+    hand, ours = (max(ranks(2, "memory", version, side)) for side in ("hand", "accel"))
+    yield "peak memory ÷ by hand", f"{ours / hand:.3f}", "≤ 1.02"
+
+
+def rows_of_load(version, gib):
+    """Yield the rows of loading on one rank."""
+    width, layers = sized(gib)
+    block = 8 * width * width * 4
+    with tempfile.TemporaryDirectory() as folder:
+        reading = statistics.median(ranks(1, "read", gib, folder)[0] for _ in range(3))
+        (seconds, _), (_, other) = ranks(2, "load", version, gib, folder)
+    bound = layers * block / 2 + 2 * block
+    yield f"load {gib} GiB: peak on rank 1 ÷ (its shard + 2 blocks)", f"{other / bound:.2f}", "≤ 1"
+    yield f"load {gib} GiB: time ÷ reading the file", f"{seconds / reading:.2f}", "≤ 1.3"
+
+
+def rows_of_save(version, gib):
+    """Yield the rows of writing the whole model."""
+    width = sized(gib)[0]
+    largest = 4 * width * width * 4
+    with tempfile.TemporaryDirectory() as folder:
+        (by_torch, _), _ = ranks(2, "save", version, gib, folder, "hand")
+        (seconds, _), (_, other) = ranks(2, "save", version, gib, folder, "accel")
+    yield (
+        "save_model: peak on rank 1 beyond its shard, MiB",
+        f"{other / MIB:.0f}",
+        f"≤ {largest / MIB:.0f}",
+    )
+    yield "save_model: time ÷ full state dict + write", f"{seconds / by_torch:.2f}", "≤ 1.15"
+
+
+ROWS = {
+    "steps": rows_of_steps,
+    "host": rows_of_host,
+    "memory": rows_of_memory,
+    "load": rows_of_load,
+    "save": rows_of_save,
+}
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--peer", help="not used: the peer does not shard on a CPU")
+    parser.add_argument("--gib", type=float, default=1.6, help="size of the weights that are loaded and saved")
+    parser.add_argument("--only", choices=ROWS, help="measure one row")
+    parser.add_argument("--work", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.work:
+        name, arguments = json.loads(args.work)
+        work(name, arguments)
+        return
+    print("| 2 gloo ranks | version 2 | version 1 | reach |\n|---|---|---|---|")
+    for name in [args.only] if args.only else ROWS:
+        second, first = (list(ROWS[name](version, args.gib)) for version in (2, 1))
+        for (title, value, reach), (_, other, _) in zip(second, first, strict=True):
+            print(f"| {title} | {value} | {other} | {reach} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -6,7 +6,7 @@ import pytest
 
 
 @pytest.mark.parametrize(
-    "case", ["version 2", "accumulation", "recomputed", "version 1", "adapters", "adapters, version 1"]
+    "case", ["version 2", "accumulation", "recomputed", "version 1", "adapters", "adapters, version 1", "arrived"]
 )
 def test_the_trainer_shards(sharded: Any, case: str) -> None:
     """Losses, gradient norms and whole weights of two sharded ranks are those of one process."""

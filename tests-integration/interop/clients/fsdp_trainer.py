@@ -8,7 +8,12 @@ from fsdp_sft import sft
 from models import llama, report, sequences
 from peft import LoraConfig, get_peft_model
 from torch.distributed.tensor import DTensor
-from transformers import Trainer, TrainingArguments, set_seed
+from transformers import LlamaForCausalLM, Trainer, TrainingArguments, set_seed
+from transformers.distributed import DistributedConfig
+
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from accelerate.utils import FullyShardedDataParallelPlugin
 
 WORLD = int(os.environ.get("WORLD_SIZE", "1"))
 BLOCKS = {"transformer_layer_cls_to_wrap": ["LlamaDecoderLayer", "LlamaRotaryEmbedding"]}
@@ -53,6 +58,33 @@ def _train(name: str, model: Any, config: dict[str, Any] | None = None, **argume
     }
 
 
+def _arrived() -> dict[str, Any]:
+    """Train a model that transformers sharded while it loaded it."""
+    AcceleratorState._reset_state(True)
+    plugin = FullyShardedDataParallelPlugin(fsdp_version=2, state_dict_type="FULL_STATE_DICT") if WORLD > 1 else None
+    accelerator = Accelerator(cpu=True, fsdp_plugin=plugin)
+    if accelerator.is_main_process:
+        llama().save_pretrained("arrived")
+    accelerator.wait_for_everyone()
+    sharding = {"distributed_config": DistributedConfig(fsdp_size=WORLD)} if WORLD > 1 else {}
+    net: Any = LlamaForCausalLM.from_pretrained("arrived", **sharding)
+    net, optimizer = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
+    rows, losses, norms = sequences(4), [], []
+    part = slice(accelerator.process_index * 4 // WORLD, (accelerator.process_index + 1) * 4 // WORLD)
+    batch = {name: torch.stack([row[name] for row in rows])[part] for name in rows[0]}
+    for _ in range(3):
+        loss = net(**batch).loss
+        accelerator.backward(loss)
+        norms.append(float(accelerator.clip_grad_norm_(net.parameters(), 0.5)))
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(accelerator.reduce(loss.detach(), "mean")))
+    state = accelerator.get_state_dict(net)
+    flat = torch.cat([tensor.reshape(-1) for _, tensor in sorted(state.items())]) if state else torch.zeros(1)
+    sharded = isinstance(next(net.parameters()), DTensor)
+    return {"losses": losses, "norms": norms, "weights": flat[:: max(1, len(flat) // 200)].tolist(), "sharded": sharded}
+
+
 def main() -> None:
     """Run every case and print what came out."""
     report(
@@ -63,6 +95,7 @@ def main() -> None:
             "version 1": _train("one", llama(), {"version": 1, **BLOCKS}),
             "adapters": _train("adapters", _adapted(), {}),
             "adapters, version 1": _train("adapters1", _adapted(), {"version": 1}),
+            "arrived": _arrived(),
             "sft": sft("sft", adapters=False),
             "sft of adapters": sft("sft_adapters", adapters=True),
         }

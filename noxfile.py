@@ -256,8 +256,8 @@ def spread(arguments: list[str], how: str = "worksteal") -> list[str]:
 
     Args:
         arguments: What was given for pytest.
-        how: What a process takes at a time: `worksteal` for a test, `loadfile` for a file, whose tests may share what
-            takes long to make.
+        how: What a process takes at a time: `worksteal` for a test, `loadgroup` for all tests that are marked to stay
+            together.
     """
     return arguments or ["-n", "3", "--dist", how]
 
@@ -321,7 +321,7 @@ def integration(session: nox.Session) -> None:
     elsewhere = ("architecture", "interop", "__pycache__")
     everything = [path for path in sorted(folder.iterdir()) if path.name not in elsewhere]
     beside = [folder / "interop" / f"test_{name}.py" for name in ("checkpoint_exchange", "smoke")]
-    chosen = session.posargs or [*everything, *beside, *spread([], "loadfile")]
+    chosen = session.posargs or [*everything, *beside, *spread([], "loadgroup")]
     builder = Environment(session, "build").provide(GROUPS["build"], [])
     variables = {
         "ACCEL_PEER_PYTHON": str(peer(session).folder / "bin" / "python"),

@@ -33,7 +33,7 @@ _BESIDE_CODE = {
     tokenize.ENDMARKER,
 }  # fmt: skip
 _DIRECTIVE = re.compile(r"#\s*(type:|noqa|fmt:|pragma)")
-_PRIVATE_TORCH = re.compile(r"torch(?:\.\w+)*\._\w")
+_PRIVATE_TORCH = re.compile(r"torch(?:\.\w+)*\._[a-zA-Z]\w*")
 
 
 @dataclass

@@ -8,10 +8,27 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from torch import _foreach_mul_ as foreach_mul_
+from torch import _tensor as tensor_rebuilders
+from torch import _utils as rebuilders
 from torch import _weights_only_unpickler as weights_only_unpickler
 from torch.distributed.distributed_c10d import _get_default_store as default_store
+from torch.serialization import _get_layout as get_layout
+from torch.serialization import _get_restore_location as get_restore_location
+from torch.utils.data._utils.pin_memory import pin_memory
 
-__all__ = ["PRIVATE_NAMES", "PrivateName", "default_store", "weights_only_unpickler"]
+__all__ = [
+    "PRIVATE_NAMES",
+    "PrivateName",
+    "default_store",
+    "foreach_mul_",
+    "get_layout",
+    "get_restore_location",
+    "pin_memory",
+    "rebuilders",
+    "tensor_rebuilders",
+    "weights_only_unpickler",
+]
 
 
 class PrivateName(NamedTuple):
@@ -40,6 +57,42 @@ PRIVATE_NAMES = (
     PrivateName(
         "torch._weights_only_unpickler:Unpickler",
         "Files older than torch 1.6 are read with storages that hold the file's bytes; torch.load makes them first.",
+    ),
+    PrivateName(
+        "torch._tensor:_rebuild_from_type_v2",
+        "Files name it to rebuild parameters of other classes; torch has no public name for what its files hold.",
+    ),
+    PrivateName(
+        "torch._utils:_rebuild_tensor_v2",
+        "Files name this and its like to rebuild tensors; torch has no public name for what its files hold.",
+    ),
+    PrivateName(
+        "torch._utils:_validate_loaded_sparse_tensors",
+        "Sparse tensors that a file describes are checked at the end of a load, as torch.load checks them.",
+    ),
+    PrivateName(
+        "torch.serialization:_get_layout",
+        "Files name it to rebuild a tensor's layout.",
+    ),
+    PrivateName(
+        "torch.serialization:_get_restore_location",
+        "What `map_location` means is torch's to say, for files older than torch 1.6 too.",
+    ),
+    PrivateName(
+        "torch.utils.data._utils.pin_memory:pin_memory",
+        "A batch that carries its counts is pinned as torch's loader pins what is in it, whatever it is.",
+    ),
+    PrivateName(
+        "torch:_foreach_mul_",
+        "All gradients of a window are scaled at once; the public loop costs a kernel for each of them.",
+    ),
+    PrivateName(
+        "torch.amp:GradScaler._per_optimizer_states",
+        "Only there torch notes whether gradients were unscaled since the last step; a second call raises.",
+    ),
+    PrivateName(
+        "torch.nn:Module._load_from_state_dict",
+        "A module that overrides it, as torch documents, decides itself what it takes: names are then not compared.",
     ),
     PrivateName(
         "torch._utils:_sparse_tensors_to_validate",

@@ -21,6 +21,7 @@ from typing import Any, BinaryIO
 
 import torch
 
+from accel_core._torch import get_restore_location, rebuilders
 from accel_core._torch import weights_only_unpickler as unpickler
 from accel_core.checkpoint.arrays import finished, numpy_loadable
 from accel_core.checkpoint.digest import HashingFile
@@ -182,12 +183,12 @@ def _load_legacy(file: BinaryIO, map_location: object) -> object:
     _next_pickle(file, storages.want)
     end = file.tell()
     storages.fill(file, _next_pickle(file))
-    restore = torch.serialization._get_restore_location(map_location)  # type: ignore[no-untyped-call]
+    restore = get_restore_location(map_location)  # type: ignore[no-untyped-call]
     file.seek(start)
     content = _next_pickle(file, lambda saved: storages.give(saved, restore))
     if file.tell() != end:
         raise pickle.UnpicklingError("a file that changed while it was read")
-    torch._utils._validate_loaded_sparse_tensors()  # type: ignore[no-untyped-call]
+    rebuilders._validate_loaded_sparse_tensors()  # type: ignore[no-untyped-call]
     return content
 
 

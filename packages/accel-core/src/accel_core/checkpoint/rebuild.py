@@ -20,14 +20,15 @@ from typing import Any
 import torch
 from torch.storage import TypedStorage
 
+from accel_core._torch import get_layout, rebuilders, tensor_rebuilders
 from accel_core._torch import weights_only_unpickler as unpickler
 from accel_core.checkpoint.arrays import only_safe_globals, tensor_of_array
 
 __all__ = ["closed_list"]
 
 # torch's functions without types.
-_utils: ModuleType = torch._utils
-_tensor: ModuleType = torch._tensor
+_utils: ModuleType = rebuilders
+_tensor: ModuleType = tensor_rebuilders
 _StorageType: Any = torch.serialization.StorageType
 _lock = threading.RLock()
 
@@ -63,7 +64,7 @@ class _TensorName:
 
 
 _TENSOR = _TensorName()
-_PLAIN = (OrderedDict, Counter, set, complex, torch.Size, torch.device, torch.serialization._get_layout)
+_PLAIN = (OrderedDict, Counter, set, complex, torch.Size, torch.device, get_layout)
 
 
 @functools.cache

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, Sampler
-from torch.utils.data._utils.pin_memory import pin_memory
 
+from accel_core._torch import pin_memory
 from accel_core.comm.batch import send_to_device
 from accel_core.data.shard import ShardSpec, StepCounts, count_steps, shard_batches, shard_stream, skip_samples
 from accel_core.errors import ConfigurationError

@@ -12,6 +12,7 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from accel_core import checkpoint
+from accel_core._torch import foreach_mul_
 from accel_core.checkpoint.format import CheckpointFormat
 from accel_core.checkpoint.plain import PLAIN
 from accel_core.errors import PreparationError, StateError
@@ -276,7 +277,7 @@ class Strategy(ABC):
             )
         # One operation for each type: torch's own cannot mix sharded and plain tensors.
         for gradients in by_type.values():
-            torch._foreach_mul_(list(gradients.values()), factor)
+            foreach_mul_(list(gradients.values()), factor)
 
     def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
         """Return a context in which backward passes of `model` leave gradients unsynchronised."""

@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch.distributed.elastic.rendezvous.registry as rendezvous_registry
-from torch._C._distributed_c10d import PrefixStore, TCPStore
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # documented there
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousParameters
 from torch.distributed.elastic.rendezvous.api import RendezvousInfo, RendezvousStoreInfo
 

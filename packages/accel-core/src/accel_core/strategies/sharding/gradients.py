@@ -10,6 +10,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
+from accel_core._torch import foreach_mul_
+
 __all__ = ["Groups", "clip_norm", "clip_value", "groups_of"]
 
 Groups: TypeAlias = tuple[dist.ProcessGroup, ...]
@@ -46,7 +48,7 @@ def clip_norm(
     for gradient in _shards(unique):
         by_kind.setdefault((gradient.device, gradient.dtype), []).append(gradient)
     for (device, _), own in by_kind.items():
-        torch._foreach_mul_(own, factor.to(device))
+        foreach_mul_(own, factor.to(device))
     return norm
 
 

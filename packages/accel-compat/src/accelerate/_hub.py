@@ -48,7 +48,7 @@ def verify_on_hub(repo: str, token: str | None = None) -> Any:
         from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
     except ImportError as failure:
         raise MissingDependencyError(
-            "Models on the hub are asked for by huggingface_hub. Found no such library. Install it, or name a local "
+            "Models on the hub are looked up with huggingface_hub, which is not installed. Install it, or name a local "
             "checkpoint."
         ) from failure
     try:

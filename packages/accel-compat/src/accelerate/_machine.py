@@ -106,7 +106,7 @@ def _nvidia_smi(query: str) -> list[str]:
     program = shutil.which("nvidia-smi")
     if program is None:
         raise DeviceUnavailableError(
-            "Nothing can be asked about NVIDIA GPUs; nvidia-smi is not on the PATH. "
+            "NVIDIA GPUs cannot be queried; nvidia-smi is not on the PATH. "
             "Install the NVIDIA driver, or run this on a machine that has one."
         )
     output = subprocess.check_output([program, query, "--format=csv,noheader"], text=True)

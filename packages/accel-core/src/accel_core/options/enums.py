@@ -29,7 +29,7 @@ class EnumWithContains(enum.EnumMeta):
     """Metaclass that lets `in` accept a member's value as well as a member, on every Python version."""
 
     def __contains__(cls, item: object) -> bool:
-        """Tell whether `item` is a member of the enumeration or the value of one."""
+        """Return whether `item` is a member of the enumeration or the value of one."""
         try:
             cls(item)
         except ValueError:

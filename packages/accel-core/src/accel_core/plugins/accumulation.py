@@ -12,21 +12,21 @@ from accel_core.plugins.handlers import KwargsHandler
 __all__ = ["GradientAccumulationPlugin", "ShortWindow", "default_short_window", "set_default_short_window"]
 
 ShortWindow = Literal["actual", "full"]
-"""What losses of a window that the end of the data cuts short are divided by."""
+"""What the losses are divided by in a window that the end of the data cuts short."""
 
 _default: ShortWindow = "actual"
 
 
 def default_short_window() -> ShortWindow:
-    """Return what a plugin means that leaves `short_window` at `None`."""
+    """Return what `short_window=None` stands for in this process."""
     return _default
 
 
 def set_default_short_window(short_window: ShortWindow) -> None:
-    """Choose, for the whole process, what a plugin means that leaves `short_window` at `None`.
+    """Choose what `short_window=None` stands for in this process.
 
-    It is "actual" until somebody sets it; the drop-in sets "full" when it is imported, as that is what code written
-    for Accelerate counts on. It is read at every step, so it also holds for Accelerators that exist.
+    It is "actual" at first; the drop-in sets "full" when it is imported, because code written for Accelerate relies on
+    it. It is read at every step, so it applies to existing Accelerators too.
 
     Raises:
         ConfigurationError: Another word.
@@ -39,8 +39,7 @@ def set_default_short_window(short_window: ShortWindow) -> None:
 def _check(short_window: object) -> None:
     if short_window not in get_args(ShortWindow):
         raise ConfigurationError(
-            f"It is not known what a short window is divided by; got short_window={short_window!r}. "
-            f"Use one of {list(get_args(ShortWindow))}."
+            f"short_window is none of its choices; got {short_window!r}. Use one of {list(get_args(ShortWindow))}."
         )
 
 
@@ -53,8 +52,8 @@ class GradientAccumulationPlugin(KwargsHandler):
         adjust_scheduler: Has no effect, as in Accelerate 1.15.0: a schedule moves when the optimizer steps.
         sync_with_dataloader: Whether the last batch of a loader ends the window, however short it is.
         sync_each_batch: Whether ranks exchange gradients at every batch: more traffic, less memory.
-        short_window: What losses of a window are divided by that the end of the data cuts short: "actual", the batches
-            that it really has, or "full", `num_steps` as everywhere. `None` means the process's default; see
+        short_window: What the losses are divided by in a window that the end of the data cuts short: "actual", its real
+            number of batches, or "full", `num_steps` as everywhere. `None` stands for the process's default; see
             `set_default_short_window`.
 
     Raises:
@@ -68,7 +67,7 @@ class GradientAccumulationPlugin(KwargsHandler):
     short_window: ShortWindow | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        """Refuse a window that never ends, or one that is divided by nobody knows what."""
+        """Refuse a window that never ends, and an unknown divisor."""
         if self.num_steps is not None and (not isinstance(self.num_steps, Integral) or self.num_steps < 1):
             raise ConfigurationError(
                 f"Gradients are accumulated over a whole number of batches; got num_steps={self.num_steps!r}. "

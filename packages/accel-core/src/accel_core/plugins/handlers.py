@@ -42,7 +42,7 @@ class KwargsHandler:
         return copy.deepcopy(self.__dict__)
 
     def to_kwargs(self) -> dict[str, Any]:
-        """Return a deep copy of the fields whose value differs from the one they have when nobody sets them."""
+        """Return a deep copy of the fields whose value differs from their default."""
         unset = self._unset()
         return {name: value for name, value in self.to_dict().items() if name not in unset or unset[name] != value}
 
@@ -74,8 +74,8 @@ class DistributedDataParallelKwargs(KwargsHandler):
         bucket_cap_mb: Size of a gradient bucket in MiB.
         find_unused_parameters: Whether parameters that take no part in a loss are looked for at each step.
         check_reduction: Accepted and without effect, as in torch.
-        gradient_as_bucket_view: Whether gradients are views into the buckets, which saves their memory once.
-        static_graph: Whether the graph is promised never to change.
+        gradient_as_bucket_view: Whether gradients are views into the buckets, which saves one copy of them.
+        static_graph: Whether you promise that the graph never changes.
         comm_hook: How gradients are compressed on the wire.
         comm_wrapper: Number format around `comm_hook`: none, FP16 or BF16.
         comm_state_option: Arguments of the state of a PowerSGD hook (`PowerSGDState`).
@@ -99,7 +99,7 @@ class DistributedDataParallelKwargs(KwargsHandler):
     comm_state_option: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Refuse a hook or wrapper that would later be passed over in silence."""
+        """Refuse a hook or wrapper that would later be ignored silently."""
         if self.comm_hook not in DDPCommunicationHookType:
             raise ConfigurationError(
                 f"The communication hook is not known; got {self.comm_hook!r}. "
@@ -126,7 +126,7 @@ class DistributedDataParallelKwargs(KwargsHandler):
         return {name: value for name, value in super().to_dict().items() if name not in ignore_keys}
 
     def register_comm_hook(self, model: torch.nn.parallel.DistributedDataParallel) -> None:
-        """Give a wrapped model the communication hook that is configured, if any.
+        """Register the configured communication hook, if any, on a wrapped model.
 
         Args:
             model: A `DistributedDataParallel` that has no hook yet.
@@ -180,7 +180,7 @@ class InitProcessGroupKwargs(KwargsHandler):
     """Arguments of `torch.distributed.init_process_group`.
 
     Args:
-        backend: Name of the collective backend; the one that fits the device where it is left as it is.
+        backend: Name of the collective backend; the default is replaced by the one that fits the device.
         init_method: URL by which the processes find one another.
         timeout: How long a collective may take; 10 minutes for nccl and 30 for others where it is `None`.
     """
@@ -204,7 +204,7 @@ class ProfileKwargs(KwargsHandler):
         schedule_option: Arguments of `torch.profiler.schedule` (wait, warmup, active, repeat, skip_first), in steps.
         on_trace_ready: Called with the profiler each time a trace is complete.
         record_shapes: Whether shapes of operator inputs are recorded.
-        profile_memory: Whether memory taken and given back is recorded.
+        profile_memory: Whether allocated and freed memory is recorded.
         with_stack: Whether source lines are recorded.
         with_flops: Whether floating-point operations are estimated.
         with_modules: Whether the module hierarchy is recorded.

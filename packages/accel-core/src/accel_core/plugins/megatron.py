@@ -42,8 +42,8 @@ class MegatronLMPlugin(MegatronOptions):
         lr_warmup_fraction: Share of the falling steps over which it rises, 0 to 1.
         min_lr: Learning rate below which it does not fall.
         consumed_samples: Samples already used by training, validation and test.
-        no_wd_decay_cond: Called with a name and a parameter; tells whether weight decay leaves it alone.
-        scale_lr_cond: Called with a name and a parameter; tells whether its learning rate is multiplied.
+        no_wd_decay_cond: Called with a name and a parameter; returns whether weight decay leaves it alone.
+        scale_lr_cond: Called with a name and a parameter; returns whether its learning rate is multiplied.
         lr_mult: What it is multiplied by.
         megatron_dataset_flag: Whether the data are Megatron's own datasets.
         seq_length: Length of sequences in tokens.
@@ -145,7 +145,7 @@ class MegatronLMPlugin(MegatronOptions):
                 parse(self, model, batch_data)
                 return
         raise ConfigurationError(
-            f"Megatron-LM cannot be told about this kind of model; got {kind!r}. Use one of "
+            f"No parser describes this kind of model to Megatron-LM; got {kind!r}. Use one of "
             f"{sorted(MODEL_CONFIGS_TO_MEGATRON_PARSERS)}, or register one with add_model_config_to_megatron_parser."
         )
 
@@ -179,7 +179,7 @@ class MegatronLMPlugin(MegatronOptions):
         """Translate an optimizer.
 
         Args:
-            optimizer: An Adam or SGD of any make; told by its class name.
+            optimizer: An Adam or SGD of any library, recognised by its class name.
 
         Raises:
             ConfigurationError: Megatron-LM has no such optimizer.

@@ -23,7 +23,7 @@ UNCHANGED = (
     "eval_iters",
     "eval_interval",
 )
-"""Fields of the plugin, beside its options, that are arguments by the same name."""
+"""Fields of the plugin, besides its options, that are arguments by the same name."""
 
 RENAMED = {
     "tp_degree": "tensor_model_parallel_size",
@@ -49,7 +49,7 @@ def of_optimizer(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """Translate an optimizer.
 
     Args:
-        optimizer: An Adam or SGD of any make; told by its class name.
+        optimizer: An Adam or SGD of any library, recognised by its class name.
 
     Raises:
         ConfigurationError: Megatron-LM has no such optimizer.
@@ -83,7 +83,7 @@ def of_logging() -> dict[str, Any]:
         parsing = importlib.import_module("megatron.training.arguments")
     except ImportError:
         raise MissingDependencyError(
-            "Megatron-LM says itself what it can log; it is not installed. Install it from its repository, or set "
+            "Megatron-LM itself knows what it can log; it is not installed. Install it from its repository, or set "
             "set_all_logging_options=False."
         ) from None
     known = vars(parsing._add_logging_args(_Collector()))["flags"]

@@ -1,4 +1,4 @@
-"""What Megatron-LM has to be told about the models of transformers: one parser for each kind."""
+"""What Megatron-LM has to know about the models of transformers: one parser for each kind."""
 
 from __future__ import annotations
 

@@ -11,7 +11,6 @@ from accel_core.mesh.layout import GROUPS, MESH_AXES
 from accel_core.options.option import option_named
 from accel_core.options.parallelism import (
     BETA_TP_AVAILABLE_TRANSFORMERS_VERSION,
-    CP_STRATEGIES,
     ParallelismOptions,
 )
 
@@ -52,11 +51,9 @@ class TorchContextParallelConfig:
         """Fill the strategy from the environment."""
         if self.cp_comm_strategy is None:
             self.cp_comm_strategy = _read("cp_comm_strategy")
-        if self.cp_comm_strategy not in CP_STRATEGIES:
-            raise ConfigurationError(
-                f"Context parallelism cannot exchange keys and values by {self.cp_comm_strategy!r}. "
-                f"Use one of {list(CP_STRATEGIES)} as cp_comm_strategy."
-            )
+        option_named(ParallelismOptions, "cp_comm_strategy").check(
+            self.cp_comm_strategy, "the argument cp_comm_strategy"
+        )
 
 
 @dataclass
@@ -83,8 +80,8 @@ class DeepSpeedSequenceParallelConfig:
                 setattr(self, name, _read(name))
         if self.sp_attn_implementation in _REFUSED_ATTENTIONS:
             raise ConfigurationError(
-                f"Sequence parallelism cannot use the attention {self.sp_attn_implementation!r}. "
-                "Set sp_attn_implementation to 'sdpa' or to a flash attention."
+                "Sequence parallelism needs an attention that computes on a part of the heads; got "
+                f"sp_attn_implementation={self.sp_attn_implementation!r}. Use 'sdpa' or a flash attention."
             )
 
 
@@ -102,7 +99,7 @@ class TorchTensorParallelConfig:
     enable_async_tp: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse when no installed library can say how a model is split."""
+        """Refuse if no installed library knows how a model is split."""
         known = availability.is_transformers_available()
         if not known or versions.compare_versions("transformers", "<", BETA_TP_AVAILABLE_TRANSFORMERS_VERSION):
             raise MissingDependencyError(
@@ -113,11 +110,11 @@ class TorchTensorParallelConfig:
 
 @dataclass
 class TorchTensorParallelPlugin:
-    """Number of ranks that share one matrix product; `ParallelismConfig(tp_size=…)` says the same and more.
+    """Number of ranks that share one matrix product; `ParallelismConfig(tp_size=…)` does the same and more.
 
     Args:
         tp_size: The number of ranks.
-        torch_device_mesh: The mesh they stand on, where it exists already.
+        torch_device_mesh: The mesh of the run, where it exists already.
     """
 
     tp_size: int = 1

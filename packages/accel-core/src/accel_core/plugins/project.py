@@ -35,7 +35,7 @@ class ProjectConfiguration:
         """Set the project's folder, and the logging folder where none is set yet.
 
         Args:
-            project_dir: The folder; `None` takes it away.
+            project_dir: The folder, or `None` for none.
         """
         self.project_dir = project_dir
         if self.logging_dir is None:

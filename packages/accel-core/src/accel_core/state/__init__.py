@@ -17,7 +17,7 @@ __all__ = [
 
 
 def any_set() -> bool:
-    """Say whether any of the three views holds something."""
+    """Return whether any of the three views holds something."""
     return bool(PartialState._shared_state or AcceleratorState._shared_state or GradientState._shared_state)
 
 

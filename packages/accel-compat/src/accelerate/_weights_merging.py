@@ -10,8 +10,8 @@ from typing import Any
 from accel_core.checkpoint.merge import merge_weights
 from accel_core.errors import CheckpointNotFoundError, ConfigurationError
 from accel_core.process import world
-from accelerate._command_functions import parser_of
 from accel_launch.command import Command
+from accelerate._command_functions import parser_of
 
 __all__ = ["MERGE_WEIGHTS", "merge_command", "merge_command_parser", "merge_fsdp_weights"]
 

@@ -87,6 +87,7 @@ _NAMES = {
         "StateResetError",
         "TrackerError",
         "TrackerInterfaceError",
+        "UnknownBatchSizeError",
         "UnsafeCheckpointError",
         "UnsupportedTypeError",
     ],

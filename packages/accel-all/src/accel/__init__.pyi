@@ -88,6 +88,7 @@ from accel_core.errors import StateError as StateError
 from accel_core.errors import StateResetError as StateResetError
 from accel_core.errors import TrackerError as TrackerError
 from accel_core.errors import TrackerInterfaceError as TrackerInterfaceError
+from accel_core.errors import UnknownBatchSizeError as UnknownBatchSizeError
 from accel_core.errors import UnsafeCheckpointError as UnsafeCheckpointError
 from accel_core.errors import UnsupportedTypeError as UnsupportedTypeError
 from accel_core.host.affinity import override_numa_affinity as override_numa_affinity

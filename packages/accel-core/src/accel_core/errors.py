@@ -29,7 +29,8 @@ expect, so that `except ValueError` keeps working.
     │   ├── RankDisagreementError                    ranks brought different shapes, dtypes or operations
     │   └── RemoteRankError                          another rank failed
     └── DataError (ValueError)
-        └── DoubleShardingError                      a loader that is already split by rank
+        ├── DoubleShardingError                      a loader that is already split by rank
+        └── UnknownBatchSizeError (AttributeError)   a size of batches that have no fixed one
 """
 
 from collections.abc import Mapping, Sequence
@@ -63,6 +64,7 @@ __all__ = [
     "StateResetError",
     "TrackerError",
     "TrackerInterfaceError",
+    "UnknownBatchSizeError",
     "UnsafeCheckpointError",
     "UnsupportedTypeError",
 ]
@@ -212,3 +214,7 @@ class DataError(AccelError, ValueError):
 
 class DoubleShardingError(DataError):
     """A loader that already gives each rank its own part would be split by rank again."""
+
+
+class UnknownBatchSizeError(DataError, AttributeError):
+    """The batches of a loader have no fixed size; `hasattr` and `getattr` with a default understand that."""

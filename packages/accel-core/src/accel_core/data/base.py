@@ -16,7 +16,7 @@ from accel_core.data.adapter import DataLoaderAdapter
 from accel_core.data.samplers import BatchSamplerShard, IterableDatasetShard, get_sampler
 from accel_core.data.settings import LoaderSettings, Setting
 from accel_core.data.shard import ShardSpec, StepCounts
-from accel_core.errors import UnsupportedTypeError
+from accel_core.errors import UnknownBatchSizeError
 from accel_core.process import world
 from accel_core.state.gradient import GradientState
 
@@ -208,7 +208,7 @@ class LoaderBase(DataLoaderAdapter, DataLoaderStateMixin):
         """Samples in a full global batch."""
         size = self.spec.step_samples
         if size is None:
-            raise UnsupportedTypeError(
+            raise UnknownBatchSizeError(
                 f"The batches of this loader have no fixed size; got {type(self.index_base).__name__} without a "
                 "batch_size. Count the samples of each batch."
             )
@@ -266,6 +266,9 @@ class LoaderBase(DataLoaderAdapter, DataLoaderStateMixin):
     def load_state_dict(self, state_dict: object) -> None:
         """Set the state of the `StatefulDataLoader` behind this loader."""
         self.forget_position()
+        if isinstance(state_dict, dict) and _is_spent(state_dict):
+            # torchdata would begin the epoch that is over once more, and draw a seed and an order for it.
+            return
         self._state_loaded = True
         super().load_state_dict(state_dict)
 
@@ -323,3 +326,15 @@ class LoaderBase(DataLoaderAdapter, DataLoaderStateMixin):
             if counts is not None and not self._drop_last:
                 self.remainder = counts.total
         (epoch.advance or self.gradient_state._advance)(self)
+
+
+def _is_spent(state: dict[str, Any]) -> bool:
+    """Return whether torchdata's state is of an epoch that is over, and holds nothing of the user's own."""
+    if not state.get("_iterator_finished") or "fetcher_state" not in state:
+        return False
+    own = (
+        state["_index_sampler_state"],
+        state["dataset_state"],
+        (state["fetcher_state"] or {}).get("dataset_iter_state"),
+    )
+    return all(part is None for part in own)

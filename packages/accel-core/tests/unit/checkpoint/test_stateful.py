@@ -56,6 +56,27 @@ def test_a_stateful_loader_goes_on_where_it_was_saved(streams: bool, tmp_path: P
 @requires("torchdata")
 @pytest.mark.usefixtures("fresh_state")
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_stateful_loader_saved_at_the_end_of_an_epoch_draws_what_it_would_have(streams: bool, tmp_path: Path) -> None:
+    """The next epochs, and what is drawn after them, are those of the run that went on."""
+
+    def go_on(run: BareRun) -> tuple[list[list[int]], float]:
+        return [batch.tolist() for _ in range(2) for batch in run.dataloaders[0]], torch.rand(1).item()
+
+    torch.manual_seed(1)
+    run = build(streams)
+    assert len(list(run.dataloaders[0])) == 6
+    folder.save_state(run, tmp_path / "ckpt")
+    expected = go_on(run)
+    torch.manual_seed(2)
+    resumed = build(streams)
+    folder.load_state(resumed, tmp_path / "ckpt")
+    assert go_on(resumed) == expected
+
+
+@requires("torchdata")
+@pytest.mark.usefixtures("fresh_state")
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
 def test_a_loader_that_was_not_iterated_draws_nothing_when_it_is_saved(tmp_path: Path) -> None:
     """A run that saves draws what one that does not save draws, then and afterwards, and a resumed run goes on so."""
 

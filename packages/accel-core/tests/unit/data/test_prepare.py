@@ -26,7 +26,7 @@ from accel_core.data.prepare import prepare_data_loader
 from accel_core.data.presharded import already_sharded
 from accel_core.data.samplers import BatchSamplerShard, IterableDatasetShard, SeedableRandomSampler, get_sampler
 from accel_core.data.skip import SkipDataLoader, skip_first_batches
-from accel_core.errors import ConfigurationError, DoubleShardingError
+from accel_core.errors import ConfigurationError, DoubleShardingError, UnknownBatchSizeError
 from accel_core.state.gradient import GradientState
 from accel_core.testing import requires
 
@@ -445,6 +445,15 @@ def test_built_directly():
     assert (len(loader), loader.total_batch_size, loader.total_dataset_length) == (2, 2, 5)
     assert values(DataLoaderDispatcher(range(5), batch_size=2)) == [[0, 1], [2, 3], [4]]
     assert values(SkipDataLoader(Stream(5), skip_batches=2, batch_size=2)) == [[4]]
+
+
+def test_batches_without_a_fixed_size_have_none():
+    """`hasattr` sees that there is no size, the error says why, and the length of the data is known all the same."""
+    loader = prepare(DataLoader(range(6), batch_sampler=[[0, 1, 2], [3], [4, 5]]))
+    assert not hasattr(loader, "total_batch_size")
+    with pytest.raises(UnknownBatchSizeError, match="got BatchSamplerShard without a batch_size"):
+        _ = loader.total_batch_size
+    assert loader.total_dataset_length == 6
 
 
 def test_copies_and_pickles():

@@ -6,6 +6,7 @@ names the Python of an environment with the same libraries and the original.
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -27,13 +28,11 @@ class Client(NamedTuple):
         title: What it does with the library.
         library: The distribution.
         ranks: On how many processes it runs where a test does not say.
-        accelerator: Whether it computes on the simulated accelerator.
     """
 
     title: str
     library: str
     ranks: int = 1
-    accelerator: bool = False
 
 
 PROGRAMS = {
@@ -41,11 +40,13 @@ PROGRAMS = {
     "trainer_ranks": Client("Trainer, two gloo ranks", "transformers", ranks=2),
     "trainer_kinds": Client("streams, compiled, subclassed, pickled; one process and two ranks", "transformers"),
     "offload": Client("models and adapters on CPU and disk", "peft"),
-    "trl_trainers": Client("SFT, DPO and reward trainers", "trl"),
+    "adapters": Client("training an adapter; one process and two ranks", "peft"),
+    "trl_trainers": Client("SFT, DPO and reward trainers; one process and two ranks", "trl"),
     "trl_command": Client("`trl sft` and `trl dpo`", "trl"),
-    "diffusion": Client("training loop, offloaded and mapped models", "diffusers"),
-    "diffusion_offload": Client("offload and device maps, simulated accelerator", "diffusers", accelerator=True),
-    "encoder": Client("encoding and training", "sentence-transformers"),
+    "diffusion": Client("offloaded and mapped models", "diffusers"),
+    "diffusion_loop": Client("training loop; one process and two ranks", "diffusers"),
+    "diffusion_offload": Client("offload and device maps, simulated accelerator", "diffusers"),
+    "encoder": Client("encoding and training; one process and two ranks", "sentence-transformers"),
     "evaluation": Client("evaluation loop as in lm-eval", "transformers"),
 }
 
@@ -114,21 +115,31 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str,
 
 
 @pytest.fixture(scope="session")
+def on_devices(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, Any]]:
+    """Return a function that runs a client, by name, on the drop-in on two simulated accelerators."""
+    if shutil.which("g++") is None or shutil.which("ninja") is None:
+        pytest.skip("the simulated accelerator is built by g++ and ninja, and one of them is not installed")
+
+    def run(name: str) -> dict[str, Any]:
+        words = [*_launch(2), str(CLIENTS / "on_devices.py"), name]
+        return run_client(sys.executable, words, tmp_path_factory.mktemp(name) / "devices")
+
+    return run
+
+
+@pytest.fixture(scope="session")
 def compare(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config, peer: str) -> Callable[..., Pair]:
     """Return a function that runs a client, by name, on both sides, on as many processes as it or the caller says."""
 
     def run(name: str, ranks: int | None = None) -> Pair:
         row = pytestconfig.stash[ROWS].setdefault(name, Row())
         folder = tmp_path_factory.mktemp(name)
-        words = [str(CLIENTS / f"{name}.py")]
-        ranks = PROGRAMS[name].ranks if ranks is None else ranks
-        if ranks > 1:
-            launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-            words = [*launch, *words]
+        words = [*_launch(PROGRAMS[name].ranks if ranks is None else ranks), str(CLIENTS / f"{name}.py")]
         found = []
-        for side, python in (("ours", sys.executable), ("theirs", peer)):
+        path = os.environ.get("PYTHONPATH", "")  # may name a tree of this project, which the original must not find
+        for side, python, packages in (("ours", sys.executable, path), ("theirs", peer, "")):
             begun = time.monotonic()
-            found.append(run_client(python, words, folder / side))
+            found.append(run_client(python, words, folder / side, PYTHONPATH=packages))
             row.seconds.append(time.monotonic() - begun)
         return Pair(*found)
 
@@ -143,12 +154,34 @@ def sharded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[d
     def run(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
         if name not in found:
             folder, client = tmp_path_factory.mktemp(name), str(CLIENTS / f"{name}.py")
-            launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-            two = run_client(sys.executable, [*launch, client], folder / "two", OMP_NUM_THREADS="1")
+            two = run_client(sys.executable, [*_launch(2), client], folder / "two", OMP_NUM_THREADS="1")
             found[name] = two, run_client(sys.executable, [client], folder / "one", OMP_NUM_THREADS="1")
         return found[name]
 
     return run
+
+
+def _launch(ranks: int) -> list[str]:
+    """Return the words of a command line that start as many ranks."""
+    return [] if ranks == 1 else ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+
+
+def _is_numbers(value: object) -> bool:
+    return isinstance(value, float) or (isinstance(value, list) and all(isinstance(item, float) for item in value))
+
+
+@pytest.fixture(scope="session")
+def assert_alike() -> Callable[[dict[str, Any], dict[str, Any]], None]:
+    """Return a check that ranks agree, and found what others did: numbers to single precision, the rest exactly."""
+
+    def check(ours: dict[str, Any], others: dict[str, Any]) -> None:
+        assert ours["ranks agree"]
+        assert ours.keys() == others.keys()
+        for name, value in ours.items():
+            expected = others[name]
+            assert value == (pytest.approx(expected, rel=1e-4, abs=1e-5) if _is_numbers(value) else expected), name
+
+    return check
 
 
 @pytest.hookimpl(wrapper=True)

@@ -12,6 +12,32 @@ def encoder(compare: Callable[[str], Any]) -> Any:
     return compare("encoder")
 
 
+@pytest.fixture(scope="module")
+def encoder_ranks(encoder: Any, compare: Callable[..., Any]) -> Any:
+    """Return what sentence-transformers found on two gloo ranks."""
+    return compare("encoder", 2)
+
+
+@pytest.fixture(scope="module")
+def encoder_devices(on_devices: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
+    """Return what sentence-transformers found on two simulated accelerators."""
+    return on_devices("encoder")
+
+
+@pytest.mark.parametrize("case", ["similarity", "ranking"])
+def test_two_ranks_train_alike(encoder_ranks: Any, assert_alike: Callable[..., None], case: str) -> None:
+    """Two ranks agree with one another, and with the original to single precision."""
+    assert_alike(encoder_ranks.ours[case], encoder_ranks.theirs[case])
+
+
+@pytest.mark.parametrize("case", ["similarity", "ranking"])
+def test_two_devices_train_alike(
+    encoder_ranks: Any, encoder_devices: dict[str, Any], assert_alike: Callable[..., None], case: str
+) -> None:
+    """Two simulated accelerators train as two ranks on the CPU."""
+    assert_alike(encoder_devices[case], encoder_ranks.ours[case])
+
+
 @pytest.mark.parametrize("case", ["encode", "similarity", "ranking"])
 def test_encoding_and_training_are_bit_equal(encoder: Any, case: str) -> None:
     """Vectors, losses and weights are those of the original, bit by bit."""

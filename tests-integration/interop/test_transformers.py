@@ -19,6 +19,12 @@ def trainer_ranks(compare: Callable[[str], Any]) -> Any:
 
 
 @pytest.fixture(scope="module")
+def trainer_devices(on_devices: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
+    """Return what the Trainer found on two simulated accelerators."""
+    return on_devices("trainer_ranks")
+
+
+@pytest.fixture(scope="module")
 def trainer_kinds(compare: Callable[..., Any]) -> Any:
     """Return what trainers of other kinds found in one process."""
     return compare("trainer_kinds")
@@ -69,11 +75,17 @@ def test_batch_size_is_found(trainer: Any) -> None:
 
 
 @pytest.mark.parametrize("case", ["plain", "accumulation", "split", "dispatch", "uneven evaluation"])
-def test_two_ranks_train_alike(trainer_ranks: Any, case: str) -> None:
+def test_two_ranks_train_alike(trainer_ranks: Any, assert_alike: Callable[..., None], case: str) -> None:
     """Two ranks agree with one another, and with the original to single precision."""
-    assert trainer_ranks.ours[case]["ranks agree"]
-    for key in ("losses", "evaluation", "weights"):
-        assert trainer_ranks.ours[case][key] == pytest.approx(trainer_ranks.theirs[case][key], rel=1e-4, abs=1e-5)
+    assert_alike(trainer_ranks.ours[case], trainer_ranks.theirs[case])
+
+
+@pytest.mark.parametrize("case", ["plain", "accumulation", "split", "dispatch", "uneven evaluation", "evaluated first"])
+def test_two_devices_train_alike(
+    trainer_ranks: Any, trainer_devices: dict[str, Any], assert_alike: Callable[..., None], case: str
+) -> None:
+    """Two simulated accelerators train as two ranks on the CPU."""
+    assert_alike(trainer_devices[case], trainer_ranks.ours[case])
 
 
 @pytest.mark.parametrize("case", ["plain", "accumulation", "split", "dispatch"])
@@ -100,10 +112,8 @@ def test_other_kinds_are_bit_equal(trainer_kinds: Any, case: str) -> None:
 
 
 @pytest.mark.parametrize("case", KINDS)
-def test_other_kinds_train_alike_on_two_ranks(trainer_kinds_ranks: Any, case: str) -> None:
+def test_other_kinds_train_alike_on_two_ranks(
+    trainer_kinds_ranks: Any, assert_alike: Callable[..., None], case: str
+) -> None:
     """On two ranks they agree with one another, and with the original to single precision."""
-    ours, theirs = (dict(side[case]) for side in trainer_kinds_ranks)
-    assert ours["ranks agree"]
-    for key in ("losses", "evaluation", "weights"):
-        assert ours.pop(key) == pytest.approx(theirs.pop(key), rel=1e-4, abs=1e-5)
-    assert ours == theirs
+    assert_alike(trainer_kinds_ranks.ours[case], trainer_kinds_ranks.theirs[case])

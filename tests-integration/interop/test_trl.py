@@ -13,6 +13,18 @@ def trl_trainers(compare: Callable[[str], Any]) -> Any:
 
 
 @pytest.fixture(scope="module")
+def trl_trainers_ranks(trl_trainers: Any, compare: Callable[..., Any]) -> Any:
+    """Return what trl's trainers found on two gloo ranks."""
+    return compare("trl_trainers", 2)
+
+
+@pytest.fixture(scope="module")
+def trl_trainers_devices(on_devices: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
+    """Return what trl's trainers found on two simulated accelerators."""
+    return on_devices("trl_trainers")
+
+
+@pytest.fixture(scope="module")
 def trl_command(compare: Callable[[str], Any]) -> Any:
     """Return what trl's command line found."""
     return compare("trl_command")
@@ -23,6 +35,20 @@ def test_trainers_are_bit_equal(trl_trainers: Any, case: str) -> None:
     """Losses and weights are those of the original, bit by bit, and finite."""
     assert trl_trainers.ours[case]["finite"]
     assert trl_trainers.ours[case] == trl_trainers.theirs[case]
+
+
+@pytest.mark.parametrize("case", ["sft", "dpo", "reward"])
+def test_two_ranks_train_alike(trl_trainers_ranks: Any, assert_alike: Callable[..., None], case: str) -> None:
+    """Two ranks agree with one another, and with the original to single precision."""
+    assert_alike(trl_trainers_ranks.ours[case], trl_trainers_ranks.theirs[case])
+
+
+@pytest.mark.parametrize("case", ["sft", "dpo", "reward"])
+def test_two_devices_train_alike(
+    trl_trainers_ranks: Any, trl_trainers_devices: dict[str, Any], assert_alike: Callable[..., None], case: str
+) -> None:
+    """Two simulated accelerators train as two ranks on the CPU."""
+    assert_alike(trl_trainers_devices[case], trl_trainers_ranks.ours[case])
 
 
 def test_launch_command_runs_in_process(trl_trainers: Any) -> None:

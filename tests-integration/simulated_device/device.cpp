@@ -19,6 +19,7 @@
 #include <cstring>
 #include <mutex>
 #include <unordered_map>
+#include <unordered_set>
 
 namespace {
 
@@ -99,6 +100,43 @@ struct DeviceAllocator final : c10::Allocator {
 DeviceAllocator device_allocator;
 REGISTER_ALLOCATOR(kSimulated, &device_allocator);
 
+// Memory of the host that torch asks for as pinned; it only has to be told from other memory.
+struct PinnedAllocator final : c10::Allocator {
+  c10::DataPtr allocate(size_t bytes) override {
+    void* address = std::malloc(std::max<size_t>(bytes, 1));
+    std::lock_guard<std::mutex> guard(lock());
+    pinned().insert(address);
+    return {address, address, &give, c10::Device(c10::DeviceType::CPU)};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &give; }
+  void copy_data(void* target, const void* source, size_t bytes) const override {
+    std::memcpy(target, source, bytes);
+  }
+  static bool holds(const void* address) {
+    std::lock_guard<std::mutex> guard(lock());
+    return pinned().count(const_cast<void*>(address)) > 0;
+  }
+
+ private:
+  static void give(void* address) {
+    {
+      std::lock_guard<std::mutex> guard(lock());
+      pinned().erase(address);
+    }
+    std::free(address);
+  }
+  static std::mutex& lock() {
+    static auto* the_lock = new std::mutex();
+    return *the_lock;
+  }
+  static std::unordered_set<void*>& pinned() {
+    static auto* addresses = new std::unordered_set<void*>();  // never destroyed, as the devices' memory
+    return *addresses;
+  }
+};
+
+PinnedAllocator pinned_allocator;
+
 // ---- devices, streams, events ----------------------------------------------------------------------------------
 
 c10::DeviceIndex index_of(c10::Device device) {
@@ -163,8 +201,8 @@ struct Hooks final : at::PrivateUse1HooksInterface {
     return before;
   }
   c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex device) const override { return exchangeDevice(device); }
-  at::Allocator* getPinnedMemoryAllocator() const override { return at::getCPUAllocator(); }
-  bool isPinnedPtr(const void*) const override { return false; }
+  at::Allocator* getPinnedMemoryAllocator() const override { return &pinned_allocator; }
+  bool isPinnedPtr(const void* address) const override { return PinnedAllocator::holds(address); }
   at::Device getDeviceFromPtr(void* address) const override {
     return {kSimulated, static_cast<c10::DeviceIndex>(memory().owner(address))};
   }
@@ -285,6 +323,19 @@ Tensor convolution(
       .to(input.device());
 }
 
+std::tuple<Tensor, Tensor, Tensor> convolution_backward(
+    const Tensor& gradient, const Tensor& input, const Tensor& weight, c10::SymIntArrayRef stride,
+    c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation, bool transposed, c10::SymIntArrayRef output_padding,
+    c10::SymInt groups, std::array<bool, 3> wanted) {
+  c10::DeviceGuard guard(input.device());
+  const c10::SymInt outputs = transposed ? weight.sym_size(1) * groups : weight.sym_size(0);
+  auto [to_input, to_weight, to_bias] = at::convolution_backward_symint(
+      on_host(gradient), on_host(input), on_host(weight), at::OptionalSymIntArrayRef({outputs}), stride, padding,
+      dilation, transposed, output_padding, groups, wanted);
+  const auto back = [&input](const Tensor& found) { return found.defined() ? found.to(input.device()) : found; };
+  return {back(to_input), back(to_weight), back(to_bias)};
+}
+
 at::Scalar item(const Tensor& tensor) { return on_host(tensor).clone().item(); }
 bool shallow_copy_is_compatible(const Tensor&, const Tensor&) { return true; }
 void record_stream(Tensor&, c10::Stream) {}
@@ -305,6 +356,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   library.impl("_has_compatible_shallow_copy_type", shallow_copy_is_compatible);
   library.impl("record_stream", record_stream);
   library.impl("convolution_overrideable", convolution);  // its default raises, so the fallback is not asked
+  library.impl("convolution_backward_overrideable", convolution_backward);
 }
 
 // ---- everything else: on the CPU, after a look at the devices ---------------------------------------------------

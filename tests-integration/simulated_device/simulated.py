@@ -107,7 +107,6 @@ def set_up(count: int = 2, limit: int = 1 << 30) -> Any:
     module.max_memory_allocated = lambda device=None: native.peak(number(device))
     module.reset_peak_memory_stats = lambda device=None: native.reset_peak(number(device))
     module.mem_get_info = lambda device=None: (native.limit() - native.used(number(device)), native.limit())
-    module.get_amp_supported_dtype = lambda: [torch.bfloat16]  # autocast may be entered; it changes no operation
     module.empty_cache = lambda: None
     module.synchronize = lambda device=None: None
     dist.Backend.register_backend(

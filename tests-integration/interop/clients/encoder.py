@@ -4,12 +4,13 @@ Its trainer wants a `Home-page` that is the original's. What the check guards is
 lines that take it away are those of the page docs/migrate/from-accelerate.md.
 """
 
+import os
 from typing import Any
 
 import sentence_transformers.base.trainer as sentence_trainer
 import torch
 from datasets import Dataset
-from models import digest, report
+from models import CPU, WORLD, report, trained
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from sentence_transformers.sentence_transformer import modules as parts
 from sentence_transformers.sentence_transformer.losses import CosineSimilarityLoss, MultipleNegativesRankingLoss
@@ -20,12 +21,16 @@ from transformers import BertConfig, BertModel, PreTrainedTokenizerFast, set_see
 
 from accelerate.utils import broadcast_object_list
 
+FOLDER = f"bert-{os.environ.get('RANK', '0')}"
 SENTENCES = ["w1 w2 w3", "w4 w5", "w1 w9 w9 w2", "w7 w3", "w5 w5 w1", "w8 w2 w6"]
 
 
 def _encoder() -> SentenceTransformer:
     torch.manual_seed(0)
-    return SentenceTransformer(modules=[parts.Transformer("bert"), parts.Pooling(16)], device="cpu")
+    return SentenceTransformer(
+        modules=[parts.Transformer(FOLDER), parts.Pooling(16)],
+        device="cpu" if CPU else os.environ["ACCELERATE_TORCH_DEVICE"],
+    )
 
 
 def _save_model() -> None:
@@ -34,11 +39,11 @@ def _save_model() -> None:
     tokenizer.pre_tokenizer = Whitespace()
     PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]"
-    ).save_pretrained("bert")
+    ).save_pretrained(FOLDER)
     torch.manual_seed(0)
     BertModel(
         BertConfig(vocab_size=24, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32)
-    ).save_pretrained("bert")
+    ).save_pretrained(FOLDER)
 
 
 def _encode() -> dict[str, Any]:
@@ -58,14 +63,14 @@ def _train(name: str, loss: Any, columns: dict[str, list[Any]]) -> dict[str, Any
     set_seed(7)
     model = _encoder()
     arguments = SentenceTransformerTrainingArguments(
-        output_dir=name, per_device_train_batch_size=2, max_steps=4, learning_rate=1e-2, logging_steps=1, report_to=[],
-        use_cpu=True, save_strategy="no", disable_tqdm=True,
+        output_dir=name, per_device_train_batch_size=2 // WORLD, max_steps=4, learning_rate=1e-2, logging_steps=1,
+        report_to=[], use_cpu=CPU, save_strategy="no", disable_tqdm=True,
     )  # fmt: skip
     data = Dataset.from_dict(columns)
     trainer = SentenceTransformerTrainer(model=model, args=arguments, train_dataset=data, loss=loss(model))
     trainer.train()
     losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
-    return {"losses": losses, "weights": digest(model)}
+    return {"losses": losses, **trained(model)}
 
 
 def main() -> None:

@@ -1,21 +1,18 @@
 """The transformers Trainer with streams to evaluate, compiled models, Accelerators of other classes, and pickles."""
 
-import os
 import pickle
 from collections.abc import Iterator
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import transformers.trainer
 from datasets import Dataset
-from models import digest, llama, report, sequences
+from models import CPU, WORLD, llama, report, sequences, trained
 from torch.utils.data import IterableDataset
 from transformers import Trainer, TrainingArguments, set_seed
 
 from accelerate import Accelerator
 
-WORLD = int(os.environ.get("WORLD_SIZE", "1"))
 BATCH = 4 // WORLD
 
 
@@ -57,7 +54,7 @@ def _trainer(name: str, train: Any = None, evaluate: Any = None, **more: Any) ->
         "learning_rate": 1e-2,
         "logging_steps": 1,
         "report_to": [],
-        "use_cpu": True,
+        "use_cpu": CPU,
         "save_strategy": "no",
         "disable_tqdm": True,
         **more,
@@ -72,17 +69,10 @@ def _trainer(name: str, train: Any = None, evaluate: Any = None, **more: Any) ->
 
 def _found(trainer: Trainer) -> dict[str, Any]:
     trainer.train()
-    weights = digest(trainer.accelerator.unwrap_model(trainer.model, keep_torch_compile=False))
-    digests: list[Any] = [weights] * WORLD
-    if WORLD > 1:
-        dist.all_gather_object(digests, weights)
-    state = trainer.model.state_dict()
-    flat = torch.cat([tensor.detach().reshape(-1) for _, tensor in sorted(state.items())])
     return {
         "losses": [row["loss"] for row in trainer.state.log_history if "loss" in row],
         "evaluation": trainer.evaluate()["eval_loss"],
-        "ranks agree": len(set(digests)) == 1,
-        "weights": flat[:: max(1, flat.numel() // 50)].tolist(),
+        **trained(trainer.accelerator.unwrap_model(trainer.model, keep_torch_compile=False)),
     }
 
 

@@ -1,4 +1,4 @@
-"""trl's trainers and its way of launching, on a model and a tokenizer built on the spot."""
+"""trl's trainers, and in one process its way of launching, on a model and a tokenizer built on the spot."""
 
 import contextlib
 import io
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
-from models import digest, llama, report
+from models import CPU, WORLD, llama, report, trained
 from text import preferences, sentence, tokenizer
 from transformers import LlamaForSequenceClassification, set_seed
 from trl import DPOConfig, DPOTrainer, RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
@@ -17,12 +17,12 @@ from trl import DPOConfig, DPOTrainer, RewardConfig, RewardTrainer, SFTConfig, S
 def _arguments(kind: Any, name: str, **others: Any) -> Any:
     settings = {
         "output_dir": name,
-        "per_device_train_batch_size": 2,
+        "per_device_train_batch_size": 2 // WORLD,
         "max_steps": 3,
         "learning_rate": 1e-2,
         "logging_steps": 1,
         "report_to": [],
-        "use_cpu": True,
+        "use_cpu": CPU,
         "bf16": False,
         "gradient_checkpointing": False,
         "save_strategy": "no",
@@ -36,7 +36,7 @@ def _arguments(kind: Any, name: str, **others: Any) -> Any:
 def _result(trainer: Any) -> dict[str, Any]:
     trainer.train()
     losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
-    return {"losses": losses, "finite": all(map(math.isfinite, losses)), "weights": digest(trainer.model)}
+    return {"losses": losses, "finite": all(map(math.isfinite, losses)), **trained(trainer.model)}
 
 
 def _sft() -> dict[str, Any]:
@@ -90,7 +90,8 @@ def _in_process() -> dict[str, Any]:
 
 def main() -> None:
     """Run every case and print what came out."""
-    report({"sft": _sft(), "dpo": _dpo(), "reward": _reward(), "in process": _in_process()})
+    found = {"sft": _sft(), "dpo": _dpo(), "reward": _reward()}
+    report(found if WORLD > 1 else {**found, "in process": _in_process()})
 
 
 if __name__ == "__main__":

@@ -346,12 +346,7 @@ class Accelerator:
     @ddp_handler.setter
     def ddp_handler(self, handler: DistributedDataParallelKwargs | None) -> None:
         _check_setting("ddp_handler", handler, DistributedDataParallelKwargs, optional=True)
-        runtime = self._runtime
-        runtime.set_handler(DistributedDataParallelKwargs, handler)
-        others = [
-            plugin for plugin in runtime.strategy.parts.plugins if not isinstance(plugin, DistributedDataParallelKwargs)
-        ]
-        runtime.change(plugins=(*others, *([] if handler is None else [handler])))
+        self._runtime.set_plugin(DistributedDataParallelKwargs, handler)
 
     @property
     def device_placement(self) -> bool:
@@ -988,17 +983,7 @@ class Accelerator:
         Raises:
             ConfigurationError: An object lacks one of the two.
         """
-        wrong = [
-            f"{type(item).__name__} (number {index})"
-            for index, item in enumerate(objects)
-            if not callable(getattr(item, "state_dict", None)) or not callable(getattr(item, "load_state_dict", None))
-        ]
-        if wrong:
-            raise ConfigurationError(
-                f"Objects to be checkpointed need state_dict() and load_state_dict(); these lack one: "
-                f"{', '.join(wrong)}. Add the two methods; nothing was registered."
-            )
-        self._custom_objects.extend(objects)
+        self._runtime.register(objects)
 
     def register_save_state_pre_hook(self, hook: Callable[..., None]) -> RemovableHandle:
         """Call `hook(models, weights, output_dir)` before `save_state` writes weights; it may change the list.

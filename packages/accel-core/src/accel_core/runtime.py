@@ -99,6 +99,30 @@ class Runtime:
         if handler is not None:
             self.handlers[kind.__name__] = handler
 
+    def set_plugin(self, kind: type[KwargsHandler], handler: KwargsHandler | None) -> None:
+        """Replace the handler of a kind that the strategy reads too, or take it away."""
+        self.set_handler(kind, handler)
+        others = [plugin for plugin in self.strategy.parts.plugins if not isinstance(plugin, kind)]
+        self.change(plugins=(*others, *([] if handler is None else [handler])))
+
+    def register(self, objects: Sequence[object]) -> None:
+        """Save and restore these objects with the state.
+
+        Raises:
+            ConfigurationError: An object lacks one of the two methods.
+        """
+        wrong = [
+            f"{type(item).__name__} (number {index})"
+            for index, item in enumerate(objects)
+            if not callable(getattr(item, "state_dict", None)) or not callable(getattr(item, "load_state_dict", None))
+        ]
+        if wrong:
+            raise ConfigurationError(
+                f"Objects to be checkpointed need state_dict() and load_state_dict(); got {', '.join(wrong)}, which "
+                "lack one. Add the two methods; nothing was registered."
+            )
+        self.custom_objects.extend(objects)
+
     def kind_of(self, given: object) -> Kind | None:
         """Return which kind of object the strategy, or every strategy, takes `given` for."""
         return self.strategy.kind_of(given) or kind_of(given)

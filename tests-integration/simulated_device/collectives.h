@@ -49,6 +49,12 @@ struct Collectives final : c10d::Backend {
     auto host_out = as_host(out), host_in = as_host(in);
     return gloo->allgather_into_tensor_coalesced(host_out, host_in, options);
   }
+  Works scatter(Tensors& out, std::vector<Tensors>& in, const c10d::ScatterOptions& options) override {
+    auto host_out = as_host(out);
+    std::vector<Tensors> host_in;
+    for (const auto& each : in) host_in.push_back(as_host(each));
+    return gloo->scatter(host_out, host_in, options);
+  }
   Works send(Tensors& tensors, int target, int tag) override {
     auto host = as_host(tensors);
     return gloo->send(host, target, tag);

@@ -21,6 +21,8 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 from accel_core.checkpoint import commit, folder, transaction
 from accel_core.checkpoint.in_place import Journal
@@ -28,7 +30,10 @@ from accel_core.checkpoint.manifest import Manifest
 from accel_core.checkpoint.parts import FilePart
 from accel_core.checkpoint.ranks import Ranks
 from accel_core.checkpoint.run import BareRun
+from accel_core.checkpoint.sharded.writer import ShardPart
+from accel_core.mesh.tensor import local_part
 from accel_core.process import world
+from accel_core.strategies.sharding.format import FullyShardedFormat
 
 SETTINGS: dict[str, Any] = globals().get("SETTINGS", {})
 WIDTH = 16
@@ -50,11 +55,26 @@ class Count:
         self.count = state["count"]
 
 
+class Shards:
+    """What checkpoints ask of a strategy, for models in shards."""
+
+    format = FullyShardedFormat("SHARDED_STATE_DICT", lambda optimizer, keep: {})
+
+    def state_dict(self, model: nn.Module, *, unwrap: bool = True) -> dict[str, Any]:
+        """Return nothing: shards are not gathered."""
+        return {}
+
+
 def build() -> BareRun:
     """Return a run whose whole state is zero."""
     model = nn.Linear(64, 64)
+    if SETTINGS.get("sharded"):
+        fully_shard(model, mesh=init_device_mesh("cpu", (SETTINGS["size"],)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    return BareRun([model], [optimizer], custom_objects=[Count()])
+    run = BareRun([model], [optimizer], custom_objects=[Count()])
+    if SETTINGS.get("sharded"):
+        run.strategy = Shards()
+    return run
 
 
 def fill(run: BareRun, count: int) -> None:
@@ -75,8 +95,9 @@ def count_of(run: BareRun) -> int:
     """
     counts: set[float] = {run.step, run.custom_objects[0].count}
     for parameter in run.models[0].parameters():
-        counts |= {float(value) for value in parameter.detach().unique()}
-        counts |= {float(value) for value in run.optimizers[0].state[parameter]["momentum_buffer"].unique()}
+        counts |= {float(value) for value in local_part(parameter.detach()).unique()}
+        momentum = local_part(run.optimizers[0].state[parameter]["momentum_buffer"])
+        counts |= {float(value) for value in momentum.unique()}
     assert len(counts) == 1, f"a mixture of saves: {counts}"
     return int(counts.pop())
 
@@ -107,6 +128,8 @@ def watch_phases(board: mmap.mmap, rank: int, pause: float) -> None:
     show()
     wrap(transaction, "_make_room", "make room")
     wrap(FilePart, "write", "write")
+    wrap(ShardPart, "write", "write")
+    wrap(ShardPart, "conclude", "list")
     wrap(Ranks, "exchange", "agree")
     wrap(Journal, "prepare", "prepare")
     wrap(Manifest, "write", "manifest")

@@ -162,6 +162,23 @@ def test_killed_at_random_instants(tmp_path: Path, capsys: pytest.CaptureFixture
             assert len(os.listdir(directory / "checkpoints")) == 2
 
 
+def test_killed_while_shards_are_saved(tmp_path: Path) -> None:
+    """Both ranks killed in each phase of a save in shards: one rank loads the save before or the new one, whole."""
+    for number, wanted in enumerate(("write", "list", "manifest", "put in place", "place", "write", "list")):
+        before = completed(tmp_path)
+        ranks = start(tmp_path, RANKS, seed=number, automatic=False, saves=1000, pause=0.003, sharded=True)
+        deadline = time.monotonic() + 60
+        while completed(tmp_path) < before + 1 or phase(tmp_path, 0) != wanted:
+            assert time.monotonic() < deadline, f"no save reached the phase {wanted!r}"
+        kill(ranks)
+        end(ranks)
+        done, found = completed(tmp_path), count_on_disk(tmp_path, False)
+        assert found in (done, done + 1), f"{done} saves were complete, and save {found} was loaded"
+    assert end(start(tmp_path, RANKS, seed=0, automatic=False, saves=1, sharded=True)) == [0] * RANKS
+    assert leftovers(tmp_path) == []
+    assert count_on_disk(tmp_path, False) == completed(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("kind", "plain"), [("numbered", False), ("fresh", True), ("in place", False), ("in place", True)]
 )

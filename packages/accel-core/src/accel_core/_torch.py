@@ -6,7 +6,7 @@ first version of torch that is known to have it. A test looks each of them up in
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import _foreach_mul_ as foreach_mul_
 from torch import _tensor as tensor_rebuilders
@@ -26,9 +26,18 @@ __all__ = [
     "get_restore_location",
     "pin_memory",
     "rebuilders",
+    "storage_info",
     "tensor_rebuilders",
     "weights_only_unpickler",
 ]
+
+
+def storage_info(file: str, offset: int, length: int) -> Any:
+    """Return the record by which a list of shards says where a piece lies."""
+    # Imported late: a run that saves no shards starts without torch's checkpoints.
+    from torch.distributed.checkpoint.filesystem import _StorageInfo
+
+    return _StorageInfo(file, offset, length)
 
 
 class PrivateName(NamedTuple):
@@ -57,6 +66,10 @@ PRIVATE_NAMES = (
     PrivateName(
         "torch._weights_only_unpickler:Unpickler",
         "Files older than torch 1.6 are read with storages that hold the file's bytes; torch.load makes them first.",
+    ),
+    PrivateName(
+        "torch.distributed.checkpoint.filesystem:_StorageInfo",
+        "A list of shards that torch reads has to hold this record; only torch's own writer makes it.",
     ),
     PrivateName(
         "torch._tensor:_rebuild_from_type_v2",

@@ -426,15 +426,3 @@ def test_an_optimizer_that_updates_inside_backward_is_refused(version: int) -> N
     with pytest.raises(PreparationError, match="LOMO"):
         accelerator.prepare(net, library.Lomo(net, lr=0.1))
     assert type(net) is nn.Linear
-
-
-@world(2)
-def test_checkpoints_in_shards_are_refused_by_name(tmp_path: Path) -> None:
-    """Version 2's own default is not built; the error says what to use, and nothing was written."""
-    accelerator = Accelerator(fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2))
-    accelerator.prepare(nn.Linear(2, 2))
-    with pytest.raises(
-        Exception, match=r"got state_dict_type=SHARDED_STATE_DICT\. Use state_dict_type='FULL_STATE_DICT'"
-    ):
-        accelerator.save_state(str(tmp_path / "state"))
-    assert not (tmp_path / "state").exists()

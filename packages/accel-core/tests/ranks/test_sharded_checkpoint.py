@@ -307,13 +307,13 @@ def test_what_no_format_recognises_is_refused_by_name(tmp_path: Path) -> None:
     """A folder as an engine of Accelerate writes it, while no strategy here reads such: what is there is listed."""
     own = build(1, sharded=False)
     if own.world.rank == 0:
-        (tmp_path / "ckpt" / "pytorch_model_fsdp_0").mkdir(parents=True)
-        for name in ("pytorch_model_fsdp_0/__0_0.distcp", "pytorch_model_fsdp_0/.metadata", "random_states_0.pkl"):
+        (tmp_path / "ckpt" / "pytorch_model").mkdir(parents=True)
+        for name in ("pytorch_model/mp_rank_00_model_states.pt", "random_states_0.pkl"):
             (tmp_path / "ckpt" / name).write_text(name)
     gather_object([None])
     text = failure_of(folder.load_state, own, tmp_path / "ckpt")
     assert text.startswith(CheckpointMismatchError.__name__)
-    assert "written by FSDP, sharded; got pytorch_model_fsdp_0/, random_states_0.pkl" in text
+    assert "written by DeepSpeed; got pytorch_model/, random_states_0.pkl" in text
 
 
 @world(2)

@@ -96,7 +96,7 @@ def agree_on_save(target: Path, ranks: Ranks) -> Held | None:
         # A save of another process between the looks of two ranks makes them differ for a moment only.
         if everywhere == before:
             raise CheckpointMismatchError(
-                "The ranks do not hold the same save of the checkpoint, and nothing was changed; found:\n"
+                "The ranks do not hold the same save of the checkpoint, and nothing was changed; got:\n"
                 f"{_listed(everywhere)}\nPass the same checkpoint on all ranks, or copy it to the disks that lack it."
             )
         before = everywhere
@@ -132,7 +132,7 @@ def agree_on_latest(directory: Path, ranks: Ranks) -> Path:
             below = lowest + 1
     found = "\n" + "\n".join(seen) + "\n" if seen else f"{len(commit.numbered(directory))} folders so named. "
     raise CheckpointNotFoundError(
-        f"There is no complete checkpoint_<number> in {str(directory)!r} that every rank holds; found {found}"
+        f"There is no complete checkpoint_<number> in {str(directory)!r} that every rank holds; got {found}"
         "Start the run from the beginning."
     )
 

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from accel_core.checkpoint.formats import recognise
 from accel_core.checkpoint.manifest import Manifest
 from accel_core.checkpoint.opened import Opened
 from accel_core.checkpoint.ranks import Ranks
-from accel_core.checkpoint.report import Finding, Restoration, RestoreReport
+from accel_core.checkpoint.report import Finding, Restoration, RestoreReport, listed
 from accel_core.checkpoint.staging import Buffers
 from accel_core.checkpoint.transaction import Transaction
 from accel_core.errors import CheckpointDamagedError, CheckpointError, ConfigurationError, UnsafeCheckpointError
@@ -241,7 +242,8 @@ def _compare(run: Run, chosen: _Chosen, opened: Opened, ranks: Ranks, *, strict:
         reading.plans = _examine(everything_else, ranks)
         if not run.load_state_pre_hooks:
             reading.plans = _examine(lambda: _model_plans(run, list(run.models), reading), ranks) + reading.plans
-        reading.report.findings[:0] = [finding for check in checks for finding in check.result()]
+        held = {file: values for plan in reading.plans for file, values in plan.holds.items()}
+        reading.report.findings[:0] = [_with_contents(found, held) for check in checks for found in check.result()]
     _share(reading.report, reading.plans, ranks, strict=strict)
     return reading
 
@@ -380,6 +382,13 @@ def _damage(manifest: Manifest, folder: Path, name: str, rank: int) -> list[Find
     except OSError as error:
         return [Finding(name, "damaged", f"{folder / name} cannot be read ({error.strerror})", rank)]
     return [Finding(name, "damaged", f"{folder / name} {detail}", rank) for detail in details]
+
+
+def _with_contents(finding: Finding, held: dict[str, list[str]]) -> Finding:
+    """Return what is wrong with a file, and what of a component lies in it."""
+    if finding.component not in held:
+        return finding
+    return replace(finding, detail=f"{finding.detail}; it holds {listed(held[finding.component])}")
 
 
 def _examine(look: Callable[[], list[Restoration]], ranks: Ranks) -> list[Restoration]:

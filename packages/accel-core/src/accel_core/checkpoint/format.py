@@ -1,7 +1,8 @@
 """The door through which a strategy decides how models and optimizers lie in a checkpoint.
 
 Saving: `CheckpointFormat.weights`, the save hooks, `parts`, in which ranks may still talk; then, when all ranks have
-planned, `Part.write` of each, which talks to nobody. Loading: `recognises`, `files_of`, `optimizer_restorations`,
+planned, `Part.write` of each, which talks to nobody, and `SharedPart.conclude` on the rank that completes the folder.
+Loading: `recognises`, `files_of`, `optimizer_restorations`,
 `model_restorations`; then, when all ranks agree, `Restoration.apply` of each. Every rank calls all of them.
 """
 
@@ -12,7 +13,7 @@ import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import nn
@@ -26,7 +27,7 @@ from accel_core.errors import CheckpointMismatchError
 from accel_core.plugins.project import ProjectConfiguration
 from accel_core.process.world import World
 
-__all__ = ["CheckpointFormat", "Exchange", "ModelHolder", "Part", "Run", "Source"]
+__all__ = ["CheckpointFormat", "Exchange", "ModelHolder", "Part", "Run", "SharedPart", "Source"]
 
 _T = TypeVar("_T")
 
@@ -156,6 +157,31 @@ class Part(Protocol):
 
     def snapshot(self, buffers: Buffers) -> Part:
         """Return a copy that later changes of the run do not reach; tensors go into the reused `buffers`."""
+
+
+@runtime_checkable
+class SharedPart(Part, Protocol):
+    """A part that all ranks write something of, and that one of them concludes when all have.
+
+    Every rank has one of that name.
+    """
+
+    @property
+    def name(self) -> str:
+        """What it is called among the parts of a rank."""
+
+    @property
+    def note(self) -> object:
+        """What the rank that concludes has to know of what `write` did; it is sent to all ranks."""
+
+    def conclude(self, folder: Path, rank: int, notes: Sequence[object]) -> list[Entry]:
+        """Write what can only be written when all ranks have, and return an entry for every file.
+
+        Args:
+            folder: Where the checkpoint is staged.
+            rank: This rank.
+            notes: `note` of each rank.
+        """
 
 
 class CheckpointFormat(Protocol):

@@ -19,7 +19,10 @@ __all__ = ["recognise", "register_format"]
 
 _SHOWN = 20
 
-_registered: list[CheckpointFormat | str] = ["accel_core.checkpoint.plain:PLAIN"]
+_registered: list[CheckpointFormat | str] = [
+    "accel_core.checkpoint.plain:PLAIN",
+    "accel_core.checkpoint.sharded.format:SHARDED",
+]
 
 
 def register_format(chosen: CheckpointFormat | str) -> None:

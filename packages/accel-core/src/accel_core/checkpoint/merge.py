@@ -154,8 +154,8 @@ def _warn_of_newer(folder: Path, listed: Mapping[str, object]) -> None:
     newer = [name for name in sorted(listed) if os.stat(folder / name).st_mtime_ns > written]
     if newer and len(newer) < len(listed):
         _logger.warning(
-            "Some shards in %s are newer than their list: %s. If nobody copied them one by one, they are of a save that "
-            "did not finish; load another checkpoint then.",
+            "Some shards in %s are newer than their list: %s. If nobody copied them one by one, they are of a save "
+            "that did not finish; load another checkpoint then.",
             folder,
             ", ".join(newer[:_SHOWN]),
         )

@@ -60,7 +60,7 @@ class ObjectWeights:
         content = pickles.read_object(folder, name, links=links, mmap=True)
         if not isinstance(content, Mapping) or not all(isinstance(key, str) for key in content):
             raise CheckpointDamagedError(
-                f"The weights file {str(folder / name)!r} holds no state dict; found a {type(content).__name__}. "
+                f"The weights file {str(folder / name)!r} holds no state dict; got a {type(content).__name__}. "
                 "Load another checkpoint."
             )
         self.path = folder / name

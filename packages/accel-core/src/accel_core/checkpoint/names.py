@@ -11,6 +11,8 @@ import re
 import string
 from pathlib import Path
 
+from accel_core.options.fsdp import FSDP_MODEL_NAME
+
 __all__ = [
     "CUSTOM_NAME",
     "DATALOADER_NAME",
@@ -44,12 +46,16 @@ __all__ = [
     "is_beside",
     "is_model",
     "is_shard",
+    "local_model_name",
     "model_name",
     "optimizer_name",
     "random_states_name",
     "sampler_name",
     "scheduler_name",
+    "sharded_model_name",
+    "sharded_optimizer_name",
     "split_beside",
+    "whole_model_name",
 ]
 
 MODEL_NAME = "pytorch_model"
@@ -112,6 +118,30 @@ def model_name(index: int, *, safe: bool) -> str:
 def optimizer_name(index: int) -> str:
     """Return the file of the optimizer number `index`."""
     return _numbered(OPTIMIZER_NAME, index, "bin")
+
+
+def sharded_model_name(index: int) -> str:
+    """Return the folder of the shards of the model number `index`."""
+    return f"{FSDP_MODEL_NAME}_{index}"
+
+
+def sharded_optimizer_name(index: int) -> str:
+    """Return the folder of the shards of the optimizer number `index`."""
+    return f"{OPTIMIZER_NAME}_{index}"
+
+
+def whole_model_name(index: int) -> str:
+    """Return the file that Accelerate's FSDP writes the whole model number `index` into."""
+    return _numbered(FSDP_MODEL_NAME, index, "bin")
+
+
+def local_model_name(index: int, rank: int) -> str:
+    """Return the file of what one rank holds of the model number `index`.
+
+    >>> local_model_name(0, 1), local_model_name(2, 0)
+    ('pytorch_model_fsdp_rank1.bin', 'pytorch_model_fsdp_2_rank0.bin')
+    """
+    return f"{FSDP_MODEL_NAME}{f'_{index}' if index else ''}_rank{rank}.bin"
 
 
 def scheduler_name(index: int) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,7 @@ from accel_core.checkpoint.report import Finding, Restoration, finding_of
 from accel_core.errors import CheckpointError
 from accel_core.mesh.tensor import is_spread, placed_like
 
-__all__ = ["restoration"]
+__all__ = ["differences", "ordered", "restoration"]
 
 _LIKE_PARAMETER = frozenset(
     {"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "grad_avg", "sum", "acc_delta", "ax"}
@@ -24,7 +24,9 @@ _LIKE_PARAMETER = frozenset(
 _NOT_COMPARED = frozenset({"params", "param_names", "initial_lr", "swa_lr", "base_momentum", "max_momentum"})
 
 
-def restoration(optimizer: Any, index: int, source: Source, rank: int) -> Restoration:
+def restoration(
+    optimizer: Any, index: int, source: Source, rank: int, names_of: Sequence[Sequence[str]] | None = None
+) -> Restoration:
     """Compare the optimizer file number `index` with an optimizer, changing nothing.
 
     Args:
@@ -32,6 +34,7 @@ def restoration(optimizer: Any, index: int, source: Source, rank: int) -> Restor
         index: Its number.
         source: The checkpoint.
         rank: Who asks.
+        names_of: Names of its parameters, group by group, for a file that has names instead of numbers.
     """
     component, name = f"optimizer {index}", names.optimizer_name(index)
     try:
@@ -39,9 +42,40 @@ def restoration(optimizer: Any, index: int, source: Source, rank: int) -> Restor
         state = pickles.read_object(source.folder, name, **source.load_kwargs)
     except (CheckpointError, OSError) as error:
         return Restoration(component, findings=[finding_of(error, component, rank)])
-    findings = [Finding(component, "mismatch", detail, rank) for detail in _differences(state, optimizer)]
+    problems: list[str] = []
+    if names_of is not None and _has_names(state):
+        groups, problems = ordered(state["param_groups"], names_of)
+        state = {**state, "param_groups": groups}
+    problems = problems or differences(state, optimizer)
+    findings = [Finding(component, "mismatch", detail, rank) for detail in problems]
     apply = partial(_load, optimizer, state)
     return Restoration(component, apply, findings, files=frozenset({name}))
+
+
+def ordered(
+    groups: Sequence[Mapping[str, Any]], names_of: Sequence[Sequence[str]]
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return groups of parameters that are named in the order of an optimizer's own, and what does not fit.
+
+    Args:
+        groups: The groups as they were stored.
+        names_of: Names of the optimizer's parameters, group by group.
+    """
+    if len(groups) != len(names_of):
+        return [dict(group) for group in groups], [f"{len(groups)} parameter groups instead of {len(names_of)}"]
+    found: list[str] = []
+    for number, (group, own) in enumerate(zip(groups, names_of, strict=True)):
+        stored = group["params"]
+        lacking = [name for name in own if name not in set(stored)]
+        unknown = [name for name in stored if name not in set(own)]
+        found += [f"group {number} lacks {', '.join(lacking)}"] if lacking else []
+        found += [f"group {number} has {', '.join(unknown)}, which the optimizer does not train"] if unknown else []
+    return [{**group, "params": list(own)} for group, own in zip(groups, names_of, strict=True)], found
+
+
+def _has_names(state: Any) -> bool:
+    held = [name for group in state["param_groups"] for name in group["params"]] if _is_state(state) else []
+    return bool(held) and all(isinstance(name, str) for name in held)
 
 
 def _load(optimizer: Any, state: dict[str, Any]) -> None:
@@ -59,7 +93,8 @@ def _load(optimizer: Any, state: dict[str, Any]) -> None:
     optimizer.load_state_dict(state)
 
 
-def _differences(state: Any, optimizer: Any) -> list[str]:
+def differences(state: Any, optimizer: Any) -> list[str]:
+    """Return in what a stored state does not fit an optimizer."""
     if not _is_state(state):
         return ["the file holds no state of an optimizer"]
     groups, own_groups = state["param_groups"], optimizer.param_groups

@@ -41,8 +41,10 @@ class PlainFormat:
         return parts(run, weights, safe=safe_serialization) if writes else []
 
     def recognises(self, source: Source) -> bool:
-        """Return whether there are whole weights."""
-        return any(names.is_model(name) for name in source.files())
+        """Return whether there are whole weights, and none of FSDP's, of which one would be of an older save."""
+        files = source.files()
+        fsdp = any((names.engine_of(name) or "").startswith("FSDP") for name in files)
+        return not fsdp and any(names.is_model(name) for name in files)
 
     def files_of(self, source: Source, rank: int, size: int) -> Iterable[str]:
         """Return all files: every rank reads whole models."""

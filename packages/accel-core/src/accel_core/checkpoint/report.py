@@ -16,7 +16,7 @@ from accel_core.errors import (
     UnsafeCheckpointError,
 )
 
-__all__ = ["Finding", "Kind", "Restoration", "RestoreReport", "finding_of"]
+__all__ = ["Finding", "Kind", "Restoration", "RestoreReport", "finding_of", "listed"]
 
 Kind = Literal["unsafe", "damaged", "missing", "unexpected", "mismatch", "extra"]
 
@@ -28,6 +28,7 @@ _ERRORS: tuple[tuple[Kind, type[CheckpointError]], ...] = (
     ("mismatch", CheckpointMismatchError),
 )
 _SHOWN = 40
+_NAMES_SHOWN = 8
 
 
 @record(frozen=True)
@@ -57,6 +58,7 @@ class Restoration:
         findings: What is wrong with it.
         partial: Whether `apply` does something useful in spite of the findings.
         files: Names of the files that it reads.
+        holds: What of the component lies in each file, for errors; empty where a file is the component.
     """
 
     component: str
@@ -64,6 +66,7 @@ class Restoration:
     findings: list[Finding] = field(default_factory=list)
     partial: bool = False
     files: frozenset[str] = frozenset()
+    holds: dict[str, list[str]] = field(default_factory=dict)
 
 
 @record
@@ -146,3 +149,13 @@ def finding_of(error: Exception, component: str, rank: int) -> Finding:
     elif isinstance(error, OSError):
         detail = f"{error.filename}: {error.strerror}"
     return Finding(component, kind, detail, rank)
+
+
+def listed(names: list[str]) -> str:
+    """Return some names as text, the first of them where there are many.
+
+    >>> listed(["body.weight", "body.bias"])
+    'body.weight, body.bias'
+    """
+    more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
+    return ", ".join(names[:_NAMES_SHOWN]) + more

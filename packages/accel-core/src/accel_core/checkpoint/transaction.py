@@ -12,7 +12,7 @@ from accel_core._records import record
 from accel_core.checkpoint import commit, deferred_delete, names
 from accel_core.checkpoint.agreement import common_save, together
 from accel_core.checkpoint.digest import digest_of
-from accel_core.checkpoint.format import Part
+from accel_core.checkpoint.format import Part, SharedPart
 from accel_core.checkpoint.manifest import Entry, Manifest, versions
 from accel_core.checkpoint.ranks import Ranks
 from accel_core.errors import CheckpointError, ConfigurationError, RemoteRankError
@@ -124,15 +124,19 @@ class Transaction:
             entries: list[Entry] = []
             with together(ranks, f"Writing the checkpoint {str(self.target)!r}"):
                 entries = self._write(parts, threads)
-            everybody = ranks.exchange((self.keeper, entries))
-            mine = [entry for keeper, written in everybody if keeper == self.rank for entry in written]
+            shared = [part for part in parts if isinstance(part, SharedPart)]
+            everybody = ranks.exchange((self.keeper, entries, {part.name: part.note for part in shared}))
+            mine = [entry for keeper, written, _ in everybody if keeper == self.rank for entry in written]
             with together(ranks, f"Completing the checkpoint {str(self.target)!r}"):
                 if self.keeper == self.rank:
+                    for part in shared:
+                        notes = [noted.get(part.name) for _, _, noted in everybody]
+                        mine += part.conclude(self.staging, self.rank, notes)
                     self._complete(mine, hooked)
         except BaseException:
             self.abandon()
             raise
-        self._publish(ranks, alone=len({keeper for keeper, _ in everybody}) == 1)
+        self._publish(ranks, alone=len({keeper for keeper, *_ in everybody}) == 1)
         if self.limit is not None:
             if self.keeper == self.rank:
                 commit.prune(self.target, self.limit)

@@ -74,7 +74,10 @@ def test_files_are_as_large_as_asked(tmp_path: Path) -> None:
     merge_weights(folder, tmp_path / "whole", max_shard_size=900)
     index = json.loads((tmp_path / "whole" / "model.safetensors.index.json").read_text())
     assert index["metadata"]["total_size"] == 1200
-    assert sorted(set(index["weight_map"].values())) == ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+    assert sorted(set(index["weight_map"].values())) == [
+        "model-00001-of-00002.safetensors",
+        "model-00002-of-00002.safetensors",
+    ]
     merge_weights(folder, tmp_path / "whole")
     assert [path.name for path in (tmp_path / "whole").iterdir()] == ["model.safetensors"]
     torch.testing.assert_close(load_file(tmp_path / "whole" / "model.safetensors"), state, rtol=0, atol=0)

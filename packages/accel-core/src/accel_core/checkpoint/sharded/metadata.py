@@ -156,7 +156,8 @@ def _state(made: object, kind: str) -> Any:
         ValueError: It is no such record.
         _ForeignError: It is something that no list of shards has.
     """
-    if type(made) is Made and made.kind[0].partition(".")[0] != "torch":
+    named = made.kind if type(made) is Made else made
+    if type(named) is Global and named[0].partition(".")[0] != "torch":
         raise _ForeignError(f"{_shown(made)} where {kind} belongs")
     if type(made) is not Made or made.kind[1] != kind or made.kind[0] not in _HOMES.get(kind, (_DCP + ".metadata",)):
         raise ValueError(f"{_shown(made)} where {kind} belongs")
@@ -164,7 +165,8 @@ def _state(made: object, kind: str) -> Any:
 
 
 def _shown(value: object) -> str:
-    return ".".join(value.kind) if type(value) is Made else f"a {type(value).__name__}"
+    named = value.kind if type(value) is Made else value
+    return ".".join(named) if type(named) is Global else f"a {type(value).__name__}"
 
 
 def _metadata(described: Any, path: Path) -> Metadata:
@@ -195,7 +197,7 @@ def _check(found: Metadata) -> None:
         if (name, None) not in found.places:
             raise ValueError(f"no place of {name}")
     for name, stored in found.tensors.items():
-        for box in stored.boxes:
+        for box in (box for box in stored.boxes if box.numel):
             place = found.places.get((name, box.offsets))
             if place is None:
                 raise ValueError(f"no place of a piece of {name}")

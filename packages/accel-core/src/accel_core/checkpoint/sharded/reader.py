@@ -13,6 +13,7 @@ from torch import Tensor
 
 from accel_core.checkpoint import pickles
 from accel_core.checkpoint.manifest import open_member
+from accel_core.checkpoint.report import listed
 from accel_core.checkpoint.sharded.metadata import METADATA_NAME, Box, Metadata, Place, StoredTensor, decode, overlap
 from accel_core.errors import CheckpointDamagedError, CheckpointNotFoundError
 from accel_core.mesh.tensor import local_box, local_part
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
 __all__ = ["ShardFolder"]
 
-_SHOWN = 8
 _SAMPLE = 4096
 
 
@@ -115,7 +115,7 @@ class ShardFolder:
             CheckpointDamagedError: A piece of it is damaged or not there.
         """
         stored = self.tensors[name]
-        if part in stored.boxes:
+        if part in stored.boxes and part.numel:
             return self._piece(name, stored, part)
         made = torch.empty(part.sizes, dtype=stored.dtype)
         self._fill(name, part, made)
@@ -240,12 +240,6 @@ class _Window(io.RawIOBase):
             done += count
         self._at += done
         return done
-
-
-def listed(names: list[str]) -> str:
-    """Return some names as text, the first of them where there are many."""
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more
 
 
 def _narrowed(tensor: Tensor, part: Box, of: Box) -> Tensor:

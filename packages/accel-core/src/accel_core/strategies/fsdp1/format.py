@@ -1,4 +1,4 @@
-"""Whole checkpoints of models that FSDP1 wraps."""
+"""Checkpoints of models that FSDP1 wraps: whole, in shards, or each rank's pieces as they are."""
 
 from __future__ import annotations
 
@@ -9,17 +9,32 @@ from typing import Any, Protocol
 
 import torch
 
-from accel_core.checkpoint import model as models_of
-from accel_core.checkpoint import optimizer as optimizers_of
-from accel_core.checkpoint.format import Run, Source
-from accel_core.checkpoint.report import Restoration
-from accel_core.strategies.sharding.format import WholeFormat
+from accel_core.checkpoint import names, pickles
+from accel_core.checkpoint.format import Exchange, Part, Run, Source
+from accel_core.checkpoint.parts import FilePart
+from accel_core.checkpoint.report import Finding, Restoration, finding_of
+from accel_core.checkpoint.sharded import models as stored_models
+from accel_core.checkpoint.sharded import optimizers as stored_optimizers
+from accel_core.checkpoint.sharded import writer
+from accel_core.checkpoint.sharded.optimizers import NamedOptimizer
+from accel_core.errors import CheckpointError
+from accel_core.modules.unwrap import canonical_name
+from accel_core.strategies.fsdp1 import states
+from accel_core.strategies.sharding.format import FullyShardedFormat
 
 __all__ = ["WrappedFormat"]
 
 
 class _Owner(Protocol):
-    """What gathers and shares out whole states; every rank calls each method."""
+    """What knows the wrappers, and gathers and shares out whole states; every rank calls the latter."""
+
+    def wrapper_of(self, model: torch.nn.Module) -> torch.nn.Module | None: ...
+
+    def wrapper_under(self, optimizer: Any) -> torch.nn.Module | None: ...
+
+    def ties_of(self, model: torch.nn.Module) -> list[list[str]]: ...
+
+    def order(self, wrapper: torch.nn.Module, named: dict[str, Any]) -> list[str]: ...
 
     def whole_state(self, model: torch.nn.Module, *, keep: bool) -> dict[str, Any]: ...
 
@@ -27,64 +42,188 @@ class _Owner(Protocol):
 
     def whole_optimizer(self, optimizer: Any, keep: bool) -> dict[str, Any]: ...
 
-    def whole_groups(self, optimizer: Any) -> list[dict[str, Any]]: ...
+    def whole_named(self, wrapper: torch.nn.Module, optimizer: Any) -> dict[str, Any]: ...
+
+    def whole_shapes(self, wrapper: torch.nn.Module) -> dict[str, torch.Size]: ...
 
     def load_whole_optimizer(self, optimizer: Any, state: dict[str, Any]) -> None: ...
 
 
-class WrappedFormat(WholeFormat):
-    """Whole models and optimizers, which are compared whole too: a piece has neither the name nor the shape.
+class WrappedFormat(FullyShardedFormat):
+    """Models and optimizers are compared by parameters: a flattened piece has neither name nor shape of one.
 
     Args:
         kind: The layout of checkpoints that the plugin names.
-        owner: Gathers and shares out.
+        owner: Knows the wrappers, gathers and shares out.
     """
 
     def __init__(self, kind: str, owner: _Owner) -> None:
         super().__init__(kind, owner.whole_optimizer)
         self._owner = owner
 
+    def parts(
+        self,
+        run: Run,
+        weights: Sequence[dict[str, Any]],
+        *,
+        writes: bool,
+        exchange: Exchange,
+        safe_serialization: bool,
+        **kwargs: object,
+    ) -> list[Part]:
+        """Return what this rank writes; see `CheckpointFormat.parts`."""
+        if self.kind != "LOCAL_STATE_DICT":
+            return super().parts(
+                run, weights, writes=writes, exchange=exchange, safe_serialization=safe_serialization, **kwargs
+            )
+        rank = run.world.rank
+        local = [
+            FilePart(names.local_model_name(index, rank), "object", states.local_tensors(own))
+            for index, own in enumerate(run.models)
+        ]
+        return [*local, *writer.plan(self._optimizers(run), rank, exchange)]
+
+    def state_of(self, model: torch.nn.Module) -> dict[str, Any]:
+        """Return a model's state under its bare names, of each tensor what this rank holds; every rank calls it."""
+        wrapper = self._owner.wrapper_of(model)
+        if wrapper is None:
+            return super().state_of(model)
+        return states.state_of(wrapper) if states.in_shards(wrapper) else self._owner.whole_state(model, keep=True)
+
+    def optimizer_of(self, optimizer: Any, models: Sequence[Any]) -> dict[str, Any]:
+        """Return an optimizer's state by names, of each tensor what this rank holds; every rank calls it."""
+        wrapper = self._owner.wrapper_under(optimizer)
+        if wrapper is None:
+            return super().optimizer_of(optimizer, models)
+        if states.in_shards(wrapper):
+            return states.optimizer_of(wrapper, states.inside(optimizer))
+        state = self._owner.whole_optimizer(optimizer, True)
+        order = [name for group in self._named(optimizer, wrapper).names for name in group]
+        return {
+            "state": {order[place]: entries for place, entries in state["state"].items()},
+            "param_groups": [
+                {**group, "params": [order[place] for place in group["params"]]} for group in state["param_groups"]
+            ],
+        }
+
     def model_restorations(self, run: Run, models: Sequence[Any], source: Source) -> list[Restoration]:
         """Compare with the models, changing nothing, and return how each is restored."""
-        return [self._model(own, index, source, run.world.rank) for index, own in enumerate(models)]
+        return [self._model(own, index, source, run) for index, own in enumerate(models)]
 
-    def _model(self, own: Any, index: int, source: Source, rank: int) -> Restoration:
-        whole = _Whole(self._owner.whole_state(own, keep=True))
-        plan = models_of.restoration(whole, index, source, rank)
+    def _model(self, own: Any, index: int, source: Source, run: Run) -> Restoration:
+        if stored_models.holds_local(source, index):
+            return self._local(own, index, source, run)
+        wrapper = self._owner.wrapper_of(own)
+        sharded = wrapper is not None and states.in_shards(wrapper)
+        state = self.state_of(own) if sharded else self._owner.whole_state(own, keep=True)
+        stand = _Stand(state, self._owner.ties_of(own))
+        plan = stored_models.restoration(stand, index, source, run.world.rank)
 
         def apply() -> None:
             plan.apply()
-            self._owner.load_whole_state(own, whole.state)
+            if wrapper is not None and sharded:
+                states.load_state(wrapper, stand.state)
+            else:
+                self._owner.load_whole_state(own, stand.state)
 
         return replace(plan, apply=apply)
+
+    def _local(self, own: Any, index: int, source: Source, run: Run) -> Restoration:
+        """Compare what this rank held with what it holds now: as many ranks, flattened in the same way."""
+        component, rank = f"model {index}", run.world.rank
+        if source.world_size != run.world.size:
+            detail = (
+                f"was saved as each of {source.world_size} ranks held it (LOCAL_STATE_DICT), and {run.world.size} load "
+                f"it: load it on {source.world_size} ranks and save with state_dict_type='SHARDED_STATE_DICT'"
+            )
+            return Restoration(component, findings=[Finding(component, "mismatch", detail, rank)])
+        name = names.local_model_name(index, rank)
+        try:
+            source.check_listed(name)
+            stored = pickles.read_object(source.folder, name)
+        except (CheckpointError, OSError) as error:
+            return Restoration(component, findings=[finding_of(error, component, rank)])
+        held = states.local_tensors(own)
+        problems = _differences(stored, held)
+        findings = [Finding(component, "mismatch", detail, rank) for detail in problems]
+
+        @torch.no_grad()
+        def apply() -> None:
+            for key, tensor in held.items():
+                tensor.copy_(stored[key])
+
+        return Restoration(component, apply, findings, files=frozenset({name}))
 
     def optimizer_restorations(self, run: Run, source: Source) -> list[Restoration]:
         """Compare with the optimizers, changing nothing, and return how each is restored."""
         found: list[Restoration] = []
         for index, own in enumerate(run.optimizers):
-            stand = _Stand(self._owner.whole_groups(own), partial(self._owner.load_whole_optimizer, own))
-            found.append(optimizers_of.restoration(stand, index, source, run.world.rank))
+            wrapper = self._owner.wrapper_under(own)
+            seen = stored_optimizers.named_optimizer(own, run.models) if wrapper is None else self._named(own, wrapper)
+            found.append(stored_optimizers.restoration(seen, index, source, run.world.rank))
         return found
 
+    def _named(self, own: Any, wrapper: torch.nn.Module) -> NamedOptimizer:
+        """Return an optimizer of a wrapped model by the names of its parameters, which have shapes and no values."""
+        inside = states.inside(own)
+        if states.in_shards(wrapper):
+            named = states.optimizer_of(wrapper, inside)
+            like = states.state_of(wrapper)
+        else:
+            named = self._owner.whole_named(wrapper, own)
+            like = {
+                name: torch.empty(shape, device="meta") for name, shape in self._owner.whole_shapes(wrapper).items()
+            }
+        order = self._owner.order(wrapper, named)
+        groups = [{**g, "params": [n for n in order if n in set(g["params"])]} for g in named["param_groups"]]
+        given = [list(group["params"]) for group in groups]
+        shown = [{**group, "params": [like[name] for name in group["params"]]} for group in groups]
+        load: Callable[[dict[str, Any]], None] = (
+            partial(_load_by_names, wrapper, inside, given)
+            if states.in_shards(wrapper)
+            else partial(self._owner.load_whole_optimizer, own)
+        )
+        return NamedOptimizer(shown, given, like, load)
 
-class _Whole(torch.nn.Module):
-    """Stands for a model with a state that is whole."""
 
-    def __init__(self, state: dict[str, Any]) -> None:
+def _load_by_names(
+    wrapper: torch.nn.Module, inside: torch.optim.Optimizer, given: list[list[str]], state: dict[str, Any]
+) -> None:
+    """Load a state whose parameters have any keys, in the order of `given`, their names."""
+    keys = [key for group in state["param_groups"] for key in group["params"]]
+    names_of = dict(zip(keys, (name for group in given for name in group), strict=True))
+    named = {
+        "state": {names_of[key]: entries for key, entries in state["state"].items() if key in names_of},
+        "param_groups": [{**g, "params": list(own)} for g, own in zip(state["param_groups"], given, strict=True)],
+    }
+    states.load_optimizer(wrapper, inside, named)
+
+
+def _differences(stored: object, held: dict[str, torch.Tensor]) -> list[str]:
+    if not isinstance(stored, dict):
+        return [f"the file holds a {type(stored).__name__} instead of a dict"]
+    found = [f"{name} is not in the checkpoint" for name in held if name not in stored]
+    found += [f"{name} is not in the model" for name in stored if name not in held]
+    for name in held.keys() & stored.keys():
+        value, own = stored[name], held[name]
+        if not isinstance(value, torch.Tensor) or value.shape != own.shape or value.dtype != own.dtype:
+            got = f"{value.dtype} {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
+            found.append(f"{name} is {got} instead of {own.dtype} {tuple(own.shape)}")
+    return sorted(found)
+
+
+class _Stand(torch.nn.Module):
+    """Stands for a model with a state by parameters; tied ones are one tensor."""
+
+    def __init__(self, state: dict[str, Any], ties: list[list[str]]) -> None:
         super().__init__()
         self.state = state
+        for group in ties:
+            there = [name for name in map(canonical_name, group) if name in state]
+            state.update(dict.fromkeys(there, state[there[0]]) if there else {})
 
     def state_dict(self, *args: object, **kwargs: object) -> dict[str, Any]:  # type: ignore[override]
         return self.state
 
     def load_state_dict(self, state_dict: Any, *args: object, **kwargs: object) -> Any:
         self.state.update(state_dict)
-
-
-class _Stand:
-    """Stands for an optimizer whose parameters are whole."""
-
-    def __init__(self, groups: list[dict[str, Any]], load: Callable[[dict[str, Any]], None]) -> None:
-        self.param_groups = groups
-        self.state: dict[Any, Any] = {}
-        self.load_state_dict = load

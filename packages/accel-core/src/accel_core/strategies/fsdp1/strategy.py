@@ -26,8 +26,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 from accel_core.comm.control import in_step
 from accel_core.errors import CheckpointError, ConfigurationError, PartView, PreparationError
 from accel_core.mesh.layout import Layout
+from accel_core.modules.ties import tied_tensor_groups
 from accel_core.modules.unwrap import canonical_name
-from accel_core.optim.optimizer import AcceleratedOptimizer
 from accel_core.options.enums import DynamoBackend
 from accel_core.plugins.parallelism import ParallelismConfig
 from accel_core.precision.precision import Precision
@@ -35,6 +35,7 @@ from accel_core.process import rendezvous
 from accel_core.strategies import placement, recipe
 from accel_core.strategies.bundle import Bundle
 from accel_core.strategies.fsdp1.format import WrappedFormat
+from accel_core.strategies.fsdp1.states import inside
 from accel_core.strategies.parts import Parts, PrecisionRequest
 from accel_core.strategies.sharding.loading import Empty, receive, views_of
 from accel_core.strategies.sharding.strategy import ShardedStrategy, is_half
@@ -64,6 +65,7 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
         # Parameters that were flattened, and the model that they were part of.
         self._shapes: MutableMapping[torch.nn.Module, dict[str, torch.Size]] = WeakIdKeyDictionary()
         self._shards = (self.mesh.get_group(self.mesh.ndim - 1),)
+        self._ties: MutableMapping[torch.nn.Module, list[list[str]]] = WeakIdKeyDictionary()
         self.format = WrappedFormat(self.layout_of_states, self)
         self._flattened: MutableMapping[torch.Tensor, ReferenceType[torch.nn.Module]] = WeakIdKeyDictionary()
 
@@ -163,6 +165,7 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
         if self.world.is_main:
             plan.tell(model, self.plugin.mixed_precision_policy)
         self._shapes[model] = {name: parameter.shape for name, parameter in model.named_parameters()}
+        self._ties[model] = tied_tensor_groups(model)
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         arguments = self._arguments(plan, model)
         with in_step(self.world, "prepare: FullyShardedDataParallel", views_of(model)):
@@ -392,12 +395,12 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
             optimizer: A prepared optimizer.
             keep: Whether this rank wants it.
         """
-        wrapper, bare = self._wrapper_under(optimizer), _inside(optimizer)
+        wrapper, bare = self.wrapper_under(optimizer), inside(optimizer)
         if wrapper is None:
             return super().whole_optimizer(optimizer, keep)
         with in_step(self.world, "the state of a sharded optimizer", {}), self._whole(wrapper):
             named = FullyShardedDataParallel.optim_state_dict(wrapper, bare)
-        places = {name: place for place, name in enumerate(self._order(wrapper, named))}
+        places = {name: place for place, name in enumerate(self.order(wrapper, named))}
         groups = [
             {**group, "params": sorted(places[name] for name in group["params"])} for group in named["param_groups"]
         ]
@@ -406,26 +409,26 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
         found: dict[str, Any] = gather({"state": state, "param_groups": groups}, keep=keep)
         return found
 
-    def whole_groups(self, optimizer: Any) -> list[dict[str, Any]]:
-        """Return the groups of an optimizer with whole parameters in them, which have shapes and no values."""
-        wrapper = self._wrapper_under(optimizer)
-        if wrapper is None:
-            return list(optimizer.param_groups)
-        named, shapes = self._named(wrapper, optimizer), self._shapes[self._bare(wrapper)]
-        order = self._order(wrapper, named)
-        return [
-            {**group, "params": [torch.empty(shapes[n], device="meta") for n in order if n in group["params"]]}
-            for group in named["param_groups"]
-        ]
+    def wrapper_of(self, model: torch.nn.Module) -> torch.nn.Module | None:
+        """Return the wrapper around a prepared model, if it has one."""
+        return self._wrapper_of(self._bare(model))
+
+    def ties_of(self, model: torch.nn.Module) -> list[list[str]]:
+        """Return the groups of names that were one tensor before a model was flattened."""
+        return self._ties.get(self._bare(model), [])
+
+    def whole_shapes(self, wrapper: torch.nn.Module) -> dict[str, torch.Size]:
+        """Return the shapes of a wrapped model's parameters by their names."""
+        return self._shapes[self._bare(wrapper)]
 
     def load_whole_optimizer(self, optimizer: Any, state: dict[str, Any]) -> None:
         """Share a whole state, equal on all ranks, out over them."""
-        wrapper, bare = self._wrapper_under(optimizer), _inside(optimizer)
+        wrapper, bare = self.wrapper_under(optimizer), inside(optimizer)
         if wrapper is None:
             optimizer.load_state_dict(state)
             return
-        named = self._named(wrapper, optimizer)
-        own = [[n for n in self._order(wrapper, named) if n in group["params"]] for group in named["param_groups"]]
+        named = self.whole_named(wrapper, optimizer)
+        own = [[n for n in self.order(wrapper, named) if n in group["params"]] for group in named["param_groups"]]
         given = [place for group in state["param_groups"] for place in group["params"]]
         names = dict(zip(given, (name for group in own for name in group), strict=True))
         whole = {
@@ -435,12 +438,12 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
         with self._whole(wrapper):
             bare.load_state_dict(FullyShardedDataParallel.optim_state_dict_to_load(wrapper, bare, whole))
 
-    def _named(self, wrapper: torch.nn.Module, optimizer: Any) -> dict[str, Any]:
+    def whole_named(self, wrapper: torch.nn.Module, optimizer: Any) -> dict[str, Any]:
         """Return the state of an optimizer by names of parameters, whole."""
         with self._whole(wrapper):
-            return FullyShardedDataParallel.optim_state_dict(wrapper, _inside(optimizer))
+            return FullyShardedDataParallel.optim_state_dict(wrapper, inside(optimizer))
 
-    def _order(self, wrapper: torch.nn.Module, named: dict[str, Any]) -> list[str]:
+    def order(self, wrapper: torch.nn.Module, named: dict[str, Any]) -> list[str]:
         """Return the names of an optimizer's parameters as it had them; where they were flattened, as the model has."""
         names = [name for group in named["param_groups"] for name in group["params"]]
         if self.plugin.use_orig_params:
@@ -448,7 +451,7 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
         model = list(self._shapes[self._bare(wrapper)])
         return sorted(names, key=model.index)
 
-    def _wrapper_under(self, optimizer: Any) -> torch.nn.Module | None:
+    def wrapper_under(self, optimizer: Any) -> torch.nn.Module | None:
         """Return the wrapper of the model that an optimizer trains, or `None` where it is no wrapped one.
 
         Raises:
@@ -471,10 +474,3 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
 
 def _own(value: Any) -> Any:
     return value.clone() if isinstance(value, torch.Tensor) else value
-
-
-def _inside(optimizer: Any) -> Any:
-    """Return the optimizer inside its wrappers."""
-    while isinstance(optimizer, AcceleratedOptimizer):
-        optimizer = optimizer.optimizer
-    return optimizer

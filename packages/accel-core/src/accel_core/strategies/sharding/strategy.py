@@ -30,7 +30,7 @@ from accel_core.strategies.bundle import Bundle
 from accel_core.strategies.parts import Parts, PrecisionRequest
 from accel_core.strategies.placement import devices_of
 from accel_core.strategies.sharding import gradients, wrapping
-from accel_core.strategies.sharding.format import WholeFormat
+from accel_core.strategies.sharding.format import FullyShardedFormat
 from accel_core.strategies.sharding.loading import refuse_empty, starts_from_main, views_in, views_of
 from accel_core.strategies.sharding.mesh import data_mesh
 from accel_core.strategies.sharding.mixed import step_one_by_one
@@ -67,7 +67,7 @@ class ShardedStrategy(Strategy):
         if parts.precision.name != "no":
             self.plugin.set_mixed_precision(parts.precision.name)
         self.mesh = data_mesh(parts)
-        self.format = WholeFormat(self.layout_of_states, self.whole_optimizer)
+        self.format = FullyShardedFormat(self.layout_of_states, self.whole_optimizer)
         self._replicated: MutableMapping[torch.nn.Module, list[torch.nn.Parameter]] = WeakIdKeyDictionary()
         self._held: MutableMapping[torch.nn.Module, bool] = WeakIdKeyDictionary()
 

@@ -1,0 +1,79 @@
+"""States of models that FSDP1 wraps, in shards: torch turns flattened pieces into `DTensor`s of the parameters."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.distributed.fsdp import (
+    FullyShardedDataParallel,
+    ShardedOptimStateDictConfig,
+    ShardedStateDictConfig,
+    ShardingStrategy,
+    StateDictType,
+)
+
+from accel_core.modules.unwrap import canonical_name
+from accel_core.optim.optimizer import AcceleratedOptimizer
+
+__all__ = ["in_shards", "inside", "load_optimizer", "load_state", "local_tensors", "optimizer_of", "state_of"]
+
+
+def in_shards(wrapper: torch.nn.Module | None) -> bool:
+    """Return whether ranks hold shards of a wrapped model: those of one process, or NO_SHARD, hold all of it."""
+    return isinstance(wrapper, FullyShardedDataParallel) and wrapper.sharding_strategy is not ShardingStrategy.NO_SHARD
+
+
+def inside(optimizer: Any) -> torch.optim.Optimizer:
+    """Return the optimizer inside its wrappers."""
+    while isinstance(optimizer, AcceleratedOptimizer):
+        optimizer = optimizer.optimizer
+    found: torch.optim.Optimizer = optimizer
+    return found
+
+
+def state_of(wrapper: torch.nn.Module) -> dict[str, Any]:
+    """Return a wrapped model's state under its bare names; every rank calls it."""
+    with _sharded(wrapper):
+        return {canonical_name(name): value for name, value in wrapper.state_dict().items()}
+
+
+def load_state(wrapper: torch.nn.Module, state: dict[str, Any]) -> None:
+    """Load what `state_of` returned; every rank calls it."""
+    with _sharded(wrapper):
+        wrapper.load_state_dict(state)
+
+
+def optimizer_of(wrapper: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Return an optimizer's state by names of parameters; every rank calls it."""
+    with _sharded(wrapper):
+        return FullyShardedDataParallel.optim_state_dict(wrapper, optimizer)
+
+
+def load_optimizer(wrapper: torch.nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Load what `optimizer_of` returned; every rank calls it."""
+    with _sharded(wrapper):
+        optimizer.load_state_dict(FullyShardedDataParallel.optim_state_dict_to_load(wrapper, optimizer, state))
+
+
+def local_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Return the tensors that this rank holds of a model, flattened as they are, under their own names."""
+    return {
+        canonical_name(name): tensor.detach()
+        for tensors in (model.named_parameters(), model.named_buffers())
+        for name, tensor in tensors
+    }
+
+
+@contextmanager
+def _sharded(wrapper: torch.nn.Module) -> Iterator[None]:
+    """Let states of a wrapper, and of optimizers of its parameters, be in shards in the block."""
+    configs = ShardedStateDictConfig(offload_to_cpu=False), ShardedOptimStateDictConfig(offload_to_cpu=False)
+    with warnings.catch_warnings():
+        # torch prefers functions that look for the wrapper anew, and change nothing in what is returned.
+        warnings.simplefilter("ignore")
+        with FullyShardedDataParallel.state_dict_type(wrapper, StateDictType.SHARDED_STATE_DICT, *configs):
+            yield

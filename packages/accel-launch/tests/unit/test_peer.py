@@ -30,7 +30,11 @@ NOT_REFUSED = {
 }
 """What the original refuses and accel does not."""
 
-REFUSED = {"case np0": "a whole number from 1"}
+REFUSED = {
+    "case np0": "a whole number from 1",
+    "case ds_nolauncher": "reads its hosts from a hostfile",
+    "case ds_pdsh": "a host that is not in the hostfile",
+}
 """What the original takes and accel refuses."""
 
 MORE_PROCESSES = "accel really starts the processes that were asked for"
@@ -91,9 +95,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Stand in the folder that the original was recorded in, on a machine of two cores without GPUs."""
     (tmp_path / "configs").symlink_to(HERE / "configs")
     (tmp_path / "s.py").write_text("def main():\n    pass\n")
-    (tmp_path / "ds.json").write_text("{}")
+    (tmp_path / "ds.json").write_text('{"zero_optimization": {}}')
     (tmp_path / "hosts").write_text("worker-0 slots=2\nworker-1 slots=2\n")
-    (tmp_path / "hosts2").write_text("worker-0 slots=2\n")
+    (tmp_path / "hosts2").write_text("worker-0 slots=2\nworker-1 slots=2\n")
     (tmp_path / "bin").mkdir()
     mpirun = tmp_path / "bin" / "mpirun"
     mpirun.write_text("#!/bin/sh\necho 'mpirun (Open MPI) 4.1.4'\n")
@@ -140,7 +144,7 @@ def test_processes_get_what_the_original_gives(folder: Path, case: str) -> None:
     theirs = PEER[case]
     if case in REFUSED:
         with pytest.raises(ConfigurationError, match=REFUSED[case]):
-            settings_from(launch_command_parser().parse_args(WORDS[case]))
+            refuse(settings_from(launch_command_parser().parse_args(WORDS[case])))
         return
     settings = settings_from(launch_command_parser().parse_args(WORDS[case]))
     if "error" in theirs and case not in NOT_REFUSED:

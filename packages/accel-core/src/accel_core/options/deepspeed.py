@@ -78,10 +78,18 @@ class DeepSpeedOptions:
         asked=Asked("no"),
     )
     offload_optimizer_nvme_path: str = option(
-        "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_NVME_PATH", str, "none", "Folder for optimizer states on a disk."
+        "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_NVME_PATH",
+        str,
+        "none",
+        "Folder for optimizer states on a disk.",
+        asked=Asked(when=(("own_deepspeed_file", "no"), ("offload_optimizer_device", "nvme"))),
     )
     offload_param_nvme_path: str = option(
-        "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_NVME_PATH", str, "none", "Folder for parameters on a disk."
+        "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_NVME_PATH",
+        str,
+        "none",
+        "Folder for parameters on a disk.",
+        asked=Asked(when=(("own_deepspeed_file", "no"), ("offload_param_device", "nvme"))),
     )
     deepspeed_moe_layer_cls_names: tuple[str, ...] | None = option(
         "ACCELERATE_DEEPSPEED_MOE_LAYER_CLS_NAMES",
@@ -89,4 +97,5 @@ class DeepSpeedOptions:
         None,
         "Class names of mixture-of-experts layers, between commas.",
         field="transformer_moe_cls_names",
+        asked=Asked(optional=True),
     )

@@ -9,6 +9,7 @@ from typing import Any
 
 from accel_launch.launchers.launcher import Launcher
 from accel_launch.settings.batch import batch_of
+from accel_launch.settings.deepspeed_file import said_by_file
 from accel_launch.settings.layout import counted, layout_of
 from accel_launch.settings.mesh import Mesh, mesh_of
 from accel_launch.settings.resolve import Resolved, Settings
@@ -43,8 +44,16 @@ def explanation(settings: Settings) -> list[dict[str, Any]]:
                 if weaker.origin != "default"
             ],
         }
-        for key, said in settings.said.items()
+        for key, said in {**settings.said, **_decided_by_deepspeed(settings)}.items()
     ]
+
+
+def _decided_by_deepspeed(settings: Settings) -> dict[str, Resolved]:
+    """Return the settings that DeepSpeed's file decides, over what was set elsewhere."""
+    return {
+        key: replace(found, overridden=(settings.said[key], *settings.said[key].overridden))
+        for key, found in said_by_file(settings).items()
+    }
 
 
 def _shown(key: str, value: object) -> Any:

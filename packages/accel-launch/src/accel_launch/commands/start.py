@@ -8,7 +8,7 @@ from typing import Any
 from accel_core.errors import ConfigurationError
 from accel_launch.launchers.registry import choose
 from accel_launch.settings import environ
-from accel_launch.settings.checks import check_script, check_settings
+from accel_launch.settings.checks import check_installed, check_script, check_settings
 from accel_launch.settings.cluster import recognise
 from accel_launch.settings.location import default_file
 from accel_launch.settings.resolve import Settings, resolve, written_in
@@ -77,4 +77,5 @@ def launch(args: argparse.Namespace) -> int:
     if settings["dry_run"]:
         import_module(_PREVIEW).print_plan(settings, launcher, as_json=settings["json"])
         return 0
+    check_installed(settings)
     return launcher.run(settings)

@@ -40,6 +40,14 @@ def _deepspeed_machines(answers: Answers) -> bool:
     return _answered(_DEEPSPEED)(answers) and _machines(answers)
 
 
+def _reached_by_deepspeed(answers: Answers) -> bool:
+    return _deepspeed_machines(answers) and answers.get("deepspeed_multinode_launcher") != "standard"
+
+
+def _without_inclusion(answers: Answers) -> bool:
+    return _reached_by_deepspeed(answers) and not answers.get("deepspeed_inclusion_filter")
+
+
 def _answered(*wanted: tuple[str, str]) -> When:
     """Return a condition: that earlier answers are these, by the key of their question."""
     return lambda answers: all(str(answers.get(key)) == value for key, value in wanted)
@@ -84,8 +92,10 @@ CLUSTER: tuple[Question, ...] = (
     ),
     Question("own_deepspeed_file", "Is there a DeepSpeed JSON file?", _YES_NO, "no", when=_answered(_DEEPSPEED)),
     *_rows("deepspeed", _DEEPSPEED),
-    _from("deepspeed_hostfile", _deepspeed_machines, optional=True),
     _from("deepspeed_multinode_launcher", _deepspeed_machines, default="pdsh"),
+    _from("deepspeed_hostfile", _reached_by_deepspeed),
+    _from("deepspeed_inclusion_filter", _reached_by_deepspeed, optional=True),
+    _from("deepspeed_exclusion_filter", _without_inclusion, optional=True),
     *_rows("fsdp", _FSDP),
     Question("several_axes", "Lay the ranks out on several mesh axes?", _YES_NO, "no", when=_answered(*_FSDP2)),
     *_rows("parallelism", *_FSDP2, ("several_axes", "yes")),

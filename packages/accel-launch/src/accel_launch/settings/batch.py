@@ -2,11 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from accel_launch.settings.deepspeed_file import deepspeed_file
 from accel_launch.settings.mesh import mesh_of
-from accel_launch.settings.reading import read_json
 from accel_launch.settings.resolve import Settings
 
 __all__ = ["StepBatch", "batch_of"]
@@ -44,7 +43,7 @@ def batch_of(settings: Settings) -> StepBatch:
         settings: Settings of the run.
     """
     ranks = mesh_of(settings).data_parallel
-    config = _deepspeed_file(settings)
+    config = deepspeed_file(settings)
     total, each = _number(config.get("train_batch_size")), _number(config.get("train_micro_batch_size_per_gpu"))
     steps = _accumulated(settings, config)
     if total is None and each is not None and steps is not None:
@@ -64,11 +63,3 @@ def _accumulated(settings: Settings, config: Mapping[str, Any]) -> int | None:
 
 def _number(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def _deepspeed_file(settings: Settings) -> Mapping[str, Any]:
-    file = settings["deepspeed_config_file"]
-    if not settings["use_deepspeed"] or not file or not Path(file).is_file():
-        return {}
-    found = read_json(Path(str(file)), "The DeepSpeed file")
-    return found if isinstance(found, dict) else {}

@@ -1,16 +1,17 @@
 """Reject contradictory settings before any process starts."""
 
-import json
 import math
+import sys
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
-from accel_core.errors import ConfigurationError
+from accel_core.errors import ConfigurationError, MissingDependencyError
+from accel_launch.settings.deepspeed_file import check_deepspeed_file, said_by_file
+from accel_launch.settings.deepspeed_hosts import check_hosts, launcher_of
 from accel_launch.settings.layout import layout_of
-from accel_launch.settings.reading import read_json, shortened
 from accel_launch.settings.resolve import Settings
 
-__all__ = ["check_deepspeed_file", "check_script", "check_settings"]
+__all__ = ["check_installed", "check_script", "check_settings"]
 
 
 def check_script(settings: Settings) -> None:
@@ -73,18 +74,40 @@ def check_settings(settings: Settings) -> None:
         raise ConfigurationError(
             f"--multi-gpu needs at least 2 processes; got {layout.processes}. Pass --num-processes, or leave it out."
         )
-    if layout.machines > 1 and not settings["mpirun_hostfile"] and not settings["deepspeed_hostfile"]:
+    if layout.machines > 1 and not settings["mpirun_hostfile"]:
         _check_machines(settings)
     if settings["use_parallelism_config"]:
         _check_mesh(settings, layout.processes)
     check_deepspeed_file(settings)
+    _check_deepspeed(settings)
+
+
+def check_installed(settings: Settings) -> None:
+    """Refuse an engine whose library the Python of this process does not have, where the script runs in it.
+
+    DeepSpeed's own launcher is looked for by its program instead.
+
+    Args:
+        settings: Settings of the run.
+
+    Raises:
+        MissingDependencyError: The library is not installed.
+    """
+    here = settings["use_deepspeed"] and launcher_of(settings) is None and not settings["no_python"]
+    if here and find_spec("deepspeed") is None:
+        raise MissingDependencyError(
+            f"A DeepSpeed run needs the library deepspeed; got none in {sys.executable}, and use_deepspeed from "
+            f"{settings.source('use_deepspeed')}. Run `pip install deepspeed`."
+        )
 
 
 def _check_machines(settings: Settings) -> None:
-    if settings["use_deepspeed"] and settings["deepspeed_multinode_launcher"] != "standard":
-        return
     wanted = ["main_process_ip", "main_process_port"]
-    if settings["rdzv_backend"] == "static" and ":" not in str(settings["nnodes"]):
+    launcher = launcher_of(settings)
+    if launcher is not None:
+        check_hosts(settings)
+        wanted = ["main_process_ip", "machine_rank"] if launcher == "nossh" else []
+    elif settings["rdzv_backend"] == "static" and ":" not in str(settings["nnodes"]):
         wanted.append("machine_rank")
     missing = [f"--{key.replace('_', '-')}" for key in wanted if settings[key] is None]
     if missing:
@@ -108,59 +131,21 @@ def _check_mesh(settings: Settings, processes: int) -> None:
         )
 
 
-_SAME_AS_FILE: dict[str, tuple[str, ...]] = {
-    "zero_stage": ("zero_optimization", "stage"),
-    "gradient_accumulation_steps": ("gradient_accumulation_steps",),
-    "gradient_clipping": ("gradient_clipping",),
-    "offload_optimizer_device": ("zero_optimization", "offload_optimizer", "device"),
-    "offload_param_device": ("zero_optimization", "offload_param", "device"),
-    "offload_optimizer_nvme_path": ("zero_optimization", "offload_optimizer", "nvme_path"),
-    "offload_param_nvme_path": ("zero_optimization", "offload_param", "nvme_path"),
-    "zero3_save_16bit_model": ("zero_optimization", "stage3_gather_16bit_weights_on_model_save"),
-}
-
-
-def check_deepspeed_file(settings: Settings) -> None:
-    """Refuse a DeepSpeed file that says a key differently from the settings.
-
-    Args:
-        settings: Settings of the run.
-
-    Raises:
-        ConfigurationError: The file is missing or no JSON, or it and a setting that somebody said differ.
-    """
-    name = settings["deepspeed_config_file"]
-    if not settings["use_deepspeed"] or not name:
+def _check_deepspeed(settings: Settings) -> None:
+    """Refuse what DeepSpeed cannot do here, as far as settings and its own file show it."""
+    if not settings["use_deepspeed"]:
         return
-    config = read_json(Path(str(name)), "The DeepSpeed file")
-    for key, path in _SAME_AS_FILE.items():
-        there = _lookup(config, path)
-        here = settings[key]
-        if there not in (None, "auto") and settings.is_set(key) and not _same(there, here):
-            raise _conflict(settings, key, here, f"{'.'.join(path)} = {shortened(json.dumps(there))} from {name}")
-    if settings.is_set("mixed_precision"):
-        for kind in ("fp16", "bf16"):
-            enabled = _lookup(config, (kind, "enabled"))
-            wanted = settings["mixed_precision"] == kind
-            if isinstance(enabled, bool) and enabled != wanted and (enabled or wanted):
-                told = f"{kind}.enabled = {json.dumps(enabled)} from {name}"
-                raise _conflict(settings, "mixed_precision", settings["mixed_precision"], told)
-
-
-def _lookup(config: object, path: tuple[str, ...]) -> Any:
-    for key in path:
-        config = config.get(key) if isinstance(config, dict) else None
-    return config
-
-
-def _same(there: object, here: object) -> bool:
-    if isinstance(there, (int, float)) and isinstance(here, (int, float)):
-        return there == here
-    return not isinstance(there, (dict, list)) and str(there).lower() == str(here).lower()
-
-
-def _conflict(settings: Settings, key: str, here: object, there: str) -> ConfigurationError:
-    return ConfigurationError(
-        f"{key} is set twice, differently; got {shortened(str(here))} from {settings.source(key)}, and {there}. Set it "
-        "in one place, or write `auto` in the DeepSpeed file."
-    )
+    decided = {**settings.said, **said_by_file(settings)}
+    precision = decided["mixed_precision"]
+    if settings["cpu"] and precision.value in ("fp16", "fp8"):
+        raise ConfigurationError(
+            f"DeepSpeed computes in fp32 or bf16 on a CPU; got {precision.value} from {precision.where}, and cpu from "
+            f"{settings.source('cpu')}. Use bf16 or no mixed precision, or train on a GPU."
+        )
+    for what in ("optimizer", "param"):
+        device, path = decided[f"offload_{what}_device"], decided[f"offload_{what}_nvme_path"]
+        if device.value == "nvme" and path.value in (None, "", "none"):
+            raise ConfigurationError(
+                f"Offloading to a disk needs a folder; got offload_{what}_device nvme from {device.where}, and no "
+                f"offload_{what}_nvme_path. Pass --offload-{what}-nvme-path, or set nvme_path in the DeepSpeed file."
+            )

@@ -4,6 +4,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from accel_launch.settings.deepspeed_file import keys_beside_file
 from accel_launch.settings.devices import visible_variable
 from accel_launch.settings.layout import layout_of
 from accel_launch.settings.resolve import Settings
@@ -58,7 +59,7 @@ def child_environment(settings: Settings) -> dict[str, str]:
     if settings["use_deepspeed"]:
         path = settings.inherited.get("PYTHONPATH")
         found["PYTHONPATH"] = f"{path}:{os.getcwd()}" if path else os.getcwd()
-        found["ACCELERATE_CONFIG_DS_FIELDS"] = ",".join(_deepspeed_keys_of_file(settings))
+        found["ACCELERATE_CONFIG_DS_FIELDS"] = ",".join(keys_beside_file(settings))
     return found
 
 
@@ -104,17 +105,3 @@ def physical_cores() -> int:
         if "core id" in facts:
             seen.add((facts.get("physical id"), facts["core id"]))
     return len(seen) or os.cpu_count() or 1
-
-
-def _deepspeed_keys_of_file(settings: Settings) -> list[str]:
-    said = {
-        key
-        for key, value in settings.said.items()
-        for source in (value, *value.overridden)
-        if source.origin == "file" and BY_KEY[key].path[:1] == ("deepspeed_config",)
-    }
-    found = [key for key in settings.file_order if key in said]
-    mixed = settings.said["mixed_precision"]
-    if any(source.origin == "file" for source in (mixed, *mixed.overridden)):
-        found.append("mixed_precision")
-    return found

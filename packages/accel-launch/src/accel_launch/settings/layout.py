@@ -8,7 +8,7 @@ from accel_core.errors import ConfigurationError
 from accel_launch.settings.devices import count_gpus
 from accel_launch.settings.resolve import Settings
 
-__all__ = ["Layout", "counted", "layout_of"]
+__all__ = ["Layout", "counted", "layout_of", "said_by_cluster"]
 
 _MOST_PROCESSES, _MOST_MACHINES = 1 << 12, 1 << 17
 
@@ -55,7 +55,7 @@ def layout_of(settings: Mapping[str, Any]) -> Layout:
     wanted, each = settings["num_processes"], settings["nproc_per_node"]
     if each is None:
         each = _per_machine(settings, wanted, machines)
-    elif wanted and wanted != each * machines and not _said_by_cluster(settings, "nproc_per_node"):
+    elif wanted and wanted != each * machines and not said_by_cluster(settings, "nproc_per_node"):
         raise ConfigurationError(
             f"The numbers of processes contradict each other; got {wanted} from {_source(settings, 'num_processes')}, "
             f"and {each} per machine on {counted(machines, 'machine')} from {_source(settings, 'nproc_per_node')}. "
@@ -75,7 +75,13 @@ def layout_of(settings: Mapping[str, Any]) -> Layout:
     return Layout(each * machines, each, machines, fewest, rank)
 
 
-def _said_by_cluster(settings: Mapping[str, Any], key: str) -> bool:
+def said_by_cluster(settings: Mapping[str, Any], key: str) -> bool:
+    """Return whether a scheduler's variables gave a setting its value.
+
+    Args:
+        settings: Settings of the run.
+        key: Name of the setting.
+    """
     said = getattr(settings, "said", {}).get(key)
     return said is not None and said.origin == "cluster"
 

@@ -240,7 +240,9 @@ def test_check_uses_two_cpu_processes_without_a_configuration(home: Path) -> Non
 
 def test_dry_run_shows_machines_mesh_and_batch(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """--dry-run gives command, environment and ranks of every machine, the mesh and the batch, and starts nothing."""
-    (home / "ds.json").write_text(json.dumps({"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4}))
+    (home / "ds.json").write_text(
+        json.dumps({"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4, "zero_optimization": {}})
+    )
     words = [
         "launch",
         "--dry-run",
@@ -330,9 +332,9 @@ def test_dry_run_knows_mesh_and_batch(
 ) -> None:
     """Axes, the ranks along each, and the parts of a step's batch follow from flags and files; the rest is unknown."""
     monkeypatch.chdir(home)
-    (home / "total.json").write_text(json.dumps({"train_batch_size": 64}))
+    (home / "total.json").write_text(json.dumps({"train_batch_size": 64, "zero_optimization": {}}))
     auto = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
-    (home / "auto.json").write_text(json.dumps(dict.fromkeys(auto, "auto")))
+    (home / "auto.json").write_text(json.dumps({**dict.fromkeys(auto, "auto"), "zero_optimization": {}}))
     assert cli.main(["launch", "--dry-run", "--json", *words, "s.py"]) == 0
     plan = json.loads(capsys.readouterr().out)
     assert (plan["mesh"], plan["mesh_groups"]) == (mesh, groups)

@@ -111,18 +111,6 @@ def test_mpi_without_mpirun_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         registry.choose(said).command(said)
 
 
-def test_deepspeed_over_machines_without_its_program_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """DeepSpeed's own launcher is needed only when it starts the machines, and nothing is written without it."""
-    monkeypatch.setenv("PATH", "/nonexistent")
-    monkeypatch.chdir(tmp_path)
-    said = settings(
-        "--use-deepspeed", "--num-machines", "2", "--num-processes", "4", "--deepspeed-hostfile", "h", "s.py"
-    )
-    with pytest.raises(MissingDependencyError, match="multinode-launcher standard"):
-        registry.choose(said).run(said)
-    assert list(tmp_path.iterdir()) == []
-
-
 class Store(dict[str, str]):
     """A key-value store of one process."""
 

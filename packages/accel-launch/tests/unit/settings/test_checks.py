@@ -1,8 +1,5 @@
 """What contradicts itself is refused before anything starts, with both places named."""
 
-import json
-from pathlib import Path
-
 import pytest
 
 from accel_core.errors import ConfigurationError
@@ -42,40 +39,6 @@ def test_contradiction_is_refused(words: list[str], told: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         check_settings(settings_from(launch_command_parser().parse_args([*words, "s.py"])))
     assert told in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("config", "words", "told"),
-    [
-        ({"bf16": {"enabled": True}}, ["--mixed-precision", "fp16"], "bf16.enabled = true"),
-        ({"zero_optimization": {"stage": 3}}, ["--zero-stage", "2"], "zero_optimization.stage = 3"),
-        ({"gradient_accumulation_steps": 4}, ["--gradient-accumulation-steps", "2"], "gradient_accumulation_steps = 4"),
-        ({"gradient_clipping": 1.0}, ["--gradient-clipping", "0.5"], "gradient_clipping = 1.0"),
-    ],
-)
-def test_deepspeed_file_and_flag_conflict(tmp_path: Path, config: dict, words: list[str], told: str) -> None:
-    """A key that the DeepSpeed file and a flag say differently is an error that names both."""
-    path = tmp_path / "ds.json"
-    path.write_text(json.dumps(config))
-    line = ["--use-deepspeed", "--deepspeed-config-file", str(path), *words, "s.py"]
-    with pytest.raises(ConfigurationError) as caught:
-        check_settings(settings_from(launch_command_parser().parse_args(line)))
-    assert told in str(caught.value)
-    assert words[0] in str(caught.value)
-    for agreeing in ({}, {key: "auto" for key in config if not isinstance(config[key], dict)}):
-        path.write_text(json.dumps(agreeing))
-        check_settings(settings_from(launch_command_parser().parse_args(line)))
-
-
-@pytest.mark.parametrize(("text", "told"), [("{", "no JSON"), (None, "cannot be read")])
-def test_broken_deepspeed_file_is_told(tmp_path: Path, text: str | None, told: str) -> None:
-    """A DeepSpeed file that is missing or no JSON is named."""
-    path = tmp_path / "ds.json"
-    if text is not None:
-        path.write_text(text)
-    line = ["--use-deepspeed", "--deepspeed-config-file", str(path), "s.py"]
-    with pytest.raises(ConfigurationError, match=told):
-        check_settings(settings_from(launch_command_parser().parse_args(line)))
 
 
 def test_gpus_are_counted_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,169 @@
+"""DeepSpeed's own JSON file: read before anything starts, compared with the settings, and shown where it decides."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from accel_core.errors import ConfigurationError
+from accel_launch.settings.reading import read_json, shortened
+from accel_launch.settings.resolve import Resolved, Settings
+from accel_launch.settings.table import BY_KEY
+
+__all__ = ["KEYS_IN_FILE", "check_deepspeed_file", "deepspeed_file", "keys_beside_file", "said_by_file"]
+
+KEYS_IN_FILE: dict[str, tuple[str, ...]] = {
+    "zero_stage": ("zero_optimization", "stage"),
+    "gradient_accumulation_steps": ("gradient_accumulation_steps",),
+    "gradient_clipping": ("gradient_clipping",),
+    "offload_optimizer_device": ("zero_optimization", "offload_optimizer", "device"),
+    "offload_param_device": ("zero_optimization", "offload_param", "device"),
+    "offload_optimizer_nvme_path": ("zero_optimization", "offload_optimizer", "nvme_path"),
+    "offload_param_nvme_path": ("zero_optimization", "offload_param", "nvme_path"),
+    "zero3_save_16bit_model": ("zero_optimization", "stage3_gather_16bit_weights_on_model_save"),
+}
+"""Where DeepSpeed's file has what is also a setting."""
+
+_FORMATS = ("fp16", "bf16")
+
+
+def deepspeed_file(settings: Settings) -> Mapping[str, Any]:
+    """Return what DeepSpeed's JSON file holds, and nothing where the run names none.
+
+    Args:
+        settings: Settings of the run.
+
+    Raises:
+        ConfigurationError: The file cannot be read, or is not a JSON object.
+    """
+    name = settings["deepspeed_config_file"]
+    if not settings["use_deepspeed"] or name in (None, "", "none"):
+        return {}
+    found = read_json(Path(str(name)), "The DeepSpeed file")
+    if not isinstance(found, dict):
+        raise ConfigurationError(
+            f"The DeepSpeed file holds keys and values; got {shortened(found)} in {name}. Correct it."
+        )
+    return found
+
+
+def said_by_file(settings: Settings) -> dict[str, Resolved]:
+    """Return the settings that DeepSpeed's file decides, each with its place in the file.
+
+    Args:
+        settings: Settings of the run.
+
+    Raises:
+        ConfigurationError: The file cannot be read, or is not a JSON object.
+    """
+    config, name = deepspeed_file(settings), settings["deepspeed_config_file"]
+    found = {}
+    for key, path in KEYS_IN_FILE.items():
+        value = _lookup(config, path)
+        if value not in (None, "auto"):
+            found[key] = Resolved(value, "deepspeed file", f"{name}: {'.'.join(path)}")
+    formats = [kind for kind in _FORMATS if _lookup(config, (kind, "enabled")) is True]
+    if formats:
+        found["mixed_precision"] = Resolved(formats[0], "deepspeed file", f"{name}: {formats[0]}.enabled")
+    return found
+
+
+def keys_beside_file(settings: Settings) -> list[str]:
+    """Return the keys of the configuration file's DeepSpeed section in its order, and its mixed precision last.
+
+    Args:
+        settings: Settings of the run.
+    """
+    found = [
+        key for key in settings.file_order if _in_file(settings, key) and BY_KEY[key].path[:1] == ("deepspeed_config",)
+    ]
+    return [*found, "mixed_precision"] if _in_file(settings, "mixed_precision") else found
+
+
+def check_deepspeed_file(settings: Settings) -> None:
+    """Refuse a DeepSpeed file that cannot be used, or that sets a key beside the settings.
+
+    Args:
+        settings: Settings of the run.
+
+    Raises:
+        ConfigurationError: The file is missing, is not a JSON object, has no part on ZeRO or two number formats; the
+            configuration file sets a key that belongs into it; or it and a setting differ.
+    """
+    config, name = deepspeed_file(settings), settings["deepspeed_config_file"]
+    if not settings["use_deepspeed"] or name in (None, "", "none"):
+        return
+    if not isinstance(config.get("zero_optimization"), dict):
+        raise ConfigurationError(
+            f"The DeepSpeed file needs a part `zero_optimization`; got {shortened(sorted(config))} in {name}. "
+            'Add it, for example {"zero_optimization": {"stage": 2}}.'
+        )
+    if all(_lookup(config, (kind, "enabled")) is True for kind in _FORMATS):
+        raise ConfigurationError(
+            f"A run computes in one number format; got fp16.enabled = true and bf16.enabled = true from {name}. Set "
+            "one to false."
+        )
+    _refuse_keys_beside_it(settings)
+    _refuse_differences(settings, config)
+
+
+def _refuse_keys_beside_it(settings: Settings) -> None:
+    """Refuse keys of the same configuration file: they would be passed over, as the training side says too late."""
+    if not _in_file(settings, "deepspeed_config_file"):
+        return
+    both = [key for key in keys_beside_file(settings) if key in KEYS_IN_FILE or key == "mixed_precision"]
+    if both:
+        told = ", ".join(f"{key} from {_place_in_file(settings, key)}" for key in both)
+        raise ConfigurationError(
+            f"Beside a DeepSpeed file these settings have no effect; got {told}, and deepspeed_config_file from "
+            f"{_place_in_file(settings, 'deepspeed_config_file')}. Move them into {settings['deepspeed_config_file']}, "
+            "or remove deepspeed_config_file."
+        )
+
+
+def _refuse_differences(settings: Settings, config: Mapping[str, Any]) -> None:
+    name = settings["deepspeed_config_file"]
+    for key, path in KEYS_IN_FILE.items():
+        there, here = _lookup(config, path), settings[key]
+        if there not in (None, "auto") and settings.is_set(key) and not _same(there, here):
+            raise _conflict(settings, key, f"{'.'.join(path)} = {shortened(json.dumps(there))} from {name}")
+    if not settings.is_set("mixed_precision"):
+        return
+    for kind in _FORMATS:
+        enabled = _lookup(config, (kind, "enabled"))
+        wanted = settings["mixed_precision"] == kind
+        if isinstance(enabled, bool) and enabled != wanted:
+            raise _conflict(settings, "mixed_precision", f"{kind}.enabled = {json.dumps(enabled)} from {name}")
+
+
+def _in_file(settings: Settings, key: str) -> bool:
+    return _of_file(settings, key) is not None
+
+
+def _of_file(settings: Settings, key: str) -> Resolved | None:
+    said = settings.said[key]
+    return next((source for source in (said, *said.overridden) if source.origin == "file"), None)
+
+
+def _place_in_file(settings: Settings, key: str) -> str:
+    found = _of_file(settings, key)
+    return "" if found is None else found.where
+
+
+def _lookup(config: object, path: tuple[str, ...]) -> Any:
+    for key in path:
+        config = config.get(key) if isinstance(config, dict) else None
+    return config
+
+
+def _same(there: object, here: object) -> bool:
+    if isinstance(there, (int, float)) and isinstance(here, (int, float)):
+        return there == here
+    return not isinstance(there, (dict, list)) and str(there).lower() == str(here).lower()
+
+
+def _conflict(settings: Settings, key: str, there: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"{key} is set twice, differently; got {shortened(str(settings[key]))} from {settings.source(key)}, and "
+        f"{there}. Set it in one place, or to `auto` in the DeepSpeed file."
+    )

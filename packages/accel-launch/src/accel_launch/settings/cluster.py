@@ -8,6 +8,8 @@ from accel_launch.settings.resolve import Resolved
 
 __all__ = ["recognise"]
 
+_TORCHRUN, *_MPI = LAUNCHERS
+
 
 def recognise(environment: Mapping[str, str]) -> dict[str, Resolved]:
     """Return what the surrounding scheduler says about a launch.
@@ -52,7 +54,7 @@ def _slurm(environment: Mapping[str, str]) -> dict[str, Resolved]:
 
 
 def _inside_torchrun(environment: Mapping[str, str]) -> dict[str, Resolved]:
-    if not {"RANK", "LOCAL_RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID"} <= environment.keys():
+    if not {_TORCHRUN.rank, _TORCHRUN.local_rank, _TORCHRUN.size, "TORCHELASTIC_RUN_ID"} <= environment.keys():
         return {}
     where = "TORCHELASTIC_RUN_ID: torchrun started this process as a rank"
     return {"nproc_per_node": Resolved(1, "cluster", where), "num_machines": Resolved(1, "cluster", where)}
@@ -96,9 +98,8 @@ def _kubernetes(environment: Mapping[str, str]) -> dict[str, Resolved]:
 def _mpi(environment: Mapping[str, str]) -> dict[str, Resolved]:
     if "SLURM_STEP_ID" in environment:
         return {}
-    for launcher in LAUNCHERS:
-        started = launcher.name != "torchrun" and launcher.rank in environment
-        if started and int(environment.get(launcher.size, "1")) > 1:
+    for launcher in _MPI:
+        if launcher.rank in environment and int(environment.get(launcher.size, "1")) > 1:
             where = f"{launcher.size}: mpirun started this process as a rank"
             return {"nproc_per_node": Resolved(1, "cluster", where), "num_machines": Resolved(1, "cluster", where)}
     return {}

@@ -75,11 +75,6 @@ def save_fsdp_optimizer(
     raise _unbuilt("FSDP", "save_fsdp_optimizer")
 
 
-def compile_regions_deepspeed(module: nn.Module, **compile_kwargs: object) -> None:
-    """Compile the blocks of a model that DeepSpeed will shard."""
-    raise _unbuilt("DeepSpeed", "compile_regions_deepspeed")
-
-
 def map_pytorch_optim_to_deepspeed(optimizer: object) -> NoReturn:
     """Turn an optimizer into DeepSpeed's own."""
     raise _unbuilt("DeepSpeed", "map_pytorch_optim_to_deepspeed")

@@ -88,7 +88,7 @@ from accelerate._checkpointing import load_accelerator_state as load_accelerator
 from accelerate._checkpointing import load_custom_state as load_custom_state
 from accelerate._checkpointing import save_accelerator_state as save_accelerator_state
 from accelerate._checkpointing import save_custom_state as save_custom_state
-from accelerate._engines import compile_regions_deepspeed as compile_regions_deepspeed
+from accelerate._deepspeed import compile_regions_deepspeed as compile_regions_deepspeed
 from accelerate._engines import load_fsdp_model as load_fsdp_model
 from accelerate._engines import load_fsdp_optimizer as load_fsdp_optimizer
 from accelerate._engines import save_fsdp_model as save_fsdp_model

@@ -149,6 +149,7 @@ from accel_quant.layers import has_4bit_bnb_layers as has_4bit_bnb_layers
 from accel_quant.load import load_and_quantize_model as load_and_quantize_model
 from accelerate import _rebinding
 from accelerate._availability import *
+from accelerate._deepspeed import compile_regions_deepspeed as compile_regions_deepspeed
 from accelerate._elastic import TORCH_LAUNCH_PARAMS as TORCH_LAUNCH_PARAMS
 from accelerate._engines import AbstractTrainStep as AbstractTrainStep
 from accelerate._engines import BertTrainStep as BertTrainStep
@@ -156,7 +157,6 @@ from accelerate._engines import GPTTrainStep as GPTTrainStep
 from accelerate._engines import MegatronLMDummyDataLoader as MegatronLMDummyDataLoader
 from accelerate._engines import T5TrainStep as T5TrainStep
 from accelerate._engines import avg_losses_across_data_parallel_group as avg_losses_across_data_parallel_group
-from accelerate._engines import compile_regions_deepspeed as compile_regions_deepspeed
 from accelerate._engines import load_fsdp_model as load_fsdp_model
 from accelerate._engines import load_fsdp_optimizer as load_fsdp_optimizer
 from accelerate._engines import save_fsdp_model as save_fsdp_model

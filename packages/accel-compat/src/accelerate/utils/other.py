@@ -29,7 +29,7 @@ from accelerate._availability import is_numpy_available as is_numpy_available
 from accelerate._availability import is_torch_distributed_available as is_torch_distributed_available
 from accelerate._availability import is_torch_xla_available as is_torch_xla_available
 from accelerate._availability import is_weights_only_available as is_weights_only_available
-from accelerate._engines import compile_regions_deepspeed as compile_regions_deepspeed
+from accelerate._deepspeed import compile_regions_deepspeed as compile_regions_deepspeed
 from accelerate._fsdp import compile_regions_fsdp2 as compile_regions_fsdp2
 from accelerate._kernel import check_os_kernel as check_os_kernel
 from accelerate._machine import is_port_in_use as is_port_in_use

@@ -1,0 +1,21 @@
+"""What DeepSpeed adds to Accelerate's surface."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from accel_core.modules.compilation import compile_regions_in_place
+
+__all__ = ["compile_regions_deepspeed"]
+
+
+def compile_regions_deepspeed(module: nn.Module, **compile_kwargs: Any) -> None:
+    """Compile the repeated blocks of a model that DeepSpeed will shard, where they stand.
+
+    Args:
+        module: The model. Without repeated blocks (a `ModuleList` of one class) it is compiled whole.
+        **compile_kwargs: Arguments of `torch.compile`.
+    """
+    compile_regions_in_place(module, **compile_kwargs)

@@ -112,6 +112,12 @@ class _Machine:
     def text(self, form: str) -> None:
         self._push(self._take(self._number(form)).decode("utf-8", "surrogatepass"))
 
+    def old_text(self) -> None:
+        # Only in pickles that somebody wrote by hand: with it, what they want called has a name in the error.
+        end = self._raw.index(b"\n", self.at)
+        self._push(self._raw[self.at : end].decode("latin1").strip("'\""))
+        self.at = end + 1
+
     def long(self) -> None:
         self._push(int.from_bytes(self._take(self._number("<B")), "little", signed=True))
 
@@ -190,6 +196,7 @@ _ACTIONS: dict[int, Callable[[_Machine], None]] = {
     ord("M"): lambda machine: machine._push(machine._number("<H")),
     0x8A: _Machine.long,
     ord("X"): lambda machine: machine.text("<I"),
+    ord("S"): _Machine.old_text,
     0x8C: lambda machine: machine.text("<B"),
     0x94: lambda machine: machine.memoize(len(machine._memo)),
     ord("q"): lambda machine: machine.memoize(machine._number("<B")),

@@ -235,7 +235,7 @@ def test_a_tie_over_memory_and_disk_is_kept_in_memory(
 
 
 def test_relative_folders_are_those_of_the_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that goes to another folder, with other weights under the same names, computes with the same ones."""
+    """In another folder, with other weights under the same names, a model and its copies compute with the same ones."""
     plain, other = (nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)) for _ in range(2))
     for name, source in (("here", plain), ("there", other)):
         (tmp_path / name / "weights").mkdir(parents=True)
@@ -248,6 +248,7 @@ def test_relative_folders_are_those_of_the_call(tmp_path: Path, monkeypatch: pyt
     dispatched = dispatch_model(copy.deepcopy(plain), {"": "disk"}, offload_dir="folder")
     monkeypatch.chdir(tmp_path / "there")
     for model in (loaded, offloaded, dispatched):
+        assert torch.equal(copy.deepcopy(model)(X), plain(X))  # it opens the files again
         assert torch.equal(model(X), plain(X))
 
 

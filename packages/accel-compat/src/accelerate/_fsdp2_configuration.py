@@ -103,7 +103,7 @@ def convert_config_to_fsdp2(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _mesh(config: dict[str, Any], strategy: str) -> dict[str, Any]:
-    """Return the section of a mesh that does what a hybrid strategy did; nothing for one machine, which shards alone."""
+    """Return the section of a mesh that does what a hybrid strategy did; nothing for one machine, which only shards."""
     said = config.get("parallelism_config") or {}
     if any(int(said.get(size) or 1) > 1 for size in _SIZES):
         return {}

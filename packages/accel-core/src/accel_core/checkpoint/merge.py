@@ -36,8 +36,8 @@ def merge_weights(
     """Write the weights that lie in a folder in pieces as whole ones, with the dtypes that they have.
 
     All files come to their places together, or none of them. Safetensors are written piece by piece, so memory holds
-    the largest tensor at most; torch's format needs a whole file. Matrices that are equal in all bits and not constant are
-    ties: they are stored once, and the file notes the other names.
+    the largest tensor at most; torch's format needs a whole file. Matrices that are equal in all bits and not constant
+    are ties: they are stored once, and the file notes the other names.
 
     Args:
         source: Folder of shards that `torch.distributed.checkpoint` wrote, or of whole weights in several files.

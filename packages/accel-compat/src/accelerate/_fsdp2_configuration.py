@@ -98,12 +98,13 @@ def convert_config_to_fsdp2(config: dict[str, Any]) -> dict[str, Any]:
             mesh = _mesh(config, value)
         elif value == "NO_SHARD":
             _logger.warning("FSDP2 always shards; got %s=NO_SHARD. Leave FSDP out for whole copies.", key)
-        converted[name] = ARGUMENT_VALUE_MAPPING.get(key, {}).get(value, value)
+        words = ARGUMENT_VALUE_MAPPING.get(key)
+        converted[name] = words.get(str(value), value) if words else value
     return {**config, **mesh, "fsdp_config": {**converted, "fsdp_version": 2}}
 
 
 def _mesh(config: dict[str, Any], strategy: str) -> dict[str, Any]:
-    """Return the section of a mesh that does what a hybrid strategy did; nothing for one machine, which only shards."""
+    """Return the section of a mesh that does what a hybrid strategy did; none for one machine, which only shards."""
     said = config.get("parallelism_config") or {}
     if any(int(said.get(size) or 1) > 1 for size in _SIZES):
         return {}

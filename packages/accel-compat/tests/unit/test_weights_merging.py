@@ -1,6 +1,7 @@
 """The command that makes one file of weights."""
 
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -56,7 +57,9 @@ def test_the_folder_is_removed_where_asked(shards: Path) -> None:
 def test_distributed_checkpoints_become_whole_files(tmp_path: Path) -> None:
     """The command merges what torch's distributed checkpoints wrote, in files as large as asked."""
     state = {"a": torch.randn(8, 4), "b": torch.ones(3, dtype=torch.bfloat16)}
-    distributed.save({"model": state}, checkpoint_id=tmp_path / "pytorch_model_fsdp_0", no_dist=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        distributed.save({"model": state}, checkpoint_id=tmp_path / "pytorch_model_fsdp_0", no_dist=True)
     words = ["merge-weights", str(tmp_path / "pytorch_model_fsdp_0"), str(tmp_path / "whole")]
     assert _commands._run([*words, "--max_shard_size", "0.1KB"]) == 0
     files = sorted((tmp_path / "whole").glob("*.safetensors"))

@@ -36,8 +36,8 @@ def merge_weights(
     """Write the weights that lie in a folder in pieces as whole ones, with the dtypes that they have.
 
     All files come to their places together, or none of them. Safetensors are written piece by piece, so memory holds
-    the largest tensor at most; torch's format needs a whole file. Matrices that are equal in all bits and not constant
-    are ties: they are stored once, and the file notes the other names.
+    the largest tensor at most; torch's format needs a whole file. Matrices of floating-point numbers that are equal in
+    all bits and not constant are ties: they are stored once, and the file notes the other names.
 
     Args:
         source: Folder of shards that `torch.distributed.checkpoint` wrote, or of whole weights in several files.
@@ -54,6 +54,7 @@ def merge_weights(
         ValueError: `max_shard_size` cannot be read.
     """
     limit = convert_file_size_to_int(max_shard_size)
+    source = Path(os.path.realpath(source))
     _refuse_parent(source)
     state = _in_shards(source) if (source / METADATA_NAME).exists() else _in_files(source)
     write_shards(target, split(state, limit), safe_serialization)
@@ -109,10 +110,10 @@ def _names(folder: ShardFolder) -> dict[str, str]:
         CheckpointMismatchError: There is no model, but the state of an optimizer.
     """
     paths = {name: folder.metadata.path_of(name) for name in (*folder.tensors, *sorted(folder.metadata.objects))}
-    roots = {str(path[0]) for path in paths.values()}
-    nested = _MODEL in roots and all(len(path) > 1 for path in paths.values() if path[0] == _MODEL)
-    if nested:
-        return {".".join(map(str, path[1:])): name for name, path in paths.items() if path[0] == _MODEL}
+    roots = {str(path[0]) for path in paths.values() if len(path) > 1}
+    if _MODEL in roots:
+        inside = {name: path[1:] for name, path in paths.items() if path[0] == _MODEL and len(path) > 1}
+        return {".".join(map(str, path)): name for name, path in inside.items()}
     if roots & set(_OPTIMIZERS):
         raise CheckpointMismatchError(
             f"The folder {str(folder.path)!r} holds no weights; got the state of an optimizer. "
@@ -177,7 +178,7 @@ def _ties(folder: ShardFolder, chosen: Mapping[str, str]) -> dict[str, str]:
     alike: dict[object, list[str]] = {}
     for bare, name in chosen.items():
         stored = folder.tensors.get(name)
-        if stored is not None and len(stored.shape) > 1 and stored.shape.numel() > 1:
+        if stored is not None and stored.dtype.is_floating_point and len(stored.shape) > 1:
             key = (stored.dtype, stored.shape, tuple(sorted((box.offsets, box.sizes) for box in stored.boxes)))
             alike.setdefault(key, []).append(bare)
     found: dict[str, str] = {}

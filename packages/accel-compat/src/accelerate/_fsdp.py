@@ -80,7 +80,7 @@ def ensure_weights_retied(
         return param_init_fn
     made: dict[int, nn.Parameter | None] = {}
 
-    def initialize(module: nn.Module) -> Any:
+    def initialize(module: nn.Module) -> object:
         before = {name: id(own) for name, own in module._parameters.items() if id(own) in tied}
         result = param_init_fn(module)
         for name, key in before.items():
@@ -223,7 +223,7 @@ def fsdp2_switch_optimizer_parameters(
             optimizer.state[new] = {key: placed_like(value, new) for key, value in optimizer.state.pop(old).items()}
 
 
-def _key_of(parameter: Any, mapping: Mapping[Any, object]) -> Any:
+def _key_of(parameter: Any, mapping: Mapping[Any, object]) -> object:
     """Return under what a mapping has a parameter: itself, or its address, which stand-ins have as a plain number."""
     address = parameter.data_ptr
     keys = (parameter, address() if callable(address) else address)

@@ -139,12 +139,7 @@ class Environment:
             self.clear()
             if packages or any(Requirement(text).name == "torch" for text in requirements):
                 self.link_torch()
-            if "hatchling" in {Requirement(text).name for text in requirements} and not wheels:
-                # The packages' own builder is there: one that pip makes anew for each package takes seconds.
-                self.pip(*requirements)
-                self.pip("--no-build-isolation", *targets(self.session, packages, wheels))
-            else:
-                self.pip(*requirements, *targets(self.session, packages, wheels))
+            self.pip(*requirements, *targets(self.session, packages, wheels))
         self.stamp.write_text(stamp)
         return self
 

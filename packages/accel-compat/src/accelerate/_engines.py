@@ -1,4 +1,4 @@
-"""What the engines of FSDP, DeepSpeed and Megatron-LM add to Accelerate's surface: here by name, until they are built.
+"""What the engines of DeepSpeed and Megatron-LM add to Accelerate's surface: here by name, until they are built.
 
 Libraries import these names whether or not they use the engines. Each keeps its signature and raises
 `EngineUnavailableError` when it is called.
@@ -20,59 +20,6 @@ def _unbuilt(engine: str, name: str) -> EngineUnavailableError:
         f"{name} belongs to the {engine} engine, which accel does not have yet; got a call. "
         "Train with one process or with data parallelism, or use Accelerate itself."
     )
-
-
-def load_fsdp_model(
-    fsdp_plugin: object,
-    accelerator: object,
-    model: object,
-    input_dir: object,
-    model_index: int = 0,
-    adapter_only: bool = False,
-    use_dcp: bool = True,
-) -> NoReturn:
-    """Load the weights of a sharded model."""
-    raise _unbuilt("FSDP", "load_fsdp_model")
-
-
-def load_fsdp_optimizer(
-    fsdp_plugin: object,
-    accelerator: object,
-    optimizer: object,
-    model: object,
-    input_dir: object,
-    optimizer_index: int = 0,
-    adapter_only: bool = False,
-    use_dcp: bool = True,
-) -> NoReturn:
-    """Load the states of a sharded optimizer."""
-    raise _unbuilt("FSDP", "load_fsdp_optimizer")
-
-
-def save_fsdp_model(
-    fsdp_plugin: object,
-    accelerator: object,
-    model: object,
-    output_dir: object,
-    model_index: int = 0,
-    adapter_only: bool = False,
-    use_dcp: bool = True,
-) -> NoReturn:
-    """Save the weights of a sharded model."""
-    raise _unbuilt("FSDP", "save_fsdp_model")
-
-
-def save_fsdp_optimizer(
-    fsdp_plugin: object,
-    accelerator: object,
-    optimizer: object,
-    model: object,
-    output_dir: object,
-    optimizer_index: int = 0,
-    use_dcp: bool = True,
-) -> NoReturn:
-    """Save the states of a sharded optimizer."""
-    raise _unbuilt("FSDP", "save_fsdp_optimizer")
 
 
 def map_pytorch_optim_to_deepspeed(optimizer: object) -> NoReturn:

@@ -6,7 +6,9 @@ Each takes the steps of accel's own strategies, one by one. Of the accelerator t
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
@@ -19,7 +21,7 @@ from accel_core.modules.ties import tied_tensor_groups
 from accel_core.modules.unwrap import canonical_name
 from accel_core.plugins.fsdp import FullyShardedDataParallelPlugin
 from accel_core.process import world
-from accel_core.strategies import fsdp2, sharding
+from accel_core.strategies import fsdp1, fsdp2, sharding
 from accel_core.strategies.recipe import inside
 
 if TYPE_CHECKING:
@@ -36,6 +38,10 @@ __all__ = [
     "fsdp2_switch_optimizer_parameters",
     "get_fsdp2_grad_scaler",
     "get_parameters_from_modules",
+    "load_fsdp_model",
+    "load_fsdp_optimizer",
+    "save_fsdp_model",
+    "save_fsdp_optimizer",
 ]
 
 _T = TypeVar("_T")
@@ -265,3 +271,118 @@ def compile_regions_fsdp2(module: nn.Module, **compile_kwargs: Any) -> nn.Module
         **compile_kwargs: Arguments of `torch.compile`.
     """
     return compile_regions_in_place(module, **compile_kwargs)
+
+
+def save_fsdp_model(
+    fsdp_plugin: FullyShardedDataParallelPlugin,
+    accelerator: object,
+    model: nn.Module,
+    output_dir: str | os.PathLike[str],
+    model_index: int = 0,
+    adapter_only: bool = False,
+    use_dcp: bool = True,
+) -> None:
+    """Write the weights of a sharded model as the plugin's `state_dict_type` says; every rank calls it.
+
+    Args:
+        fsdp_plugin: Says whether weights are written whole (`pytorch_model_fsdp.bin`) or in shards
+            (`pytorch_model_fsdp_0/`).
+        accelerator: Not used.
+        model: The model, prepared.
+        output_dir: Where the file or the folder goes.
+        model_index: Number of the model.
+        adapter_only: Write the adapter of a model of peft's, and nothing else.
+        use_dcp: Write shards in the format of torch's distributed checkpoints, which any number of ranks reads.
+
+    Raises:
+        CheckpointError: Writing failed on a rank; every rank raises, and what was there before is intact.
+        EngineUnavailableError: A file for each rank was asked for.
+    """
+    kind = _kind(fsdp_plugin, use_dcp)
+    fsdp1.files.save_model(kind, model, Path(output_dir), model_index, adapter_only=adapter_only)
+
+
+def load_fsdp_model(
+    fsdp_plugin: FullyShardedDataParallelPlugin,
+    accelerator: object,
+    model: nn.Module,
+    input_dir: str | os.PathLike[str],
+    model_index: int = 0,
+    adapter_only: bool = False,
+    use_dcp: bool = True,
+) -> Any:
+    """Read what `save_fsdp_model` wrote, here or in Accelerate, into a sharded model; arguments as there.
+
+    Returns:
+        What torch's `load_state_dict` returns.
+
+    Raises:
+        CheckpointError: It is missing, damaged, unsafe or does not fit; every rank raises, and nothing was changed.
+        EngineUnavailableError: A file for each rank was asked for.
+    """
+    kind = _kind(fsdp_plugin, use_dcp)
+    return fsdp1.files.load_model(kind, model, Path(input_dir), model_index, adapter_only=adapter_only)
+
+
+def save_fsdp_optimizer(
+    fsdp_plugin: FullyShardedDataParallelPlugin,
+    accelerator: object,
+    optimizer: object,
+    model: nn.Module,
+    output_dir: str | os.PathLike[str],
+    optimizer_index: int = 0,
+    use_dcp: bool = True,
+) -> None:
+    """Write the state of a sharded model's optimizer, by names of parameters; every rank calls it.
+
+    Args:
+        fsdp_plugin: Says whether it is written whole (`optimizer.bin`) or in shards (`optimizer_0/`).
+        accelerator: Not used.
+        optimizer: The optimizer, prepared or not.
+        model: The model that it trains.
+        output_dir: Where the file or the folder goes.
+        optimizer_index: Number of the optimizer.
+        use_dcp: As for `save_fsdp_model`.
+
+    Raises:
+        CheckpointError: As for `save_fsdp_model`.
+        EngineUnavailableError: A file for each rank was asked for.
+    """
+    kind = _kind(fsdp_plugin, use_dcp)
+    fsdp1.files.save_optimizer(kind, optimizer, model, Path(output_dir), optimizer_index)
+
+
+def load_fsdp_optimizer(
+    fsdp_plugin: FullyShardedDataParallelPlugin,
+    accelerator: object,
+    optimizer: object,
+    model: nn.Module,
+    input_dir: str | os.PathLike[str],
+    optimizer_index: int = 0,
+    adapter_only: bool = False,
+    use_dcp: bool = True,
+) -> None:
+    """Read what `save_fsdp_optimizer` wrote, here or in Accelerate, into an optimizer; arguments as there.
+
+    Args:
+        fsdp_plugin: Says what is read.
+        accelerator: Not used.
+        optimizer: The optimizer, prepared or not.
+        model: The model that it trains.
+        input_dir: Where the file or the folder is.
+        optimizer_index: Number of the optimizer.
+        adapter_only: Not used: an optimizer has the state of what it trains.
+        use_dcp: As for `save_fsdp_model`.
+
+    Raises:
+        CheckpointError: As for `load_fsdp_model`.
+        EngineUnavailableError: A file for each rank was asked for.
+    """
+    kind = _kind(fsdp_plugin, use_dcp)
+    fsdp1.files.load_optimizer(kind, optimizer, model, Path(input_dir), optimizer_index)
+
+
+def _kind(plugin: FullyShardedDataParallelPlugin, use_dcp: bool) -> str:
+    """Return the name of the layout that a plugin asks for; without torch's checkpoints each rank has a file."""
+    kind = str(getattr(plugin.state_dict_type, "name", plugin.state_dict_type))
+    return "LOCAL_STATE_DICT" if kind == "SHARDED_STATE_DICT" and not use_dcp else kind

@@ -89,10 +89,6 @@ from accelerate._checkpointing import load_custom_state as load_custom_state
 from accelerate._checkpointing import save_accelerator_state as save_accelerator_state
 from accelerate._checkpointing import save_custom_state as save_custom_state
 from accelerate._deepspeed import compile_regions_deepspeed as compile_regions_deepspeed
-from accelerate._engines import load_fsdp_model as load_fsdp_model
-from accelerate._engines import load_fsdp_optimizer as load_fsdp_optimizer
-from accelerate._engines import save_fsdp_model as save_fsdp_model
-from accelerate._engines import save_fsdp_optimizer as save_fsdp_optimizer
 from accelerate._environment import parse_choice_from_env as parse_choice_from_env
 from accelerate._fsdp import compile_regions_fsdp2 as compile_regions_fsdp2
 from accelerate._fsdp import ensure_weights_retied as ensure_weights_retied
@@ -101,6 +97,10 @@ from accelerate._fsdp import fsdp2_canonicalize_names as fsdp2_canonicalize_name
 from accelerate._fsdp import fsdp2_prepare_model as fsdp2_prepare_model
 from accelerate._fsdp import fsdp2_switch_optimizer_parameters as fsdp2_switch_optimizer_parameters
 from accelerate._fsdp import get_fsdp2_grad_scaler as get_fsdp2_grad_scaler
+from accelerate._fsdp import load_fsdp_model as load_fsdp_model
+from accelerate._fsdp import load_fsdp_optimizer as load_fsdp_optimizer
+from accelerate._fsdp import save_fsdp_model as save_fsdp_model
+from accelerate._fsdp import save_fsdp_optimizer as save_fsdp_optimizer
 from accelerate._kernel import check_os_kernel as check_os_kernel
 from accelerate._models import clean_state_dict_for_safetensors as clean_state_dict_for_safetensors
 from accelerate._names import get_pretty_name as get_pretty_name

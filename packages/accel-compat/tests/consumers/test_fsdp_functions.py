@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,10 +11,17 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import DTensor
 
-from accel_core.errors import CheckpointMismatchError, ConfigurationError, EngineUnavailableError, PreparationError
+from accel_core.errors import (
+    CheckpointError,
+    CheckpointMismatchError,
+    CheckpointNotFoundError,
+    ConfigurationError,
+    EngineUnavailableError,
+    PreparationError,
+)
 from accel_core.process.world import ensure
 from accel_core.testing import world
 from accelerate.utils import FullyShardedDataParallelPlugin, compile_regions_fsdp2, fsdp_utils
@@ -257,3 +265,112 @@ def test_blocks_are_compiled_where_they_stand() -> None:
     assert [name for name, part in given.named_modules() if part._compiled_call_impl] == ["layers.0", "layers.1"]
     alone = nn.Linear(2, 2)
     assert compile_regions_fsdp2(alone, backend="eager")._compiled_call_impl is not None
+
+
+def trained(version: int, seed: int = 0) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """Return a small sharded model and its optimizer after a step."""
+    torch.manual_seed(seed)
+    plain = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2))
+    sharded: nn.Module = plain
+    if version == 2:
+        fully_shard(plain)
+    else:
+        mesh = init_device_mesh("cpu", (2,))
+        sharded = FullyShardedDataParallel(plain, device_mesh=mesh, device_id=torch.device("cpu"), use_orig_params=True)
+    optimizer = torch.optim.AdamW(sharded.parameters(), lr=0.1)
+    sharded(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    return sharded, optimizer
+
+
+def values(sharded: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Return what this rank holds of a model and its optimizer."""
+    state = {name: p.detach().clone() for name, p in sharded.named_parameters()}
+    parts = {id(p): name for name, p in sharded.named_parameters()}
+    entries = {
+        f"{parts[id(p)]}.{key}": value.clone() for p, own in optimizer.state.items() for key, value in own.items()
+    }
+    found = state | entries
+    return {name: value.to_local() if isinstance(value, DTensor) else value for name, value in found.items()}
+
+
+@world(2)
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("kind", ["FULL_STATE_DICT", "SHARDED_STATE_DICT"])
+def test_a_model_and_its_optimizer_are_saved_and_loaded(tmp_path: Path, version: int, kind: str) -> None:
+    """What Accelerate's names hold brings another model and optimizer to the same values; a misfit changes nothing."""
+    ensure()
+    plugin = FullyShardedDataParallelPlugin(fsdp_version=version, state_dict_type=kind)
+    model, optimizer = trained(version)
+    for index in range(2):
+        fsdp_utils.save_fsdp_model(plugin, None, model, tmp_path, index)
+        fsdp_utils.save_fsdp_optimizer(plugin, None, optimizer, model, tmp_path, index)
+    whole_files = ["optimizer.bin", "optimizer_1.bin", "pytorch_model_fsdp.bin", "pytorch_model_fsdp_1.bin"]
+    folders = ["optimizer_0", "optimizer_1", "pytorch_model_fsdp_0", "pytorch_model_fsdp_1"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == (whole_files if kind[0] == "F" else folders)
+    other, its_optimizer = trained(version, 9)
+    found = fsdp_utils.load_fsdp_model(plugin, None, other, tmp_path, 1)
+    assert (found.missing_keys, found.unexpected_keys) == ([], [])
+    fsdp_utils.load_fsdp_optimizer(plugin, None, its_optimizer, other, tmp_path, 1)
+    torch.testing.assert_close(values(other, its_optimizer), values(model, optimizer), rtol=0, atol=0)
+    foreign = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    fully_shard(foreign)
+    before = held(foreign)
+    with pytest.raises(CheckpointMismatchError, match=r"has shape \(5, 3\) instead of \(4, 3\)"):
+        fsdp_utils.load_fsdp_model(plugin, None, foreign, tmp_path)
+    torch.testing.assert_close(held(foreign), before)
+    with pytest.raises(CheckpointNotFoundError):
+        fsdp_utils.load_fsdp_model(plugin, None, foreign, tmp_path, 7)
+    if kind == "SHARDED_STATE_DICT":
+        with pytest.raises(EngineUnavailableError, match=r"as each rank holds it"):
+            fsdp_utils.save_fsdp_model(plugin, None, model, tmp_path, use_dcp=False)
+
+
+@world(2)
+@pytest.mark.parametrize("version", [1, 2])
+def test_an_optimizer_that_never_stepped_stays_so(tmp_path: Path, version: int) -> None:
+    """Saving and loading make no state where there is none, and what is loaded into a used optimizer ends its state."""
+    ensure()
+    plugin = FullyShardedDataParallelPlugin(fsdp_version=version, state_dict_type="SHARDED_STATE_DICT")
+    model, used = trained(version)
+    fresh = torch.optim.AdamW(model.parameters(), lr=0.3)
+    fsdp_utils.save_fsdp_optimizer(plugin, None, fresh, model, tmp_path)
+    assert not fresh.state
+    fsdp_utils.load_fsdp_optimizer(plugin, None, used, model, tmp_path)
+    assert not used.state
+    assert used.param_groups[0]["lr"] == 0.3
+
+
+def held(sharded: nn.Module) -> dict[str, Any]:
+    """Return what this rank holds of a model that is sharded in place."""
+    return {name: p.to_local().clone() for name, p in sharded.named_parameters()}  # type: ignore[attr-defined]
+
+
+@world(2)
+def test_only_the_form_that_is_asked_for_is_read(tmp_path: Path) -> None:
+    """Other forms of a model in the folder are left alone; a failed save leaves the form that was there."""
+    here = ensure()
+    whole = FullyShardedDataParallelPlugin(fsdp_version=2, state_dict_type="FULL_STATE_DICT")
+    shards = FullyShardedDataParallelPlugin(fsdp_version=2, state_dict_type="SHARDED_STATE_DICT")
+    (first, _), (second, _), (other, _) = trained(2, 1), trained(2, 2), trained(2, 3)
+    fsdp_utils.save_fsdp_model(whole, None, first, tmp_path)
+    fsdp_utils.save_fsdp_model(shards, None, second, tmp_path)
+    if here.is_main:
+        (tmp_path / "model.safetensors").write_bytes(b"of another function")
+    for plugin, saved in ((whole, first), (shards, second)):
+        fsdp_utils.load_fsdp_model(plugin, None, other, tmp_path)
+        torch.testing.assert_close(held(other), held(saved), rtol=0, atol=0)
+
+    def fail(*_: object) -> None:
+        raise OSError("no state today")
+
+    if here.rank == 1:
+        second.register_state_dict_post_hook(fail)
+    with pytest.raises(CheckpointError, match=r"rank 1: OSError: no state today"):
+        fsdp_utils.save_fsdp_model(shards, None, second, tmp_path)
+    fsdp_utils.load_fsdp_model(shards, None, other, tmp_path)
+    assert sorted(each.name for each in tmp_path.iterdir()) == [
+        "model.safetensors",
+        "pytorch_model_fsdp.bin",
+        "pytorch_model_fsdp_0",
+    ]

@@ -157,10 +157,6 @@ from accelerate._engines import GPTTrainStep as GPTTrainStep
 from accelerate._engines import MegatronLMDummyDataLoader as MegatronLMDummyDataLoader
 from accelerate._engines import T5TrainStep as T5TrainStep
 from accelerate._engines import avg_losses_across_data_parallel_group as avg_losses_across_data_parallel_group
-from accelerate._engines import load_fsdp_model as load_fsdp_model
-from accelerate._engines import load_fsdp_optimizer as load_fsdp_optimizer
-from accelerate._engines import save_fsdp_model as save_fsdp_model
-from accelerate._engines import save_fsdp_optimizer as save_fsdp_optimizer
 from accelerate._environment import convert_dict_to_env_variables as convert_dict_to_env_variables
 from accelerate._environment import get_int_from_env as get_int_from_env
 from accelerate._environment import parse_choice_from_env as parse_choice_from_env
@@ -174,6 +170,10 @@ from accelerate._fsdp import fsdp2_load_full_state_dict as fsdp2_load_full_state
 from accelerate._fsdp import fsdp2_prepare_model as fsdp2_prepare_model
 from accelerate._fsdp import fsdp2_switch_optimizer_parameters as fsdp2_switch_optimizer_parameters
 from accelerate._fsdp import get_fsdp2_grad_scaler as get_fsdp2_grad_scaler
+from accelerate._fsdp import load_fsdp_model as load_fsdp_model
+from accelerate._fsdp import load_fsdp_optimizer as load_fsdp_optimizer
+from accelerate._fsdp import save_fsdp_model as save_fsdp_model
+from accelerate._fsdp import save_fsdp_optimizer as save_fsdp_optimizer
 from accelerate._kernel import check_os_kernel as check_os_kernel
 from accelerate._launch_preparation import prepare_deepspeed_cmd_env as prepare_deepspeed_cmd_env
 from accelerate._launch_preparation import prepare_multi_gpu_env as prepare_multi_gpu_env

@@ -28,12 +28,6 @@ from accel_core.plugins.fsdp import (
     enable_fsdp_ram_efficient_loading,
     get_module_class_from_name,
 )
-from accelerate._engines import (
-    load_fsdp_model,
-    load_fsdp_optimizer,
-    save_fsdp_model,
-    save_fsdp_optimizer,
-)
 from accelerate._fsdp import (
     ensure_weights_retied,
     fsdp2_apply_ac,
@@ -44,6 +38,10 @@ from accelerate._fsdp import (
     fsdp2_switch_optimizer_parameters,
     get_fsdp2_grad_scaler,
     get_parameters_from_modules,
+    load_fsdp_model,
+    load_fsdp_optimizer,
+    save_fsdp_model,
+    save_fsdp_optimizer,
 )
 from accelerate._models import (
     get_module_children_bottom_up,

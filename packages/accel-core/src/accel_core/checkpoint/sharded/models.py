@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from accel_core.checkpoint import model, names
 from accel_core.checkpoint.format import Source
@@ -15,8 +15,9 @@ from accel_core.checkpoint.report import Finding, Restoration, finding_of, liste
 from accel_core.checkpoint.sharded.metadata import METADATA_NAME
 from accel_core.checkpoint.sharded.reader import ShardFolder
 from accel_core.errors import CheckpointError, CheckpointMismatchError
+from accel_core.modules.unwrap import canonical_name
 
-__all__ = ["ShardedModel", "damages", "holds_local", "is_sharded", "restoration", "shards_of"]
+__all__ = ["ShardedModel", "Stand", "damages", "holds_local", "is_sharded", "restoration", "shards_of"]
 
 
 class ShardedModel:
@@ -52,6 +53,30 @@ class ShardedModel:
     def read_into(self, name: str, destination: Tensor) -> None:
         """Copy one tensor into `destination`; of one that is spread over ranks, only this rank's part is read."""
         self.shards.read_into(self.stored[name], destination)
+
+
+class Stand(nn.Module):
+    """Stands for a model with a state by parameters; tied ones are one tensor.
+
+    Args:
+        state: The state; loading changes it.
+        ties: Groups of names of one tensor.
+    """
+
+    def __init__(self, state: dict[str, Any], ties: Sequence[Sequence[str]] = ()) -> None:
+        super().__init__()
+        self.state = state
+        for group in ties:
+            there = [name for name in map(canonical_name, group) if name in state]
+            state.update(dict.fromkeys(there, state[there[0]]) if there else {})
+
+    def state_dict(self, *args: object, **kwargs: object) -> dict[str, Any]:  # type: ignore[override]
+        """Return the state itself."""
+        return self.state
+
+    def load_state_dict(self, state_dict: Any, *args: object, **kwargs: object) -> Any:
+        """Take over what is given."""
+        self.state.update(state_dict)
 
 
 def is_sharded(source: Source, folder: str) -> bool:

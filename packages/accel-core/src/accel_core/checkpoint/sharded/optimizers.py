@@ -20,7 +20,7 @@ from accel_core.errors import CheckpointDamagedError, CheckpointError
 from accel_core.mesh.tensor import is_spread
 from accel_core.modules.unwrap import canonical_name, extract_model_from_parallel
 
-__all__ = ["NamedOptimizer", "named_optimizer", "restoration"]
+__all__ = ["NamedOptimizer", "named_optimizer", "restoration", "state_by_names"]
 
 
 @record(frozen=True)
@@ -83,6 +83,21 @@ def names_of(own: Any, models: Sequence[Any]) -> list[list[str]]:
         ]
         for number, g in enumerate(own.param_groups)
     ]
+
+
+def state_by_names(own: Any, models: Sequence[Any]) -> dict[str, Any]:
+    """Return the state of an optimizer with names of parameters for keys; arguments as for `named_optimizer`."""
+    state = own.state_dict()
+    given = names_of(own, models)
+    known = {
+        key: name
+        for group, named in zip(state["param_groups"], given, strict=True)
+        for key, name in zip(group["params"], named, strict=True)
+    }
+    return {
+        "state": {known[key]: entries for key, entries in state["state"].items()},
+        "param_groups": [{**group, "params": named} for group, named in zip(state["param_groups"], given, strict=True)],
+    }
 
 
 def restoration(own: NamedOptimizer, index: int, source: Source, rank: int) -> Restoration:

@@ -16,13 +16,13 @@ from accel_core.checkpoint.report import Finding, Restoration, finding_of
 from accel_core.checkpoint.sharded import models as stored_models
 from accel_core.checkpoint.sharded import optimizers as stored_optimizers
 from accel_core.checkpoint.sharded import writer
+from accel_core.checkpoint.sharded.models import Stand
 from accel_core.checkpoint.sharded.optimizers import NamedOptimizer
 from accel_core.errors import CheckpointError
-from accel_core.modules.unwrap import canonical_name
 from accel_core.strategies.fsdp1 import states
 from accel_core.strategies.sharding.format import FullyShardedFormat
 
-__all__ = ["WrappedFormat"]
+__all__ = ["WrappedFormat", "named_optimizer"]
 
 
 class _Owner(Protocol):
@@ -116,7 +116,7 @@ class WrappedFormat(FullyShardedFormat):
         wrapper = self._owner.wrapper_of(own)
         sharded = wrapper is not None and states.in_shards(wrapper)
         state = self.state_of(own) if sharded else self._owner.whole_state(own, keep=True)
-        stand = _Stand(state, self._owner.ties_of(own))
+        stand = Stand(state, self._owner.ties_of(own))
         plan = stored_models.restoration(stand, index, source, run.world.rank)
 
         def apply() -> None:
@@ -165,25 +165,40 @@ class WrappedFormat(FullyShardedFormat):
 
     def _named(self, own: Any, wrapper: torch.nn.Module) -> NamedOptimizer:
         """Return an optimizer of a wrapped model by the names of its parameters, which have shapes and no values."""
-        inside = states.inside(own)
         if states.in_shards(wrapper):
-            named = states.optimizer_of(wrapper, inside)
-            like = states.state_of(wrapper)
-        else:
-            named = self._owner.whole_named(wrapper, own)
-            like = {
-                name: torch.empty(shape, device="meta") for name, shape in self._owner.whole_shapes(wrapper).items()
-            }
+            return named_optimizer(own, wrapper, partial(self._owner.order, wrapper))
+        shapes = self._owner.whole_shapes(wrapper)
+        like = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
+        named = self._owner.whole_named(wrapper, own)
         order = self._owner.order(wrapper, named)
-        groups = [{**g, "params": [n for n in order if n in set(g["params"])]} for g in named["param_groups"]]
-        given = [list(group["params"]) for group in groups]
-        shown = [{**group, "params": [like[name] for name in group["params"]]} for group in groups]
-        load: Callable[[dict[str, Any]], None] = (
-            partial(_load_by_names, wrapper, inside, given)
-            if states.in_shards(wrapper)
-            else partial(self._owner.load_whole_optimizer, own)
-        )
-        return NamedOptimizer(shown, given, like, load)
+        return _seen(named, order, like, lambda _: partial(self._owner.load_whole_optimizer, own))
+
+
+def named_optimizer(own: Any, wrapper: torch.nn.Module, order: Callable[[dict[str, Any]], list[str]]) -> NamedOptimizer:
+    """Return an optimizer of a model that is wrapped in shards by the names of its parameters; every rank calls it.
+
+    Args:
+        own: The optimizer, prepared or not.
+        wrapper: The wrapped model.
+        order: Returns the names of the parameters as the optimizer had them, given its state by names.
+    """
+    inside = states.inside(own)
+    named = states.optimizer_of(wrapper, inside)
+    return _seen(
+        named, order(named), states.state_of(wrapper), lambda given: partial(_load_by_names, wrapper, inside, given)
+    )
+
+
+def _seen(
+    named: dict[str, Any],
+    order: list[str],
+    like: dict[str, torch.Tensor],
+    load: Callable[[list[list[str]]], Callable[[dict[str, Any]], None]],
+) -> NamedOptimizer:
+    groups = [{**g, "params": [n for n in order if n in set(g["params"])]} for g in named["param_groups"]]
+    given = [list(group["params"]) for group in groups]
+    shown = [{**group, "params": [like[name] for name in group["params"]]} for group in groups]
+    return NamedOptimizer(shown, given, like, load(given))
 
 
 def _load_by_names(
@@ -192,11 +207,20 @@ def _load_by_names(
     """Load a state whose parameters have any keys, in the order of `given`, their names."""
     keys = [key for group in state["param_groups"] for key in group["params"]]
     names_of = dict(zip(keys, (name for group in given for name in group), strict=True))
+    # Pieces of one parameter may share its step count, which each would move for itself.
     named = {
-        "state": {names_of[key]: entries for key, entries in state["state"].items() if key in names_of},
+        "state": {
+            names_of[key]: {name: value.clone() if _is_count(value) else value for name, value in entries.items()}
+            for key, entries in state["state"].items()
+            if key in names_of
+        },
         "param_groups": [{**g, "params": list(own)} for g, own in zip(state["param_groups"], given, strict=True)],
     }
     states.load_optimizer(wrapper, inside, named)
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.ndim == 0
 
 
 def _differences(stored: object, held: dict[str, torch.Tensor]) -> list[str]:
@@ -210,20 +234,3 @@ def _differences(stored: object, held: dict[str, torch.Tensor]) -> list[str]:
             got = f"{value.dtype} {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
             found.append(f"{name} is {got} instead of {own.dtype} {tuple(own.shape)}")
     return sorted(found)
-
-
-class _Stand(torch.nn.Module):
-    """Stands for a model with a state by parameters; tied ones are one tensor."""
-
-    def __init__(self, state: dict[str, Any], ties: list[list[str]]) -> None:
-        super().__init__()
-        self.state = state
-        for group in ties:
-            there = [name for name in map(canonical_name, group) if name in state]
-            state.update(dict.fromkeys(there, state[there[0]]) if there else {})
-
-    def state_dict(self, *args: object, **kwargs: object) -> dict[str, Any]:  # type: ignore[override]
-        return self.state
-
-    def load_state_dict(self, state_dict: Any, *args: object, **kwargs: object) -> Any:
-        self.state.update(state_dict)

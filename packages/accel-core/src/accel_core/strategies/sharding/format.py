@@ -13,7 +13,7 @@ from accel_core.checkpoint.parts import FilePart
 from accel_core.checkpoint.plain import PLAIN
 from accel_core.checkpoint.sharded import writer
 from accel_core.checkpoint.sharded.format import ShardedFormat
-from accel_core.checkpoint.sharded.optimizers import names_of
+from accel_core.checkpoint.sharded.optimizers import state_by_names
 from accel_core.errors import StateError
 from accel_core.modules.unwrap import canonical_state_dict
 
@@ -74,17 +74,7 @@ class FullyShardedFormat(ShardedFormat):
 
     def optimizer_of(self, optimizer: Any, models: Sequence[Any]) -> dict[str, Any]:
         """Return an optimizer's state by names, of each tensor what this rank holds; every rank calls it."""
-        state = optimizer.state_dict()
-        given = names_of(optimizer, models)
-        known = {
-            key: name
-            for group, own in zip(state["param_groups"], given, strict=True)
-            for key, name in zip(group["params"], own, strict=True)
-        }
-        return {
-            "state": {known[key]: entries for key, entries in state["state"].items()},
-            "param_groups": [{**group, "params": own} for group, own in zip(state["param_groups"], given, strict=True)],
-        }
+        return state_by_names(optimizer, models)
 
     def _whole(self, run: Run, weights: Sequence[dict[str, Any]], writes: bool, safe: bool) -> list[Part]:
         states = [self._whole_optimizer(own, writes) for own in run.optimizers]

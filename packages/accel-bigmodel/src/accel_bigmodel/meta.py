@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.modules import module as nn_module
 from torch.utils.hooks import RemovableHandle
 
+from accel_bigmodel._torch import make_subclass
 from accel_core.host import environ
 from accel_core.modules import packed
 
@@ -154,7 +155,7 @@ def _moved(parameter: nn.Parameter, device: torch.device) -> nn.Parameter:
     elif (form := packed.find(parameter)) is not None:
         moved = form.move(parameter, device)
     else:
-        moved = torch.Tensor._make_subclass(cls, parameter.detach().to(device), parameter.requires_grad)
+        moved = make_subclass(cls, parameter.detach().to(device), parameter.requires_grad)
     attributes: dict[str, Any] = parameter.__dict__
     if attributes:
         moved.__dict__.update(attributes)

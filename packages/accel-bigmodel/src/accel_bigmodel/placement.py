@@ -8,6 +8,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import nn
 
+from accel_bigmodel._torch import make_subclass
 from accel_bigmodel.offload.placeholders import is_placeholder
 from accel_core.errors import CheckpointMismatchError, ConfigurationError, OffloadError
 from accel_core.modules import packed
@@ -216,7 +217,7 @@ def _on_device(
     if cls is nn.Parameter:
         made: torch.Tensor = nn.Parameter(data, requires_grad=requires_grad)
     else:
-        made = torch.Tensor._make_subclass(cls, data, requires_grad)
+        made = make_subclass(cls, data, requires_grad)
     attributes = {
         key: value for key, value in old.__dict__.items() if key not in ("weight_name", "block_name", "_is_param")
     }

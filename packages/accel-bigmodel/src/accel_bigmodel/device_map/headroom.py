@@ -7,9 +7,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
+from accel_bigmodel._torch import TorchDispatchMode, tree_leaves
 from accel_core.errors import ConfigurationError
 
 __all__ = ["Workload", "activation_bytes"]

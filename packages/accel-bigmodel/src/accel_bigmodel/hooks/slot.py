@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import nn
 
+from accel_bigmodel._torch import make_subclass
 from accel_bigmodel.offload.placeholders import OffloadedTensor, forbid_gradient, is_placeholder, placeholder_for
 from accel_bigmodel.offload.store import PrefixedDataset
 from accel_bigmodel.placement import normal_tensors
@@ -247,7 +248,7 @@ class Slot:
             data.copy_(value.detach())
         if not self.is_parameter:
             return data
-        return torch.Tensor._make_subclass(self.cls, data, self.requires_grad)
+        return make_subclass(self.cls, data, self.requires_grad)
 
     def _wrapped(self, data: torch.Tensor) -> torch.Tensor:
         if not self.is_parameter:
@@ -256,7 +257,7 @@ class Slot:
         if self.cls is nn.Parameter:
             made: torch.Tensor = nn.Parameter(data, requires_grad=requires_grad)
         else:
-            made = torch.Tensor._make_subclass(self.cls, data, requires_grad)
+            made = make_subclass(self.cls, data, requires_grad)
         if requires_grad:
             forbid_gradient(made, self.name)
         return made

@@ -11,6 +11,7 @@ from torch import nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
+from accel_bigmodel._torch import DisableTorchFunctionSubclass, make_subclass
 from accel_core.errors import OffloadError
 
 __all__ = ["OffloadedTensor", "forbid_gradient", "is_placeholder", "placeholder_for"]
@@ -62,7 +63,7 @@ class OffloadedTensor(torch.Tensor):
             if mixed and func is not torch.Tensor.__setattr__:
                 raise _used_while_offloaded(found)
         try:
-            with torch._C.DisableTorchFunctionSubclass():
+            with DisableTorchFunctionSubclass():
                 result = func(*args, **kwargs)
                 if func == _SET_DATA or func in _SET_FLAG:
                     _note_change(args[0])
@@ -127,7 +128,7 @@ def _is_cast(target: object, value: object) -> bool:
     """Return whether setting a placeholder's data to a value only changes its dtype, as `nn.Module.to` does."""
     if not isinstance(target, OffloadedTensor) or not isinstance(value, OffloadedTensor):
         return False
-    with torch._C.DisableTorchFunctionSubclass():
+    with DisableTorchFunctionSubclass():
         same = target.shape == value.shape
     names = target.__dict__.get("weight_name"), value.__dict__.get("weight_name")
     return same and names[0] == names[1] and not value.__dict__.get("computed")
@@ -152,7 +153,7 @@ def _look_through(value: object, found: OffloadedTensor | None, mixed: bool) -> 
     if isinstance(value, torch.Tensor):
         if isinstance(value, OffloadedTensor):
             return (value if found is None else found), mixed
-        with torch._C.DisableTorchFunctionSubclass():
+        with DisableTorchFunctionSubclass():
             return found, mixed or (not value.is_meta and value.dim() > 0)
     if isinstance(value, (list, tuple)):
         for item in value:
@@ -192,9 +193,9 @@ def _mark(tensor: torch.Tensor, like: OffloadedTensor, *, computed: bool) -> tor
 
 
 def _make(tensor: torch.Tensor, weight_name: str, block_name: str) -> OffloadedTensor:
-    with torch._C.DisableTorchFunctionSubclass():
+    with DisableTorchFunctionSubclass():
         empty = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
-        made: OffloadedTensor = torch.Tensor._make_subclass(OffloadedTensor, empty, tensor.requires_grad)
+        made: OffloadedTensor = make_subclass(OffloadedTensor, empty, tensor.requires_grad)
         made.__dict__.update({key: value for key, value in tensor.__dict__.items() if key != "_backward_hooks"})
         if isinstance(tensor, nn.Parameter):
             made.__dict__["_is_param"] = True

@@ -255,7 +255,7 @@ class AlignDevicesHook(ModelHook):
         """Let the module's weights go that `pre_forward` brought, and send its output back."""
         residency = residency_of(module, self) if self.offload else None
         if residency is not None:
-            residency.let_go()
+            residency.release()
         return self._sent_back(output, self.input_device) if self.io_same_device else output
 
     def leave_forward(self, module: nn.Module, output: Any) -> Any:

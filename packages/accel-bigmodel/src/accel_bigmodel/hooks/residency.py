@@ -251,7 +251,7 @@ class Residency:
                 self._unload()
 
     def hold(self) -> None:
-        """Put the weights in place, to be read and written, until `let_go`; inside a forward they are there already."""
+        """Put the weights in place until `release`, to be read and written; inside a forward they are there already."""
         with self._lock:
             if get_ident() in self._threads:
                 return
@@ -260,7 +260,7 @@ class Residency:
             self._load(writable=True)
             self.held = True
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Take the weights out again, unless a forward runs; what was written to them stays."""
         with self._lock:
             if get_ident() in self._threads:

@@ -22,7 +22,7 @@ from accel_quant.config import BnbQuantizationConfig
 from accel_quant.layers import is_named
 from accel_quant.offload import write_parts
 
-__all__ = ["Filling"]
+__all__ = ["WeightLoader"]
 
 
 @dataclass
@@ -38,8 +38,8 @@ class _Place:
     source: str = field(default="")
 
 
-class Filling:
-    """Fills a model with weights, one after another.
+class WeightLoader:
+    """Loads weights into a model, one after another.
 
     Args:
         model: The model, after `replace_with_bnb_layers`.
@@ -133,7 +133,7 @@ class Filling:
         parts = [packed_key(place.source, suffix) for suffix in place.form.parts(place.tensor)]
         return [f"{place.source} is packed in another way: {part} is missing" for part in parts if part not in source]
 
-    def from_checkpoint(self, source: Checkpoint) -> None:
+    def load_from_checkpoint(self, source: Checkpoint) -> None:
         """Take every weight from a checkpoint that was checked."""
         for place in self._places:
             if not place.source:
@@ -150,7 +150,7 @@ class Filling:
         for shard in source.shards:
             shard.close()
 
-    def from_model(self) -> None:
+    def load_from_model(self) -> None:
         """Take every weight from the model itself."""
         for place in self._places:
             if place.form is None:

@@ -23,7 +23,7 @@ from accel_core.errors import OffloadError, OffloadFolderError, QuantizationErro
 from accel_core.logging import get_logger
 from accel_core.modules.ties import find_tied_parameters
 from accel_quant import layers, library
-from accel_quant.checkpoint import Filling
+from accel_quant.checkpoint import WeightLoader
 from accel_quant.config import BnbQuantizationConfig
 from accel_quant.device_map import get_quantized_model_device_map
 
@@ -103,20 +103,20 @@ def load_and_quantize_model(
         tied = find_tied_parameters(model)
         check_tied_parameters_on_same_device(tied, places)
         _check_folder(places, offload_folder)
-        filling = Filling(model, config, places, offload_folder, shared)
+        loader = WeightLoader(model, config, places, offload_folder, shared)
         if source is not None:
-            filling.check(source)
+            loader.check(source)
         _check_kind(config, places)
     except BaseException:
         _put_back(model, before)
         raise
     if source is not None:
-        filling.from_checkpoint(source)
+        loader.load_from_checkpoint(source)
     else:
-        filling.from_model()
+        loader.load_from_model()
     retie_parameters(model, tied)
     _label(model, config)
-    return _spread(model, places, filling.index, offload_folder)
+    return _spread(model, places, loader.index, offload_folder)
 
 
 def _label(model: nn.Module, config: BnbQuantizationConfig) -> None:
@@ -174,7 +174,7 @@ def _home(device: int | str | torch.device) -> int | str | torch.device:
 
 
 def _put_back(model: nn.Module, before: Mapping[str, nn.Module]) -> None:
-    """Give a model its layers back."""
+    """Put the layers that a model had back into it."""
     for name, layer in before.items():
         path, _, leaf = name.rpartition(".")
         parent = model.get_submodule(path)

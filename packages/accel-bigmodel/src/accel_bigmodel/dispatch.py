@@ -376,7 +376,7 @@ def _tied_copies(
     away: Mapping[str, bool],
     weights: OffloadedWeightsLoader | None,
 ) -> TiedTensors:
-    """Give every offloaded tied weight one place where its copies on devices are noted."""
+    """Return, by the address of every offloaded tied weight, where its copies on devices will be noted."""
     copies: TiedTensors = {}
     offloaded_names = [name for name in places if away[name]]
     for group in tied:

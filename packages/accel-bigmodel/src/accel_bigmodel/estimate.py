@@ -36,7 +36,7 @@ _COUNTED = re.compile(r"torch\.(?:u?int|b?float)(\d+)\w*")
 
 
 def add_timm_hub_prefix(model_name: str) -> str:
-    """Give a name of the hub the prefix by which timm knows that it is one.
+    """Return a name of the hub with the prefix by which timm knows that it is one.
 
     Args:
         model_name: The model's name.

@@ -30,7 +30,7 @@ class _Unfilled(nn.Parameter):
     """What an empty parameter is while its model is built: random numbers that nobody would see are not traced."""
 
     def uniform_(self, *args: object, **kwargs: object) -> "_Unfilled":
-        """Give the parameter back."""
+        """Return the parameter as it is."""
         return self
 
     bernoulli_ = cauchy_ = exponential_ = geometric_ = log_normal_ = normal_ = random_ = uniform_
@@ -118,7 +118,7 @@ def _registering(placement: _Placement) -> Iterator[None]:
 
 
 def _place_parameter(module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
-    """Give the parameter to register instead; None registers it as it is (torch's registration hook)."""
+    """Return the parameter to register instead; None registers it as it is (torch's registration hook)."""
     stack = _active.stack
     if not stack or parameter is None:
         return None

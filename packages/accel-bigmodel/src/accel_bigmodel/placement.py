@@ -185,7 +185,7 @@ def _address(tensor: torch.Tensor) -> int:
 
 
 def _fill_shard(owner: nn.Module, name: str, old: Any, value: torch.Tensor) -> None:
-    """Give a parameter that several processes hold together (torch's DTensor) this process's part of a whole value."""
+    """Fill a parameter that several processes hold together (torch's DTensor): this process's part of a whole value."""
     # Imported here because it brings most of torch.distributed with it, which models of one process do not need.
     from torch.distributed.tensor import distribute_tensor
 

@@ -39,7 +39,7 @@ class EightBits:
         return parameter.numel() + _FLOAT * parameter.shape[0]
 
     def move(self, parameter: torch.Tensor, device: torch.device) -> nn.Parameter:
-        """Give the same weights on another device."""
+        """Return the same weights on another device."""
         if parameter.dtype != torch.int8:
             return self._made(parameter.detach().to(device), None)
         scales = _scales(parameter)
@@ -73,7 +73,7 @@ class EightBits:
         return ("", "SCB")
 
     def unpack(self, parameter: torch.Tensor) -> Mapping[str, torch.Tensor]:
-        """Give weights and scales."""
+        """Return weights and scales."""
         scales = _scales(parameter)
         if parameter.dtype != torch.int8 or scales is None:
             raise QuantizationError(
@@ -124,7 +124,7 @@ class FourBits:
         return int(count + blocks + _FLOAT * (-(-blocks // _NESTED_BLOCK) + _NESTED_CODES + 1))
 
     def move(self, parameter: torch.Tensor, device: torch.device) -> nn.Parameter:
-        """Give the same weights on another device; on meta, an empty parameter with the same settings."""
+        """Return the same weights on another device; on meta, an empty parameter with the same settings."""
         state = _state(parameter)
         if device.type == "meta":
             made = self._like(parameter, parameter.detach().to(device))
@@ -165,7 +165,7 @@ class FourBits:
         return (*names, f"weight.quant_state.bitsandbytes__{kind}")
 
     def unpack(self, parameter: torch.Tensor) -> Mapping[str, torch.Tensor]:
-        """Give weights and the parts of their state, as bitsandbytes saves them."""
+        """Return weights and the parts of their state, as bitsandbytes saves them."""
         state = _state(parameter)
         if state is None:
             raise QuantizationError(

@@ -35,7 +35,7 @@ class _SharedShard:
         return list(self._table)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Give a tensor's shape."""
+        """Return a tensor's shape."""
         return self._table[name][0]
 
     def floating(self, name: str) -> bool:
@@ -44,7 +44,7 @@ class _SharedShard:
         return dtype.is_floating_point or dtype.is_complex
 
     def tensor(self, name: str) -> torch.Tensor:
-        """Give a tensor; every process has to ask for it, in the same order."""
+        """Return a tensor; every process has to ask for it, in the same order."""
         shape, dtype = self._table[name]
         if self._source is not None:
             tensor = self._source.shard_of(name).tensor(name).contiguous()

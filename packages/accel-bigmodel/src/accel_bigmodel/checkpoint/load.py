@@ -71,7 +71,7 @@ class _Plan:
 
 
 def loading_index(model: nn.Module) -> dict[str, Any]:
-    """Give the index of the weights that loading left on disk.
+    """Return the index of the weights that loading left on disk.
 
     Args:
         model: A model that `load_checkpoint_in_model` filled.

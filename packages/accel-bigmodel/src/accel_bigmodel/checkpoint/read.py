@@ -45,7 +45,7 @@ class SafetensorsShard:
         return list(self.file.entries)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Give a tensor's shape, without reading it."""
+        """Return a tensor's shape, without reading it."""
         return self.file.entries[name].shape
 
     def floating(self, name: str) -> bool:
@@ -53,11 +53,11 @@ class SafetensorsShard:
         return _is_floating(self.file.entries[name].dtype)
 
     def tensor(self, name: str) -> torch.Tensor:
-        """Give a tensor."""
+        """Return a tensor."""
         return self.file.tensor(name)
 
     def done_with(self, name: str) -> None:
-        """Give back the memory of a tensor whose view nobody took."""
+        """Release the memory of a tensor whose view nobody took."""
         self.file.done_with(name)
 
     def close(self) -> None:
@@ -85,7 +85,7 @@ class PickledShard:
         return list(self._read())
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Give a tensor's shape."""
+        """Return a tensor's shape."""
         return tuple(self.tensor(name).shape)
 
     def floating(self, name: str) -> bool:
@@ -93,7 +93,7 @@ class PickledShard:
         return _is_floating(self.tensor(name).dtype)
 
     def tensor(self, name: str) -> torch.Tensor:
-        """Give a tensor."""
+        """Return a tensor."""
         tensors = self._read()
         if name not in tensors:
             raise _not_held(name, self.path)
@@ -118,13 +118,13 @@ class Shard(Protocol):
         """List the tensors."""
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Give a tensor's shape."""
+        """Return a tensor's shape."""
 
     def floating(self, name: str) -> bool:
         """Return whether a tensor holds floating point numbers."""
 
     def tensor(self, name: str) -> torch.Tensor:
-        """Give a tensor."""
+        """Return a tensor."""
 
     def done_with(self, name: str) -> None:
         """Let a tensor go that was copied, and is not asked for again."""
@@ -302,7 +302,7 @@ class Checkpoint:
         return self._canonical.get(canonical_name(name))
 
     def shard_of(self, name: str) -> Shard:
-        """Give the file that holds a tensor."""
+        """Return the file that holds a tensor."""
         return self._shard_of[name]
 
     def names_by_shard(self) -> Iterator[tuple[Shard, list[str]]]:

@@ -114,7 +114,7 @@ class Greedy:
         return node.is_module and bool(node.submodules) and type(node.value).__name__ not in self.no_split
 
     def _fall_back(self, node: Node, queue: "_Queue", room: int, device: Device) -> bool:
-        """Give an empty device the first part of the rest that fits on it and return whether there is one."""
+        """Place the first part of the rest that fits on an empty device there, and return whether there is one."""
         found = self._first_that_fits([node, *queue], room)
         if found is None:
             return False

@@ -179,7 +179,7 @@ def _written(limits: Mapping[Device, int]) -> str:
 
 
 def _idle(solution: Solution) -> str:
-    """Say that no accelerator can be used, and what was found."""
+    """Return the words for accelerators none of which can be used: the largest layer, and the limits."""
     limits = {device: solution.limits[device] for device in solution.idle}
     return (
         "No accelerator has room for the largest layer beside its own part; got "

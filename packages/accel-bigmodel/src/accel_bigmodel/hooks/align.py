@@ -298,7 +298,7 @@ class AlignDevicesHook(ModelHook):
             schedule.end_pass()
 
     def detach_hook(self, module: nn.Module) -> nn.Module:
-        """Give the module back the tensors it had, on the devices they had."""
+        """Put the tensors that the module had back into it, on the devices they had."""
         if self.offload:
             residency = residency_of(module, self)
             if residency is not None:

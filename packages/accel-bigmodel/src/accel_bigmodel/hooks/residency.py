@@ -455,7 +455,7 @@ class Residency:
                 binding.schedule.release(binding.block)
 
     def restore(self) -> None:
-        """Give the module its tensors back where they were; tensors that were empty before are empty again."""
+        """Put the module's tensors back where they were; tensors that were empty before are empty again."""
         if self.binding is not None:
             self._leave_schedule(self.binding)
         self._unload()

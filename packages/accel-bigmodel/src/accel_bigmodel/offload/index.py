@@ -89,7 +89,7 @@ class _Map:
         weakref.finalize(self.buffer, _LIBC.munmap, address, size).atexit = False
 
     def advise(self, advice: int, first: int, last: int) -> None:
-        """Tell the kernel what will be done with bytes; the first one begins a page."""
+        """Advise the kernel of what will be done with bytes; the first one begins a page."""
         _LIBC.madvise(self._address + first, last - first, advice)
 
 
@@ -137,7 +137,7 @@ class MappedFile:
         )
 
     def tensor(self, name: str) -> torch.Tensor:
-        """Give a tensor as a view of the map.
+        """Return a tensor as a view of the map.
 
         Args:
             name: The tensor's name in the file.
@@ -174,7 +174,7 @@ class MappedFile:
         self._advise(mmap.MADV_WILLNEED, self.entries[name])
 
     def done_with(self, name: str) -> None:
-        """Give a tensor's pages back; touching it again reads the file again.
+        """Release a tensor's pages; touching it again reads the file again.
 
         Args:
             name: The tensor's name in the file.

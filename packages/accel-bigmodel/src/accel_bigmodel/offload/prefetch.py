@@ -73,7 +73,7 @@ class MapTransport:
         """Nothing is held by pages that were only read ahead."""
 
     def discard(self, block: Block[Weights], content: Weights) -> None:
-        """Give the pages back, unless somebody wrote to them: the map holds the only copy of what was written."""
+        """Release the pages, unless somebody wrote to them: the map holds the only copy of what was written."""
         if any(not tensor.is_inference() and tensor._version for tensor in content.sources):
             return
         for file, name in _spec_of(block).places:

@@ -94,7 +94,7 @@ class Transport(Protocol[Content]):
         """
 
     def cancel(self, block: Block[Content], ticket: Any) -> None:
-        """Give up a transfer whose weights nobody wants; its memory is free afterwards.
+        """Abandon a transfer whose weights nobody wants; its memory is free afterwards.
 
         Args:
             block: The block.
@@ -102,7 +102,7 @@ class Transport(Protocol[Content]):
         """
 
     def discard(self, block: Block[Content], content: Content) -> None:
-        """Give a block's memory back, after its computation was issued.
+        """Release a block's memory, after its computation was issued.
 
         Args:
             block: The block.

@@ -248,7 +248,7 @@ class PrefixedDataset(Mapping[str, torch.Tensor]):
         self.prefix = prefix
 
     def __getitem__(self, key: str) -> torch.Tensor:
-        """Give the tensor of a name below the prefix."""
+        """Return the tensor of a name below the prefix."""
         return self.dataset[self.prefix + key]
 
     def __iter__(self) -> Iterator[str]:
@@ -298,7 +298,7 @@ class OffloadedWeightsLoader(Mapping[str, torch.Tensor]):
         self._files: dict[str, tuple[MappedFile, str]] = {}
 
     def __getitem__(self, key: str) -> torch.Tensor:
-        """Give a weight: from memory, or as a view of its file's map.
+        """Return a weight: from memory, or as a view of its file's map.
 
         Raises:
             KeyError: When there is no such weight.
@@ -325,7 +325,7 @@ class OffloadedWeightsLoader(Mapping[str, torch.Tensor]):
         return len(self.all_keys)
 
     def stored(self, key: str) -> torch.Tensor:
-        """Give a weight as it is stored: not cast, not moved.
+        """Return a weight as it is stored: not cast, not moved.
 
         Args:
             key: The weight's name.

@@ -67,7 +67,7 @@ class Words(nn.Module):
         self._tied_weights_keys = keys
 
     def get_input_embeddings(self) -> nn.Module:
-        """Give the embeddings."""
+        """Return the embeddings."""
         return self.embed
 
 

@@ -166,7 +166,7 @@ def publish(staging: Path, target: Path) -> None:
         committed = journal.commit(staging)
     except OSError as error:
         raise CheckpointError(
-            f"The save to {str(target)!r} could not be committed; found {error}. What was there before stands. See to "
+            f"The save to {str(target)!r} could not be committed; got {error}. What was there before stands. See to "
             "the cause and save again."
         ) from error
     try:
@@ -174,7 +174,7 @@ def publish(staging: Path, target: Path) -> None:
     except OSError as error:
         raise CheckpointError(
             f"The new checkpoint stands, and load_state({str(target)!r}) reads it from {str(committed)!r}, but not all "
-            f"of its files could be put in place; found {error}. See to the cause and save again."
+            f"of its files could be put in place; got {error}. See to the cause and save again."
         ) from error
     _clear(target)
 
@@ -452,7 +452,7 @@ def _flush_renamed(target: Path) -> None:
     except OSError as error:
         raise CheckpointError(
             f"The new checkpoint {str(target)!r} is whole and in its place, but a power loss may take it: its name "
-            f"could not be flushed to disk; found {error}. See to the disk and save again."
+            f"could not be flushed to disk; got {error}. See to the disk and save again."
         ) from error
 
 

@@ -223,7 +223,7 @@ def _read(
                 return reading
         time.sleep(_PAUSE * 2**attempt)
     raise CheckpointError(
-        f"The checkpoint {str(input_dir)!r} could not be read; found that a save replaced it {_ATTEMPTS} times "
+        f"The checkpoint {str(input_dir)!r} could not be read; got another save in its place {_ATTEMPTS} times "
         "meanwhile. Load a copy of it, or save less often."
     )
 
@@ -262,7 +262,7 @@ def _load_after_hooks(run: Run, hooks: list[Callable[..., None]], reading: _Read
     late = _examine(lambda: _model_plans(run, models, reading), ranks)
     if any(ranks.exchange(reading.opened.replaced())):
         raise CheckpointError(
-            f"The checkpoint {str(reading.source.folder)!r} was replaced while load hooks read it; found another save "
+            f"The checkpoint {str(reading.source.folder)!r} was replaced while load hooks read it; got another save "
             "there. Start the run again: what the hooks loaded may be of two saves."
         )
     return late
@@ -424,7 +424,7 @@ def _apply(plans: list[Restoration], reading: _Reading, ranks: Ranks) -> None:
                 report.partial.append(plan.component)
         if reading.opened.altered():
             raise CheckpointDamagedError(
-                f"A file of the checkpoint {str(report.folder)!r} was written into while it was read; found another "
+                f"A file of the checkpoint {str(report.folder)!r} was written into while it was read; got another "
                 "time of change. Save with accel, which replaces files and never writes into one."
             )
 

@@ -79,7 +79,7 @@ class Journal:
             self.folder.mkdir(mode=0o700, exist_ok=True)
         except FileExistsError as error:
             raise CheckpointError(
-                f"A save needs the name {str(self.folder)!r} for a while; found a file there. Rename the file."
+                f"A save needs the name {str(self.folder)!r} for a while; got a file there. Rename the file."
             ) from error
         staging = self.staging_of(identity)
         staging.mkdir()
@@ -330,7 +330,7 @@ def _refuse_unless(path: Path, fits: Callable[[int], bool], kind: str) -> None:
     if not fits(mode):
         found = "a folder" if stat.S_ISDIR(mode) else "a link" if stat.S_ISLNK(mode) else "a file"
         raise CheckpointError(
-            f"The checkpoint needs {str(path)!r} to be {kind}; found {found}. Move it, or save into another folder."
+            f"The checkpoint needs {str(path)!r} to be {kind}; got {found}. Move it, or save into another folder."
         )
 
 

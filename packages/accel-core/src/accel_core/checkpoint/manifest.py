@@ -77,7 +77,7 @@ class Manifest:
         """
         if not folder.is_dir():
             raise CheckpointNotFoundError(
-                f"There is no checkpoint folder {str(folder)!r}; found {'a file' if folder.exists() else 'nothing'} "
+                f"There is no checkpoint folder {str(folder)!r}; got {'a file' if folder.exists() else 'nothing'} "
                 "there. Pass a folder that save_state wrote."
             )
         path = folder / names.MANIFEST_NAME
@@ -86,7 +86,7 @@ class Manifest:
         except FileNotFoundError:
             if os.path.lexists(folder / names.PROGRESS_NAME):
                 raise CheckpointDamagedError(
-                    f"The checkpoint {str(folder)!r} has lost its manifest; found {names.PROGRESS_NAME} without "
+                    f"The checkpoint {str(folder)!r} has lost its manifest; got {names.PROGRESS_NAME} without "
                     f"{names.MANIFEST_NAME}. Load another checkpoint."
                 ) from None
             return None
@@ -115,11 +115,11 @@ class Manifest:
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise _damaged(path, f"{type(error).__name__}: {error}") from error
         if not whole:
-            raise _damaged(path, "its own checksum or form does not fit")
+            raise _damaged(path, "bytes that do not fit its own checksum or form")
         for entry in entries:
             check_name(entry.name, path)
         if len({entry.name for entry in entries}) != len(entries):
-            raise _damaged(path, "it lists a file twice")
+            raise _damaged(path, "a file that it lists twice")
         return manifest
 
     def encode(self) -> bytes:
@@ -207,7 +207,7 @@ def check_name(name: str, where: Path) -> None:
     parts = name.split("/")
     if not name or name.startswith("/") or "\\" in name or "\0" in name or any(p in ("", ".", "..") for p in parts):
         raise UnsafeCheckpointError(
-            f"A file name in {str(where)!r} leads outside its folder; found {name!r}. "
+            f"A file name in {str(where)!r} leads outside its folder; got {name!r}. "
             "Do not use this checkpoint: names must be relative and free of '..'."
         )
 
@@ -290,9 +290,7 @@ def _well_typed(entry: Entry) -> bool:
 
 
 def _damaged(path: Path, found: str) -> CheckpointDamagedError:
-    return CheckpointDamagedError(
-        f"The manifest {str(path)!r} is damaged; found that {found}. Load another checkpoint."
-    )
+    return CheckpointDamagedError(f"The manifest {str(path)!r} is damaged; got {found}. Load another checkpoint.")
 
 
 def _kind(mode: int) -> str:

@@ -151,7 +151,7 @@ def prove_readable(content: object, component: str) -> None:
             torch.load(file, weights_only=True)
     except (pickle.UnpicklingError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise UnsafeCheckpointError(
-            f"The state of {component} could not be read back without running code; found "
+            f"The state of {component} could not be read back without running code; got "
             f"{_first_line(error)} Return tensors, numbers, strings, lists and dicts from state_dict(), or declare "
             "the class with torch.serialization.add_safe_globals."
         ) from error
@@ -319,12 +319,12 @@ def _first_line(error: BaseException) -> str:
 
 def _unsafe(path: Path, error: BaseException) -> UnsafeCheckpointError:
     return UnsafeCheckpointError(
-        f"Reading {str(path)!r} would run code from the file; found {_first_line(error)} Do not use this file. "
+        f"Reading {str(path)!r} would run code from the file; got {_first_line(error)} Do not use this file. "
         "If it holds objects of a class of yours, declare it with torch.serialization.add_safe_globals."
     )
 
 
 def _damaged(path: Path, found: str) -> CheckpointDamagedError:
     return CheckpointDamagedError(
-        f"The checkpoint file {str(path)!r} is damaged or in another format; found {found}. Load another checkpoint."
+        f"The checkpoint file {str(path)!r} is damaged or in another format; got {found}. Load another checkpoint."
     )

@@ -42,7 +42,7 @@ def watch(signals: Iterable[int] = (signal.SIGTERM, signal.SIGUSR1)) -> None:
     """
     if threading.current_thread() is not threading.main_thread():
         raise StateError(
-            "Signals can only be watched from the main thread; found "
+            "Signals can only be watched from the main thread; got "
             f"{threading.current_thread().name!r}. Call preemption.watch() at the start of the script."
         )
     for number in signals:

@@ -44,7 +44,7 @@ def restoration(run: Run, source: Source) -> Restoration:
     except (CheckpointError, OSError) as error:
         return Restoration(component, findings=[finding_of(error, component, rank)])
     except (KeyError, TypeError, ValueError) as error:
-        damage = CheckpointDamagedError(f"{names.PROGRESS_NAME} has another form; found {error!r}.")
+        damage = CheckpointDamagedError(f"{names.PROGRESS_NAME} has another form; got {error!r}.")
         return Restoration(component, findings=[finding_of(damage, component, rank)])
 
     def apply() -> None:

@@ -125,7 +125,7 @@ class RestoreReport:
         for kind, error in _ERRORS:
             if kind in kinds:
                 return error(
-                    f"The checkpoint {str(self.folder)!r} cannot be restored, and nothing was changed; found:\n{self}\n"
+                    f"The checkpoint {str(self.folder)!r} cannot be restored, and nothing was changed; got:\n{self}\n"
                     "Load another checkpoint, or pass strict=False to restore what fits."
                 )
         return None

@@ -55,7 +55,7 @@ def check(states: Any, world: World) -> None:
             raise TypeError("device states are a list of tensors")
     except (KeyError, TypeError, ValueError, RuntimeError, IndexError, OverflowError) as error:
         raise CheckpointMismatchError(
-            f"The random states do not fit this process; found {type(error).__name__}: {error}. "
+            f"The random states do not fit this process; got {type(error).__name__}: {error}. "
             "Load another checkpoint, or pass strict=False to go on with the present random states."
         ) from error
 

@@ -100,7 +100,7 @@ def read_index(path: Path) -> dict[str, str]:
     table = content.get("weight_map", content) if isinstance(content, dict) else None
     if not isinstance(table, dict) or not all(isinstance(file, str) for file in table.values()):
         raise CheckpointDamagedError(
-            f"The file {str(path)!r} is no index of weights; found a {type(content).__name__} without a weight_map of "
+            f"The file {str(path)!r} is no index of weights; got a {type(content).__name__} without a weight_map of "
             "names. Download or save the weights again."
         )
     for file in set(table.values()):
@@ -129,7 +129,7 @@ def _choose(folder: Path) -> Path:
     if len(found) == 1:
         return found[0]
     raise CheckpointNotFoundError(
-        f"There are no weights to choose in {str(folder)!r}; found {[path.name for path in found] or 'none'}, expected "
+        f"There are no weights to choose in {str(folder)!r}; got {[path.name for path in found] or 'none'}, expected "
         f"one of {list(_CHOICES)}. Pass the file itself."
     )
 

@@ -121,7 +121,7 @@ class TensorFile:
             count = os.preadv(self._descriptor, [view], position)
             if not count:
                 raise CheckpointDamagedError(
-                    f"The checkpoint file {str(self.path)!r} is damaged; found that it became shorter while it was "
+                    f"The checkpoint file {str(self.path)!r} is damaged; got one that became shorter while it was "
                     "read. Load another checkpoint."
                 )
             view, position = view[count:], position + count
@@ -140,7 +140,7 @@ def check_booleans(tensor: Tensor, path: str | os.PathLike[str]) -> None:
     """
     if tensor.dtype == torch.bool and tensor.numel() and int(tensor.view(torch.uint8).max()) > 1:
         raise CheckpointDamagedError(
-            f"The checkpoint file {os.fspath(path)!r} is damaged; found booleans that are neither 0 nor 1. "
+            f"The checkpoint file {os.fspath(path)!r} is damaged; got booleans that are neither 0 nor 1. "
             "Load another checkpoint."
         )
 

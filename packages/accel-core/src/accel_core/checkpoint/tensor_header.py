@@ -136,7 +136,7 @@ def read_header(descriptor: int, path: str | os.PathLike[str]) -> Header:
         # UnicodeDecodeError and JSONDecodeError are ValueErrors; both say where in the header they are.
         reason = "JSON that is nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise CheckpointDamagedError(
-            f"The checkpoint file {os.fspath(path)!r} is damaged or in another format; found {reason}. "
+            f"The checkpoint file {os.fspath(path)!r} is damaged or in another format; got {reason}. "
             "Load another checkpoint."
         ) from error
 

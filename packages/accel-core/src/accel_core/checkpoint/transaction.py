@@ -183,7 +183,7 @@ class Transaction:
         except RemoteRankError as error:
             raise RemoteRankError(
                 f"Rank {self.rank} lost another rank while the checkpoint {str(self.target)!r} was put in place, which "
-                f"may or may not have been done; found {error.__cause__ or error}. Start the run again: load_state "
+                f"may or may not have been done; got {error.__cause__ or error}. Start the run again: load_state "
                 "takes the newest save that every rank holds."
             ) from error
         except CheckpointError:
@@ -213,7 +213,7 @@ def _found(target: Path, identity: str) -> tuple[Path, int]:
     staging, keeper = commit.staging_of(target, identity), _keeper_of(target, identity)
     if staging is None or keeper is None:
         raise CheckpointError(
-            f"The folder that the main process made for a save is not to be seen beside or in {str(target)!r}; found "
+            f"The folder that the main process made for a save is not to be seen beside or in {str(target)!r}; got "
             "none. Pass the same folder on all ranks of a machine."
         )
     return staging, keeper

@@ -261,7 +261,7 @@ def test_a_fifo_is_refused_and_links_of_a_cache_are_followed(tmp_path: Path) -> 
 def test_where_there_are_no_weights(tmp_path: Path) -> None:
     """A folder without weights, a file that is not there, and a folder that is a file are told apart."""
     (tmp_path / "notes").write_text("x")
-    with pytest.raises(CheckpointNotFoundError, match="found none"):
+    with pytest.raises(CheckpointNotFoundError, match="got none"):
         shards.open_weights(tmp_path)
     with pytest.raises(CheckpointNotFoundError, match="holds notes"):
         shards.open_weights(tmp_path / "model.safetensors")

@@ -53,6 +53,8 @@ class PreparedLoader(LoaderBase):
     An iteration goes through `_prologue`, `_open`, `_serve` before each batch, and `_complete`.
     """
 
+    _indices: Indices | None = None
+
     @property
     def cursor(self) -> Cursor:
         """The position: seed, epoch and offset in global samples."""
@@ -67,10 +69,9 @@ class PreparedLoader(LoaderBase):
     def _index_sampler(self) -> object:
         if self.use_stateful_dataloader or isinstance(self.dataset, IterableDataset):
             return super()._index_sampler
-        indices = self.__dict__.get("_indices")
-        if indices is None or indices.loader is not self:
-            indices = self.__dict__["_indices"] = Indices(self)
-        return indices
+        if self._indices is None or self._indices.loader is not self:
+            self._indices = Indices(self)
+        return self._indices
 
     def _prologue(self) -> EpochState:
         """Agree on the order of the epoch, and begin an iteration."""

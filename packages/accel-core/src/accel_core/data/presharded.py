@@ -13,7 +13,6 @@ from accel_core.errors import DoubleShardingError
 __all__ = ["already_sharded", "check_not_sharded", "is_declared_local"]
 
 _LoaderT = TypeVar("_LoaderT", bound="DataLoader[Any]")
-_MARK = "_accel_sharding"
 _RANKS = ("num_replicas", "world_size", "num_processes", "dp_world_size")
 _RANK = ("rank", "process_index", "dp_rank")
 
@@ -27,13 +26,14 @@ def already_sharded(dataloader: _LoaderT) -> _LoaderT:
     Returns:
         `dataloader`.
     """
-    dataloader.__dict__[_MARK] = "local"
+    # An attribute, because a copy or a pickle of the loader has to keep it: split again, it would lose samples.
+    dataloader._accel_reads_own_part = True  # type: ignore[attr-defined]
     return dataloader
 
 
 def is_declared_local(dataloader: DataLoader[Any]) -> bool:
     """Return whether `already_sharded` was called on a loader."""
-    return dataloader.__dict__.get(_MARK) == "local"
+    return getattr(dataloader, "_accel_reads_own_part", False) is True
 
 
 def check_not_sharded(dataloader: DataLoader[Any], ranks: int) -> None:

@@ -397,6 +397,13 @@ def test_ways_out_of_double_sharding(found):
     assert values(prepare(SHARDED[found](), 1)) == plain
 
 
+def test_copies_of_a_declared_loader_are_declared():
+    """A copy or a pickle of a loader whose ranks read their own parts is not split again."""
+    loader = already_sharded(DataLoader(range(4), batch_size=2))
+    for duplicate in (copy.copy(loader), pickle.loads(pickle.dumps(loader))):
+        assert values(prepare(duplicate)) == [[0, 1], [2, 3]]
+
+
 def test_a_dataset_that_knows_a_rank_and_is_map_style():
     """A map-style dataset that happens to hold a rank is not taken for a split one."""
 

@@ -9,7 +9,8 @@ from typing import Any
 from accel_core.comm import control
 from accel_core.errors import StateError
 from accel_core.host import environ
-from accel_core.process import rendezvous, world
+from accel_core.process import rendezvous
+from accel_core.process.world import current
 
 __all__ = ["MultiProcessAdapter", "get_logger"]
 
@@ -49,17 +50,17 @@ class MultiProcessAdapter(logging.LoggerAdapter):  # type: ignore[type-arg]  # g
             self.logger.log(level, text, *args, **options)
 
     def _log_in_order(self, level: int, msg: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        here = world.current()
-        if here is None:
+        world = current()
+        if world is None:
             raise StateError(
                 "Ranks can write in order only after they met; no PartialState or Accelerator exists yet. "
                 "Make one first, or leave out in_order."
             )
         text, options = self.process(msg, {**kwargs, "stacklevel": kwargs.get("stacklevel", 2) + 1})
-        for rank in range(here.size):
-            if rank == here.rank:
+        for rank in range(world.size):
+            if rank == world.rank:
                 self.logger.log(level, text, *args, **options)
-            control.wait_for_all(here, "writing a message in order")
+            control.wait_for_all(world, "writing a message in order")
 
     def process(self, msg: object, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
         """Put the rank in front of the message, and the place of the call into the record."""
@@ -78,7 +79,7 @@ class MultiProcessAdapter(logging.LoggerAdapter):  # type: ignore[type-arg]  # g
 
 
 def _rank() -> int:
-    return (world.current() or rendezvous.locate()).rank
+    return (current() or rendezvous.locate()).rank
 
 
 def get_logger(name: str, log_level: str | None = None) -> MultiProcessAdapter:

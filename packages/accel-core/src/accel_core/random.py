@@ -13,7 +13,8 @@ from accel_core.comm import collectives
 from accel_core.devices import registry
 from accel_core.errors import ConfigurationError
 from accel_core.options.enums import RNGType
-from accel_core.process import rendezvous, world
+from accel_core.process import rendezvous
+from accel_core.process.world import current, ensure
 from accel_core.state.run import data_part
 
 __all__ = ["set_seed", "synchronize_rng_state", "synchronize_rng_states"]
@@ -32,15 +33,15 @@ def set_seed(seed: int, device_specific: bool = False, deterministic: bool = Fal
         deterministic: Make torch use algorithms that give the same result each time, and raise where it has none.
     """
     if device_specific:
-        here = world.current()
-        seed += rendezvous.locate().rank if here is None else data_part(here)
+        world = current()
+        seed += rendezvous.locate().rank if world is None else data_part(world)
     random.seed(seed)
     if importlib.util.find_spec("numpy") is not None:
         importlib.import_module("numpy").random.seed(seed % _NUMPY_SEEDS)
     torch.manual_seed(seed)
-    here = world.current()
-    if here is not None and here.device.type == "xla":
-        here.hardware.set_rng_state(torch.tensor(seed))
+    world = current()
+    if world is not None and world.device.type == "xla":
+        world.hardware.set_rng_state(torch.tensor(seed))
     if deterministic:
         torch.use_deterministic_algorithms(True)
 
@@ -73,7 +74,7 @@ def synchronize_rng_states(rng_types: Sequence[str | RNGType], generator: torch.
     """
     kinds = [_kind(rng_type) for rng_type in rng_types]
     states = [_state(kind, generator) for kind in kinds]
-    if world.ensure().size == 1:
+    if ensure().size == 1:
         return
     collectives.broadcast(states, from_process=0)
     for kind, state in zip(kinds, states, strict=True):

@@ -32,7 +32,8 @@ from accel_core.plugins.handlers import (
 from accel_core.plugins.loading import DataLoaderConfiguration
 from accel_core.plugins.parallelism import ParallelismConfig
 from accel_core.plugins.project import ProjectConfiguration
-from accel_core.process import rendezvous, world
+from accel_core.process import rendezvous
+from accel_core.process.world import ensure
 from accel_core.runtime import Runtime
 from accel_core.state.gradient import GradientState
 from accel_core.state.run import AcceleratorState, settle_precision
@@ -116,11 +117,11 @@ def resolve(given: Arguments) -> tuple[Runtime, AcceleratorState]:
 
     # All contradictions were refused; from here on ranks meet.
     init = handlers.get("InitProcessGroupKwargs")
-    here = world.ensure(given.cpu, needs, **(init.to_kwargs() if init is not None else {}))
-    mesh = parallelism.get_device_mesh(here.device.type) if parallelism is not None and here.size > 1 else None
+    world = ensure(given.cpu, needs, **(init.to_kwargs() if init is not None else {}))
+    mesh = parallelism.get_device_mesh(world.device.type) if parallelism is not None and world.size > 1 else None
     strategy = choice.strategy(
         Parts(
-            world=here,
+            world=world,
             layout=layout,
             mesh=mesh,
             precision=precision,

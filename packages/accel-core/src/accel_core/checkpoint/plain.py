@@ -15,7 +15,7 @@ from accel_core.checkpoint.parts import FilePart
 from accel_core.checkpoint.report import Restoration
 from accel_core.errors import CheckpointError
 from accel_core.mesh.tensor import is_spread
-from accel_core.process import world
+from accel_core.process.world import ensure
 
 __all__ = ["PLAIN", "PlainFormat", "load", "parts", "save"]
 
@@ -103,8 +103,8 @@ def save(
     Raises:
         CheckpointError: `safe_serialization` and something that is no tensor.
     """
-    here = world.ensure()
-    if not (here.is_local_main if save_on_each_node else here.is_main):
+    world = ensure()
+    if not (world.is_local_main if save_on_each_node else world.is_main):
         return
     if not isinstance(f, (str, os.PathLike)):
         if safe_serialization:

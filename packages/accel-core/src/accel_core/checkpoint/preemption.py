@@ -20,7 +20,7 @@ import torch.distributed as dist
 from accel_core.checkpoint import background
 from accel_core.comm.control import Channel
 from accel_core.errors import StateError
-from accel_core.process import world
+from accel_core.process.world import current
 
 __all__ = ["EXIT_CODE", "leave", "requested", "unwatch", "watch"]
 
@@ -60,10 +60,10 @@ def unwatch() -> None:
 
 def requested() -> bool:
     """Return whether any rank was asked to end; every rank calls it at the same step and gets the same answer."""
-    here = world.current()
-    if here is None or here.size == 1 or not dist.is_initialized():
+    world = current()
+    if world is None or world.size == 1 or not dist.is_initialized():
         return _asked.is_set()
-    return Channel(here, "preemption.requested").any(_asked.is_set())
+    return Channel(world, "preemption.requested").any(_asked.is_set())
 
 
 def leave(code: int = EXIT_CODE) -> NoReturn:

@@ -27,7 +27,7 @@ from accel_core.modules import offloaded
 from accel_core.modules.sizes import convert_file_size_to_int
 from accel_core.modules.ties import tied_tensor_groups
 from accel_core.modules.unwrap import canonical_name, extract_model_from_parallel
-from accel_core.process import world
+from accel_core.process.world import ensure
 
 __all__ = ["load_model", "save_model", "split", "weights_of", "write_shards"]
 
@@ -73,9 +73,9 @@ def save_model(
         CheckpointError: The folder is a file, a weight has no data, or writing failed; earlier files are intact.
         ValueError: `max_shard_size` cannot be read.
     """
-    here = world.ensure()
+    world = ensure()
     limit, folder = convert_file_size_to_int(max_shard_size), Path(save_directory)
-    writes = here.is_local_main if save_on_each_node else here.is_main
+    writes = world.is_local_main if save_on_each_node else world.is_main
     state = dict(weights_of(model) if weights is None else weights)
     turns = _Turns(state, limit, safe_serialization)
     if not turns.left:
@@ -84,7 +84,7 @@ def save_model(
                 folder, turns.shards if not _has_meta(state) else split(_state_of(model), limit), safe_serialization
             )
         return
-    with together(Ranks(here, "save_model"), f"Saving weights to {str(folder)!r}"):
+    with together(Ranks(world, "save_model"), f"Saving weights to {str(folder)!r}"):
         try:
             if writes:
                 write_shards(folder, turns.shards, safe_serialization)

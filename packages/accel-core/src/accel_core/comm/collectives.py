@@ -17,8 +17,7 @@ from accel_core.comm.packing import Layout, lay_out, unstack, window_of
 from accel_core.comm.transport import Message, Transport, check_rank, participate
 from accel_core.comm.tree import leaf_paths, recursively_apply, unflatten, view_of
 from accel_core.errors import CollectiveError, ConfigurationError
-from accel_core.process import world
-from accel_core.process.world import World
+from accel_core.process.world import World, ensure
 
 __all__ = ["broadcast", "gather", "reduce"]
 
@@ -44,16 +43,16 @@ def gather(tensor: object) -> Any:
             equal.
         UnsupportedTypeError: A leaf is no tensor; the other ranks get RemoteRankError.
     """
-    here = world.ensure()
-    if here.size == 1:
+    world = ensure()
+    if world.size == 1:
         return tensor
-    return _gather(tensor, here)
+    return _gather(tensor, world)
 
 
 @torch.no_grad()
-def _gather(nest: object, here: World) -> object:
-    with participate(here, "gather") as transport:
-        leaves, layout = lay_out(nest, "gather", transport.device, here.size)
+def _gather(nest: object, world: World) -> object:
+    with participate(world, "gather") as transport:
+        leaves, layout = lay_out(nest, "gather", transport.device, world.size)
         # Packed straight into the frame where it fits: then the frame is the only collective of the operation. What is
         # packed may be wrong until the headers were compared, which is why nothing is taken out before `exchange`.
         fits = layout.nbytes <= transport.capacity
@@ -70,7 +69,7 @@ def _gather(nest: object, here: World) -> object:
             layout.unpack_rows(transport.rows(0, layout.nbytes), results)
         else:
             packed = _packed(layout, leaves, transport)
-            layout.unpack_rows(transport.all_gather(packed).view(here.size, -1), results)
+            layout.unpack_rows(transport.all_gather(packed).view(world.size, -1), results)
         for place in layout.alone:
             single = _dense(leaves[place], transport).reshape(-1).view(torch.uint8)
             results[place] = transport.all_gather(single).view(leaves[place].dtype).view(layout.gathered[place])
@@ -96,25 +95,25 @@ def reduce(tensor: object, reduction: str = "mean", scale: float = 1.0) -> Any:
         RankDisagreementError: Structure, shapes or dtypes differ between ranks.
         UnsupportedTypeError: A leaf is no tensor; the other ranks get RemoteRankError.
     """
-    here = world.ensure()
+    world = ensure()
     if reduction not in _REDUCTIONS:
         raise ConfigurationError(f"Unknown reduction; got {reduction!r}. Use one of {', '.join(_REDUCTIONS)}.")
-    if scale != 1.0 and here.device.type != "xla":
+    if scale != 1.0 and world.device.type != "xla":
         warnings.warn(
-            f"`reduce` applies its scale on XLA devices alone; got scale={scale} on {here.device}. "
+            f"`reduce` applies its scale on XLA devices alone; got scale={scale} on {world.device}. "
             "Multiply the result yourself.",
             stacklevel=2,
         )
-    if here.size == 1:
+    if world.size == 1:
         return recursively_apply(torch.clone, tensor, error_on_other_type=True)
-    return _reduce(tensor, reduction, scale, here)
+    return _reduce(tensor, reduction, scale, world)
 
 
 @torch.no_grad()
-def _reduce(nest: object, reduction: str, scale: float, here: World) -> Any:
+def _reduce(nest: object, reduction: str, scale: float, world: World) -> Any:
     operation = f"reduce({reduction})"
-    with participate(here, operation) as transport:
-        leaves, layout = lay_out(nest, "reduce", transport.device, here.size)
+    with participate(world, operation) as transport:
+        leaves, layout = lay_out(nest, "reduce", transport.device, world.size)
         _check_reduction(nest, reduction)
         in_frame = transport.on_host and layout.nbytes <= transport.capacity
         window = window_of(transport, layout, layout.stack) if in_frame and layout.stack is not None else None
@@ -125,12 +124,12 @@ def _reduce(nest: object, reduction: str, scale: float, here: World) -> Any:
         # Reading headers off a device waits for all that was queued on it. A reduction that all ranks were seen to
         # agree on is therefore sent without a frame there; ranks that part ways later are found in debug mode alone.
         proof = (operation, layout.digest)
-        if transport.on_host or here.debug or proof not in transport.proven:
+        if transport.on_host or world.debug or proof not in transport.proven:
             transport.exchange(Message(layout.digest, layout.nbytes, lambda: view_of(nest)))
             transport.proven.add(proof)
         if window is not None:
             return unflatten(nest, iter(unstack(layout, _reduce_rows(window.rows, reduction), layout.shapes[0])))
-        factor = scale if here.device.type == "xla" else 1.0
+        factor = scale if world.device.type == "xla" else 1.0
         results: list[Any] = [None] * len(leaves)
         packed = None if in_frame else _packed(layout, leaves, transport)
         for segment in layout.segments:
@@ -250,21 +249,21 @@ def broadcast(tensor: Nest, from_process: int = 0) -> Nest:
         RankDisagreementError: Structure, shapes, dtypes or `from_process` differ between ranks.
         UnsupportedTypeError: A leaf is no tensor; the other ranks get RemoteRankError.
     """
-    here = world.ensure()
-    if here.size > 1:
-        _broadcast(tensor, from_process, here)
+    world = ensure()
+    if world.size > 1:
+        _broadcast(tensor, from_process, world)
     return tensor
 
 
 @torch.no_grad()
-def _broadcast(nest: object, source: int, here: World) -> None:
-    with participate(here, f"broadcast(from_process={source})") as transport:
-        check_rank(source, here.size)
-        leaves, layout = lay_out(nest, "broadcast", transport.device, here.size)
-        if here.rank != source:
+def _broadcast(nest: object, source: int, world: World) -> None:
+    with participate(world, f"broadcast(from_process={source})") as transport:
+        check_rank(source, world.size)
+        leaves, layout = lay_out(nest, "broadcast", transport.device, world.size)
+        if world.rank != source:
             _check_written(nest)
         fits = layout.nbytes <= transport.capacity
-        if fits and here.rank == source:
+        if fits and world.rank == source:
             layout.pack(leaves, transport.payload)
         transport.exchange(Message(layout.digest, layout.nbytes, lambda: view_of(nest)))
         if fits:
@@ -272,7 +271,7 @@ def _broadcast(nest: object, source: int, here: World) -> None:
         else:
             packed = _packed(layout, leaves, transport)
             transport.broadcast(packed, source)
-        if here.rank != source:
+        if world.rank != source:
             received: list[Any] = [None] * len(leaves)
             for segment in layout.segments:
                 layout.unpack(segment, packed[segment.start : segment.stop].view(segment.dtype), received)
@@ -282,7 +281,7 @@ def _broadcast(nest: object, source: int, here: World) -> None:
         for place in layout.alone:
             single = _dense(leaves[place], transport)
             transport.broadcast(single.reshape(-1).view(torch.uint8), source)
-            if here.rank != source:
+            if world.rank != source:
                 leaves[place].copy_(single)
 
 

@@ -9,8 +9,7 @@ from typing import Any
 
 from accel_core.comm.transport import Message, check_rank, digest_of, participate
 from accel_core.errors import CollectiveError, PartView, UnsupportedTypeError
-from accel_core.process import world
-from accel_core.process.world import World
+from accel_core.process.world import World, ensure
 
 __all__ = ["broadcast_object_list", "gather_object", "pickled", "swap"]
 
@@ -28,11 +27,11 @@ def gather_object(object: object) -> Any:
         CollectiveError: An object cannot be pickled; the other ranks get RemoteRankError.
         UnsupportedTypeError: `object` is not iterable.
     """
-    here = world.ensure()
-    if here.size == 1:
+    world = ensure()
+    if world.size == 1:
         return object
     gathered: list[Any] = []
-    for part in swap(object, "gather_object", here, check=_check_iterable):
+    for part in swap(object, "gather_object", world, check=_check_iterable):
         gathered.extend(part)
     return gathered
 
@@ -62,16 +61,16 @@ def broadcast_object_list(object_list: list[Any], from_process: int = 0) -> list
         ConfigurationError: There is no such rank.
         RankDisagreementError: The lists have different lengths, or `from_process` differs between ranks.
     """
-    here = world.ensure()
-    if here.size == 1:
+    world = ensure()
+    if world.size == 1:
         return object_list
-    with participate(here, f"broadcast_object_list(from_process={from_process})") as transport:
-        check_rank(from_process, here.size)
-        content = pickled(list(object_list)) if here.rank == from_process else memoryview(b"")
+    with participate(world, f"broadcast_object_list(from_process={from_process})") as transport:
+        check_rank(from_process, world.size)
+        content = pickled(list(object_list)) if world.rank == from_process else memoryview(b"")
         count = f"{len(object_list)} objects"
         message = Message(digest_of(count), len(content), lambda: {"the list": PartView(count)})
         received = transport.broadcast_bytes(content, message, from_process)
-        if here.rank != from_process:
+        if world.rank != from_process:
             object_list[:] = pickle.loads(received)
     return object_list
 
@@ -79,7 +78,7 @@ def broadcast_object_list(object_list: list[Any], from_process: int = 0) -> list
 def swap(
     value: object,
     operation: str,
-    here: World,
+    world: World,
     check: Callable[[Any], None] | None = None,
     *,
     lane: str = "",
@@ -90,7 +89,7 @@ def swap(
     Args:
         value: An object that can be pickled.
         operation: Name of the operation, for errors.
-        here: The processes.
+        world: The processes.
         check: Called with `value` first; what it raises reaches this rank, and the others get RemoteRankError.
         lane: See `transport.open_transport`.
         patient: See `transport.Participation`.
@@ -98,9 +97,9 @@ def swap(
     Raises:
         CollectiveError: The object cannot be pickled; the other ranks get RemoteRankError.
     """
-    if here.size == 1:
+    if world.size == 1:
         return [value]
-    with participate(here, operation, lane, patient=patient) as transport:
+    with participate(world, operation, lane, patient=patient) as transport:
         if check is not None:
             check(value)
         content = pickled(value)

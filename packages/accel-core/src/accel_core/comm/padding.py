@@ -11,8 +11,7 @@ from accel_core.comm.packing import check_kinds
 from accel_core.comm.transport import Message, digest_of, participate
 from accel_core.comm.tree import flatten, recursively_apply, unflatten, view_of
 from accel_core.errors import ConfigurationError
-from accel_core.process import world
-from accel_core.process.world import World
+from accel_core.process.world import World, ensure
 
 __all__ = ["CannotPadNestedTensorWarning", "gather_tensor_shape", "pad_across_processes"]
 
@@ -38,10 +37,10 @@ def pad_across_processes(tensor: object, dim: int = 0, pad_index: float = 0, pad
         RankDisagreementError: Structure or numbers of dims differ between ranks.
         UnsupportedTypeError: A leaf is no tensor; the other ranks get RemoteRankError.
     """
-    here = world.ensure()
-    if here.size == 1:
+    world = ensure()
+    if world.size == 1:
         return recursively_apply(_warn_of_nested, tensor, error_on_other_type=True)
-    return _pad_across(tensor, dim, pad_index, pad_first, here)
+    return _pad_across(tensor, dim, pad_index, pad_first, world)
 
 
 def _warn_of_nested(tensor: torch.Tensor) -> torch.Tensor:
@@ -55,8 +54,8 @@ def _warn_of_nested(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def _pad_across(nest: object, dim: int, pad_index: float, pad_first: bool, here: World) -> object:
-    with participate(here, f"pad_across_processes(dim={dim})") as transport:
+def _pad_across(nest: object, dim: int, pad_index: float, pad_first: bool, world: World) -> object:
+    with participate(world, f"pad_across_processes(dim={dim})") as transport:
         leaves, spec = flatten(nest, "pad_across_processes")
         check_kinds(nest, "pad_across_processes", allow_nested=True)
         for leaf in leaves:
@@ -116,10 +115,10 @@ def gather_tensor_shape(tensor: torch.Tensor) -> list[torch.Size]:
     Args:
         tensor: This rank's tensor.
     """
-    here = world.ensure()
-    if here.size == 1:
+    world = ensure()
+    if world.size == 1:
         return [tensor.shape]
-    with participate(here, "gather_tensor_shape") as transport:
+    with participate(world, "gather_tensor_shape") as transport:
         content = b"".join(size.to_bytes(8, "little") for size in tensor.shape)
         return [
             torch.Size(int.from_bytes(text[at : at + 8], "little") for at in range(0, len(text), 8))

@@ -18,7 +18,7 @@ from accel_core.data.settings import LoaderSettings, mesh_parts
 from accel_core.data.shard import ShardSpec, StepCounts
 from accel_core.data.transfer import placed
 from accel_core.errors import DataError, RemoteRankError
-from accel_core.process import world
+from accel_core.process.world import ensure
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -62,7 +62,7 @@ class DataLoaderDispatcher(PreparedLoader):
         **kwargs: object,
     ) -> None:
         self.settings = LoaderSettings(
-            device=world.ensure().device,
+            device=ensure().device,
             skip_batches=skip_batches,
             split_batches=split_batches,
             drop_last=_drop_last,
@@ -80,7 +80,7 @@ class DataLoaderDispatcher(PreparedLoader):
         parts = self.parts
         return ShardSpec(
             ranks=max(parts) + 1,
-            rank=parts[world.ensure().rank],
+            rank=parts[ensure().rank],
             batch_size=self._own_batch_size(),
             split=self.split_batches,
             drop_last=self._drop_last,
@@ -93,20 +93,20 @@ class DataLoaderDispatcher(PreparedLoader):
 
     def state_dict(self) -> Any:
         """Return the state of the `StatefulDataLoader` on rank 0, which reads; the other ranks have none."""
-        return super().state_dict() if world.ensure().is_main else {}
+        return super().state_dict() if ensure().is_main else {}
 
     def load_state_dict(self, state_dict: object) -> None:
         """Set the state on rank 0."""
-        if world.ensure().is_main:
+        if ensure().is_main:
             super().load_state_dict(state_dict)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         """Yield this rank's parts, on the device."""
         epoch = self._prologue()
         with self._reading(epoch):
-            here = world.ensure()
-            channel = ScatterChannel(here)
-            incoming = self._lead(epoch, channel) if here.is_main else self._follow(epoch, channel)
+            world = ensure()
+            channel = ScatterChannel(world)
+            incoming = self._lead(epoch, channel) if world.is_main else self._follow(epoch, channel)
             for step in incoming:
                 self._serve(epoch, step.counts, step.units, last=step.last)
                 if step.last:

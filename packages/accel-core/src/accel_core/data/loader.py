@@ -36,7 +36,7 @@ from accel_core.data.uneven import synchronized_batches
 from accel_core.data.workers import ignore_sigterm
 from accel_core.errors import CheckpointMismatchError
 from accel_core.options.enums import RNGType
-from accel_core.process import world
+from accel_core.process.world import current
 from accel_core.random import synchronize_rng_states
 
 if TYPE_CHECKING:
@@ -409,5 +409,5 @@ class DataLoaderShard(PreparedLoader):
 
 
 def _several_ranks() -> bool:
-    here = world.current()
-    return here is not None and here.size > 1
+    world = current()
+    return world is not None and world.size > 1

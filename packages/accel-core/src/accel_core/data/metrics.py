@@ -16,8 +16,7 @@ from accel_core.comm.tree import recursively_apply, tree_leaves
 from accel_core.data.rows import count_rows, join_rows, take_rows
 from accel_core.data.shard import ShardSpec, StepCounts
 from accel_core.errors import RankDisagreementError
-from accel_core.process import world
-from accel_core.process.world import World
+from accel_core.process.world import World, ensure
 
 if TYPE_CHECKING:
     from accel_core.state.gradient import GradientState
@@ -58,15 +57,15 @@ def gather_for_metrics(
         CollectiveError: An object cannot be pickled.
         RemoteRankError: Another rank failed.
     """
-    here = world.ensure()
+    world = ensure()
     loader = gradient_state.active_dataloader
-    if here.size == 1:
+    if world.size == 1:
         whole = gather(input_data) if not use_gather_object and _all_tensors(input_data) else input_data
         return _cut_to_last_batch(whole, loader)
-    counts, order = _counts_of_ranks(loader, here)
-    if counts is not None and len(counts.readers) < here.size:
+    counts, order = _counts_of_ranks(loader, world)
+    if counts is not None and len(counts.readers) < world.size:
         members = [rank for rank in order if counts.rows[rank]]
-        parts = Channel(here, "gather_for_metrics").exchange_among(_to_host(input_data), members)
+        parts = Channel(world, "gather_for_metrics").exchange_among(_to_host(input_data), members)
         return _to_device(_merge(parts, _chosen(counts, members)), input_data)
     if not use_gather_object and _all_tensors(input_data) and not _may_be_samples(input_data, counts, loader):
         try:
@@ -76,8 +75,8 @@ def gather_for_metrics(
                 raise
         else:
             return gathered if counts is None else drop_duplicates(gathered, counts, order)
-    parts = swap(_to_host(input_data), "gather_for_metrics", here)
-    held = [_part_size(loader)] * here.size if counts is None else _chosen(counts, order)
+    parts = swap(_to_host(input_data), "gather_for_metrics", world)
+    held = [_part_size(loader)] * world.size if counts is None else _chosen(counts, order)
     merged = _merge([parts[rank] for rank in order], held, as_list=use_gather_object)
     return _to_device(merged, input_data)
 
@@ -90,16 +89,16 @@ def _chosen(counts: StepCounts, ranks: Sequence[int]) -> list[int | tuple[int, i
     return [(counts.rows[rank], counts.real[rank]) for rank in ranks]
 
 
-def _counts_of_ranks(loader: object, here: World) -> tuple[StepCounts | None, list[int]]:
+def _counts_of_ranks(loader: object, world: World) -> tuple[StepCounts | None, list[int]]:
     """Return what each rank of the world holds, and the ranks in the order of their samples."""
     counts: StepCounts | None = getattr(loader, "counts", None)
-    parts: tuple[int, ...] = getattr(loader, "parts", None) or tuple(range(here.size))
-    order = sorted(range(here.size), key=parts.__getitem__)
+    parts: tuple[int, ...] = getattr(loader, "parts", None) or tuple(range(world.size))
+    order = sorted(range(world.size), key=parts.__getitem__)
     readers = max(parts) + 1
-    if len(parts) != here.size or (counts is not None and len(counts.rows) != readers):
-        return None, list(range(here.size))
-    if readers == here.size:
-        if counts is not None and order != list(range(here.size)):
+    if len(parts) != world.size or (counts is not None and len(counts.rows) != readers):
+        return None, list(range(world.size))
+    if readers == world.size:
+        if counts is not None and order != list(range(world.size)):
             counts = counts.over(parts)
         return counts, order
     if counts is None:

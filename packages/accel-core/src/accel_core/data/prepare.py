@@ -29,7 +29,7 @@ from accel_core.data.settings import LoaderSettings, mesh_parts
 from accel_core.errors import ConfigurationError
 from accel_core.mesh.layout import Layout
 from accel_core.plugins.loading import UNEVEN_ENDS
-from accel_core.process import world
+from accel_core.process.world import ensure
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -106,7 +106,7 @@ def prepare_data_loader(
     order = _order(dataloader, place.readers, data_seed, seedable=use_seedable_sampler)
     batches = order.get("batch_sampler", _batches_of(dataloader))
     settings = LoaderSettings(
-        device=(device or world.ensure().device) if put_on_device else None,
+        device=(device or ensure().device) if put_on_device else None,
         rng_types=rng_types,
         synchronized_generator=_synchronized(dataloader, order) if place.readers > 1 else None,
         drop_last=bool(dataloader.drop_last or getattr(batches, "drop_last", False)),
@@ -122,7 +122,7 @@ def prepare_data_loader(
     order["use_stateful_dataloader"] = use_stateful_dataloader
     dispatches = dispatch_batches if dispatch_batches is not None else streams and put_on_device
     # One process has nobody to send to: it dispatches where that was asked for, or a function waits for the batches.
-    alone = world.ensure().size == 1 and (dispatch_batches or slice_fn_for_dispatch is not None)
+    alone = ensure().size == 1 and (dispatch_batches or slice_fn_for_dispatch is not None)
     if dispatches and not local and (place.readers > 1 or alone):
         return _dispatch(source, settings, order)
     if place.ranks == 1 or local:
@@ -221,11 +221,11 @@ def _place(
         return _Place(layout.replicas, layout.part, layout.parts)
     if mesh is not None:
         parts = mesh_parts(mesh)
-        return _Place(max(parts) + 1, parts[world.ensure().rank], parts)
+        return _Place(max(parts) + 1, parts[ensure().rank], parts)
     if num_processes is None or process_index is None:
-        here = world.ensure()
-        num_processes = here.size if num_processes is None else num_processes
-        process_index = here.rank if process_index is None else process_index
+        world = ensure()
+        num_processes = world.size if num_processes is None else num_processes
+        process_index = world.rank if process_index is None else process_index
     return _Place(num_processes, process_index)
 
 

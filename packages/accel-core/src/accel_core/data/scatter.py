@@ -65,13 +65,13 @@ class ScatterChannel:
     longest message so far had; what is longer follows in a second collective, and raises that number.
 
     Args:
-        here: The processes.
+        world: The processes.
     """
 
-    def __init__(self, here: World) -> None:
-        self._here = here
-        on_host = here.backend is None or "gloo" in here.backend or "mpi" in here.backend
-        self._device = torch.device("cpu") if on_host else here.device
+    def __init__(self, world: World) -> None:
+        self._world = world
+        on_host = world.backend is None or "gloo" in world.backend or "mpi" in world.backend
+        self._device = torch.device("cpu") if on_host else world.device
         self._capacity = _FIRST_CAPACITY
 
     def send(self, messages: list[Any]) -> object:
@@ -83,7 +83,7 @@ class ScatterChannel:
         Returns:
             This rank's own, as the others get theirs.
         """
-        if self._here.size == 1:
+        if self._world.size == 1:
             return messages[0]
         packed: dict[int, torch.Tensor] = {}
         for message in messages:

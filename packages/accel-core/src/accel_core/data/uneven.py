@@ -21,7 +21,7 @@ from accel_core.data.samplers import CountedBatch, get_sampler
 from accel_core.data.shard import StepCounts
 from accel_core.errors import RemoteRankError
 from accel_core.logging import get_logger
-from accel_core.process import world
+from accel_core.process.world import ensure
 
 __all__ = ["synchronized_batches"]
 
@@ -72,17 +72,17 @@ class _Ends:
     def __init__(self, loader: LoaderBase, stream: Iterator[Any]) -> None:
         self.loader = loader
         self.stream = stream
-        self.here = world.ensure()
+        self.world = ensure()
         self.like: object = None
         parts = loader.parts
         self.readers = [parts.index(part) for part in range(max(parts) + 1)]
         self.first: object = _END
         self.spare: object = _END
-        self.repeated = (0,) * self.here.size  # rows of the batch that each rank repeats
+        self.repeated = (0,) * self.world.size  # rows of the batch that each rank repeats
         # Agreeing must not wait for a device that is still computing: where operations go through one, these numbers
         # have a lane of their own on the host.
-        lane = "" if "gloo" in str(self.here.backend) else "data"
-        self.channel = Channel(self.here, "reading the next batch", lane=lane, patient=True)
+        lane = "" if "gloo" in str(self.world.backend) else "data"
+        self.channel = Channel(self.world, "reading the next batch", lane=lane, patient=True)
 
     def next(self) -> tuple[Any, tuple[int, ...] | None]:
         """Read a batch and tell the others.
@@ -90,7 +90,7 @@ class _Ends:
         Returns:
             The batch, and the number of real rows of every rank; `None` where the data is at its end.
         """
-        loader, here = self.loader, self.here
+        loader, world = self.loader, self.world
         failure: Exception | None = None
         batch: object = _END
         try:
@@ -104,11 +104,11 @@ class _Ends:
         if _FAILED in held:
             failed = [rank for rank, count in enumerate(held) if count == _FAILED]
             raise RemoteRankError(
-                f"Rank {here.rank} gives up the next batch; got a failure of {ranks_text(failed)} to read its own. "
+                f"Rank {world.rank} gives up the next batch; got a failure of {ranks_text(failed)} to read its own. "
                 "Mend what is reported there; the traceback is in that rank's output."
             )
         ended = [rank for rank, count in enumerate(held) if count == _ENDED]
-        if len(ended) == here.size:
+        if len(ended) == world.size:
             return _END, None
         if not ended:
             if loader.uneven_end != "drop" and self.first is _END:
@@ -166,8 +166,8 @@ class _Ends:
         if self.first is _END and self.spare is _END:
             # Some rank never had a batch: it borrows one, once, while all ranks are here.
             lender = next(rank for rank, count in enumerate(held) if count != _ENDED)
-            self.spare = broadcast_object_list([batch if self.here.rank == lender else None], lender)[0]
-            self.repeated = (max(held[lender], 1),) * self.here.size
+            self.spare = broadcast_object_list([batch if self.world.rank == lender else None], lender)[0]
+            self.repeated = (max(held[lender], 1),) * self.world.size
         if batch is not _END:
             return batch
         spare = self.spare if self.first is _END else self.first

@@ -26,10 +26,10 @@ def is_initialized() -> bool:
     return AcceleratorState._shared_state != {}
 
 
-def data_part(here: World) -> int:
+def data_part(world: World) -> int:
     """Return which part of the data this rank reads in the run that is set up; without a run, its rank."""
     layout: Layout | None = AcceleratorState._shared_state.get("_layout")
-    return here.rank if layout is None else layout.part
+    return world.rank if layout is None else layout.part
 
 
 def settle_precision(wanted: str | None, cpu: bool = False) -> str:
@@ -51,10 +51,10 @@ def settle_precision(wanted: str | None, cpu: bool = False) -> str:
                 f"A process that trains in mixed precision {settled!r} goes on in it; got {wanted!r}. "
                 "Use one precision for all Accelerators, or call AcceleratorState._reset_state() in between."
             )
-        here = current()
-        if cpu and here is not None and here.device.type != "cpu":
+        world = current()
+        if cpu and world is not None and world.device.type != "cpu":
             raise ConfigurationError(
-                f"A process computes on one device; got cpu=True, and it computes on {here.device} already. "
+                f"A process computes on one device; got cpu=True, and it computes on {world.device} already. "
                 "Pass cpu=True where the first Accelerator is made."
             )
         return settled

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 from accel_core.errors import TrackerInterfaceError
 from accel_core.host import environ
-from accel_core.process import world
+from accel_core.process.world import current
 
 __all__ = ["GeneralTracker", "on_main_process"]
 
@@ -121,5 +121,5 @@ def on_main_process(function: _F) -> _F:
 
 
 def _is_main() -> bool:
-    here = world.current()
-    return here.is_main if here is not None else environ.first_integer(["RANK"], 0) == 0
+    world = current()
+    return world.is_main if world is not None else environ.first_integer(["RANK"], 0) == 0

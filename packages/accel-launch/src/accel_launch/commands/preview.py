@@ -24,13 +24,13 @@ _LINES = 4
 
 
 def explanation(settings: Settings) -> list[dict[str, Any]]:
-    """Return every setting with its value and who said it.
+    """Return every setting with its value and where it comes from.
 
     Args:
         settings: Settings of the run.
 
     Returns:
-        One object per setting: key, value, origin, where, and what weaker sources said.
+        One object per setting: key, value, origin, where, and the values of weaker sources.
     """
     return [
         {

@@ -1,1 +1,1 @@
-"""Every setting of a run: where it can be said, what it means, and who said it."""
+"""Every setting of a run: where it can be given, what it means, and where its value comes from."""

@@ -1,4 +1,4 @@
-"""One resolver: flag over environment over file over default, for every setting, with a record of who said it."""
+"""One resolver: flag over environment over file over default, with a record of where each value comes from."""
 
 import argparse
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,14 +15,14 @@ __all__ = ["Resolved", "Settings", "checked", "read", "resolve", "wanted", "writ
 
 @dataclass(frozen=True)
 class Resolved:
-    """The value of a setting and who said it.
+    """The value of a setting and where it comes from.
 
     Attributes:
         value: The value, parsed.
-        origin: Who said it, the strongest first: flag, environment, cluster (a scheduler's own variables), file or
-            default.
+        origin: The kind of source, the strongest first: flag, environment, cluster (a scheduler's own variables), file
+            or default.
         where: The flag, the variable, the file and line, or a few words.
-        overridden: What weaker sources said, the strongest first.
+        overridden: The values of weaker sources, the strongest first.
     """
 
     value: Any

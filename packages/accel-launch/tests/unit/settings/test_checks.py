@@ -35,7 +35,7 @@ from accel_launch.settings.devices import count_gpus
     ],
 )
 def test_contradiction_is_refused(words: list[str], told: str) -> None:
-    """Combinations that exclude one another and numbers out of range are errors that name who said what."""
+    """Combinations that exclude one another and numbers out of range are errors that name where values come from."""
     with pytest.raises(ConfigurationError) as caught:
         check_settings(settings_from(launch_command_parser().parse_args([*words, "s.py"])))
     assert told in str(caught.value)

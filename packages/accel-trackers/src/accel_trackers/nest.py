@@ -23,9 +23,8 @@ Join = Callable[[Path, object, Kind, list[tuple[object, _R]]], _R]
 def walk(value: object, leaf: Leaf[_R], join: Join[_R], path: Path = (), above: tuple[int, ...] = ()) -> _R:
     """Turn a nest into something else, from the leaves upwards.
 
-    Mappings, lists, tuples and dataclasses are containers; the keys of a list are its indices, as text. A
-    container that holds itself, lies too deep or cannot be
-    looked into is a leaf.
+    Mappings, lists, tuples and dataclasses are containers; the keys of a list are its indices, as text. A container
+    that holds itself, lies too deep or cannot be looked into is a leaf.
 
     Args:
         value: The nest.

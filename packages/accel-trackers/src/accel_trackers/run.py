@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import shutil
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -12,7 +13,7 @@ __all__ = ["RunTracker"]
 
 
 class RunTracker(GeneralTracker):
-    """A tracker that logs to one run of its library; `start` of a subclass opens it.
+    """A tracker that logs to one run of its library, which has `init`, `Image` and a run with `log` and `finish`.
 
     Args:
         run_name: The project.
@@ -39,6 +40,28 @@ class RunTracker(GeneralTracker):
     def tracker(self) -> Any:
         """The run."""
         return self.run
+
+    @property
+    def _library(self) -> Any:
+        # By name, and only when a run needs it: importing one of these takes seconds.
+        return importlib.import_module(self.libraries[0])
+
+    @on_main_process
+    def start(self) -> None:
+        """Open the run."""
+        self.run = self._library.init(project=self.run_name, **self.init_kwargs)
+
+    @on_main_process
+    def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: object) -> None:
+        """Log lists of images.
+
+        Args:
+            values: By name, images: arrays of shape (H, W) or (H, W, C), or PIL images.
+            step: Number of the step.
+            **kwargs: Passed to `run.log`.
+        """
+        for name, images in values.items():
+            self.log({name: [self._library.Image(image) for image in images]}, step=step, **kwargs)
 
     @on_main_process
     def finish(self) -> None:

@@ -28,13 +28,6 @@ class SwanLabTracker(RunTracker):
     name = "swanlab"
     libraries = ("swanlab",)
 
-    @on_main_process
-    def start(self) -> None:
-        """Open the run."""
-        import swanlab
-
-        self.run = swanlab.init(project=self.run_name, **self.init_kwargs)
-
     def unused_folder(self) -> str | None:
         """Return the folder of an offline run without a step; the number of its last step has no public name."""
         context = getattr(self.run, "_ctx", None)
@@ -66,17 +59,3 @@ class SwanLabTracker(RunTracker):
         texts = {name: swanlab.Text(text) for name, text in parts.texts.items()}
         numbers = {name: float(number) for name, number in parts.numbers.items()}
         self.run.log({**numbers, **texts, **parts.natives}, step=step, **kwargs)
-
-    @on_main_process
-    def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: object) -> None:
-        """Log lists of images.
-
-        Args:
-            values: By name, images: arrays of shape (H, W) or (H, W, C), or PIL images.
-            step: Number of the step.
-            **kwargs: Passed to `run.log`.
-        """
-        import swanlab
-
-        for name, images in values.items():
-            self.log({name: [swanlab.Image(image) for image in images]}, step=step, **kwargs)

@@ -35,9 +35,7 @@ class TrackioTracker(RunTracker):
     @on_main_process
     def start(self) -> None:
         """Open the run; one that takes the place of another gets its configuration."""
-        import trackio
-
-        self.run = trackio.init(project=self.run_name, **self.init_kwargs)
+        super().start()
         if self._config:
             self.run.config.update(self._config)
 

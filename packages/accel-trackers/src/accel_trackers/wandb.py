@@ -31,13 +31,6 @@ class WandBTracker(RunTracker):
     libraries = ("wandb",)
     _has_artifacts = False
 
-    @on_main_process
-    def start(self) -> None:
-        """Open the run."""
-        import wandb
-
-        self.run = wandb.init(project=self.run_name, **self.init_kwargs)
-
     def unused_folder(self) -> str | None:
         """Return the folder of an offline run without a step or an artifact."""
         unused = self.run.offline and not self.run.step and not self._has_artifacts
@@ -70,20 +63,6 @@ class WandBTracker(RunTracker):
         if step is not None and step < self.run.step:
             row, step = {**row, "accel/step": step}, None
         self.run.log(row, step=step, **kwargs)
-
-    @on_main_process
-    def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: object) -> None:
-        """Log lists of images.
-
-        Args:
-            values: By name, images: arrays of shape (H, W) or (H, W, C), or PIL images.
-            step: Number of the step.
-            **kwargs: Passed to `run.log`.
-        """
-        import wandb
-
-        for name, images in values.items():
-            self.log({name: [wandb.Image(image) for image in images]}, step=step, **kwargs)
 
     @on_main_process
     def log_table(

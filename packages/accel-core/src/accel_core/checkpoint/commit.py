@@ -113,6 +113,8 @@ def stage(target: Path, identity: str) -> Path:
         made.append(place)
         place = place.parent
     target.parent.mkdir(parents=True, exist_ok=True)
+    # A flushed folder is lost with its name in the folder above, which has to be flushed by itself:
+    # https://man7.org/linux/man-pages/man2/fsync.2.html
     for folder in made:
         flush_folder(folder.parent)
     staging = names.beside(target, names.STAGING, identity)
@@ -140,6 +142,7 @@ def complete(staging: Path, target: Path, manifest: Manifest) -> None:
     """
     if staging.parent != target.parent:
         state_journal(target).prepare(staging, *owned_files(target))
+    # Last: a folder counts as complete from its manifest on.
     manifest.write(staging)
     flush_tree(staging)
 
@@ -223,12 +226,14 @@ def settle(target: Path, identity: str | None = None) -> None:
             committed. Where `None`, what this disk holds best.
     """
     journal = state_journal(target)
+    # First: nothing below may take a checkpoint that is half deleted for one.
     if os.path.lexists(journal.folder / _PRUNED):
         _delete_pruned(target)
     whole = [held for held in holdings(target) if held.whole]
     counting = whole if identity is None else [held for held in whole if held.settled]
     best = next((held for held in whole if held.identity == identity), next(iter(counting), None))
     older = [] if best is not None and best.of_this_version else list(_left_inside_by_older(target))
+    # Before anything is cleared: until it is in place, the folder that is adopted may be the only whole copy.
     if best is not None and best.folder != target:
         _adopt(best.folder, target)
     if os.path.lexists(journal.folder):
@@ -341,6 +346,7 @@ def _left_beside(target: Path) -> Iterator[Path]:
 def _complete_beside(target: Path) -> list[Path]:
     """Return what is complete beside a target, best first."""
     found = [
+        # What was to be put in place is newer than what it was to replace.
         (path.name.startswith(names.STAGING), _written_at(path), path)
         for path in _left_beside(target)
         if not path.name.startswith(names.GONE) and is_complete(path, foreign=path.name.startswith(names.OLD))
@@ -373,6 +379,8 @@ def _adopt(folder: Path, target: Path) -> None:
         flush_folder(target.parent)
         return
     if folder != journal.committed():
+        # A rename stays within one filesystem. `copytree` flushes nothing, so the copy is flushed before it is
+        # committed.
         if folder.stat().st_dev != target.stat().st_dev:
             copied = journal.begin(names.fresh_id())
             shutil.copytree(folder, copied, symlinks=True, dirs_exist_ok=True)
@@ -397,9 +405,11 @@ def _begin_to_delete(target: Path) -> None:
     owned, _ = owned_files(target)
     owned.append(names.MANIFEST_NAME)
     journal.folder.mkdir(mode=0o700, exist_ok=True)
+    # A crash may have left a part of a note, and `HashingFile` takes new files only.
     (journal.folder / _PRUNED).unlink(missing_ok=True)
     with HashingFile(journal.folder / _PRUNED) as file:
         file.write(json.dumps(sorted(owned)).encode())
+    # On disk before anything is deleted: after a crash, the next save ends the deletion by this note.
     flush_folder(journal.folder)
     flush_folder(target)
     _delete_pruned(target)
@@ -485,6 +495,8 @@ def _rename_if_absent(source: Path, target: Path) -> bool:
 
     Where the system cannot do both in one step, an empty folder that appears in between is replaced.
     """
+    # `os.rename` replaces an empty folder that somebody made meanwhile; RENAME_NOREPLACE does not, and Python has no
+    # name for it: https://man7.org/linux/man-pages/man2/rename.2.html
     renameat2 = _renameat2()
     if renameat2 is not None:
         flags = ctypes.c_uint(_RENAME_NOREPLACE)

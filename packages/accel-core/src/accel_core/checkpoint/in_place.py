@@ -102,9 +102,11 @@ class Journal:
             with contextlib.suppress(FileNotFoundError):
                 _copy_access(self.target / name, staging / name)
         leaving = {name: _fingerprint(self.target / name) for name in sorted(set(stale) - set(files)) if listed(name)}
+        # What a crash left prepared is prepared once more, and `HashingFile` takes new files only.
         (staging / _STALE_NAME).unlink(missing_ok=True)
         with HashingFile(staging / _STALE_NAME) as file:
             file.write(json.dumps(leaving).encode())
+        # The name of the hidden folder has to be on disk before a commit is in it.
         flush_folder(self.target)
 
     def commit(self, staging: Path) -> Path:
@@ -182,6 +184,7 @@ class Journal:
             return
         for name in found:
             identity, dot, suffix = name.rpartition(".")
+            # Ids of saves are letters alone: what has another name here is somebody else's, and stays.
             if identity.isalpha() and dot + suffix in ((_WRITING, _COMMITTED, _GONE) if state is None else (state,)):
                 yield self.folder / name
 
@@ -278,6 +281,7 @@ def owned_files(target: Path) -> tuple[list[str], Callable[[str], bool]]:
 def _put(staged: Path, destination: Path, held: list[int | None]) -> None:
     """Put a staged file in its place in one step; its staged name stays."""
     try:
+        # A crash came after this file had been put in place.
         if os.path.samestat(os.lstat(staged), os.lstat(destination)):
             return
     except FileNotFoundError:
@@ -303,6 +307,7 @@ def _copy(staged: Path, destination: Path) -> None:
     try:
         shutil.copy2(staged, between, follow_symlinks=False)
         if not between.is_symlink():
+            # A copy has content of its own to flush, and the staged file is deleted when all are in place.
             descriptor = os.open(between, os.O_RDONLY | os.O_CLOEXEC)
             try:
                 os.fsync(descriptor)
@@ -318,6 +323,7 @@ def _make_folder(folder: Path, staged: Path) -> None:
         folder.mkdir()
     except FileExistsError:
         return
+    # By itself: the umask takes bits from the mode that a folder is made with.
     os.chmod(folder, stat.S_IMODE(os.stat(staged).st_mode))
     flush_folder(folder.parent)
 
@@ -340,6 +346,8 @@ def _copy_access(source: Path, destination: Path) -> None:
     if stat.S_ISLNK(old.st_mode) or stat.S_ISLNK(new.st_mode):
         return
     mode = stat.S_IMODE(old.st_mode)
+    # Before the mode, of which chown may clear bits; only root may give a file to another user:
+    # https://man7.org/linux/man-pages/man2/chown.2.html
     if (old.st_uid, old.st_gid) != (new.st_uid, new.st_gid):
         try:
             os.chown(destination, old.st_uid if os.geteuid() == 0 else -1, old.st_gid)

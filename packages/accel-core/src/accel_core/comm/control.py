@@ -105,9 +105,11 @@ class Channel:
         rank = self.world.rank
         if rank not in members or len(members) == 1:
             return [value]
+        # Pickles are made and read on the host, so they stay there where the group can send from it.
         device = torch.device("cpu") if "gloo" in str(self.world.backend) else self.world.device
         others = [other for other in members if other != rank]
         content = torch.frombuffer(pickled(value), dtype=torch.uint8).to(device)
+        # Lengths first: a receiver has to make room for exactly what is sent.
         lengths = {other: torch.zeros(1, dtype=torch.int64, device=device) for other in others}
         _trade(torch.tensor([content.numel()], device=device), lengths)
         contents = {other: torch.empty(int(size), dtype=torch.uint8, device=device) for other, size in lengths.items()}
@@ -131,6 +133,7 @@ class Channel:
             return value
         mine = self.world.rank == source
         with self._participate() as transport:
+            # Inside of the operation, as the pickling is: where it fails, the ranks that wait are told.
             check_rank(source, self.world.size)
             content = pickled(value) if mine else memoryview(b"")
             message = Message(digest_of(str(source)), len(content), lambda: {"source": PartView(f"rank {source}")})
@@ -220,6 +223,8 @@ def _trade(mine: torch.Tensor, theirs: Mapping[int, torch.Tensor]) -> None:
     """Send one tensor to some ranks, and receive one of each."""
     moves = [dist.P2POp(dist.isend, mine, rank) for rank in theirs]
     moves += [dist.P2POp(dist.irecv, received, rank) for rank, received in theirs.items()]
+    # All moves at once: where a send waits for its receiver, two ranks that both sent first would wait for ever.
+    # https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.batch_isend_irecv
     for move in dist.batch_isend_irecv(moves):
         move.wait()
 
@@ -284,6 +289,7 @@ def main_first(world: World, is_first: bool) -> Iterator[None]:
     if is_first:
         try:
             yield
+        # Ctrl-C and exits as well: the others stand at this point until they are told.
         except BaseException as failure:
             # An operation inside the block met the ranks that wait: they have left their waiting already.
             if not ranks_know(failure):

@@ -61,6 +61,7 @@ __all__ = [
     "ranks_know",
 ]
 
+# Little-endian and unpadded ("<"), so that machines of different kinds read the same bytes.
 _HEADER = struct.Struct("<II16sQ")
 _AGREED = 24
 """Bytes of the header, from its beginning, that have to be equal on all ranks: operation, state, digest."""
@@ -144,6 +145,7 @@ class Transport:
         self._send = torch.zeros(size, dtype=torch.uint8, device=self.device)
         self._received = torch.zeros(self.world.size * size, dtype=torch.uint8, device=self.device)
         self._rows = self._received.view(self.world.size, size)
+        # Python packs into memory of the host alone: for another device the header is copied there.
         self._header = self._send if self.on_host else torch.zeros(size, dtype=torch.uint8)
         self._outgoing = memory_of(self._header)
         self._incoming = memory_of(self._received) if self.on_host else memoryview(b"")
@@ -361,6 +363,7 @@ class Transport:
 
     def _failures(self, headers: list[tuple[Any, ...]]) -> dict[int, str]:
         return {
+            # `report` cuts a long message at the end of the frame, which may be inside of a character.
             rank: self._read(rank, length).decode(errors="replace")
             for rank, (_, state, _, length) in enumerate(headers)
             if state == _FAILED
@@ -433,7 +436,9 @@ class Participation:
     ) -> None:
         """End, and tell the others of a failure."""
         try:
+            # Not for Ctrl-C or an exit: telling the others means to wait for them, and they notice a process that ends.
             if isinstance(failure, Exception) and not self.is_met:
+                # Past `__setattr__`, which a class of errors may refuse: a frozen dataclass does.
                 failure.__dict__["_ranks_know"] = True
                 # Where the others are gone or elsewhere, it is this rank's own failure that explains it.
                 with contextlib.suppress(CollectiveError):
@@ -444,6 +449,7 @@ class Participation:
             raise CollectiveError(self.contender)
 
     def _leave(self) -> None:
+        # Before the turn is free: the thread that takes it next enters itself here.
         self.transport._current = None
         self.transport._turn.release()
 
@@ -469,11 +475,14 @@ def _thread_name() -> str:
 
 @functools.lru_cache(maxsize=1024)
 def _code(operation: str) -> int:
+    # Not `hash`, which gives each process another number for the same text:
+    # https://docs.python.org/3/reference/datamodel.html#object.__hash__
     return zlib.crc32(operation.encode())
 
 
 def memory_of(tensor: torch.Tensor) -> memoryview:
     """Return the bytes of a contiguous uint8 tensor on the CPU, without numpy and without a copy."""
+    # The address of an empty tensor is 0, where there is no memory to look into.
     if tensor.numel() == 0:
         return memoryview(bytearray())
     raw = (ctypes.c_ubyte * tensor.numel()).from_address(tensor.data_ptr())
@@ -511,6 +520,8 @@ def open_transport(world: World, lane: str = "") -> Transport:
         return found
     if lane:
         with participate(world, f"opening the lane {lane!r}") as transport:
+            # `new_group` waits for all ranks and carries no frame, so all of them have to be seen here first:
+            # https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.new_group
             transport.exchange(Message())
             made = Transport(world, lane, dist.new_group(backend="gloo"))
     else:

@@ -105,6 +105,7 @@ class DataLoaderDispatcher(PreparedLoader):
         epoch = self._prologue()
         with self._reading(epoch):
             world = ensure()
+            # Made anew for each iteration: all ranks begin with one length of messages, whatever ended the one before.
             channel = ScatterChannel(world)
             incoming = self._lead(epoch, channel) if world.is_main else self._follow(epoch, channel)
             for step in incoming:
@@ -178,6 +179,7 @@ class DataLoaderDispatcher(PreparedLoader):
         last = False
         while not last:
             message = channel.receive()
+            # Sent only where the epoch has no step at all: after a last step nothing follows.
             if message is None:
                 return
             if isinstance(message, _Failed):
@@ -244,6 +246,7 @@ class DataLoaderDispatcher(PreparedLoader):
         if count_rows(whole, total) != total:
             return _one_each(group, [first], spec, rows, units)
         held = count_rows_like(first, first, spec.batch_size) or 0
+        # In a loop: the first batch may hold fewer rows than are missing.
         while missing > 0 and held:
             some = take_rows(first, slice(0, missing), held)
             whole = join_rows([whole, some], [part * spec.ranks - missing, min(missing, held)])
@@ -294,6 +297,7 @@ class _Failed:
     """What rank 0 sends when it could not read."""
 
     def __init__(self, text: str) -> None:
+        # Text and not the error itself: one of the user's own classes need not survive a pickle.
         self.text = text
 
 

@@ -85,7 +85,10 @@ class PreparedLoader(LoaderBase):
         self.counts = None
         self._stand_in = None
         if self._origin is not None:
+            # Weak, so that a loader made for the rest of one epoch goes when the script lets go of it.
             self._origin._stand_in = weakref.ref(self)
+        # Before an iterator is made: samplers mix the epoch into their seed when they are iterated.
+        # https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler
         self.set_epoch(self.iteration)
         skipped = self.skip_batches
         self.epoch = epoch = EpochState(full=self.step_units(None), first_step=skipped, skipped_steps=skipped)
@@ -138,6 +141,7 @@ class PreparedLoader(LoaderBase):
             # not move the generator that the script goes on with.
             with keeps_default_generator():
                 stream = self._raw()
+                # A user's own iteration may be a generator, which draws nothing before its first batch is asked for.
                 return itertools.chain(list(itertools.islice(stream, 1)), stream) if self._iterates_itself() else stream
         epoch.order = pending["order"] or capture_order(self)
         # The generators are the position's inside the block alone, so whatever draws from them has to do it here.
@@ -226,6 +230,7 @@ class PreparedLoader(LoaderBase):
     def _skip_stream(self, stream: Iterator[Any], epoch: EpochState, passed: int) -> Iterator[Any]:
         """Read a stream up to a position, where positions cannot be had from indices."""
         if self._state_loaded:
+            # torchdata begins by itself where the state that was loaded says: skipping here would leave batches out.
             self._state_loaded = False
             return stream
         if not self._draws_itself():
@@ -260,6 +265,7 @@ class PreparedLoader(LoaderBase):
         self.iteration += 1
         self.forget_position()
         if self._origin is not None:
+            # The loader in whose place this one was read may have been read further since: its number never falls.
             self._origin.iteration = max(self._origin.iteration, self.iteration)
             self._origin._stand_in = None
 

@@ -27,7 +27,7 @@ def already_sharded(dataloader: _LoaderT) -> _LoaderT:
         `dataloader`.
     """
     # An attribute, because a copy or a pickle of the loader has to keep it: split again, it would lose samples.
-    dataloader._accel_reads_own_part = True  # type: ignore[attr-defined]
+    dataloader._accel_reads_own_part = True
     return dataloader
 
 

@@ -25,7 +25,7 @@ from accel_core.checkpoint.sharded import writer
 from accel_core.comm.control import in_step
 from accel_core.errors import CheckpointNotFoundError, EngineUnavailableError, PartView
 from accel_core.modules.unwrap import canonical_name, canonical_state_dict, extract_model_from_parallel
-from accel_core.process import world
+from accel_core.process.world import ensure
 from accel_core.strategies.fsdp1 import format as wrapped
 from accel_core.strategies.fsdp1 import states
 from accel_core.strategies.recipe import inside
@@ -197,16 +197,16 @@ def _parts_of(model: nn.Module) -> dict[str, PartView]:
 
 def _write(operation: str, collect: Callable[[], dict[str, Any]], path: Path, key: str, model: nn.Module) -> None:
     """Write a state into a file, or under a key into a folder of shards."""
-    here = world.ensure()
-    ranks = Ranks(here, operation)
+    world = ensure()
+    ranks = Ranks(world, operation)
     state: dict[str, Any] = {}
-    with together(ranks, f"Collecting the state for {str(path)!r}"), in_step(here, operation, _parts_of(model)):
-        state = collect() if key else gather(collect(), keep=here.is_main)
+    with together(ranks, f"Collecting the state for {str(path)!r}"), in_step(world, operation, _parts_of(model)):
+        state = collect() if key else gather(collect(), keep=world.is_main)
     if key:
-        _write_shards({key: state}, path, ranks, on_this_disk=here.is_local_main)
+        _write_shards({key: state}, path, ranks, on_this_disk=world.is_local_main)
         return
     with together(ranks, f"Writing {str(path)!r}"):
-        if here.is_main:
+        if world.is_main:
             path.parent.mkdir(parents=True, exist_ok=True)
             plain.save(state, path)
 
@@ -252,8 +252,8 @@ def _read(
     model: nn.Module,
 ) -> None:
     """Compare what lies in a folder under a name with what is there, and restore it if it fits on all ranks."""
-    here = world.ensure()
-    ranks, path = Ranks(here, operation), folder / name
+    world = ensure()
+    ranks, path = Ranks(world, operation), folder / name
     with together(ranks, f"Reading {str(path)!r}"):
         if not path.exists():
             raise CheckpointNotFoundError(
@@ -261,7 +261,7 @@ def _read(
                 "the same state_dict_type."
             )
     plan = Restoration(name)
-    with together(ranks, f"Reading {str(path)!r}"), in_step(here, operation, _parts_of(model)):
+    with together(ranks, f"Reading {str(path)!r}"), in_step(world, operation, _parts_of(model)):
         plan = look(_Alone(folder, None, ranks.size, {}, {}, name), ranks.rank)
     found = dict.fromkeys(each for findings in ranks.exchange(plan.findings) for each in findings)
     report = RestoreReport(path, ranks.size, findings=list(found))

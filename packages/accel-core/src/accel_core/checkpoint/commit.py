@@ -379,8 +379,7 @@ def _adopt(folder: Path, target: Path) -> None:
         flush_folder(target.parent)
         return
     if folder != journal.committed():
-        # A rename stays within one filesystem. `copytree` flushes nothing, so the copy is flushed before it is
-        # committed.
+        # A rename stays within one filesystem. `copytree` flushes nothing, and what is committed has to be on disk.
         if folder.stat().st_dev != target.stat().st_dev:
             copied = journal.begin(names.fresh_id())
             shutil.copytree(folder, copied, symlinks=True, dirs_exist_ok=True)

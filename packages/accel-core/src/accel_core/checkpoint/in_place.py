@@ -281,7 +281,7 @@ def owned_files(target: Path) -> tuple[list[str], Callable[[str], bool]]:
 def _put(staged: Path, destination: Path, held: list[int | None]) -> None:
     """Put a staged file in its place in one step; its staged name stays."""
     try:
-        # A crash came after this file had been put in place.
+        # After a crash it may have been put in place already.
         if os.path.samestat(os.lstat(staged), os.lstat(destination)):
             return
     except FileNotFoundError:

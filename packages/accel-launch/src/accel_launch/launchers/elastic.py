@@ -107,6 +107,7 @@ class _Agent(LocalElasticAgent):
 
     def _rank_ended(self, log: RankLog) -> None:
         """Tell the other machines about the first failure, and end the ranks here that do not end by themselves."""
+        # The end of a process may be seen when the ranks were started again already, under the same numbers.
         stale = self._supervisor.streams.ranks.get(log.rank) is not log
         if self._failing or stale or not self._went_wrong(log):
             return
@@ -149,6 +150,8 @@ def run_elastic(settings: Settings, environment: Mapping[str, str]) -> int:
     """
     command = script_command(settings)
     if not settings["no_python"]:
+        # What Python buffers for a pipe is lost when a rank is killed:
+        # https://docs.python.org/3/using/cmdline.html#cmdoption-u
         command.insert(1, "-u")
     agent: _Agent | None = None
     failed = True
@@ -156,6 +159,7 @@ def run_elastic(settings: Settings, environment: Mapping[str, str]) -> int:
         machines = OtherMachines(settings, supervisor)
         rendezvous: LocalRendezvous | MachinesRendezvous | None = None
         try:
+            # torch's agent handles the signals that this names; what is inherited may leave some of them out.
             write("TORCHELASTIC_SIGNALS_TO_HANDLE", ",".join(number.name for number in SIGNALS))
             rendezvous = _rendezvous(settings, layout_of(settings))
             spec = _specification(settings, command, rendezvous)
@@ -166,6 +170,7 @@ def run_elastic(settings: Settings, environment: Mapping[str, str]) -> int:
             if result is not None and failed:
                 machines.tell(min(result.failures))
         except SignalException as signalled:
+            # torch's own handler caught it if it came while the processes were being started.
             supervisor.signals.first = supervisor.signals.first or signal.Signals(signalled.sigval)
         except (RendezvousTimeoutError, RendezvousConnectionError, RendezvousClosedError) as error:
             raise LaunchError(
@@ -207,6 +212,8 @@ def _rendezvous(settings: Settings, layout: Layout) -> LocalRendezvous | Machine
         part.partition("=")[::2] for part in str(settings["rdzv_conf"]).split(",") if part.strip()
     )
     backend = str(settings["rdzv_backend"])
+    # torch's static rendezvous knows one number of machines only, so a range needs c10d:
+    # https://docs.pytorch.org/docs/stable/elastic/rendezvous.html
     if layout.fewest_machines != layout.machines and not settings.is_set("rdzv_backend"):
         backend = "c10d"
     configuration.setdefault("rank", layout.machine_rank)
@@ -215,6 +222,7 @@ def _rendezvous(settings: Settings, layout: Layout) -> LocalRendezvous | Machine
     if backend in ("static", "c10d") and (own or layout.machine_rank > 0):
         check_main_machine(host, port, own=own, seconds=float(configuration.get("timeout", 300)))
     if backend == "c10d" and settings.is_set("machine_rank"):
+        # Without it, torch guesses from names and addresses of this machine whether the store belongs here.
         configuration.setdefault("is_host", str(layout.machine_rank == 0))
     configuration.setdefault("timeout", 900)
     return MachinesRendezvous(

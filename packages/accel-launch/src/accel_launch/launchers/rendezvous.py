@@ -40,6 +40,7 @@ class LocalRendezvous(RendezvousHandler):
         self._run_id = run_id
         self._round = 0
         try:
+            # The last argument: the store waits for nobody, as the ranks are started only when it is there.
             self._store = TCPStore("127.0.0.1", port, None, True, _TIMEOUT, False)
         except RuntimeError as error:
             raise LaunchError(

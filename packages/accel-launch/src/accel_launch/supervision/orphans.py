@@ -129,13 +129,16 @@ class OrphanReaper:
     def __init__(self, run_id: str) -> None:
         self.run_id = run_id
         read_end, self._pipe = os.pipe()
+        # A rank that had the writing end would keep the pipe open after the launcher is gone.
         os.set_inheritable(self._pipe, False)
         self._pid = os.fork()
         if self._pid == 0:
             try:
+                # With a writing end of its own, the reaper would never read the end of the pipe.
                 os.close(self._pipe)
                 _wait_for_launcher(read_end, run_id)
             finally:
+                # Not `sys.exit`: handlers and buffered output that it would run and print are the launcher's.
                 os._exit(0)
         os.close(read_end)
 
@@ -153,6 +156,7 @@ class OrphanReaper:
 
 
 def _wait_for_launcher(pipe: int, run_id: str) -> None:
+    # A terminal sends Ctrl-C to the launcher's whole group, and the reaper has to outlive the launcher.
     os.setsid()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
@@ -176,6 +180,7 @@ def _wait_for_launcher(pipe: int, run_id: str) -> None:
 
 
 def _close_files(keep: int) -> None:
+    # Whoever reads the launcher's output through a pipe waits until nobody holds the other end any more.
     null = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1, 2):
         os.dup2(null, standard)

@@ -157,6 +157,7 @@ def failed_at(log: RankLog, status: int) -> float:
 
 
 def _may_have_raised(status: int) -> bool:
+    # Python ends by SIGINT after a KeyboardInterrupt; a library's threads may crash while a process that raised ends.
     return status > 0 or status in (-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGINT)
 
 

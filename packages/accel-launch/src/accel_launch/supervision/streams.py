@@ -52,10 +52,12 @@ class RankLog:
     def keep(self, chunk: bytes) -> None:
         """Remember a piece of what the process printed."""
         self.heard_at = time.monotonic()
+        # A read may end inside of the words that begin a traceback.
         seam = len(self.tail) - len(TRACEBACK)
         self.tail += chunk
         if TRACEBACK in self.tail[max(0, seam) :]:
             self.traceback_at = self.heard_at
+        # Not at every piece, as each cut moves a MiB.
         if len(self.tail) > 2 * _TAIL:
             del self.tail[:-_TAIL]
 
@@ -138,6 +140,7 @@ class Streams:
             path = os.ttyname(child_end)
         else:
             source, child_end = os.pipe()
+            # torch's agent takes names of files; this one opens the pipe that is there.
             path = f"/dev/fd/{child_end}"
         file = None if self._logs is None else self._logs.open(f"rank{log.rank}.{stream}.log")
         followed = Followed(log, source, sink, child_end, path, file, mark.encode())
@@ -163,6 +166,8 @@ class Streams:
                 if followed.log is log and followed.child_end >= 0:
                     os.close(followed.child_end)
                     followed.child_end = -1
+            # A process that was waited for already has none, and Linux before 5.3 knows none:
+            # https://man7.org/linux/man-pages/man2/pidfd_open.2.html
             with contextlib.suppress(OSError):
                 self._selector.register(os.pidfd_open(pid), selectors.EVENT_READ, log)
         if not self._thread.is_alive():
@@ -247,6 +252,7 @@ class Streams:
                 elif isinstance(key.data, RankLog):
                     self._forget(key.fd)
                     key.data.ended_at = time.monotonic()
+                    # Whoever is told of the end finds what the process printed before it.
                     self._drain_rank(key.data)
                     if self.on_end is not None:
                         self.on_end(key.data)
@@ -300,6 +306,7 @@ def _write_all(descriptor: int, chunk: bytes) -> None:
 def _write_some(descriptor: int, view: memoryview) -> int | None:
     try:
         return os.write(descriptor, view)
+    # Whoever shares a terminal or a pipe can make it non-blocking for all, also for the launcher.
     except BlockingIOError:
         time.sleep(0.005)
         return 0
@@ -312,6 +319,7 @@ def _like_terminal(descriptor: int, model: int) -> None:
         size = fcntl.ioctl(model, termios.TIOCGWINSZ, struct.pack("HHHH", 0, 0, 0, 0))
         fcntl.ioctl(descriptor, termios.TIOCSWINSZ, size)
     attributes = termios.tcgetattr(descriptor)
+    # The launcher's own terminal ends lines with a carriage return, and echoes what is typed: not twice.
     attributes[1] &= ~termios.OPOST
     attributes[3] &= ~termios.ECHO
     termios.tcsetattr(descriptor, termios.TCSANOW, attributes)

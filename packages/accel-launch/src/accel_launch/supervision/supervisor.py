@@ -111,6 +111,7 @@ class Supervisor:
 
     def _stopped_by_watchdog(self) -> None:
         self._reasons.append("watchdog")
+        # Held back, so that the stacks of one rank are not printed between those of another.
         for log in self.running():
             self.streams.collect(log)
 
@@ -193,7 +194,9 @@ class Supervisor:
         left = kill_orphans(self._run_id)
         if left and not self._settings["quiet"]:
             import_module(_REPORT).report_left_behind(left)
+        # After the last process has ended, so that what they printed on the way out is read.
         self.streams.stop()
+        # After all else: should the launcher be killed meanwhile, the reaper still ends what is left.
         self._reaper.release()
         self.signals.restore()
 
@@ -230,6 +233,7 @@ class Supervisor:
 
     def _outcomes(self, statuses: Mapping[int, int]) -> list[ExitOutcome]:
         """Put together how the ranks ended; those that ended because another one failed were stopped."""
+        # Twice: which ranks were stopped follows from which one failed first, as if none had been stopped.
         raw = outcomes(self.streams.ranks, statuses, [], self._memory)
         first = first_failure(raw)
         all_stopped = bool(self._reasons or self.elsewhere)

@@ -71,6 +71,7 @@ class SpoolRecorder:
                 self.path = self._spool.path
         except OSError as error:
             spool, self._spool, self._told = self._spool, None, True
+            # Every reader refuses a file without its head.
             if spool is not None:
                 spool.path.unlink(missing_ok=True)
             logger.warning(
@@ -83,6 +84,7 @@ class SpoolRecorder:
     def write(self, line: Mapping[str, Any]) -> None:
         """Queue a line."""
         if line["kind"] in ENTRIES:
+            # Before the line is queued: the thread may have written it, and taken it out, when `put` returns.
             self._unwritten.add(line["seq"])
         if not self._worker.put(lambda: self._write(line)):
             self._tell("its disk is too slow: the queue of what is to be written is full")
@@ -97,6 +99,7 @@ class SpoolRecorder:
             return
         if line["kind"] in ENTRIES:
             self._unwritten.discard(line["seq"])
+        # Only while every line was written: otherwise the earlier files may be the only ones that hold their entries.
         elif line["kind"] == "resumed" and not self._told:
             for left in self._left:
                 SpoolWriter(left.path).close(keep=False)
@@ -170,6 +173,7 @@ class SpoolRecorder:
             return str(source)
         folder = files_of(self._spool.path)
         folder.mkdir(parents=True, exist_ok=True)
+        # A folder of its own for each, as files of one name may be logged again and again.
         place = Path(tempfile.mkdtemp(prefix="artifact-", dir=folder))
         try:
             if source.is_dir():

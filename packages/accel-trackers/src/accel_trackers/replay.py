@@ -101,6 +101,7 @@ def _replay_file(
                 f"The run of {path} is still going on; its process is {found.pid}. Replay it when the run has ended."
             )
         outcomes = [_send(found, name, to or name.partition("#")[0], logging_dir, init) for name in waiting]
+        # Read again: what was sent just now is marked in the file alone.
         if not keep and not any(map(spool.read(path).unsent, found.trackers)):
             spool.SpoolWriter(path).close(keep=False)
     except (OSError, TrackerError) as error:
@@ -151,6 +152,7 @@ def _own_file(args: tuple[Any, ...], found: spool.SpoolFile) -> Path:
     own = spool.files_of(found.path)
     if args and isinstance(args[0], str):
         place = own.joinpath(*Path(args[0]).parts[-2:])
+        # Resolved: a link in the spool's folder may lead anywhere.
         if place.exists() and place.resolve().is_relative_to(own.resolve()):
             return place
     raise TrackerError(

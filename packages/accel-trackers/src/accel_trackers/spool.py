@@ -70,6 +70,7 @@ class SpoolWriter:
         self.path = path
         self._lock = threading.Lock()
         # Without a buffer: what a full disk refused must not come up again when the file is closed.
+        # To the end whatever was cut off before: at a place of its own, the next line would leave a hole behind it.
         self._file: int | None = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | (os.O_EXCL if new else 0), 0o666)
         self._size = self._mended()
 
@@ -181,6 +182,7 @@ class SpoolFile:
             os.kill(self.pid, 0)
         except ProcessLookupError:
             return False
+        # The process is there, and another user's.
         except PermissionError:
             pass
         return True

@@ -27,6 +27,19 @@ open(f"ready{rank}", "w").write(os.environ["ACCEL_RUN_ID"])
 time.sleep(60)
 """
 
+DEAF = """
+import os, signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+def launcher_listens():
+    caught = next(line for line in open(f"/proc/{os.getppid()}/status") if line.startswith("SigCgt"))
+    return int(caught.split()[1], 16) >> (signal.SIGTERM - 1) & 1
+while not launcher_listens():
+    time.sleep(0.01)
+os.kill(os.getppid(), signal.SIGTERM)
+time.sleep(15)
+open("lived", "w").close()
+"""
+
 
 @pytest.fixture
 def started(tmp_path: Path, variables: dict[str, str]) -> Callable[..., "subprocess.Popen[str]"]:
@@ -69,6 +82,22 @@ def test_signals_reach_every_process(started, tmp_path: Path, ranks: int, number
     assert [(tmp_path / f"told{rank}").read_text() for rank in range(ranks)] == [number.name] * ranks
     assert f"stopped by {number.name}" in errors
     assert wait_until_gone(run) == []
+
+
+def test_deaf_process_is_killed_when_its_time_is_over(tmp_path: Path, variables: dict[str, str]) -> None:
+    """A command that ignores the signal to the launcher is killed when the time that it has to end is over."""
+    (tmp_path / "deaf.py").write_text(DEAF)
+    launcher = (
+        "import os, sys; from accel_launch.supervision import run, supervisor; supervisor.TERMINATION_GRACE_S = 0.2; "
+        "settings = dict(log_dir=None, tee='0', role='', watchdog=0, quiet=False); "
+        "sys.exit(run.supervise([sys.executable, 'deaf.py'], os.environ, settings, one_rank=True))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", launcher], cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 128 + signal.SIGTERM
+    assert "stopped by the launcher" in done.stderr
+    assert not (tmp_path / "lived").exists()
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -1,12 +1,9 @@
 """Runs one command and sees it through."""
 
-import contextlib
 import subprocess
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from accel_launch.supervision.signals import TERMINATION_GRACE_S
 from accel_launch.supervision.supervisor import Supervisor, cannot_start
 from accel_launch.terminal import flush_output
 
@@ -19,7 +16,8 @@ def supervise(
     """Run one command to its end.
 
     Its error stream is passed on and remembered. A signal to the launcher goes to the whole process group; a second one
-    kills it. When the command fails, the record of the failure is written and a person is told.
+    kills it, and so does the end of the time that it has after the first. When the command fails, the record of the
+    failure is written and a person is told.
 
     Args:
         command: Program and arguments.
@@ -49,15 +47,5 @@ def supervise(
             raise cannot_start(command[0], error) from None
         supervisor.started(0, process.pid)
         supervisor.signals.install()
-        status = _wait(process, supervisor)
+        status = process.wait()
     return supervisor.report({0: status})
-
-
-def _wait(process: "subprocess.Popen[bytes]", supervisor: Supervisor) -> int:
-    deadline: float | None = None
-    while True:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            return process.wait(timeout=None if supervisor.signals.first is None else 0.2)
-        deadline = deadline or time.monotonic() + TERMINATION_GRACE_S
-        if time.monotonic() > deadline:
-            supervisor.kill()

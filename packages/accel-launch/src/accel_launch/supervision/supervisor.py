@@ -39,7 +39,7 @@ from accel_launch.supervision.outcome import (
     shell_status,
     want_restart,
 )
-from accel_launch.supervision.signals import SignalHandlers
+from accel_launch.supervision.signals import TERMINATION_GRACE_S, SignalHandlers
 from accel_launch.supervision.streams import Followed, RankLog, Streams
 from accel_launch.supervision.watchdog import Watchdog
 
@@ -57,7 +57,8 @@ class Supervisor:
     Args:
         settings: Settings of the run: log_dir, tee, role, watchdog, quiet.
         command: Command line of the processes, for the record.
-        on_signal: Called with the first signal that ends the run; it goes to every process group when None.
+        on_signal: Called with the first signal that ends the run; when None, the signal goes to every process group,
+            which is killed where it takes too long to end.
         hold: Whether each process is one rank, whose traceback is held back for the report.
 
     Attributes:
@@ -79,7 +80,7 @@ class Supervisor:
     ) -> None:
         self.attempt = 0
         self.elsewhere = ""
-        self.signals = SignalHandlers(on_signal or self._signal_groups, self.kill, self.forward_signal)
+        self.signals = SignalHandlers(on_signal or self._end_groups, self.kill, self.forward_signal)
         self._settings, self._command = settings, command
         self._began = time.monotonic()
         self._run_id = uuid.uuid4().hex
@@ -160,6 +161,12 @@ class Supervisor:
     def kill(self) -> None:
         """End every rank, and what it started, at once."""
         self._signal_groups(signal.SIGKILL)
+
+    def _end_groups(self, number: signal.Signals) -> None:
+        self._signal_groups(number)
+        # By a timer: the launcher waits for its process without a limit, and Python takes up such a wait again after
+        # the signal was handled: https://peps.python.org/pep-0475/
+        self.kill_after(TERMINATION_GRACE_S)
 
     def _signal_groups(self, number: signal.Signals) -> None:
         for log in self.running():

@@ -236,6 +236,7 @@ def dispatch_model(
         attach_prefetch(model, prefetch)
     else:
         model.to(as_device(next(iter(devices))))
+    # A compiled module passes plain assignments on to the module inside, and both have to show the map.
     for one in (model, model._orig_mod) if is_compiled_module(model) else (model,):
         object.__setattr__(one, "hf_device_map", dict(device_map))
     return model
@@ -279,6 +280,7 @@ def _dispatch(
     kinds = ("disk",) if main in ("cpu", "mps", torch.device("cpu"), torch.device("mps")) else _AWAY
     away = {name: _is(device, *kinds) for name, device in places.items()}
     compute = {name: main if _is(device, *_AWAY) else device for name, device in places.items()}
+    # Listed before the hooks come, which may put a tensor of its own in the place of each name.
     tied = find_tied_parameters(model)
     check_tied_parameters_on_same_device(tied, places)
     weights = _offloaded_weights(model, places, away, state_dict, offload_dir, offload_index, offload_buffers)
@@ -383,6 +385,7 @@ def _tied_copies(
         for name in group:
             if weights is not None and name in weights.all_keys and _below(name, offloaded_names):
                 value = weights[name]
+                # Tensors without elements all have the address 0, and would pass for one.
                 if value.numel():
                     copies[value.data_ptr()] = {}
     return copies

@@ -122,6 +122,7 @@ def _packed(layer: nn.Linear, config: BnbQuantizationConfig) -> nn.Module:
     data = layer.weight.detach()
     if config.load_in_8bit:
         made.weight = classes.Int8Params(data, requires_grad=False, has_fp16_weights=False)
+        # After a forward that raised too: bitsandbytes moves the scales to the layer's state before it computes.
         made.register_forward_hook(_keep_scales, always_call=True)
     else:
         made.weight = classes.Params4bit(
@@ -131,6 +132,7 @@ def _packed(layer: nn.Linear, config: BnbQuantizationConfig) -> nn.Module:
             quant_type=config.bnb_4bit_quant_type,
             module=None if data.is_meta else made,
         )
+        # Weights that are packed again for AVX-512 have rounded scales, and could not be saved as they were.
         made.support_avx512bf16_for_cpu = False
     made.register_state_dict_pre_hook(_refuse_repacked)
     made.register_state_dict_post_hook(_name_parts)

@@ -144,6 +144,7 @@ def _with_offload(
         rest = _fill(units[begin:], [limits[device] for device in slow])
         if begin + sum(rest) == len(units):
             return _pairs(units, [*accelerators, *slow], [*taken, *rest])
+        # A larger reserve would leave still more to the slower devices.
         return None
     return None
 

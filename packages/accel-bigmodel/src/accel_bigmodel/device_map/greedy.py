@@ -72,6 +72,7 @@ class Greedy:
         while queue:
             device = self.devices[number]
             limit = self.max_memory.get(device)
+            # The last device takes what is left; the caller looks whether it fits there.
             if number + 1 == len(self.devices):
                 limit = None
             node = queue.take()
@@ -99,6 +100,7 @@ class Greedy:
                     gone = {id(entry) for entry in tied}
                     queue.replace([entry for entry in queue if id(entry) not in gone])
                     continue
+                # Too large together: of one that may be split, only the part with the shared tensor has to come along.
                 splittable = next((entry for entry in tied if self._may_split(entry)), None)
                 if splittable is not None:
                     rest = (splittable.children if entry is splittable else (entry,) for entry in queue)

@@ -204,6 +204,7 @@ class AlignDevicesHook(ModelHook):
         except BaseException:
             if residency is not None:
                 residency.leave()
+            # Nobody else does it: `abort_forward` is for forwards that were entered.
             self._end_pass()
             raise
         if self.io_same_device:

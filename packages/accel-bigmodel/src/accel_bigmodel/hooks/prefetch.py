@@ -96,6 +96,7 @@ def _store_of(residency: Residency, hook: AlignDevicesHook) -> tuple[OffloadedWe
         on_disk = store.file_of(name) is not None
         if hook.device is not None and hook.device.type == "cpu" and not on_disk:
             return None
+        # Modules share one copy of a tied weight; the schedule would make one for each.
         if tied and store.stored(name).data_ptr() in tied:
             return None
     return store, prefix
@@ -117,6 +118,7 @@ def _budget(device: torch.device, largest: int, prefetch: Prefetch) -> int | Non
         return convert_file_size_to_int(prefetch)
     if device.type == "cpu":
         return max(2 * largest, _LEAST_WINDOW)
+    # Room for a block that computes and one that travels is the least that helps; with a third, one more is on its way.
     wanted = 3 * largest
     module = accelerator_module()
     if module is not None and hasattr(module, "mem_get_info"):

@@ -134,6 +134,7 @@ class Residency:
 
     def _begin(self) -> None:
         self._lock = threading.RLock()
+        # A list, no set: a forward that calls itself is in it more than once.
         self._threads: list[int] = []
         self._stream: torch.Stream | None = None
 
@@ -163,6 +164,7 @@ class Residency:
         if given is None or isinstance(given, OwnWeights):
             kept = self._kept() if self.own_map is None else self.own_map
         weights: Mapping[str, torch.Tensor] = kept if kept is not None else self.weights()
+        # All are looked up before the first one is emptied: a map that lacks a weight leaves the module as it was.
         shared = [self._shares(slot, weights) for slot in self.slots]
         if kept is not None:
             self.own_map = kept
@@ -237,6 +239,7 @@ class Residency:
             try:
                 if self.resident:
                     self._share_stream()
+                # A forward that writes needs copies of its own, and a schedule has to learn which block runs.
                 elif writable or self.binding is not None or not self._place_again():
                     self._load(writable)
             except BaseException:
@@ -276,6 +279,7 @@ class Residency:
         with normal_tensors():
             self._place(device, writable)
         self.resident = True
+        # A CPU has no streams, and MPS one; elsewhere a thread may compute on another stream than the weights came by.
         if device is not None and device.type not in ("cpu", "meta", "mps"):
             self._stream = torch.accelerator.current_stream(device)
 
@@ -424,6 +428,7 @@ class Residency:
             compare: Whether to look for writes that torch does not count, such as those through `.data`.
         """
         tied = self.hook.tied_params_map
+        # First, while the slots still know which copies they placed.
         if tied:
             drop_tied(tied, [slot.placed for slot in self.slots])
         copies: list[tuple[Slot, torch.Tensor, torch.Tensor]] = []

@@ -74,6 +74,7 @@ class MapTransport:
 
     def discard(self, block: Block[Weights], content: Weights) -> None:
         """Release the pages, unless somebody wrote to them: the map holds the only copy of what was written."""
+        # Inference tensors have no count of writes: asking for it raises.
         if any(not tensor.is_inference() and tensor._version for tensor in content.sources):
             return
         for file, name in _spec_of(block).places:
@@ -97,6 +98,7 @@ class _Staging:
 
     def give(self, buffers: Sequence[torch.Tensor], event: Any) -> None:
         self._free.extend((buffer, event) for buffer in buffers)
+        # Bounded, because the system cannot page out pinned memory.
         self._free = self._free[-8:]
 
 
@@ -120,6 +122,7 @@ class StreamTransport:
         """Have the thread stage and copy the block's weights."""
         with self._lock:
             if self._worker is None:
+                # One thread alone: staging buffers have no lock, and blocks arrive in the order they were sent for.
                 self._worker = ThreadPoolExecutor(1, thread_name_prefix="accel-prefetch")
         return self._worker.submit(self._copy, _spec_of(block))
 

@@ -185,6 +185,7 @@ class Schedule(Generic[Content]):
         with self._lock:
             self.cancel_ahead()
             self.position = 0
+            # Blocks still in use are released after this, which must not send for weights of the next pass.
             self._running = False
 
     def forget(self, block: Block[Content]) -> None:
@@ -205,6 +206,7 @@ class Schedule(Generic[Content]):
         if at < len(order) and order[at] is block:
             self.position = at + 1
             return
+        # Not the block that was expected: a branch was skipped (it is ahead), or a part runs again (it is behind).
         for start, stop in ((at, len(order)), (0, at)):
             for number in range(start, stop):
                 if order[number] is block:
@@ -220,6 +222,7 @@ class Schedule(Generic[Content]):
             try:
                 self._finish(block)
                 return
+            # The smaller window has transfers cancelled below until this block fits.
             except torch.OutOfMemoryError:
                 self._lower_budget()
         self._make_room(block)
@@ -247,6 +250,7 @@ class Schedule(Generic[Content]):
 
     def _send(self, block: Block[Content]) -> None:
         block.become(BlockState.LOADING)
+        # Counted before it starts: `_drop` takes it off again, however the transfer fails.
         self._held += block.nbytes
         try:
             block.ticket = self.transport.start(block)

@@ -17,7 +17,7 @@ from accel_bigmodel import (
     dispatch_model,
     retie_parameters,
 )
-from accel_bigmodel.checkpoint.read import open_checkpoint
+from accel_bigmodel.checkpoint.read import Checkpoint, open_checkpoint
 from accel_bigmodel.device_map.check import check_devices
 from accel_core.errors import OffloadError, OffloadFolderError, QuantizationError
 from accel_core.logging import get_logger
@@ -75,18 +75,7 @@ def load_and_quantize_model(
     config = bnb_quantization_config
     layers.check_names(model, "skip_modules", config.skip_modules)
     layers.check_names(model, "keep_in_fp32_modules", config.keep_in_fp32_modules)
-    empty = any(parameter.is_meta for parameter in model.parameters())
-    if empty and weights_location is None:
-        raise QuantizationError(
-            "`weights_location` needs to be where the weights of the model are; the model is empty (on the meta "
-            "device) and there is none. Pass a file, an index or a folder."
-        )
-    if not empty:
-        logger.warning(
-            "The model is loaded already and is packed in memory. To need less of it, make the model under "
-            "init_empty_weights and pass weights_location."
-        )
-    source = open_checkpoint(weights_location) if empty and weights_location is not None else None
+    source = _source_for(model, weights_location)
     skipped = config.skip_modules if config.skip_modules is not None else layers.get_keys_to_not_convert(model)
     left_out = [*skipped, *(config.keep_in_fp32_modules or ())]
     modules = model.named_modules(remove_duplicate=False)
@@ -117,6 +106,22 @@ def load_and_quantize_model(
     retie_parameters(model, tied)
     _label(model, config)
     return _spread(model, places, loader.index, offload_folder)
+
+
+def _source_for(model: nn.Module, weights_location: str | os.PathLike[str] | None) -> Checkpoint | None:
+    """Return the checkpoint that an empty model is filled from; None for a model that is loaded already."""
+    if not any(parameter.is_meta for parameter in model.parameters()):
+        logger.warning(
+            "The model is loaded already and is packed in memory. To need less of it, make the model under "
+            "init_empty_weights and pass weights_location."
+        )
+        return None
+    if weights_location is None:
+        raise QuantizationError(
+            "`weights_location` needs to be where the weights of the model are; the model is empty (on the meta "
+            "device) and there is none. Pass a file, an index or a folder."
+        )
+    return open_checkpoint(weights_location)
 
 
 def _label(model: nn.Module, config: BnbQuantizationConfig) -> None:

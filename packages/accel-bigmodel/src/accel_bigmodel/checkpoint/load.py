@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from accel_bigmodel.checkpoint.broadcast import open_on_rank0
-from accel_bigmodel.checkpoint.read import Checkpoint, SafetensorsShard, open_checkpoint
+from accel_bigmodel.checkpoint.read import Checkpoint, SafetensorsShard, Shard, open_checkpoint
 from accel_bigmodel.device_map.check import (
     AnyDevice,
     check_device_map,
@@ -59,6 +59,11 @@ class _Target:
     dtype: torch.dtype | None
     stays: bool
     source: str = ""
+
+    @property
+    def dtype_on_disk(self) -> torch.dtype | None:
+        """The dtype that the weight is read in from the disk; None as it is stored."""
+        return self.dtype or (self.tensor.dtype if self.tensor.is_floating_point() else None)
 
 
 @dataclass
@@ -295,48 +300,82 @@ def _fill(
             target = plan.targets.get(name)
             if target is None:
                 continue
-            if target.device == "disk" and not target.stays:
-                form = packed.find(target.tensor) if packs else None
-                if form is not None:
-                    assert offload_folder is not None
-                    made = form.pack(target.tensor, shard.tensor(name), torch.device("cpu"))
-                    for suffix, part in form.unpack(made).items():
-                        for key in {packed_key(alias, suffix) for alias in target.names}:
-                            offload_weight(part, key, offload_folder, index=written)
-                            path = os.path.abspath(os.path.join(offload_folder, f"{key}.dat"))
-                            index[key] = {**written[key], "dat_file": path}
-                    continue
-                dtype = target.dtype or (target.tensor.dtype if target.tensor.is_floating_point() else None)
-                if isinstance(shard, SafetensorsShard):
-                    entry: dict[str, Any] = {"safetensors_file": os.path.abspath(shard.path), "weight_name": name}
-                    entry["dtype"] = str(dtype or shard.file.entries[name].dtype).removeprefix("torch.")
-                else:
-                    assert offload_folder is not None
-                    tensor = shard.tensor(name)
-                    offload_weight(tensor if dtype is None else tensor.to(dtype), name, offload_folder, index=written)
-                    entry = {**written[name], "dat_file": os.path.abspath(os.path.join(offload_folder, f"{name}.dat"))}
+            form = packed.find(target.tensor) if packs else None
+            if target.device != "disk" or target.stays:
+                _put_in_memory(model, shard, name, target, form)
+            elif form is not None:
+                assert offload_folder is not None
+                index.update(_write_packed(shard.tensor(name), target, form, offload_folder, written))
+            else:
+                entry = _entry_on_disk(shard, name, target, offload_folder, written)
                 index.update(dict.fromkeys(target.names, entry))
                 for alias in target.names:
-                    _recast(model, alias, dtype)
-                continue
-            device = "cpu" if target.device == "disk" else target.device
-            value = shard.tensor(name)
-            form = packed.find(target.tensor) if packs and device == "cpu" else None
-            if form is not None:
-                made = form.pack(target.tensor, value, torch.device("cpu"))
-                for alias in target.names:
-                    owner, key = owner_of(model, alias)
-                    owner._parameters[key] = made
-                continue
-            for alias in target.names:
-                set_module_tensor_to_device(model, alias, device, value=value, dtype=target.dtype)
-            if _is_copied(model, target.names[0], value):
-                shard.done_with(name)
+                    _recast(model, alias, target.dtype_on_disk)
         shard.close()
     if written:
         assert offload_folder is not None
         save_offload_index(written, offload_folder)
     return index
+
+
+def _write_packed(
+    value: torch.Tensor,
+    target: _Target,
+    form: packed.PackedParameter,
+    offload_folder: str | os.PathLike[str],
+    written: MutableMapping[str, Any],
+) -> dict[str, Any]:
+    """Pack a weight and write its parts under all of its names; returns their entries."""
+    entries = {}
+    made = form.pack(target.tensor, value, torch.device("cpu"))
+    for suffix, part in form.unpack(made).items():
+        for key in {packed_key(alias, suffix) for alias in target.names}:
+            offload_weight(part, key, offload_folder, index=written)
+            entries[key] = {**written[key], "dat_file": _dat_file(offload_folder, key)}
+    return entries
+
+
+def _entry_on_disk(
+    shard: Shard,
+    name: str,
+    target: _Target,
+    offload_folder: str | os.PathLike[str] | None,
+    written: MutableMapping[str, Any],
+) -> dict[str, Any]:
+    """Return where a weight is on disk: in its safetensors file, or else in the folder, where it is written."""
+    dtype = target.dtype_on_disk
+    if isinstance(shard, SafetensorsShard):
+        stored = dtype or shard.file.entries[name].dtype
+        return {
+            "safetensors_file": os.path.abspath(shard.path),
+            "weight_name": name,
+            "dtype": str(stored).removeprefix("torch."),
+        }
+    assert offload_folder is not None
+    tensor = shard.tensor(name)
+    offload_weight(tensor if dtype is None else tensor.to(dtype), name, offload_folder, index=written)
+    return {**written[name], "dat_file": _dat_file(offload_folder, name)}
+
+
+def _dat_file(offload_folder: str | os.PathLike[str], key: str) -> str:
+    return os.path.abspath(os.path.join(offload_folder, f"{key}.dat"))
+
+
+def _put_in_memory(
+    model: nn.Module, shard: Shard, name: str, target: _Target, form: packed.PackedParameter | None
+) -> None:
+    device = "cpu" if target.device == "disk" else target.device
+    value = shard.tensor(name)
+    if form is not None and device == "cpu":
+        made = form.pack(target.tensor, value, torch.device("cpu"))
+        for alias in target.names:
+            owner, key = owner_of(model, alias)
+            owner._parameters[key] = made
+        return
+    for alias in target.names:
+        set_module_tensor_to_device(model, alias, device, value=value, dtype=target.dtype)
+    if _is_copied(model, target.names[0], value):
+        shard.done_with(name)
 
 
 def _is_copied(model: nn.Module, name: str, value: torch.Tensor) -> bool:

@@ -138,15 +138,10 @@ def set_module_tensor_to_device(
     target = as_device(device)
     store: dict[str, Any] = owner._buffers if is_buffer else owner._parameters
     source = old if value is None else value
-    if (
-        tied_params_map is not None
-        and source.device.type != "meta"
-        and (copies := tied_params_map.get(_address(source)))
-    ):
-        known = copies.get(target)
-        if known is not None:
-            store[name] = known
-            return
+    copies = _copies_of(source, tied_params_map)
+    if copies is not None and copies.get(target) is not None:
+        store[name] = copies[target]
+        return
     if value is None and old.device.type == "meta" and target.type != "meta":
         raise ConfigurationError(
             f"{tensor_name} is on the meta device, we need a `value` to put in on {target}; got no value. Pass the "
@@ -172,16 +167,15 @@ def set_module_tensor_to_device(
         return
     new = _on_device(old if value is None else value, old, target, is_buffer, non_blocking)
     store[name] = new
-    if (
-        tied_params_map is not None
-        and source.device.type != "meta"
-        and (address := _address(source)) in tied_params_map
-    ):
-        tied_params_map[address][target] = new
+    if copies is not None:
+        copies[target] = new
 
 
-def _address(tensor: torch.Tensor) -> int:
-    return 0 if is_placeholder(tensor) else tensor.data_ptr()
+def _copies_of(tensor: torch.Tensor, tied: TiedTensors | None) -> dict[torch.device, torch.Tensor] | None:
+    """Return the copies on devices of a tied tensor; None for one that is not tied, or has no values."""
+    if tied is None or tensor.is_meta:
+        return None
+    return tied.get(tensor.data_ptr())
 
 
 def _fill_shard(owner: nn.Module, name: str, old: Any, value: torch.Tensor) -> None:

@@ -115,7 +115,10 @@ class Journal:
         Args:
             staging: A complete folder, flushed; in the hidden folder, or beside the target on the same filesystem.
         """
-        self.folder.mkdir(mode=0o700, exist_ok=True)
+        if not self.folder.is_dir():
+            self.folder.mkdir(mode=0o700)
+            # As `prepare` does for the folder that `begin` made: its name has to be on disk before a commit is in it.
+            flush_folder(self.target)
         # Readers that may not write read from here after a crash; modes inside are those of what is replaced.
         os.chmod(self.folder, stat.S_IMODE(os.stat(self.target).st_mode) & 0o777)
         committed = self.folder / f"{_identity_of(staging)}{_COMMITTED}"

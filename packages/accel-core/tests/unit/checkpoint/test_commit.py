@@ -337,7 +337,15 @@ def test_a_folder_that_appears_during_a_save_is_not_replaced(
     commit.complete(staging, ckpt, Manifest((entry,), 1, {}, 3, "abcdefghijkl"))
     ckpt.mkdir()
     number = ckpt.stat().st_ino
+    hidden, flush, seen = ckpt / names.JOURNAL_NAME, in_place.flush_folder, list[tuple[Path, bool, bool]]()
+
+    def watched(flushed: Path) -> None:
+        flush(flushed)
+        seen.append((flushed, hidden.is_dir(), any(hidden.glob("*.committed"))))
+
+    monkeypatch.setattr(in_place, "flush_folder", watched)
     commit.publish(staging, ckpt)
+    assert (ckpt, True, False) in seen  # the name of the hidden folder is on disk before the commit is in it
     assert ckpt.stat().st_ino == number
     assert content(commit.find(ckpt)) == b"new"
     assert os.listdir(tmp_path) == ["ckpt"]

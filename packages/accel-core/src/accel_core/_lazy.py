@@ -9,11 +9,11 @@ from __future__ import annotations
 import gc
 import importlib
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["attach", "without_collection"]
+__all__ = ["attach", "attach_modules", "without_collection"]
 
 
 @contextmanager
@@ -55,3 +55,19 @@ def attach(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any]
         return sorted({*names, *vars(sys.modules[package])})
 
     return getattr_, dir_, names
+
+
+def attach_modules(package: str, names: Collection[str]) -> Callable[[str], Any]:
+    """Make the `__getattr__` of a package whose modules are imported when they are first used.
+
+    Args:
+        package: The package's `__name__`.
+        names: Names of its modules.
+    """
+
+    def getattr_(name: str) -> object:
+        if name not in names:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return importlib.import_module(f"{package}.{name}")
+
+    return getattr_

@@ -55,6 +55,7 @@ __all__ = [
     "numbered",
     "prune",
     "publish",
+    "replace_folder",
     "settle",
     "stage",
     "staging_of",
@@ -64,7 +65,7 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-_RENAME_NOREPLACE = 1
+_RENAME_NOREPLACE, _RENAME_EXCHANGE = 1, 2
 _AT_FDCWD = -100
 _NOT_SUPPORTED = frozenset({errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP})
 _PRUNED = "pruned.json"
@@ -314,6 +315,32 @@ def flush_tree(folder: Path) -> None:
         flush_folder(Path(place))
 
 
+def replace_folder(source: Path, target: Path) -> None:
+    """Put a flushed folder in the place of another in one step, and flush its name; what was there is deleted.
+
+    Where the system cannot exchange folders (`renameat2`, Linux), a crash between two renames leaves no folder of that
+    name, and the earlier one beside it as `.old-<name>-<id>`.
+
+    Args:
+        source: The folder, on the same filesystem.
+        target: Its place; it need not be there.
+    """
+    if not os.path.lexists(target):
+        os.rename(source, target)
+        flush_folder(target.parent)
+        return
+    number = _rename_with(_RENAME_EXCHANGE, source, target)
+    replaced = source
+    if number in _NOT_SUPPORTED:
+        replaced = names.beside(target, names.OLD, names.fresh_id())
+        os.rename(target, replaced)
+        os.rename(source, target)
+    elif number:
+        raise OSError(number, os.strerror(number), str(source), None, str(target))
+    flush_folder(target.parent)
+    _discard(replaced, target)
+
+
 def _held(folder: Path, *, settled: bool) -> Held:
     try:
         manifest = Manifest.read(folder)
@@ -489,23 +516,29 @@ def _renameat2() -> Callable[..., int] | None:
     return getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
 
 
+def _rename_with(flag: int, source: Path, target: Path) -> int:
+    """Rename with a flag of renameat2, for which Python has no name; return 0, or the number of the error.
+
+    Its flags: https://man7.org/linux/man-pages/man2/rename.2.html
+    """
+    renameat2 = _renameat2()
+    if renameat2 is None:
+        return errno.ENOSYS
+    done = renameat2(_AT_FDCWD, os.fsencode(source), _AT_FDCWD, os.fsencode(target), ctypes.c_uint(flag))
+    return 0 if done == 0 else ctypes.get_errno()
+
+
 def _rename_if_absent(source: Path, target: Path) -> bool:
     """Rename a folder unless the target exists; return whether it was done.
 
     Where the system cannot do both in one step, an empty folder that appears in between is replaced.
     """
-    # `os.rename` replaces an empty folder that somebody made meanwhile; RENAME_NOREPLACE does not, and Python has no
-    # name for it: https://man7.org/linux/man-pages/man2/rename.2.html
-    renameat2 = _renameat2()
-    if renameat2 is not None:
-        flags = ctypes.c_uint(_RENAME_NOREPLACE)
-        if renameat2(_AT_FDCWD, os.fsencode(source), _AT_FDCWD, os.fsencode(target), flags) == 0:
-            return True
-        number = ctypes.get_errno()
-        if number == errno.EEXIST:
-            return False
-        if number not in _NOT_SUPPORTED:
-            raise OSError(number, os.strerror(number), str(source), None, str(target))
+    # `os.rename` replaces an empty folder that somebody made meanwhile; RENAME_NOREPLACE does not.
+    number = _rename_with(_RENAME_NOREPLACE, source, target)
+    if number in (0, errno.EEXIST):
+        return number == 0
+    if number not in _NOT_SUPPORTED:
+        raise OSError(number, os.strerror(number), str(source), None, str(target))
     if os.path.lexists(target):
         return False
     try:

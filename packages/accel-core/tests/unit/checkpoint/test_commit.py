@@ -352,6 +352,32 @@ def test_a_folder_that_appears_during_a_save_is_not_replaced(
     assert not list(ckpt.glob(".*"))
 
 
+@pytest.mark.parametrize("able", [True, False], ids=["exchange", "two renames"])
+@pytest.mark.parametrize("there", [True, False], ids=["replaced", "absent"])
+def test_a_folder_takes_the_place_of_another(
+    able: bool, there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The new folder stands under the name, the earlier one is gone, and nothing is left beside it."""
+    if not able:
+        monkeypatch.setattr(commit, "_renameat2", lambda: None)
+    target, source = tmp_path / "shards", checkpoint(tmp_path / "new", b"new")
+    if there:
+        checkpoint(target, b"old", manifest=False)
+    commit.replace_folder(source, target)
+    assert content(target) == b"new"
+    assert is_complete(target)
+    assert [path.name for path in tmp_path.iterdir()] == ["shards"]
+
+
+def test_a_folder_that_cannot_take_a_place_leaves_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the system refuses is raised, with both folders as they were."""
+    target, source = checkpoint(tmp_path / "shards", b"old"), checkpoint(tmp_path / "new", b"new")
+    monkeypatch.setattr(commit, "_rename_with", lambda *_: errno.EACCES)
+    with pytest.raises(PermissionError, match="new"):
+        commit.replace_folder(source, target)
+    assert (content(target), content(source)) == (b"old", b"new")
+
+
 def test_target_that_is_a_file_is_refused(tmp_path: Path) -> None:
     """A checkpoint does not replace a file."""
     (tmp_path / "ckpt").write_text("mine")

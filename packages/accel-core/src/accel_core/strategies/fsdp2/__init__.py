@@ -5,16 +5,13 @@ Its modules are imported when they are first used: they load torch's FSDP, and `
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from accel_core._lazy import attach_modules
 
 if TYPE_CHECKING:
     from accel_core.strategies.fsdp2 import in_place
 
 __all__ = ["in_place"]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return importlib.import_module(f"{__name__}.{name}")
+__getattr__ = attach_modules(__name__, __all__)

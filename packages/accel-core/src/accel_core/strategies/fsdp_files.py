@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 from collections.abc import Callable
@@ -15,7 +14,6 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from accel_core._records import record
 from accel_core.checkpoint import commit, names, plain
 from accel_core.checkpoint.agreement import together
-from accel_core.checkpoint.digest import flush_folder
 from accel_core.checkpoint.format import Source
 from accel_core.checkpoint.ranks import Ranks
 from accel_core.checkpoint.report import Restoration, RestoreReport
@@ -23,7 +21,7 @@ from accel_core.checkpoint.sharded import models as stored_models
 from accel_core.checkpoint.sharded import optimizers as stored_optimizers
 from accel_core.checkpoint.sharded import writer
 from accel_core.comm.control import in_step
-from accel_core.errors import CheckpointNotFoundError, EngineUnavailableError, PartView
+from accel_core.errors import CheckpointError, CheckpointNotFoundError, EngineUnavailableError, PartView
 from accel_core.modules.unwrap import canonical_name, canonical_state_dict, extract_model_from_parallel
 from accel_core.process.world import ensure
 from accel_core.strategies.fsdp1 import format as wrapped
@@ -217,6 +215,8 @@ def _write_shards(state: dict[str, Any], target: Path, ranks: Ranks, *, on_this_
     staging = names.beside(target, names.STAGING, ranks.exchange(names.fresh_id())[0])
     try:
         with together(ranks, doing) as exchange:
+            if target.exists() and not target.is_dir():
+                raise CheckpointError(f"Shards are written into a folder; got the file {str(target)!r}. Rename it.")
             (part,) = writer.plan({target.name: state}, ranks.rank, exchange)
             staging.mkdir(parents=True, exist_ok=True)
             part.write(staging, ranks.rank)
@@ -226,21 +226,12 @@ def _write_shards(state: dict[str, Any], target: Path, ranks: Ranks, *, on_this_
             with together(ranks, doing):
                 if completes and staging.exists():
                     part.conclude(staging, ranks.rank, notes)
-                    _put(staging, target)
+                    commit.flush_tree(staging)
+                    commit.replace_folder(staging / target.name, target)
+                    staging.rmdir()
     finally:
         if on_this_disk:
             shutil.rmtree(staging, ignore_errors=True)
-
-
-def _put(staging: Path, target: Path) -> None:
-    commit.flush_tree(staging)
-    old = names.beside(target, names.OLD, names.fresh_id())
-    if target.exists():
-        os.rename(target, old)
-    os.rename(staging / target.name, target)
-    flush_folder(target.parent)
-    staging.rmdir()
-    shutil.rmtree(old, ignore_errors=True)
 
 
 def _read(

@@ -204,6 +204,7 @@ def load(version, gib, folder):
         cpu=True,
         fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=version, cpu_ram_efficient_loading=True, **first),
     )
+    accelerator.prepare(model(8, 1))  # imports torch's FSDP, which is no part of loading
     with torch.device("meta"):
         net = model(*sized(gib))
     dist.barrier()

@@ -31,7 +31,7 @@ def test_shards_of_two_ranks_become_whole(tmp_path: Path) -> None:
     dcp.save({"model": {**state, "tied": state["rows"]}}, checkpoint_id=folder)
     if here.is_main:
         rows: Any = _in_shards(folder)["rows"]
-        assert [tuple(piece.shape) for piece in rows.pieces()] == [(3, 3), (2, 3)]
+        assert [piece.nbytes for piece in rows.pieces()] == [36, 24]
         merge_weights(folder, tmp_path / "whole")
         torch.testing.assert_close(load_file(tmp_path / "whole" / "model.safetensors"), tensors, rtol=0, atol=0)
         merge_weights(folder, tmp_path / "plain", safe_serialization=False)

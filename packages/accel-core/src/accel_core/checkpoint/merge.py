@@ -163,14 +163,17 @@ def _warn_of_newer(folder: Path, listed: Mapping[str, object]) -> None:
 
 
 def _pieces(folder: ShardFolder, name: str, stored: StoredTensor) -> Iterator[Tensor]:
-    """Yield a tensor in runs of whole rows, in their order, each no longer than the pieces that it lies in ask."""
+    """Yield the values of a tensor in their order: pieces of whole rows as they lie there, of others runs of rows."""
     if not stored.shape:
         yield folder.read(name)
         return
     edges = sorted({edge for box in stored.boxes for edge in (box.offsets[0], box.offsets[0] + box.sizes[0])})
     for first, last in itertools.pairwise(edges):
-        offsets = (first, *(0 for _ in stored.shape[1:]))
-        yield folder.read_part(name, Box(offsets, (last - first, *stored.shape[1:])))
+        run = Box((first, *(0 for _ in stored.shape[1:])), (last - first, *stored.shape[1:]))
+        if run in stored.boxes and run.numel:
+            yield from folder.stream(name, run)
+        else:
+            yield folder.read_part(name, run)
 
 
 def _ties(folder: ShardFolder, chosen: Mapping[str, str]) -> dict[str, str]:

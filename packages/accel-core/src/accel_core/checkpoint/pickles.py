@@ -11,6 +11,8 @@ import io
 import os
 import pickle
 import pickletools
+import struct
+import sys
 import warnings
 import zipfile
 from collections.abc import Callable, Iterator
@@ -32,6 +34,7 @@ from accel_core.errors import CheckpointDamagedError, CheckpointNotFoundError, U
 __all__ = [
     "TORCH_SAFE_GLOBALS",
     "load_object",
+    "locate_tensor",
     "open_plain",
     "prove_readable",
     "read_object",
@@ -106,12 +109,71 @@ def load_object(file: BinaryIO, path: Path, **options: Any) -> object:
     """
     options = {"map_location": "cpu"} | options | {"weights_only": True}
     legacy = not _is_zip(file, path)
+    with _only_data(file, path, legacy=legacy), warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        if legacy:
+            return finished(_load_legacy(file, options["map_location"]))
+        return finished(torch.load(_mappable(file, path) if options.get("mmap") else file, **options))
+
+
+def locate_tensor(file: BinaryIO, path: Path) -> tuple[torch.Tensor, int] | None:
+    """Return a tensor that `torch.save` wrote, without its values, and at which byte of the file those begin.
+
+    Args:
+        file: The file, at its beginning.
+        path: What it is called in errors.
+
+    Returns:
+        A tensor on the meta device, and the place. `None` where its values are not one run of bytes that can be taken
+        as they are: they have to be read.
+
+    Raises:
+        UnsafeCheckpointError: Reading it would run code.
+        CheckpointDamagedError: It is truncated or in another format.
+    """
+    if not _is_zip(file, path):
+        return None
+    places: list[tuple[int, int]] = []
+    with _only_data(file, path, legacy=False), zipfile.ZipFile(file) as archive:
+        members = {member.filename.partition("/")[2]: member for member in archive.infolist()}
+        if "byteorder" not in members or archive.read(members["byteorder"]) != sys.byteorder.encode():
+            return None
+
+        def empty(saved: tuple[Any, ...]) -> object:
+            _, kind, key, _, count, *_ = saved
+            member = members[f"data/{key}"]
+            if member.file_size != count * kind.dtype.itemsize:
+                raise pickle.UnpicklingError("damaged storage: of another length than the file says")
+            places.append((_content_of(file, member), member.file_size))
+            untyped = torch.UntypedStorage(member.file_size, device="meta")
+            return torch.storage.TypedStorage(  # type: ignore[no-untyped-call]
+                wrap_storage=untyped, dtype=kind.dtype, _internal=True
+            )
+
+        found = _next_pickle(io.BytesIO(archive.read(members["data.pkl"])), empty)
+    if type(found) is not torch.Tensor or len(places) != 1 or found.is_conj() or found.is_neg():
+        return None
+    if not found.is_contiguous():
+        return None
+    (begin, size), skipped = places[0], int(found.storage_offset()) * found.itemsize
+    if skipped + found.nbytes > size:
+        raise _damaged(path, "a tensor that is longer than its storage")
+    return found, begin + skipped
+
+
+def _content_of(file: BinaryIO, member: zipfile.ZipInfo) -> int:
+    """Return where the content of an archive's member begins: behind a header of its own, with its own padding."""
+    file.seek(member.header_offset)
+    name, extra = struct.unpack("<26xHH", file.read(30))
+    return member.header_offset + 30 + int(name) + int(extra)
+
+
+@contextmanager
+def _only_data(file: BinaryIO, path: Path, *, legacy: bool) -> Iterator[None]:
+    """Read in the block what is on the closed list, and name what goes wrong there."""
     try:
-        with safe_globals(), warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)
-            if legacy:
-                return finished(_load_legacy(file, options["map_location"]))
-            return finished(torch.load(_mappable(file, path) if options.get("mmap") else file, **options))
+        with safe_globals():
+            yield
     except pickle.UnpicklingError as error:
         if any(word in str(error) for word in _UNSAFE_WORDS) or (legacy and _calls_something(file)):
             raise _unsafe(path, error) from error

@@ -192,7 +192,7 @@ def stream_tensors(file: _Writable, tensors: Mapping[str, Tensor | SpreadWeight]
 
 
 def _write_values(file: _Writable, tensor: Tensor) -> None:
-    values = tensor.detach().to("cpu").contiguous()
+    values = tensor.detach().to("cpu").resolve_conj().resolve_neg().contiguous()
     if values.numel():
         file.write(buffer_of(values))
 

@@ -155,3 +155,33 @@ def test_nothing_runs_and_what_is_no_tensor_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UnsafeCheckpointError):
         merge_weights(folder, tmp_path / "whole")
     assert not list((tmp_path / "whole").glob("*")) if (tmp_path / "whole").exists() else True
+
+
+def test_pieces_reach_the_file_bit_by_bit(tmp_path: Path) -> None:
+    """Long pieces, transposed and conjugated ones, parts of others, booleans, numbers and nothing are as they were."""
+    base = torch.randn(700, 500)
+    state = {
+        "long": torch.arange(1_500_000, dtype=torch.int32).reshape(1500, 1000),
+        "half": base.bfloat16(),
+        "transposed": base.T,
+        "part": base[100:200],
+        "turned": torch.randn(3, 3, dtype=torch.complex64).conj(),
+        "negative": torch.randn(3, 3, dtype=torch.complex64).conj().imag,
+        "flags": base > 0,
+        "number": torch.tensor(3.5),
+        "nothing": torch.empty(0, 4),
+    }
+    merge_weights(write(tmp_path / NAME, {"model": state}), tmp_path / "whole")
+    torch.testing.assert_close(load_file(tmp_path / "whole" / "model.safetensors"), state, rtol=0, atol=0)
+
+
+def test_a_piece_whose_archive_lies_is_refused(tmp_path: Path) -> None:
+    """A storage of another length than the tensor says is damage, whether its bytes are streamed or read."""
+    folder = write(tmp_path / NAME, {"model": {"a": torch.randn(64, 64)}})
+    (shard,) = folder.glob("*.distcp")
+    raw = shard.read_bytes()
+    assert raw.count(b"M\x00\x10") == 1  # 4096 values, in the pickle of the tensor
+    shard.write_bytes(raw.replace(b"M\x00\x10", b"M\x00\x20"))
+    with pytest.raises(CheckpointDamagedError, match=r"__0_0\.distcp"):
+        merge_weights(folder, tmp_path / "whole")
+    assert not list((tmp_path / "whole").glob("*.safetensors"))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, cast
 
@@ -15,6 +16,7 @@ from accel_core.checkpoint import pickles
 from accel_core.checkpoint.manifest import open_member
 from accel_core.checkpoint.report import listed
 from accel_core.checkpoint.sharded.metadata import METADATA_NAME, Box, Metadata, Place, StoredTensor, decode, overlap
+from accel_core.checkpoint.tensor_file import buffer_of
 from accel_core.errors import CheckpointDamagedError, CheckpointNotFoundError
 from accel_core.mesh.tensor import local_box, local_part
 
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["ShardFolder"]
 
 _SAMPLE = 4096
+_PART = 1 << 20
 
 
 class ShardFolder:
@@ -121,6 +124,27 @@ class ShardFolder:
         self._fill(name, part, made)
         return made
 
+    def stream(self, name: str, box: Box) -> Iterator[Tensor]:
+        """Yield the values of one piece in their order, a part at a time; each is good until the next is asked for.
+
+        Args:
+            name: A tensor.
+            box: One of its pieces.
+
+        Raises:
+            CheckpointDamagedError: The piece is damaged or not there.
+        """
+        stored = self.tensors[name]
+        place = self.metadata.places[name, box.offsets]
+        with self._opened(name, place) as window:
+            found = pickles.locate_tensor(cast(BinaryIO, window), self.path / place.file)
+            if found is not None and stored.dtype != torch.bool:
+                piece, start = found
+                self._check_piece(piece, name, stored, box)
+                yield from _parts(window, start, piece.nbytes)
+                return
+        yield self._piece(name, stored, box)
+
     @torch.no_grad()
     def read_into(self, name: str, destination: Tensor) -> None:
         """Copy one tensor into `destination`; of one that is spread over ranks, only this rank's part is read.
@@ -167,7 +191,9 @@ class ShardFolder:
                 target.copy_(_narrowed(piece, common, box))
 
     def _piece(self, name: str, stored: StoredTensor, box: Box) -> Tensor:
-        piece = self._read(name, box)
+        return self._check_piece(self._read(name, box), name, stored, box)
+
+    def _check_piece(self, piece: object, name: str, stored: StoredTensor, box: Box) -> Tensor:
         if not isinstance(piece, Tensor) or piece.dtype != stored.dtype or tuple(piece.shape) != box.sizes:
             place = self.metadata.places[name, box.offsets]
             got = (
@@ -183,6 +209,11 @@ class ShardFolder:
 
     def _read(self, name: str, box: Box | None) -> object:
         place = self.metadata.places[name, None if box is None else box.offsets]
+        with self._opened(name, place) as window:
+            return pickles.load_object(cast(BinaryIO, window), self.path / place.file)
+
+    @contextmanager
+    def _opened(self, name: str, place: Place) -> Iterator[_Window]:
         path = self.path / place.file
         descriptor = self._open(name, place)
         try:
@@ -192,7 +223,7 @@ class ShardFolder:
                     f"The shard {str(path)!r} is cut off; got {size} bytes, and {name} ends at byte "
                     f"{place.offset + place.length}. Load another checkpoint."
                 )
-            return pickles.load_object(cast(BinaryIO, _Window(descriptor, place)), path)
+            yield _Window(descriptor, place)
         finally:
             os.close(descriptor)
 
@@ -240,6 +271,18 @@ class _Window(io.RawIOBase):
             done += count
         self._at += done
         return done
+
+
+def _parts(window: _Window, start: int, count: int) -> Iterator[Tensor]:
+    """Yield bytes of a file in memory that the processor still has at hand when they are written."""
+    memory = torch.empty(min(_PART, count), dtype=torch.uint8)
+    window.seek(start)
+    while count:
+        part = memory[: min(_PART, count)]
+        if window.readinto(buffer_of(part)) < len(part):
+            raise CheckpointDamagedError("A shard became shorter while it was read; got its end. Merge again.")
+        yield part
+        count -= len(part)
 
 
 def _narrowed(tensor: Tensor, part: Box, of: Box) -> Tensor:

@@ -175,7 +175,8 @@ def installer(session: nox.Session) -> Path:
     python = folder / "bin" / "python"
     if not python.exists():
         session.run(sys.executable, "-m", "venv", str(folder), external=True)
-        session.run(str(python), "-m", "pip", "install", "-qq", "pip>=22.3", external=True)  # older: no --python
+        # Python brings a pip of its own age, which may know no --python and takes twice as long to choose versions.
+        session.run(str(python), "-m", "pip", "install", "-qq", "--upgrade", "pip>=22.3", external=True)
     return python
 
 
@@ -244,17 +245,16 @@ def pytest(environment: Environment, title: str, *args: object, **options: objec
     environment.run("pytest", *args, "-o", f"cache_dir={WORKSHOP / 'pytest' / title}", **options)
 
 
-def spread(arguments: list[str], how: str = "worksteal") -> list[str]:
-    """Return pytest's arguments: those that were given, else such that run the tests in three processes.
-
-    Many tests wait for processes that they start: three at a time keep two cores busy.
+def spread(arguments: list[str], how: str = "worksteal", processes: int = 3) -> list[str]:
+    """Return pytest's arguments: those that were given, else such that run the tests in several processes.
 
     Args:
         arguments: What was given for pytest.
         how: What a process takes at a time: `worksteal` for a test, `loadgroup` for all tests that are marked to stay
             together.
+        processes: How many. Where many tests wait for processes that they start, three keep two cores busy.
     """
-    return arguments or ["-n", "3", "--dist", how]
+    return arguments or ["-n", str(processes), "--dist", how]
 
 
 @nox.session(venv_backend="none")
@@ -283,30 +283,18 @@ def tests(session: nox.Session) -> None:
 @nox.session(venv_backend="none")
 @nox.parametrize("package", [nox.param(name, id=name) for name in PACKAGES])
 def isolated(session: nox.Session, package: str) -> None:
-    """Test one package's wheel with nothing but what it declares, and prove that no other sibling is there.
+    """Test one package's wheel with nothing but what it declares: no sibling is there, and every module imports.
 
-    Tests of several ranks are left to the session `tests`: what a package can import is the same on every rank.
-    `nox -s "isolated(accel-core)" -- -n 3` runs them too.
+    Tests of several ranks and those marked `slow` are left to the session `tests`: what a package can import is the
+    same on every rank and after any time. `nox -s "isolated(accel-core)" -- -n 3` runs them too.
     """
     own = PACKAGES[package]
     requirements = own.third_party + own.groups.get("test", [])
     environment = Environment(session, f"isolated-{package}").provide(requirements, own.siblings, wheels=True)
     strangers = sorted(other.module for other in PACKAGES.values() if other.name not in own.siblings)
-    environment.run("python", "-I", "-c", ALONE, own.module, *strangers)
-    arguments = session.posargs or [*spread([]), f"--ignore={own.folder / 'tests' / 'ranks'}"]
-    pytest(environment, f"isolated-{package}", own.folder / "tests", *arguments)
-
-
-ALONE = """
-import importlib, importlib.util, sys
-own, strangers = sys.argv[1], sys.argv[2:]
-found = [name for name in strangers if importlib.util.find_spec(name)]
-assert not found, f"{own} was installed alone, yet these can be imported: {found}"
-importlib.import_module(own)
-loaded = [name for name in sys.modules if name.split(".")[0] in strangers]
-assert not loaded, f"importing {own} loaded {loaded}"
-print(f"{own} imports; not importable beside it: {', '.join(strangers) or 'nothing is left out'}")
-"""
+    environment.run("python", "-I", ROOT / ".ci" / "alone.py", own.folder / "src" / own.module, *strangers)
+    quick = ["-m", "not slow", f"--ignore={own.folder / 'tests' / 'ranks'}", *spread([], processes=2)]
+    pytest(environment, f"isolated-{package}", own.folder / "tests", *(session.posargs or quick))
 
 
 @nox.session(venv_backend="none")

@@ -49,6 +49,7 @@ def test_one_process_trains_bit_by_bit_like_pytorch() -> None:
     assert torch.equal(with_accel(8), plain(8))
 
 
+@pytest.mark.slow
 @world(2)
 def test_two_processes_train_like_one_with_twice_the_batch() -> None:
     """The weights after an epoch equal those of one process that takes both batches at once."""

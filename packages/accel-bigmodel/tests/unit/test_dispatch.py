@@ -155,6 +155,7 @@ save_model(model, None, sys.argv[2])
 """
 
 
+@pytest.mark.slow
 def test_a_model_on_disk_is_saved_whole(tmp_path: Path) -> None:
     """Dispatching is all that a process has to import for the core to save weights that are on disk."""
     state = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).state_dict()
@@ -322,6 +323,7 @@ def test_a_model_without_its_hooks_moves_as_any_other(caplog: pytest.LogCaptureF
     assert "shouldn't move" not in caplog.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("offload", [False, True])
 def test_blocks_of_a_hooked_model_are_compiled(offload: bool) -> None:
     """Compiling the repeated blocks of a model whose root has a hook really runs the compiled blocks."""

@@ -149,6 +149,7 @@ def test_a_model_that_was_offloaded_cannot_be_saved_empty(tmp_path: Path) -> Non
         torch.save(model.state_dict(), tmp_path / "weights.pt")
 
 
+@pytest.mark.slow
 def test_a_map_written_by_hand_places_a_llama(tmp_path: Path) -> None:
     """Transformers' own class, whose rotary buffer such maps leave out, answers and generates as it does in memory."""
     transformers = pytest.importorskip("transformers", reason="needs transformers, not installed here")

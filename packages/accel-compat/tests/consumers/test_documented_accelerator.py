@@ -139,6 +139,7 @@ def test_a_trigger_is_read_once() -> None:
     assert not accelerator.check_trigger()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["clear", "free_memory"])
 def test_memory_is_freed(name: str) -> None:
     """Nothing is held of what was prepared, `step` is 0, and a None comes back for each object."""

@@ -430,6 +430,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     return {name: [rank[name] for rank in ranks] + [failure or ""] for name in EXAMPLES}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_example_on_two_ranks(name: str, outcomes: dict[str, list[str]]) -> None:
     """An example of the documentation holds on both ranks."""

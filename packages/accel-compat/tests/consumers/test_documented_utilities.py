@@ -349,6 +349,7 @@ def test_affinity_without_gpus_is_left(fresh_state: None) -> None:
     assert os.sched_getaffinity(0) == before
 
 
+@pytest.mark.slow
 def test_batch_size_is_halved_until_it_fits() -> None:
     """Errors of memory halve the batch size; the function's other arguments are passed on."""
     tried: list[int] = []
@@ -367,6 +368,7 @@ def test_batch_size_is_halved_until_it_fits() -> None:
         train(8, "word", end=1)
 
 
+@pytest.mark.slow
 def test_other_errors_are_not_caught() -> None:
     """An error that is none of memory comes out."""
 

@@ -136,6 +136,7 @@ def test_only_the_first_rank_needs_weights() -> None:
         assert prepared.head.weight is prepared.words.weight
 
 
+@pytest.mark.slow
 @world(2)
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_a_full_state_reaches_the_shards(device: str) -> None:
@@ -155,6 +156,7 @@ def test_a_full_state_reaches_the_shards(device: str) -> None:
     sharded(torch.tensor([[1]])).sum().backward()
 
 
+@pytest.mark.slow
 @world(2)
 def test_a_full_state_that_does_not_fit_changes_nothing() -> None:
     """Missing, unknown and misshapen names are an error on both ranks at once."""
@@ -294,6 +296,7 @@ def values(sharded: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, An
     return {name: value.to_local() if isinstance(value, DTensor) else value for name, value in found.items()}
 
 
+@pytest.mark.slow
 @world(2)
 @pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("kind", ["FULL_STATE_DICT", "SHARDED_STATE_DICT"])

@@ -601,6 +601,7 @@ def test_schedule_without_its_optimizer_gets_all() -> None:
     assert wrapped.optimizers == [prepared]
 
 
+@pytest.mark.slow
 def test_lomo_updates_inside_backward() -> None:
     """A LOMO optimizer needs a rate at backward, learns there, and its own step has nothing left to do."""
     library = pytest.importorskip("lomo_optim", reason="needs the library lomo_optim, not installed here")
@@ -632,6 +633,7 @@ def test_lomo_backward_without_its_optimizer_is_refused() -> None:
         accelerator.lomo_backward(model(torch.ones(1, 4)).sum(), 0.1)
 
 
+@pytest.mark.slow
 def test_fp8_trains_on_the_cpu() -> None:
     """mixed_precision='fp8' converts inner layers through torchao, and the model learns."""
     pytest.importorskip("torchao", reason="needs the library torchao, not installed here")

@@ -138,6 +138,7 @@ def differences(
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", WORDS)
 def test_processes_get_what_the_original_gives(folder: Path, case: str) -> None:
     """Child environment, program and words are those of accelerate 1.15.0, but for the differences listed above."""

@@ -123,6 +123,7 @@ def _leaf_count(value):
     return 1
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(configs)
 def test_restore_gives_the_nesting_back(config):
@@ -156,6 +157,7 @@ def test_path_is_split_into_its_keys(path):
     assert list(map(repr, split(written))) == list(map(repr, path))
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(configs)
 def test_codec_round_trip(config):

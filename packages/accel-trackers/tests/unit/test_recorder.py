@@ -308,6 +308,7 @@ os.kill(os.getpid(), 9)
 """
 
 
+@pytest.mark.slow
 def test_nothing_stays_of_a_process_that_was_killed_when_its_run_goes_on(tmp_path):
     """The resumed run sends what was not sent before its checkpoint, and the killed process's file is gone."""
     words = [sys.executable, "-c", KILLED, str(tmp_path / "spool")]

@@ -300,6 +300,7 @@ def test_an_offload_folder_is_loaded_back(tmp_path: Path) -> None:
     assert torch.equal(fresh[0].weight, model[0].weight)
 
 
+@pytest.mark.slow
 @requires("platform:linux")
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
 def test_the_peak_of_memory_is_what_stays_and_one_tensor(dtype: torch.dtype | None, tmp_path: Path) -> None:

@@ -71,6 +71,7 @@ def test_packed_weights_are_not_cast_to_a_plain_model(tmp_path: Path) -> None:
     assert torch.equal(model.weight, before)
 
 
+@pytest.mark.slow
 def test_every_damage_to_a_pickle_names_the_file(tmp_path: Path) -> None:
     """Wherever a `.bin` is cut or changed, it is read as a state dict or refused by accel's error."""
     torch.save({"weight": torch.ones(2, 2)}, tmp_path / "whole.bin")

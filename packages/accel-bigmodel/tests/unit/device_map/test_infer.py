@@ -4,6 +4,7 @@ import itertools
 import random
 from collections.abc import Mapping
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -72,6 +73,7 @@ def bytes_on(model: nn.Module, device_map: Mapping[str, int | str]) -> dict[int 
     return used
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(seed=st.integers(0, 2**32), keep_whole=st.booleans(), clean=st.booleans())
 def test_every_tensor_is_placed_once_within_the_limits(seed: int, keep_whole: bool, clean: bool) -> None:
@@ -109,6 +111,7 @@ def brute_force_fits(sizes: list[int], limits: list[int]) -> bool:
     return False
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_nothing_spills_while_a_contiguous_placement_fits(seed: int) -> None:
@@ -125,6 +128,7 @@ def test_nothing_spills_while_a_contiguous_placement_fits(seed: int) -> None:
         assert set(used) <= {"cpu"}
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_the_main_device_keeps_room_for_offloaded_layers(seed: int) -> None:
@@ -196,6 +200,7 @@ def test_balanced_limits_share_evenly_and_keep_the_first_free_on_request() -> No
     assert get_balanced_memory(model, {0: 10_000, "cpu": 5}) == {0: 10_000, "cpu": 5}
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(st.dictionaries(st.lists(st.sampled_from("abc"), min_size=1, max_size=3).map(".".join), st.integers(0, 1)))
 def test_cleaning_a_map_changes_no_tensor(device_map: dict[str, int]) -> None:

@@ -42,6 +42,7 @@ def grown(seed: int, declared: bool) -> nn.Module:
     return model
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_declared_ties_are_placed_like_real_ones(seed: int) -> None:

@@ -258,6 +258,7 @@ COSTLY = {
 CASES = [(m, p) for m in MODES for p in PLACEMENTS if (m, p) not in SENSELESS | COSTLY]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mode", "placement"), CASES)
 def test_a_placement_computes_in_a_mode_what_the_plain_model_does(mode: str, placement: str, tmp_path: Path) -> None:
     """Outputs, and gradients to an adapter, are those of the plain model bit for bit; so is a call afterwards."""
@@ -305,6 +306,7 @@ torch.save(outputs, sys.argv[2])
 """
 
 
+@pytest.mark.slow
 def test_pickled_models_compute_the_same_in_another_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Containers without a forward of their own, ties, files and memory: loaded elsewhere, all are there."""
     torch.manual_seed(0)

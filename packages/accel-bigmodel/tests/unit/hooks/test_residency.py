@@ -267,6 +267,7 @@ def test_the_core_reads_the_state_of_an_offloaded_model(tmp_path: Path) -> None:
         assert all(torch.equal(found[name], value) for name, value in state.items())
 
 
+@pytest.mark.slow
 def test_nothing_is_kept_alive_over_forwards(tmp_path: Path) -> None:
     """Fifty forwards leave no more tensors than two, and the model can be collected."""
     model = disk_offload(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), tmp_path, CPU)
@@ -303,6 +304,7 @@ def test_one_recursive_module_keeps_its_weights_until_it_is_done() -> None:
     assert model.weight.is_meta
 
 
+@pytest.mark.slow
 def test_blocks_under_hooks_really_compile() -> None:
     """Compiled blocks of an offloaded model run as graphs, and compute what they did."""
     compiled: list[int] = []

@@ -140,6 +140,7 @@ def test_a_block_larger_than_the_budget_travels_alone() -> None:
     assert bus.peak == 9
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.lists(st.integers(0, 5), max_size=8), max_size=6), st.integers(1, 30))
 def test_any_order_of_blocks_is_served(passes: list[list[int]], budget: int) -> None:
@@ -340,6 +341,7 @@ class Failing(Bus):
         self._step("discard")
 
 
+@pytest.mark.slow
 @given(
     fails=st.sampled_from(["start", "finish", "cancel", "discard"]), at=st.integers(0, 20), times=st.integers(1, 3),
     budget=st.sampled_from([4, 8, 100]),

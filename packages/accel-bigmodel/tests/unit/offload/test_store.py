@@ -175,6 +175,7 @@ def test_another_layout_comes_back_equal_and_contiguous(layout: str, tmp_path: P
     assert found.is_contiguous()
 
 
+@pytest.mark.slow
 def test_more_weights_than_files_may_be_open(tmp_path: Path) -> None:
     """A model of many weights keeps none of their files open, and gives the memory back when it goes."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -171,6 +171,7 @@ def test_doubled_lists_are_read_in_the_time_of_one(tmp_path: Path) -> None:
     assert found[0] is found[1]
 
 
+@pytest.mark.slow
 def test_every_single_byte_may_be_wrong(tmp_path: Path) -> None:
     """Whatever byte of a pickled array is changed, it is read as plain data or refused by our error."""
     program = Pickle().value(

@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from accel_core.checkpoint.manifest import is_complete
 
 SCRIPT = """
@@ -79,6 +81,7 @@ notes.close()
 """
 
 
+@pytest.mark.slow
 def test_the_process_does_not_exit_before_the_save_is_done(tmp_path: Path) -> None:
     """A script that ends, or fails, right after the call leaves a complete checkpoint."""
     ended = endings(tmp_path, {"ends": SLOW, "fails": SLOW + "raise KeyError"})
@@ -87,6 +90,7 @@ def test_the_process_does_not_exit_before_the_save_is_done(tmp_path: Path) -> No
         assert is_complete(tmp_path / name)
 
 
+@pytest.mark.slow
 def test_a_failure_that_nobody_asked_about_ends_the_process_with_a_report(tmp_path: Path) -> None:
     """Status 1 and the cause on standard error, at the end of a script, after sys.exit(0), and in a child process.
 

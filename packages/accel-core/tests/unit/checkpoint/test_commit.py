@@ -494,6 +494,7 @@ def test_a_journal_cannot_lead_out_of_its_folder(tmp_path: Path) -> None:
     assert victim.read_text() == "mine"
 
 
+@pytest.mark.slow
 def test_a_failing_disk_says_which_checkpoint_stands(
     make_run: Callable[..., BareRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -683,6 +684,7 @@ def test_leftovers_that_cannot_be_deleted_do_not_forbid_a_save(
     assert "could not be deleted" in caplog.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [237, 255])
 def test_names_as_long_as_the_filesystem_takes_them(
     length: int, make_run: Callable[..., BareRun], tmp_path: Path

@@ -74,6 +74,7 @@ def test_saving_again_replaces_parts_and_keeps_foreign_files(make_run: Make, tmp
     folder.load_state(run, tmp_path / "ckpt")
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_found_however_it_is_named(
     make_run: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -205,6 +206,7 @@ def test_working_folder_inside_the_target_survives(
     assert sorted(os.listdir(".")) == sorted([*FILES, "log"])
 
 
+@pytest.mark.slow
 def test_damage_to_any_file_is_named_and_changes_nothing(
     make_run: Make, state_of: StateOf, differing: Differing, tmp_path: Path
 ) -> None:
@@ -344,6 +346,7 @@ def test_a_part_that_was_not_saved_is_missing(make_run: Make, tmp_path: Path) ->
         folder.load_state(make_run(2), tmp_path / "ckpt")
 
 
+@pytest.mark.slow
 def test_hostile_files_are_refused_in_a_folder_of_accelerate(make_run: Make, tmp_path: Path) -> None:
     """Without a manifest too, nothing is executed, no link leads out, and a FIFO does not hang."""
     folder.save_state(make_run(1), tmp_path / "ckpt")

@@ -49,6 +49,7 @@ def build(name: str, seed: int) -> BareRun:
     return BareRun([model], [OPTIMIZERS[name](model.parameters())])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_next_step_is_the_same_bit_for_bit(name: str, tmp_path: Path) -> None:
     """Three steps, save, two steps equal load and two steps, for a fresh optimizer and for one with state."""

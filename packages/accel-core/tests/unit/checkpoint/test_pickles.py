@@ -144,6 +144,7 @@ def test_objects_of_own_classes_are_refused_when_saved(tmp_path: Path) -> None:
         pickles.prove_readable({"x": tmp_path}, "registered object 0")
 
 
+@pytest.mark.slow
 def test_every_truncation_is_damage(tmp_path: Path) -> None:
     """However much of a file is missing, the error is ours and names the file."""
     tensor_file.write_tensors(tmp_path / "a.safetensors", {"x": torch.ones(3)})

@@ -350,6 +350,7 @@ print(read, refused)
 """
 
 
+@pytest.mark.slow
 def test_mutated_pickles_never_end_the_process(tmp_path: Path) -> None:
     """Mutations of a file with arrays and tensors are read or refused by name, in a process that lives on."""
     np = pytest.importorskip("numpy", reason="needs numpy, which accel-core does not")

@@ -166,6 +166,7 @@ _entries = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @needs_current
 @settings(max_examples=300, deadline=None)
 @given(
@@ -191,6 +192,7 @@ def _spelled_otherwise(raw: bytes) -> bool:
     return any(type(value) is list for value in json.loads(raw).values())
 
 
+@pytest.mark.slow
 @needs_current
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(sorted(DTYPES)), st.lists(st.integers(0, 3), max_size=3)), max_size=6))
@@ -271,6 +273,7 @@ for path in sorted(Path(sys.argv[1]).glob("*.safetensors")):
 """
 
 
+@pytest.mark.slow
 def test_hostile_headers_take_memory_in_proportion(tmp_path: Path) -> None:
     """Headers made to grow, or that announce more than the file has, are refused within 24 times their size."""
     size = 4 << 20

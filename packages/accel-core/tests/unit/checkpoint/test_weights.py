@@ -104,6 +104,7 @@ def test_no_stale_file_is_left(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == sorted([*rest, *kept])
 
 
+@pytest.mark.slow
 def test_a_save_of_shards_is_whole_or_not_there(tmp_path: Path) -> None:
     """Killed after each step: load_model gives the old or the new weights; whoever reads public names, or nothing."""
     old, new = Tied(), Tied()

@@ -29,6 +29,7 @@ class Stream(IterableDataset):
         return iter(range(self.length) if worker is None else range(worker.id, self.length, worker.num_workers))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dispatch", [None, False, True])
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("samples", [1, 7, 8, 66])

@@ -125,6 +125,7 @@ def test_another_number_of_ranks(before, after, size):
         assert len(rest) - len(left) < after * size
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_nothing_skipped_is_read(ranks, workers):
@@ -333,6 +334,7 @@ class Buckets(BatchSampler):
 BUCKETS = {"short inside": [3, 1, 3, 2, 3, 1], "last one longer": [3, 3, 2, 5], "last one alone": [3, 3, 3, 3, 1]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("lengths", BUCKETS.values(), ids=BUCKETS)
 @pytest.mark.parametrize("after", [1, 2, 3])
@@ -365,6 +367,7 @@ def test_batches_of_any_size_are_counted_by_their_samples(before, after, lengths
         assert sorted(first + rest) == list(range(total)), (steps, first, rest)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("own_generator", [False, True])
 @pytest.mark.parametrize("epochs", [0, 1, 2])
@@ -418,6 +421,7 @@ class Parted(IterableDataset):
         return iter(range(first, 24, step))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("before", "after"), [((2, 2), (1, 2)), ((2, 2), (2, 0)), ((1, 0), (1, 2)), ((1, 2), (1, 1))])
 def test_streams_parted_by_worker_go_on_with_the_same_workers_alone(before, after):
     """Parts of a stream that workers read are taken up by as many ranks and workers, and refused by others."""
@@ -471,6 +475,7 @@ def test_samplers_that_draw_from_pythons_generator(size):
     assert len(read) == 3
 
 
+@pytest.mark.slow
 def test_batches_out_of_order_have_no_position():
     """A position of a loader whose workers may overtake each other is refused by it, and can be given up."""
     kwargs = {"num_workers": 2, "multiprocessing_context": "fork", "in_order": False}

@@ -504,6 +504,7 @@ def test_pickles_at_any_time(options):
             assert sum(map(len, revived)) == samples - loader.total_batch_size
 
 
+@pytest.mark.slow
 @requires("torchdata")
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
 @pytest.mark.parametrize("workers", [0, 1])

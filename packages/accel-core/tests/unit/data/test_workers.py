@@ -29,6 +29,7 @@ class Asking:
         return int(os.environ.get("ACCEL_TEST_WORKER") == "0")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fresh_state")
 def test_a_signal_to_all_processes_of_a_rank_spares_its_workers() -> None:
     """Where the rank handles SIGTERM itself, a worker survives one from elsewhere; one from its rank ends it."""

@@ -17,6 +17,7 @@ from accel_core.errors import OutOfMemoryError, UnsupportedTypeError
 FULL = "CUDA out of memory. Tried to allocate 2 GiB"
 
 
+@pytest.mark.slow
 def test_batches_shrink_by_a_tenth_until_they_fit():
     """Nine tenths, rounded down, each time; the size that worked is where the next call starts."""
     tried = []
@@ -35,6 +36,7 @@ def test_batches_shrink_by_a_tenth_until_they_fit():
     assert tried == [92]
 
 
+@pytest.mark.slow
 def test_another_rule_for_shrinking():
     """A function of one's own says the next size."""
     sizes = iter([7, 3])
@@ -51,6 +53,7 @@ def test_another_rule_for_shrinking():
     assert tried == [16, 7, 3]
 
 
+@pytest.mark.slow
 def test_nothing_fits():
     """When not even one sample fits, the error says so."""
 
@@ -62,6 +65,7 @@ def test_nothing_fits():
         train()
 
 
+@pytest.mark.slow
 def test_other_errors_pass():
     """An error that is not about memory comes through at the first size."""
     tried = []
@@ -76,6 +80,7 @@ def test_other_errors_pass():
     assert tried == [4]
 
 
+@pytest.mark.slow
 def test_a_batch_size_of_ones_own_is_refused():
     """A call that passes the batch size too is told how to call, and the function does not run."""
 
@@ -87,6 +92,7 @@ def test_a_batch_size_of_ones_own_is_refused():
         train(128, 0.1)
 
 
+@pytest.mark.slow
 def test_a_failed_try_leaves_no_tensors_behind():
     """What a try held when memory ran out is free before the next try."""
     alive = []
@@ -122,6 +128,7 @@ def test_which_errors_mean_full_memory(error, expected):
     assert should_reduce_batch_size(error) is expected
 
 
+@pytest.mark.slow
 def test_release_memory_lets_go():
     """Objects that only their caller held are gone after it overwrites its names."""
     held = torch.ones(3)

@@ -25,6 +25,7 @@ def ranks(request: pytest.FixtureRequest) -> Iterator[tuple[int, int]]:
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [(0, 1024), (517, 1024), (1023, 1024)], indirect=True)
 @pytest.mark.parametrize("sizes", [(4, 8, 2, 2, 8), (1, 1024, 1, 1, 1), (1, 1, 1, 1, 1024), (128, 1, 1, 1, 8)])
 def test_groups_are_those_of_torchs_mesh(ranks: tuple[int, int], sizes: tuple[int, ...]) -> None:

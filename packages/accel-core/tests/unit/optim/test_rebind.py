@@ -75,6 +75,7 @@ def test_lost_parameters_are_refused_group_by_group(how: str) -> None:
     assert all(group["params"][0] is before for group, before in zip(optimizer.param_groups, held, strict=True))
 
 
+@pytest.mark.slow
 def test_parameters_of_nobody_are_left_alone() -> None:
     """What belongs to no model that was seen, or to one that is gone, is not touched."""
     names = ParameterNames()

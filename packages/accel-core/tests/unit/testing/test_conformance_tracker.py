@@ -67,6 +67,7 @@ class LinesTracker(GeneralTracker):
         return {"path": self.path.name}
 
 
+@pytest.mark.slow
 class TestLines(TrackerConformance):
     """The suite, passed."""
 

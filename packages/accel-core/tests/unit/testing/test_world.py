@@ -10,6 +10,7 @@ from accel_core.testing import requires, world
 from accel_core.testing.world import run
 
 
+@pytest.mark.slow
 @world(2)
 def test_body_runs_on_every_rank(tmp_path: Path) -> None:
     """Each rank sees itself, its size and the same folder."""
@@ -42,6 +43,7 @@ def test_failure_of_one_rank_is_shown() -> None:
     assert "ValueError: only here" in failure
 
 
+@pytest.mark.slow
 def test_hang_of_one_rank_shows_its_stack() -> None:
     """A rank that never ends is ended, and the place where it stood is shown."""
     failure = run(_hangs_on_rank_zero, 2, timeout=0.8)

@@ -115,6 +115,7 @@ def launch(*words: str, **variables: str) -> "subprocess.CompletedProcess[str]":
     )
 
 
+@pytest.mark.slow
 def test_variables_are_handed_over(folder: Path) -> None:
     """The program gets every variable in a file of its own after the user's lines; no file is changed or left."""
     (folder / "tmp").mkdir()

@@ -85,6 +85,7 @@ def test_hostile_file(tmp_path: Path, name: str) -> None:
     assert "config.yaml" in str(caught.value) or name == "many processes"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bomb", [MAP_BOMB, MERGE_BOMB, "[" * 200_000])
 def test_bomb_takes_little_time_and_memory(tmp_path: Path, variables: dict[str, str], bomb: str) -> None:
     """A bomb ends within a minute of processor time and a GiB of addresses; it would need years and terabytes."""
@@ -151,6 +152,7 @@ def damaged(text: str, chance: random.Random) -> bytes:
     return bytes(raw)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 def test_damaged_files(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is changed in a file, it is read, or refused in one line by an error of accel; both often."""

@@ -87,6 +87,7 @@ def test_a_traceback_is_held_back_until_it_is_known_what_becomes_of_it(
     assert capfd.readouterr().err == "Traceback (most recent call last):\n  one\n"
 
 
+@pytest.mark.slow
 def test_a_traceback_that_nobody_caught_waits_for_the_end_of_its_process(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

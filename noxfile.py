@@ -417,6 +417,16 @@ def trackers(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none", default=False)
+def docs(session: nox.Session) -> None:
+    """Build the documentation site into `dist/site`, strictly; `nox -s docs -- serve` shows it while you write."""
+    read = ["accel-launch", "accel-bigmodel", "accel-trackers"]  # the packages whose commands are imported, not torch
+    needed = {text for name in read for text in PACKAGES[name].third_party if Requirement(text).name != "torch"}
+    environment = Environment(session, "docs").provide(sorted(needed.union(GROUPS["docs"])), [])
+    command = session.posargs or ["build", "--strict"]
+    environment.run("mkdocs", *command, "-f", ROOT / "docs" / "site" / "mkdocs.yml", env={"NO_MKDOCS_2_WARNING": "1"})
+
+
+@nox.session(venv_backend="none", default=False)
 def release(session: nox.Session) -> None:
     """Bump one package: version file, changelog, dependants' ranges: `nox -s release -- accel-core minor`."""
     single_package(session)

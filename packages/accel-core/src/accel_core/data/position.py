@@ -314,7 +314,7 @@ class Cursor:
 
         Args:
             state: What `state_dict` returned, on any number of ranks. Without `order`, the order is that of the loader
-            as it is now: that is enough for one that depends on seed and epoch alone.
+                as it is now, which is enough for one that depends on seed and epoch alone.
 
         Raises:
             CheckpointMismatchError: The position was taken from another kind of loader.

@@ -93,6 +93,7 @@ def _threads(settings: Settings) -> int:
 
 
 def physical_cores() -> int:
+    """Return the number of cores of this machine, where the two threads of one core count once."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
             blocks = file.read().split("\n\n")

@@ -1,0 +1,153 @@
+"""Parts of pages that are made from the source: commands, variables, errors, configuration keys, examples.
+
+None of it imports torch: the command line and the tables of options do not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import re
+import sys
+from collections.abc import Iterable
+from importlib import import_module
+from pathlib import Path
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+import reference
+from mkdocs.structure.files import InclusionLevel
+
+ROOT = Path(__file__).resolve().parents[2]
+
+NOT_IN_NAV = InclusionLevel.NOT_IN_NAV
+
+CONTRIBUTED = {
+    "check-resume": "accel_launch.resume.command",
+    "estimate-memory": "accel_bigmodel.commands.estimate",
+    "plan": "accel_bigmodel.commands.plan",
+    "trackers": "accel_trackers.command",
+}
+"""Commands that accel finds by entry point, which only an installed package has."""
+
+
+def make_importable() -> None:
+    """Put the packages' sources first on the path."""
+    sources = [str(folder) for folder in sorted((ROOT / "packages").glob("*/src"))]
+    sys.path[:0] = [source for source in sources if source not in sys.path]
+
+
+def commands() -> str:
+    """Return a section for each command, made from its parser."""
+    cli = import_module("accel_launch.cli")
+    lines: list[str] = []
+    for name in cli.BUILT_IN:
+        command = import_module(CONTRIBUTED[name]) if name in CONTRIBUTED else cli.find_command(name)
+        parser = cli.build_parser(command)
+        lines += [f"## accel {name}", "", parser.description, ""]
+        if name == "launch":
+            lines += _synopsis(parser)
+            lines += ["The flags are listed, with variables and configuration keys, under [Options](options.md).", ""]
+        else:
+            lines += _options(parser)
+        for verb, sub in parser.subcommands().items():
+            lines += [f"### accel {name} {verb}", "", sub.description or _help_of(parser, verb), "", *_options(sub)]
+        if parser.epilog:
+            lines += [parser.epilog, ""]
+    return "\n".join(lines)
+
+
+def _synopsis(parser: argparse.ArgumentParser) -> list[str]:
+    usage = parser.format_usage().removeprefix("Usage: ").strip()
+    return ["```text", usage, "```", ""]
+
+
+def _options(parser: argparse.ArgumentParser) -> list[str]:
+    formatter = parser._get_formatter()
+    lines = _synopsis(parser)
+    rows = []
+    for action in parser._actions:
+        if isinstance(action, argparse._HelpAction | argparse._SubParsersAction) or action.help == argparse.SUPPRESS:
+            continue
+        shown = formatter._format_action_invocation(action) if action.option_strings else action.metavar or action.dest
+        rows.append(f"| `{shown}` | {_cell(formatter._expand_help(action) if action.help else '')} |")
+    return [*lines, "| argument | meaning |", "|---|---|", *rows, ""] if rows else lines
+
+
+def _help_of(parser: argparse.ArgumentParser, verb: str) -> str:
+    found = next(action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    return next((str(choice.help) for choice in found._choices_actions if choice.dest == verb), "")
+
+
+def _cell(text: str) -> str:
+    text = " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+    return re.sub(r"(?<![\w`-])(--[a-z][\w-]+)", r"`\1`", text)
+
+
+def setting_variables() -> str:
+    """Return the table of the variables that stand for a setting of `accel launch`."""
+    settings = import_module("accel_launch.settings.table").ALL
+    rows = sorted({(s.environment, s.words[0] if s.words else "", s.help) for s in settings if s.environment})
+    return _table(
+        ("variable", "flag", "meaning"),
+        ((f"`{v}`", f"`{flag}`" if flag else "", _cell(text)) for v, flag, text in rows),
+    )
+
+
+def configuration_keys() -> str:
+    """Return the table of the keys of a configuration file."""
+    settings = import_module("accel_launch.settings.table").ALL
+    rows = ((f"`{'.'.join(s.path)}`", f"`{s.words[0]}`" if s.words else "", _cell(s.help)) for s in settings if s.path)
+    return _table(("key", "flag", "meaning"), sorted(rows))
+
+
+def errors() -> str:
+    """Return the table of the errors: class, builtin that it also is, when it is raised, what to do."""
+    path = ROOT / "packages" / "accel-core" / "src" / "accel_core" / "errors.py"
+    rows = []
+    for node in ast.parse(path.read_text()).body:
+        if not isinstance(node, ast.ClassDef) or not node.name.endswith("Error"):
+            continue
+        bases = [base.id for base in node.bases if isinstance(base, ast.Name)]
+        meaning, _, rest = (ast.get_docstring(node) or "").partition("\n\n")
+        remedy = rest.split("\n\n")[0] if not rest.startswith("Args:") else ""
+        name = f"[`{node.name}`][accel_core.errors.{node.name}]"
+        rows.append(
+            (name, ", ".join(f"`{base}`" for base in bases if base != "Exception"), _cell(meaning), _cell(remedy))
+        )
+    return _table(("error", "is also", "raised for", "what to do"), rows)
+
+
+def requirements() -> str:
+    """Return the table of what each package needs, from its metadata."""
+    rows = []
+    for path in sorted((ROOT / "packages").glob("*/pyproject.toml")):
+        project = tomllib.loads(path.read_text())["project"]
+        needs = ", ".join(f"`{text}`" for text in project["dependencies"])
+        extras = ", ".join(f"`[{name}]`" for name in project.get("optional-dependencies", {}))
+        rows.append((project["name"], f"`{project['requires-python']}`", needs, extras))
+    return _table(("package", "Python", "needs", "extras"), rows)
+
+
+def flat_names() -> str:
+    """Return the names of `accel`, a table for each part of the packages."""
+    lines = []
+    for topic, paths in sorted(reference.flat_names().items()):
+        rows = ((f"[`{path.rpartition('.')[2]}`][{path}]", reference.summary(path)) for path in sorted(paths))
+        lines += [f"## {topic}", "", _table(("name", "what it is"), rows)]
+    return "\n".join(lines)
+
+
+def drop_in_modules() -> str:
+    """Return the table of the drop-in's modules, with the names that each offers."""
+    rows = ((f"`{module}`", ", ".join(f"`{name}`" for name in names)) for module, names in reference.drop_in())
+    return _table(("module", "names"), rows)
+
+
+def _table(heads: Iterable[str], rows: Iterable[tuple[str, ...]]) -> str:
+    heads = list(heads)
+    lines = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
+    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)]) + "\n"

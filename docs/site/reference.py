@@ -1,0 +1,165 @@
+"""The Python reference: one page for each part of each package, and what its docstrings lack."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import griffe
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = {
+    "accel_core": "accel-core", "accel_bigmodel": "accel-bigmodel", "accel_launch": "accel-launch",
+    "accel_trackers": "accel-trackers", "accel_quant": "accel-quant",
+}  # fmt: skip
+"""Import packages whose modules have pages, each with its folder."""
+
+
+def source_folder(package: str) -> Path:
+    """Return the folder that holds a package's modules."""
+    return ROOT / "packages" / PACKAGES[package] / "src" / package
+
+
+@cache
+def parts(package: str) -> dict[str, list[str]]:
+    """Return the parts of a package, a folder or a file each, with the public modules in them."""
+    found: dict[str, list[str]] = {}
+    folder = source_folder(package)
+    for path in sorted(folder.rglob("*.py")):
+        names = path.relative_to(folder).with_suffix("").parts
+        if any(name.startswith("_") and name != "__init__" for name in names) or not _public_names(path):
+            continue
+        if names == ("__init__",):
+            continue  # it imports what its modules define
+        module = ".".join([package, *(name for name in names if name != "__init__")])
+        found.setdefault(names[0], []).append(module)
+    return found
+
+
+def _public_names(path: Path) -> list[str]:
+    """Return what a module lists in `__all__` and defines itself."""
+    tree = ast.parse(path.read_text())
+    listed: list[str] = []
+    defined = set()
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            defined.add(node.name)
+        targets: list[ast.expr] = []
+        if isinstance(node, ast.Assign):
+            targets = node.targets
+        elif isinstance(node, ast.AnnAssign):
+            targets = [node.target]
+        for target in targets:
+            if isinstance(target, ast.Name):
+                defined.add(target.id)
+                if target.id == "__all__" and isinstance(node.value, ast.List):
+                    listed = [ast.literal_eval(item) for item in node.value.elts if isinstance(item, ast.Constant)]
+    return [name for name in listed if name in defined]
+
+
+def navigation() -> list[Any]:
+    """Return the reference's part of the navigation."""
+    entries: list[Any] = [{"accel": "reference/api/accel.md"}]
+    entries += [{package: [{part: page_of(package, part)} for part in parts(package)]} for package in PACKAGES]
+    return [*entries, {"accelerate": "reference/api/accelerate.md"}]
+
+
+def page_of(package: str, part: str) -> str:
+    """Return the page of a part of a package."""
+    return f"reference/api/{package}/{part}.md"
+
+
+def pages() -> dict[str, str]:
+    """Return the text of every page of the reference."""
+    made = {}
+    for package in PACKAGES:
+        for part, modules in parts(package).items():
+            lines = [f"# {package}.{part}", ""]
+            for module in modules:
+                lines += [f"::: {module}", "    options:", f"      members: {_members(module)}", ""]
+            made[page_of(package, part)] = "\n".join(lines)
+    return made
+
+
+def _members(module: str) -> str:
+    return "[" + ", ".join(_public_names(_file_of(module))) + "]"
+
+
+def _file_of(module: str) -> Path:
+    package, _, rest = module.partition(".")
+    path = source_folder(package).joinpath(*rest.split("."))
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+
+
+def _homes(path: Path) -> dict[str, list[str]]:
+    """Return the table of a package whose names are imported when they are first used."""
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "_NAMES":
+            table: dict[str, list[str]] = ast.literal_eval(node.value)
+            return table
+    raise LookupError(f"{path} has no table _NAMES")
+
+
+def flat_names() -> dict[str, list[str]]:
+    """Return the full names behind `accel`, by the part of the package that defines them."""
+    topics: dict[str, list[str]] = {}
+    for home, names in _homes(ROOT / "packages" / "accel-all" / "src" / "accel" / "__init__.py").items():
+        topics.setdefault(".".join(home.split(".")[:2]), []).extend(f"{home}.{name}" for name in names)
+    return topics
+
+
+def summary(path: str) -> str:
+    """Return the first line of a name's docstring."""
+    found = _package(path.split(".")[0])[path.split(".", 1)[1]]
+    text = found.docstring.value if found.docstring else ""
+    return text.split("\n\n")[0].replace("\n", " ").replace("|", "\\|")
+
+
+def drop_in() -> Iterator[tuple[str, list[str]]]:
+    """Yield the public modules of the drop-in, each with the names that it imports."""
+    folder = ROOT / "packages" / "accel-compat" / "src" / "accelerate"
+    for path in sorted(folder.rglob("*.py")):
+        names = path.relative_to(folder).with_suffix("").parts
+        if any(name.startswith("_") and name != "__init__" for name in names):
+            continue
+        listed = sorted(set(_imported_names(path)))
+        if listed:
+            yield ".".join(["accelerate", *(name for name in names if name != "__init__")]), listed
+
+
+def _imported_names(path: Path) -> Iterator[str]:
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.ImportFrom):
+            names = (item.asname or item.name for item in node.names)
+            yield from (name for name in names if not name.startswith("_") and name != "*")
+
+
+@cache
+def _package(package: str) -> griffe.Module:
+    folders = [str(source_folder(name).parent) for name in PACKAGES]
+    loader = griffe.GriffeLoader(search_paths=folders, docstring_parser="google")
+    return loader.load(package)
+
+
+def problems() -> list[str]:
+    """Return a line for each public name without a docstring."""
+    return [
+        f"{item.path} has no docstring"
+        for package in PACKAGES
+        for item in _described(_package(package))
+        if not item.has_docstring
+    ]
+
+
+def _described(item: griffe.Object) -> Iterator[griffe.Object]:
+    """Yield all modules, classes and functions that a reader can see."""
+    for name, member in item.members.items():
+        if member.is_alias or name.startswith("_"):
+            continue
+        if member.is_module or member.is_class or member.is_function:
+            yield member
+        if member.is_module or member.is_class:
+            yield from _described(member)

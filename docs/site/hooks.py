@@ -124,6 +124,8 @@ def _resolved(place: str, link: str) -> str | None:
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Fill in what is made from the source, and turn the repository's links into the site's."""
+    if page.file.src_uri.startswith(("reference/api/", "source/", "packages/")):
+        page.meta.setdefault("search", {"boost": 0.3})  # a search finds what explains a thing before what lists it
     markdown = _MARK.sub(lambda match: getattr(generated, match[1])(), markdown)
     place, here = _place(page.file.src_uri), PurePosixPath(page.file.src_uri).parent
 

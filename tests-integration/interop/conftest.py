@@ -75,8 +75,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def run_client(python: str, words: list[str], folder: Path, **variables: str) -> dict[str, Any]:
-    """Run a client in a folder of its own, without network or GPU, and return what it found."""
-    folder.mkdir()
+    """Run a client in a folder of its own or of one before, without network or GPU, and return what it found."""
+    folder.mkdir(exist_ok=True)
     environment = {
         **os.environ,
         "HF_HOME": str(folder / "home"),
@@ -159,6 +159,17 @@ def sharded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[d
         return found[name]
 
     return run
+
+
+@pytest.fixture(scope="session")
+def resumed(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Return what runs find that shard on two ranks, that go on from their checkpoints, and on one process."""
+    folder, client = tmp_path_factory.mktemp("fsdp_resume"), str(CLIENTS / "fsdp_resume.py")
+    straight, again = (
+        run_client(sys.executable, [*_launch(2), client, action], folder / "two", OMP_NUM_THREADS="1")
+        for action in ("straight", "resumed")
+    )
+    return straight, again, run_client(sys.executable, [client, "straight"], folder / "one", OMP_NUM_THREADS="1")
 
 
 def _launch(ranks: int) -> list[str]:

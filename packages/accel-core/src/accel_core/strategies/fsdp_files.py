@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -177,8 +178,36 @@ def _chosen(model: nn.Module, state: dict[str, Any], adapter_only: bool) -> dict
     bare = extract_model_from_parallel(model, keep_torch_compile=False)
     if not adapter_only or peft is None or not isinstance(bare, peft.PeftModel):
         return state
-    chosen: dict[str, Any] = peft.get_peft_model_state_dict(bare, state_dict=state, adapter_name=bare.active_adapter)
+    adapter: str = bare.active_adapter
+    with _without_wrappers(bare):
+        chosen: dict[str, Any] = peft.get_peft_model_state_dict(bare, state_dict=state, adapter_name=adapter)
+    if not chosen:
+        raise CheckpointError(
+            f"peft found none of the weights of the adapter {adapter!r} among {len(state)}; got nothing to save or "
+            "load. Pass adapter_only=False, or use save_state."
+        )
     return chosen
+
+
+@contextmanager
+def _without_wrappers(model: nn.Module) -> Iterator[None]:
+    """Take the parts of a model out of what FSDP1 wraps them in, in the block.
+
+    peft looks for the names that modules have, and finds none of a state that goes by the names of the bare model.
+    """
+    wrapped_parts = [
+        (parent, name, part)
+        for parent in model.modules()
+        for name, part in parent.named_children()
+        if isinstance(part, FullyShardedDataParallel)
+    ]
+    for parent, name, part in wrapped_parts:
+        parent._modules[name] = part.module
+    try:
+        yield
+    finally:
+        for parent, name, part in wrapped_parts:
+            parent._modules[name] = part
 
 
 def _model_name(kind: str, index: int) -> str:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, ShardingStrategy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from accel_core.errors import (
@@ -22,8 +22,9 @@ from accel_core.errors import (
     EngineUnavailableError,
     PreparationError,
 )
-from accel_core.process.world import ensure
+from accel_core.process.world import GroupNeeds, ensure
 from accel_core.testing import world
+from accel_core.testing.world import run
 from accelerate.utils import FullyShardedDataParallelPlugin, compile_regions_fsdp2, fsdp_utils
 
 
@@ -269,16 +270,21 @@ def test_blocks_are_compiled_where_they_stand() -> None:
     assert compile_regions_fsdp2(alone, backend="eager")._compiled_call_impl is not None
 
 
-def trained(version: int, seed: int = 0) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """Return a small sharded model and its optimizer after a step."""
+def trained(version: int, seed: int = 0, kind: str = "FULL_SHARD") -> tuple[nn.Module, torch.optim.Optimizer]:
+    """Return a small model that FSDP shards, or only wraps, and its optimizer after a step."""
     torch.manual_seed(seed)
     plain = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2))
     sharded: nn.Module = plain
     if version == 2:
         fully_shard(plain)
     else:
-        mesh = init_device_mesh("cpu", (2,))
-        sharded = FullyShardedDataParallel(plain, device_mesh=mesh, device_id=torch.device("cpu"), use_orig_params=True)
+        sharded = FullyShardedDataParallel(
+            plain,
+            device_mesh=init_device_mesh("cpu", (ensure().size,)),
+            device_id=torch.device("cpu"),
+            use_orig_params=True,
+            sharding_strategy=ShardingStrategy[kind],
+        )
     optimizer = torch.optim.AdamW(sharded.parameters(), lr=0.1)
     sharded(torch.ones(1, 3)).sum().backward()
     optimizer.step()
@@ -327,6 +333,30 @@ def test_a_model_and_its_optimizer_are_saved_and_loaded(tmp_path: Path, version:
     if kind == "SHARDED_STATE_DICT":
         with pytest.raises(EngineUnavailableError, match=r"as each rank holds it"):
             fsdp_utils.save_fsdp_model(plugin, None, model, tmp_path, use_dcp=False)
+
+
+def goes_round(place: Path) -> None:
+    """Save, load and take a step of what FSDP1 wraps without sharding it, in both layouts."""
+    kind = "NO_SHARD" if ensure(needs=GroupNeeds(alone=True)).size > 1 else "FULL_SHARD"
+    for layout in ("FULL_STATE_DICT", "SHARDED_STATE_DICT"):
+        plugin = FullyShardedDataParallelPlugin(fsdp_version=1, state_dict_type=layout)
+        saved, other = trained(1, 0, kind), trained(1, 9, kind)
+        fsdp_utils.save_fsdp_model(plugin, None, saved[0], place / layout)
+        fsdp_utils.save_fsdp_optimizer(plugin, None, saved[1], saved[0], place / layout)
+        fsdp_utils.load_fsdp_model(plugin, None, other[0], place / layout)
+        fsdp_utils.load_fsdp_optimizer(plugin, None, other[1], other[0], place / layout)
+        torch.testing.assert_close(values(*other), values(*saved), rtol=0, atol=0)
+        for model, optimizer in (saved, other):
+            optimizer.zero_grad()
+            model(torch.full((1, 3), 2.0)).sum().backward()
+            optimizer.step()
+        torch.testing.assert_close(values(*other), values(*saved), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_what_version_1_does_not_shard_is_saved_and_loaded(tmp_path: Path, size: int) -> None:
+    """With NO_SHARD, or one process, another model and optimizer come to the same values and take the same step."""
+    assert (run(goes_round, size, (tmp_path,)) or "") == ""
 
 
 @world(2)

@@ -63,7 +63,7 @@ def save_model(kind: str, model: nn.Module, folder: Path, index: int, *, adapter
 
     Raises:
         CheckpointError: Writing failed; what was there before is intact.
-        EngineUnavailableError: Another kind, or a model that FSDP1 wraps without sharding it.
+        EngineUnavailableError: Another kind.
     """
     wrapper = _wrapper(kind, model)
     _write(
@@ -138,21 +138,14 @@ def load_optimizer(kind: str, optimizer: Any, model: nn.Module, folder: Path, in
 
 
 def _wrapper(kind: str, model: nn.Module) -> nn.Module | None:
-    """Return what FSDP1 wraps a model in; refuse what can be neither written nor read here."""
+    """Return what FSDP1 wraps a model in; refuse a layout that is neither written nor read here."""
     if kind not in (_WHOLE, "SHARDED_STATE_DICT"):
         raise EngineUnavailableError(
             f"A single model is not written as each rank holds it; got state_dict_type={kind}. "
             "Use 'SHARDED_STATE_DICT', or save_state."
         )
     found = inside(model)
-    if not isinstance(found, FullyShardedDataParallel):
-        return None
-    if not states.in_shards(found):
-        raise EngineUnavailableError(
-            f"A single model of FSDP1 is written from its shards; got {found.sharding_strategy}, which one process has "
-            "too. Use save_state, or fsdp_version=2."
-        )
-    return found
+    return found if isinstance(found, FullyShardedDataParallel) else None
 
 
 def _state_of(model: nn.Module, wrapper: nn.Module | None) -> dict[str, Any]:

@@ -1,4 +1,7 @@
-"""States of models that FSDP1 wraps, in shards: torch turns flattened pieces into `DTensor`s of the parameters."""
+"""States of models that FSDP1 wraps, as ranks hold them: torch turns flattened pieces into `DTensor`s of parameters.
+
+A model that is not sharded (NO_SHARD, or one process) has plain tensors, whole on every rank.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,8 @@ from typing import Any
 
 import torch
 from torch.distributed.fsdp import (
+    FullOptimStateDictConfig,
+    FullStateDictConfig,
     FullyShardedDataParallel,
     ShardedOptimStateDictConfig,
     ShardedStateDictConfig,
@@ -37,25 +42,25 @@ def inside(optimizer: Any) -> torch.optim.Optimizer:
 
 def state_of(wrapper: torch.nn.Module) -> dict[str, Any]:
     """Return a wrapped model's state under its bare names; every rank calls it."""
-    with _sharded(wrapper):
+    with _as_held(wrapper):
         return {canonical_name(name): value for name, value in wrapper.state_dict().items()}
 
 
 def load_state(wrapper: torch.nn.Module, state: dict[str, Any]) -> None:
     """Load what `state_of` returned; every rank calls it."""
-    with _sharded(wrapper):
+    with _as_held(wrapper):
         wrapper.load_state_dict(state)
 
 
 def optimizer_of(wrapper: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """Return an optimizer's state by names of parameters; every rank calls it."""
-    with _sharded(wrapper):
+    with _as_held(wrapper):
         return FullyShardedDataParallel.optim_state_dict(wrapper, optimizer)
 
 
 def load_optimizer(wrapper: torch.nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
     """Load what `optimizer_of` returned; every rank calls it."""
-    with _sharded(wrapper):
+    with _as_held(wrapper):
         optimizer.load_state_dict(FullyShardedDataParallel.optim_state_dict_to_load(wrapper, optimizer, state))
 
 
@@ -69,11 +74,18 @@ def local_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 @contextmanager
-def _sharded(wrapper: torch.nn.Module) -> Iterator[None]:
-    """Let states of a wrapper, and of optimizers of its parameters, be in shards in the block."""
-    configs = ShardedStateDictConfig(offload_to_cpu=False), ShardedOptimStateDictConfig(offload_to_cpu=False)
+def _as_held(wrapper: torch.nn.Module) -> Iterator[None]:
+    """Let states of a wrapper, and of optimizers of its parameters, be as ranks hold them in the block."""
+    if in_shards(wrapper):
+        kind = StateDictType.SHARDED_STATE_DICT
+        configs: Any = ShardedStateDictConfig(offload_to_cpu=False), ShardedOptimStateDictConfig(offload_to_cpu=False)
+    else:
+        kind = StateDictType.FULL_STATE_DICT
+        # On the CPU, torch crashes when it moves a full state dict to the CPU.
+        whole = {"offload_to_cpu": False, "rank0_only": False}
+        configs = FullStateDictConfig(**whole), FullOptimStateDictConfig(**whole)
     with warnings.catch_warnings():
         # torch prefers functions that look for the wrapper anew, and change nothing in what is returned.
         warnings.simplefilter("ignore")
-        with FullyShardedDataParallel.state_dict_type(wrapper, StateDictType.SHARDED_STATE_DICT, *configs):
+        with FullyShardedDataParallel.state_dict_type(wrapper, kind, *configs):
             yield

@@ -6,7 +6,8 @@
         strategy = MyStrategy
 
 Each test runs on real gloo ranks, trains a small model through `Accelerator`, and compares with plain PyTorch in one
-process on all the data. Numbers are doubles, so a gradient that is wrong by a factor cannot hide in rounding.
+process on all the data. Numbers are doubles, so a gradient that is wrong by a factor cannot hide in rounding; an engine
+that computes in 32 bits says so and is compared to 1e-6.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from accel_core._records import record
 from accel_core.accelerator import Accelerator
 from accel_core.checkpoint.weights import load_model
-from accel_core.comm.objects import gather_object
+from accel_core.comm.objects import broadcast_object_list, gather_object
 from accel_core.data.prepare import prepare_data_loader
 from accel_core.errors import ConfigurationError, PreparationError, StateError
 from accel_core.host.environ import patch_environment
@@ -85,22 +86,23 @@ GRID: tuple[Case, ...] = tuple(
 """Every combination of the ways to train."""
 
 
-def model(seed: int = 3) -> nn.Module:
+def model(seed: int = 3, dtype: torch.dtype = torch.double) -> nn.Module:
     """Return a small model with the same weights wherever this is called."""
     torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(_FEATURES, 6), nn.Tanh(), nn.Linear(6, 1)).double()
+    return nn.Sequential(nn.Linear(_FEATURES, 6), nn.Tanh(), nn.Linear(6, 1)).to(dtype)
 
 
 def optimizer_of(net: nn.Module) -> torch.optim.Optimizer:
-    """Return an optimizer whose result shows a wrong size of any gradient."""
-    return torch.optim.SGD(net.parameters(), lr=0.2, momentum=0.9)
+    """Return an optimizer whose result shows a wrong size of any gradient, and in 32 bits does not blow rounding up."""
+    double = next(net.parameters()).dtype is torch.double
+    return torch.optim.SGD(net.parameters(), lr=0.2 if double else 0.02, momentum=0.9)
 
 
-def samples(count: int) -> TensorDataset:
+def samples(count: int, dtype: torch.dtype = torch.double) -> TensorDataset:
     """Return features, targets and numbers of units of `count` samples."""
     generator = torch.Generator().manual_seed(7)
-    x = torch.randn(count, _FEATURES, generator=generator, dtype=torch.double)
-    return TensorDataset(x, x.sin().sum(1, keepdim=True), (torch.arange(count) % 4).double()[:, None])
+    x = torch.randn(count, _FEATURES, generator=generator, dtype=dtype)
+    return TensorDataset(x, x.sin().sum(1, keepdim=True), (torch.arange(count) % 4).to(dtype)[:, None])
 
 
 def _loss(net: nn.Module, x: torch.Tensor, y: torch.Tensor, units: torch.Tensor, *, weighted: bool) -> torch.Tensor:
@@ -163,12 +165,19 @@ class StrategyConformance:
         clips_elements: Whether gradients can be clipped by value; a strategy that cannot refuses.
         synchronises_late: Whether a forward under `no_sync` can be followed by a backward that synchronises; a strategy
             that cannot refuses.
+        dtype: In which numbers models are trained; with 32 bits, results are compared to 1e-6.
+        optimizers_follow: Whether an optimizer can be prepared after its model; a strategy that takes both at once
+            refuses.
+        state_everywhere: Whether every rank gets whole states; else the first rank does.
     """
 
     strategy: ClassVar[type[Strategy]]
     sizes: ClassVar[tuple[int, ...]] = (2, 4)
     clips_elements: ClassVar[bool] = True
     synchronises_late: ClassVar[bool] = True
+    dtype: ClassVar[torch.dtype] = torch.double
+    optimizers_follow: ClassVar[bool] = True
+    state_everywhere: ClassVar[bool] = True
 
     def arguments(self) -> dict[str, Any]:
         """Return arguments of `Accelerator` that the strategy needs, such as its plugin."""
@@ -249,20 +258,21 @@ class StrategyConformance:
     def _equals_one_process(self, case: Case) -> None:
         accelerator = self._accelerator(case)
         size = _BATCH * accelerator._runtime.layout.replicas
-        data, expected = samples(_GLOBAL_BATCHES * size - (size // 2 + 1 if case.uneven else 0)), model()
+        count = _GLOBAL_BATCHES * size - (size // 2 + 1 if case.uneven else 0)
+        data, expected = self._samples(count), self._model()
         repeated = _GLOBAL_BATCHES * size - len(data) if size > _BATCH else 0  # one replica takes a short batch
         whole = TensorDataset(*(torch.cat([column, column[:repeated]]) for column in data.tensors))
         norms = plain(expected, optimizer_of(expected), whole, size, case, epochs=2)
         net, optimizer, loader = self._prepared(accelerator, data)
         own = train(accelerator, net, optimizer, loader, case, epochs=2)
-        torch.testing.assert_close(own, norms)
-        torch.testing.assert_close(_state(accelerator, net), dict(expected.state_dict()))
+        self._close(own, norms)
+        self._close(self._state(accelerator, net), dict(expected.state_dict()))
 
     def _synchronises_late(self) -> None:
         accelerator = self._accelerator()
         layout = accelerator._runtime.layout
-        expected = model()
-        data = samples(2 * _BATCH * layout.replicas)
+        expected = self._model()
+        data = self._samples(2 * _BATCH * layout.replicas)
         plain(expected, optimizer_of(expected), data, _BATCH * layout.replicas, Case(accumulation=2), epochs=1)
         net, optimizer, loader = self._prepared(accelerator, data)
         if not self.synchronises_late:
@@ -279,27 +289,27 @@ class StrategyConformance:
             with accelerator.trigger_sync_in_backward(net):
                 accelerator.backward(second)
         optimizer.step()
-        torch.testing.assert_close(_state(accelerator, net), dict(expected.state_dict()))
+        self._close(self._state(accelerator, net), dict(expected.state_dict()))
 
     def _trains_on_nothing(self) -> None:
         case = Case(weighted=True)
         accelerator = self._accelerator(case)
         layout = accelerator._runtime.layout
         size = _BATCH * layout.replicas
-        data, expected = samples(2 * size + _BATCH), model()
+        data, expected = self._samples(2 * size + _BATCH), self._model()
         plain(expected, optimizer_of(expected), data, size, case, epochs=1)
         own = [row for row in range(len(data)) if row // _BATCH % layout.replicas == layout.part]
-        net = model()
+        net = self._model()
         net, optimizer = accelerator.prepare(net, optimizer_of(net))
         stream = DataLoader(_Rows([data[row] for row in own]), batch_size=_BATCH)
         loader = prepare_data_loader(stream, sharding="local", uneven_end="empty", layout=layout)
         train(accelerator, net, optimizer, loader, case, epochs=1)
-        torch.testing.assert_close(_state(accelerator, net), dict(expected.state_dict()))
+        self._close(self._state(accelerator, net), dict(expected.state_dict()))
 
     def _clips_elements(self) -> None:
         accelerator = self._accelerator()
         size = _BATCH * accelerator._runtime.layout.replicas
-        data, expected = samples(size), model()
+        data, expected = self._samples(size), self._model()
         optimizer = optimizer_of(expected)
         _loss(expected, *data.tensors, weighted=False).backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_value_(expected.parameters(), 0.01)
@@ -313,47 +323,47 @@ class StrategyConformance:
             return
         accelerator.clip_grad_value_(net.parameters(), 0.01)
         optimizer.step()
-        torch.testing.assert_close(_state(accelerator, net), dict(expected.state_dict()))
+        self._close(self._state(accelerator, net), dict(expected.state_dict()))
 
     def _restores(self, folder: Path, *, fresh: bool) -> None:
         case = Case(accumulation=2, clip=0.05)
         accelerator = self._accelerator(case)
-        data = samples(_GLOBAL_BATCHES * _BATCH * accelerator._runtime.layout.replicas)
+        data = self._samples(_GLOBAL_BATCHES * _BATCH * accelerator._runtime.layout.replicas)
         net, optimizer, loader = self._prepared(accelerator, data)
         train(accelerator, net, optimizer, loader, case, epochs=1)
         accelerator.save_state(str(folder / "state"))
-        saved = _state(accelerator, net)
+        saved = self._state(accelerator, net)
         train(accelerator, net, optimizer, loader, case, epochs=1)
-        after = _state(accelerator, net)
+        after = self._state(accelerator, net)
         assert any(not torch.equal(saved[name], after[name]) for name in saved)
         if fresh:
             accelerator = self._accelerator(case)
             net, optimizer, loader = self._prepared(accelerator, data, seed=11)
         accelerator.load_state(str(folder / "state"))
-        torch.testing.assert_close(_state(accelerator, net), saved, rtol=0, atol=0)
+        torch.testing.assert_close(self._state(accelerator, net), saved, rtol=0, atol=0)
         train(accelerator, net, optimizer, loader, case, epochs=1)
-        torch.testing.assert_close(_state(accelerator, net), after)
+        self._close(self._state(accelerator, net), after)
 
     def _saves_model(self, folder: Path) -> None:
         accelerator = self._accelerator()
-        net = accelerator.prepare(model())
+        net = accelerator.prepare(self._model())
         accelerator.save_model(net, folder / "model")
         accelerator.wait_for_everyone()
-        bare = model(seed=11)
+        bare = self._model(seed=11)
         load_model(bare, folder / "model")
-        torch.testing.assert_close(dict(bare.state_dict()), dict(model().state_dict()), rtol=0, atol=0)
+        torch.testing.assert_close(dict(bare.state_dict()), dict(self._model().state_dict()), rtol=0, atol=0)
 
     def _unwraps(self) -> None:
         accelerator = self._accelerator()
-        net = accelerator.prepare(model())
+        net = accelerator.prepare(self._model())
         bare = accelerator.unwrap_model(net)
         assert isinstance(bare, nn.Sequential)
-        assert list(accelerator.get_state_dict(net)) == list(model().state_dict())
-        assert list(dict(bare.named_modules())) == list(dict(model().named_modules()))
+        assert list(self._state(accelerator, net)) == list(self._model().state_dict())
+        assert list(dict(bare.named_modules())) == list(dict(self._model().named_modules()))
 
     def _prepares_twice(self) -> None:
         accelerator = self._accelerator()
-        prepared = self._prepared(accelerator, samples(8))
+        prepared = self._prepared(accelerator, self._samples(8))
         assert all(a is b for a, b in zip(accelerator.prepare(*prepared), prepared, strict=True))
         assert (len(accelerator._models), len(accelerator._optimizers), len(accelerator._dataloaders)) == (1, 1, 1)
 
@@ -386,17 +396,92 @@ class StrategyConformance:
             assert {row for part in read.values() for batch in part for row in batch} == set(rows)
 
     def _refuses(self) -> None:
-        for refusal in (*_refused_by_all(self.strategy), *self.refusals()):
+        for refusal in (*self._refused_by_all(), *self.refusals()):
             accelerator = self._accelerator()
             with pytest.raises(refusal.error, match=refusal.message):
                 refusal.act(accelerator)
 
+    def _model(self, seed: int = 3) -> nn.Module:
+        return model(seed, self.dtype)
+
+    def _samples(self, count: int) -> TensorDataset:
+        return samples(count, self.dtype)
+
+    def _close(self, found: object, expected: object) -> None:
+        if self.dtype is torch.double:
+            torch.testing.assert_close(found, expected)
+        else:
+            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
     def _prepared(self, accelerator: Accelerator, data: TensorDataset, seed: int = 3) -> tuple[Any, Any, Any]:
-        net = model(seed)
+        net = self._model(seed)
         prepared: tuple[Any, Any, Any] = accelerator.prepare(
             net, optimizer_of(net), DataLoader(data, batch_size=_BATCH)
         )
         return prepared
+
+    def _state(self, accelerator: Accelerator, net: nn.Module) -> dict[str, Any]:
+        """Return a copy of the whole model's state, after comparing it with that of every rank."""
+        state = {name: value.detach().clone() for name, value in accelerator.get_state_dict(net).items()}
+        everywhere = gather_object([{name: value.tolist() for name, value in state.items()}])
+        if not self.state_everywhere:
+            assert not any(everywhere[1:])
+            return broadcast_object_list([state])[0]  # type: ignore[no-any-return]
+        assert all(other == everywhere[0] for other in everywhere), "ranks hold different weights"
+        return state
+
+    def _refused_by_all(self) -> list[Refusal]:
+        """Return what every strategy refuses."""
+
+        def together(accelerator: Accelerator) -> Any:
+            net = self._model()
+            return accelerator.prepare(net, optimizer_of(net))
+
+        def disk(accelerator: Accelerator) -> None:
+            net: Any = self._model()
+            net.hf_device_map = {"0": "cpu", "2": "disk"}
+            try:
+                accelerator.prepare(net)
+            finally:
+                assert accelerator._models == []
+
+        def lost(accelerator: Accelerator) -> None:
+            net: Any = self._model()
+            optimizer = optimizer_of(net)
+            accelerator.prepare(net)
+            accelerator.unwrap_model(net)[2] = nn.Identity()
+            try:
+                accelerator.prepare(optimizer)
+            finally:
+                assert accelerator._optimizers == []
+
+        def mixed(accelerator: Accelerator) -> None:
+            accelerator.gradient_accumulation_steps = 2
+            net, _ = together(accelerator)
+            x = torch.ones(1, _FEATURES, dtype=self.dtype)
+            with accelerator.accumulate(net):
+                accelerator.backward(net(x).sum(), weight=1)
+            with accelerator.accumulate(net):
+                accelerator.backward(net(x).sum())
+
+        def stray(accelerator: Accelerator) -> None:
+            together(accelerator)
+            accelerator.backward(self._model()(torch.ones(1, _FEATURES, dtype=self.dtype)).sum(), weight=1)
+
+        def join(accelerator: Accelerator) -> None:
+            with accelerator.join_uneven_inputs([together(accelerator)[0]]):
+                pass
+
+        lost_names = r"group 0: 2\.weight, group 0: 2\.bias"
+        found = [
+            Refusal(disk, PreparationError, "weights on disk"),
+            Refusal(lost, PreparationError, lost_names if self.optimizers_follow else "together with its optimizer"),
+            Refusal(mixed, ConfigurationError, r"weight=\.\.\."),
+            Refusal(stray, StateError, "no gradient was found"),
+        ]
+        if self.strategy.join is Strategy.join and ensure().size > 1:
+            found.append(Refusal(join, PreparationError, "cannot join processes"))
+        return found
 
 
 class _Rows(IterableDataset[Any]):
@@ -429,60 +514,3 @@ def _call(source: str, qualname: str, method: str, *args: object, **kwargs: obje
         name = conformance.strategy.name
     with patch_environment(**({} if name is None else {"ACCELERATE_STRATEGY": name})):
         getattr(conformance, method)(*args, **kwargs)
-
-
-def _state(accelerator: Accelerator, net: nn.Module) -> dict[str, Any]:
-    """Return a copy of the whole model's state, after comparing it with that of every rank."""
-    state = {name: value.detach().clone() for name, value in accelerator.get_state_dict(net).items()}
-    everywhere = gather_object([{name: value.tolist() for name, value in state.items()}])
-    assert all(other == everywhere[0] for other in everywhere), "ranks hold different weights"
-    return state
-
-
-def _refused_by_all(strategy: type[Strategy]) -> list[Refusal]:
-    """Return what every strategy refuses."""
-
-    def disk(accelerator: Accelerator) -> None:
-        net: Any = model()
-        net.hf_device_map = {"0": "cpu", "2": "disk"}
-        try:
-            accelerator.prepare(net)
-        finally:
-            assert accelerator._models == []
-
-    def lost(accelerator: Accelerator) -> None:
-        net: Any = model()
-        optimizer = optimizer_of(net)
-        accelerator.prepare(net)
-        accelerator.unwrap_model(net)[2] = nn.Identity()
-        try:
-            accelerator.prepare(optimizer)
-        finally:
-            assert accelerator._optimizers == []
-
-    def mixed(accelerator: Accelerator) -> None:
-        accelerator.gradient_accumulation_steps = 2
-        net = accelerator.prepare(model())
-        x = torch.ones(1, _FEATURES, dtype=torch.double)
-        with accelerator.accumulate(net):
-            accelerator.backward(net(x).sum(), weight=1)
-        with accelerator.accumulate(net):
-            accelerator.backward(net(x).sum())
-
-    def stray(accelerator: Accelerator) -> None:
-        accelerator.prepare(model())
-        accelerator.backward(model()(torch.ones(1, _FEATURES, dtype=torch.double)).sum(), weight=1)
-
-    def join(accelerator: Accelerator) -> None:
-        with accelerator.join_uneven_inputs([accelerator.prepare(model())]):
-            pass
-
-    found = [
-        Refusal(disk, PreparationError, "weights on disk"),
-        Refusal(lost, PreparationError, r"group 0: 2\.weight, group 0: 2\.bias"),
-        Refusal(mixed, ConfigurationError, r"weight=\.\.\."),
-        Refusal(stray, StateError, "no gradient was found"),
-    ]
-    if strategy.join is Strategy.join and ensure().size > 1:
-        found.append(Refusal(join, PreparationError, "cannot join processes"))
-    return found

@@ -42,6 +42,7 @@ ELSEWHERE = (
     (r"import accelerate", "tests-integration/packaging runs it beside the original"),
     (r"accel trackers (show|replay)", "the tests of accel-trackers, on folders with runs"),
     (r"import sentence_transformers", "the session interop, which has the library"),
+    (r"DeepSpeedPlugin\(", "the session deepspeed, which has the library"),
 )
 """What is run elsewhere, and where."""
 

@@ -157,7 +157,7 @@ def test_number_format_comes_from_the_environment(
     assert Accelerator(cpu=True).mixed_precision == precision
 
 
-@pytest.mark.parametrize("variable", ["ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_MEGATRON_LM"])
+@pytest.mark.parametrize("variable", ["ACCELERATE_USE_MEGATRON_LM"])
 def test_an_engine_that_is_not_built_is_refused(
     fresh_state: None, monkeypatch: pytest.MonkeyPatch, variable: str
 ) -> None:

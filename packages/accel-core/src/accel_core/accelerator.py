@@ -469,6 +469,17 @@ class Accelerator:
         return self.state.deepspeed_plugin
 
     @property
+    def deepspeed_config(self) -> dict[str, Any] | None:
+        """The configuration of the DeepSpeed plugin in use, filled by the last `prepare`; `None` without DeepSpeed."""
+        plugin = self.deepspeed_plugin
+        return None if plugin is None else plugin.deepspeed_config
+
+    @property
+    def deepspeed_engine_wrapped(self) -> Any:
+        """The last engine of DeepSpeed that was prepared, in its wrapper; `None` without one."""
+        return getattr(self._runtime.strategy, "engine_wrapped", None)
+
+    @property
     def parallelism_config(self) -> ParallelismConfig | None:
         """The axes of the mesh, or `None`."""
         return self.state.parallelism_config

@@ -22,6 +22,7 @@ from accel_core.precision.fp8 import backend
 from accel_core.process import world
 from accel_core.process.rendezvous import ProcessEnv, locate
 from accel_core.state import PartialState
+from accel_core.strategies.registry import Request, choose
 
 pytestmark = pytest.mark.usefixtures("fresh_state")
 
@@ -105,7 +106,7 @@ EFFECTS: dict[str, tuple[str, Callable[[], bool]]] = {
     "ACCELERATE_MIXED_PRECISION": ("bf16", lambda: Accelerator().mixed_precision == "bf16"),
     "ACCELERATE_TORCH_DEVICE": ("meta", _raises(DeviceUnavailableError)),
     "ACCELERATE_USE_CPU": ("true", lambda: PartialState()._cpu is True),
-    "ACCELERATE_USE_DEEPSPEED": ("true", _raises(EngineUnavailableError)),
+    "ACCELERATE_USE_DEEPSPEED": ("true", lambda: choose(Request(1)).strategy.name == "deepspeed"),
     "ACCELERATE_USE_FSDP": ("true", _shards),
     "ACCELERATE_USE_MEGATRON_LM": ("true", _raises(EngineUnavailableError)),
     "ACCELERATE_USE_PARALLELISM_CONFIG": ("true", lambda: Accelerator().parallelism_config is not None),

@@ -64,6 +64,11 @@ class Accumulation:
         """What the loss of the current batch is divided by."""
         return self.gradient_state.num_steps if self._window is None else self._window
 
+    @property
+    def is_weighted(self) -> bool:
+        """Whether the losses of the current window have weights."""
+        return self._weight is not None
+
     def share_of(self, loss: torch.Tensor, weight: torch.Tensor | float | None, divide: bool = True) -> torch.Tensor:
         """Return what the current batch's loss counts in its window.
 

@@ -116,6 +116,7 @@ ORDER: tuple[Row, ...] = (
     ),
     Row(
         "deepspeed",
+        "accel_core.strategies.deepspeed.strategy:DeepSpeedStrategy",
         plugin="accel_core.plugins.deepspeed:DeepSpeedPlugin",
         flag="ACCELERATE_USE_DEEPSPEED",
         shown_as="deepspeed_plugins",

@@ -1,5 +1,6 @@
 """Choosing a strategy."""
 
+import sys
 from typing import Any
 
 import pytest
@@ -57,7 +58,6 @@ def test_settings_do_not_choose() -> None:
 @pytest.mark.parametrize(
     ("name", "plugin"),
     [
-        ("deepspeed", DeepSpeedPlugin),
         ("megatron", MegatronLMPlugin),
         ("mesh", TorchTensorParallelPlugin),
     ],
@@ -83,7 +83,7 @@ def test_the_version_chooses_the_way_to_shard() -> None:
     assert (choice.strategy, choice.plugins[0].fsdp_version) == (FullyShardStrategy, 2)
 
 
-@pytest.mark.parametrize("variable", ["USE_DEEPSPEED", "USE_MEGATRON_LM"])
+@pytest.mark.parametrize("variable", ["USE_MEGATRON_LM"])
 def test_engine_asked_for_by_environment_is_never_replaced(variable: str) -> None:
     """The same holds for the variables that a launcher sets."""
     with patch_environment(**{f"ACCELERATE_{variable}": "true"}), pytest.raises(EngineUnavailableError):
@@ -100,10 +100,20 @@ def test_mesh_is_asked_for_by_its_axes() -> None:
 def test_a_plugin_is_stronger_than_a_variable() -> None:
     """Argument before environment: the plugin's engine is the one that is named."""
     with (
-        patch_environment(ACCELERATE_USE_MEGATRON_LM="true"),
-        pytest.raises(EngineUnavailableError, match="'deepspeed'"),
+        patch_environment(ACCELERATE_USE_DEEPSPEED="true"),
+        pytest.raises(EngineUnavailableError, match="'megatron'"),
     ):
-        choose(Request(2, (DeepSpeedPlugin(),)))
+        choose(Request(2, (MegatronLMPlugin(),)))
+
+
+def test_deepspeed_is_chosen_without_importing_it() -> None:
+    """A plugin, or the variable of a launcher, asks for DeepSpeed; the library is imported with the first engine."""
+    plugin = DeepSpeedPlugin()
+    choice = choose(Request(1, (plugin,)))
+    assert (choice.strategy.name, choice.plugins, choice.shown_as) == ("deepspeed", (plugin,), "deepspeed_plugins")
+    with patch_environment(ACCELERATE_USE_DEEPSPEED="true", ACCELERATE_DEEPSPEED_ZERO_STAGE="3"):
+        assert choose(Request(2)).plugins[0].zero_stage == 3
+    assert "deepspeed" not in sys.modules
 
 
 def test_two_engines_are_refused() -> None:

@@ -1,0 +1,308 @@
+"""DeepSpeed's configuration for one model: what it leaves open is filled, what contradicts the run is refused."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from accel_core.errors import ConfigurationError, DeviceUnavailableError, PreparationError
+from accel_core.plugins.deepspeed import DeepSpeedPlugin, DummyOptim, DummyScheduler
+from accel_core.strategies.parts import Parts
+
+__all__ = ["Filling", "refuse_contradictions", "refuse_format", "refuse_stand_ins", "steps_of"]
+
+_logger = logging.getLogger(__name__)
+
+_MICRO, _GLOBAL, _STEPS = "train_micro_batch_size_per_gpu", "train_batch_size", "gradient_accumulation_steps"
+_CLIPPING = "gradient_clipping"
+_OF_MODEL = ("reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold")
+
+
+class Filling:
+    """Fills the configuration of a plugin for each model that is prepared, and remembers what was open.
+
+    Args:
+        parts: What the run's strategy is built from.
+    """
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._filled: dict[int, tuple[object, dict[str, Any]]] = {}
+        self._told = False
+
+    def plan(
+        self,
+        plugin: DeepSpeedPlugin,
+        model: torch.nn.Module,
+        optimizer: Any,
+        schedule: Any,
+        sizes: Sequence[int | None],
+    ) -> dict[str, Any]:
+        """Return the configuration of an engine, and change nothing.
+
+        Args:
+            plugin: Whose configuration.
+            model: The model that the engine is for.
+            optimizer: Its optimizer or `DummyOptim`; `None` without one.
+            schedule: Its schedule or `DummyScheduler`; `None` without one.
+            sizes: Batch sizes of the loaders that this rank reads.
+
+        Raises:
+            ConfigurationError: The configuration and the run say different things, or something is open that nobody
+                gives.
+        """
+        trial = self._opened(plugin)
+        config = trial.deepspeed_config
+        config.setdefault(_CLIPPING, "auto")  # without the key DeepSpeed clips to 1
+        trial.set_mixed_precision(self._parts.precision.name)
+        if optimizer is not None and not isinstance(optimizer, DummyOptim):
+            config.setdefault("zero_allow_untested_optimizer", True)
+        values = self._values(trial, model, optimizer, schedule, sizes)
+        trial.deepspeed_config_process(must_match=False, **values)
+        _refuse_batches(config, self._parts.layout.replicas)
+        return config
+
+    def fill(
+        self,
+        plugin: DeepSpeedPlugin,
+        model: torch.nn.Module,
+        optimizer: Any,
+        schedule: Any,
+        sizes: Sequence[int | None],
+    ) -> dict[str, Any]:
+        """Return a copy of the configuration that `plan` returns, after making it that of the plugin."""
+        filled = self.plan(plugin, model, optimizer, schedule, sizes)
+        before = self._opened(plugin).deepspeed_config
+        waiting = _waiting({_CLIPPING: "auto", **before})
+        self._tell_of_clipping(waiting)
+        # The same dict as before: others hold it, too. The Trainer exchanges it after the plugin was made.
+        config = plugin.deepspeed_config = plugin.hf_ds_config.config
+        config.clear()
+        config.update(copy.deepcopy(filled))
+        self._filled[id(config)] = (config, {key: plugin.get_value(key) for key in waiting})
+        return filled
+
+    def _opened(self, plugin: DeepSpeedPlugin) -> DeepSpeedPlugin:
+        """Return a copy in which what an earlier model filled waits again, unless it was changed since."""
+        opened = copy.copy(plugin)
+        opened.hf_ds_config = copy.copy(plugin.hf_ds_config)
+        opened.hf_ds_config.config = opened.deepspeed_config = copy.deepcopy(plugin.hf_ds_config.config)
+        config, filled = self._filled.get(id(plugin.hf_ds_config.config), (None, {}))
+        if config is plugin.hf_ds_config.config:
+            for key, value in filled.items():
+                node, last = opened.hf_ds_config.find_config_node(key)
+                if node is not None and node.get(last) == value:
+                    node[last] = "auto"
+        return opened
+
+    def _values(
+        self,
+        plugin: DeepSpeedPlugin,
+        model: torch.nn.Module,
+        optimizer: Any,
+        schedule: Any,
+        sizes: Sequence[int | None],
+    ) -> dict[str, Any]:
+        config = plugin.hf_ds_config.config
+        steps = steps_of(plugin, self._parts.accumulation.gradient_state.num_steps)
+        values: dict[str, Any] = {
+            _STEPS: steps,
+            # Clipping is what the script says, by clip_grad_norm_; 0 is how DeepSpeed says that it adds none.
+            _CLIPPING: 0.0,
+            "zero_optimization.stage3_gather_16bit_weights_on_model_save": False,
+        }
+        if _MICRO not in config and _GLOBAL not in config:
+            config[_MICRO] = "auto"
+        if optimizer is None:  # a model that is only read has no batches of its own
+            sizes = [1] if plugin.is_auto(_MICRO) else []
+        micro = _micro_batch(config, plugin, sizes)
+        if micro is not None:
+            values |= {_MICRO: micro, _GLOBAL: micro * steps * self._parts.layout.replicas}
+        if any(plugin.is_auto(f"zero_optimization.{key}") for key in _OF_MODEL):
+            values |= _sizes_of(model)
+        if isinstance(optimizer, DummyOptim):
+            values |= {f"optimizer.params.{key}": value for key, value in optimizer.kwargs.items()}
+            values |= {"optimizer.params.lr": optimizer.lr, "optimizer.params.weight_decay": optimizer.weight_decay}
+        if isinstance(schedule, DummyScheduler):
+            values |= self._schedule_values(optimizer, schedule)
+        return values
+
+    def _schedule_values(self, optimizer: Any, schedule: DummyScheduler) -> dict[str, Any]:
+        rate = optimizer.lr if isinstance(optimizer, DummyOptim) else optimizer.defaults["lr"]
+        values = {f"scheduler.params.{key}": value for key, value in schedule.kwargs.items()}
+        values |= {
+            "scheduler.params.warmup_min_lr": 0,
+            "scheduler.params.warmup_max_lr": rate,
+            "scheduler.params.warmup_num_steps": schedule.warmup_num_steps,
+        }
+        if schedule.total_num_steps is not None:
+            # Steps are counted as for one process; DeepSpeed moves a schedule once where all processes step.
+            times = 1 if self._parts.data.split_batches else self._parts.layout.replicas
+            values["scheduler.params.total_num_steps"] = math.ceil(schedule.total_num_steps / times)
+        return values
+
+    def _tell_of_clipping(self, waiting: Sequence[str]) -> None:
+        if _CLIPPING in waiting and not self._told and self._parts.world.is_main:
+            self._told = True
+            _logger.warning(
+                "gradient_clipping is 'auto' or left out: gradients are clipped where the script calls "
+                "clip_grad_norm_, and nowhere else (Accelerate clips them to 1.0). Set gradient_clipping to a number, "
+                "or to 0.0."
+            )
+
+
+def steps_of(plugin: DeepSpeedPlugin, asked: int) -> int:
+    """Return how many batches make a step: what the configuration says where the script leaves it at 1.
+
+    Args:
+        plugin: Whose configuration.
+        asked: What the script says.
+
+    Raises:
+        ConfigurationError: Both say a number, and not the same.
+    """
+    found = plugin.get_value(_STEPS)
+    if found in (None, "auto"):
+        return asked
+    if asked not in (1, found):
+        raise ConfigurationError(
+            f"One number of batches makes a step; got gradient_accumulation_steps={asked} in the script and "
+            f"{_STEPS}={found} in the DeepSpeed configuration. Set the latter to 'auto'."
+        )
+    return int(found)
+
+
+def refuse_contradictions(plugin: DeepSpeedPlugin, device: str | None = None) -> None:
+    """Refuse a configuration that contradicts itself, or the device.
+
+    Args:
+        plugin: Whose configuration.
+        device: Kind of the device that the run computes on, where it is known.
+
+    Raises:
+        ConfigurationError: Two number formats are on, or something is offloaded that the stage does not shard.
+        DeviceUnavailableError: fp16 on a CPU.
+    """
+    config = plugin.hf_ds_config
+    on = [name for name in ("fp16", "bf16") if config.get_value(f"{name}.enabled") not in (None, False, "auto")]
+    if len(on) > 1:
+        raise ConfigurationError(
+            "A DeepSpeed configuration computes in one number format; got fp16.enabled and bf16.enabled. Keep one."
+        )
+    if on == ["fp16"] and device == "cpu":
+        raise DeviceUnavailableError(
+            "cpu does not train in fp16; got fp16.enabled in the DeepSpeed configuration. Use bf16 or neither."
+        )
+    stage = config.get_value("zero_optimization.stage", 0)
+    for part, least in (("offload_optimizer", 1), ("offload_param", 3)):
+        place = config.get_value(f"zero_optimization.{part}.device")
+        if place not in (None, "none", "auto") and isinstance(stage, int) and stage < least:
+            raise ConfigurationError(
+                f"What is offloaded has to be sharded; got {part}.device={place!r} with zero_optimization.stage="
+                f"{stage}. Use stage {least} or higher, or device 'none'."
+            )
+
+
+def refuse_format(plugin: DeepSpeedPlugin, name: str) -> None:
+    """Refuse a configuration that switches off the number format which the run asked for.
+
+    Raises:
+        ConfigurationError: It does.
+    """
+    if name in ("fp16", "bf16") and plugin.hf_ds_config.is_false(f"{name}.enabled"):
+        raise ConfigurationError(
+            f"The run and the DeepSpeed configuration use one number format; got mixed_precision={name!r} and "
+            f"{name}.enabled=false. Set {name}.enabled to 'auto', or leave mixed_precision out."
+        )
+
+
+def refuse_stand_ins(plugin: DeepSpeedPlugin, optimizer: Any, schedule: Any) -> None:
+    """Refuse an optimizer or schedule that is given twice, or by nobody.
+
+    Raises:
+        PreparationError: It is.
+    """
+    config = plugin.hf_ds_config.config
+    for given, kind, stand_in in ((optimizer, "optimizer", DummyOptim), (schedule, "scheduler", DummyScheduler)):
+        stands_in = isinstance(given, stand_in)
+        if given is not None and not stands_in and kind in config:
+            raise PreparationError(
+                f"One {kind} trains a model; got {type(given).__name__} in the script and "
+                f"{config[kind].get('type')} in the DeepSpeed configuration. Pass {stand_in.__name__}, "
+                f"or take '{kind}' out of the configuration."
+            )
+        makes_itself = getattr(given, "lr_scheduler_callable", None) is not None
+        if stands_in and kind not in config and not makes_itself:
+            raise PreparationError(
+                f"{stand_in.__name__} stands for the {kind} of the DeepSpeed configuration; got one without '{kind}', "
+                f"only {sorted(config)}. Add it there, or pass a real one."
+            )
+
+
+def _refuse_batches(config: dict[str, Any], replicas: int) -> None:
+    """Refuse batch sizes that do not multiply.
+
+    Raises:
+        ConfigurationError: They do not.
+    """
+    micro, total, steps = config.get(_MICRO), config.get(_GLOBAL), config.get(_STEPS, 1)
+    if isinstance(micro, int) and isinstance(total, int) and total != micro * steps * replicas:
+        raise ConfigurationError(
+            f"{_GLOBAL} is {_MICRO} × {_STEPS} × processes that read data; got {total} for {micro} × {steps} × "
+            f"{replicas}. Set {_GLOBAL} to 'auto'."
+        )
+
+
+def _waiting(config: dict[str, Any], prefix: str = "") -> list[str]:
+    """Return the dotted keys that wait to be filled."""
+    found: list[str] = []
+    for key, value in config.items():
+        if isinstance(value, dict):
+            found += _waiting(value, f"{prefix}{key}.")
+        elif value == "auto":
+            found.append(prefix + key)
+    return found
+
+
+def _micro_batch(config: dict[str, Any], plugin: DeepSpeedPlugin, sizes: Sequence[int | None]) -> int | None:
+    """Return the number of samples that a rank reads at once; `None` where the configuration gives the total alone."""
+    said = config.get(_MICRO)
+    known = [size for size in sizes if size is not None]
+    if isinstance(said, int):
+        if known and said not in known:
+            raise ConfigurationError(
+                f"A loader's batches have the size that the configuration says; got {_MICRO}={said} and loaders of "
+                f"{', '.join(map(str, known))}. Set {_MICRO} to 'auto'."
+            )
+        return said
+    if said is None:
+        return None
+    if not known or len(known) < len(sizes):
+        raise ConfigurationError(
+            f"{_MICRO} is 'auto' and has to come from the loaders; got {len(sizes)} loaders, {len(known)} of them with "
+            "a batch_size. Pass a DataLoader to the same prepare(), or write a number into the configuration: "
+            f"accelerator.deepspeed_plugin.deepspeed_config['{_MICRO}'] = 8."
+        )
+    return min(known) if plugin.is_train_batch_min else max(known)
+
+
+def _sizes_of(model: torch.nn.Module) -> dict[str, int]:
+    """Return the sizes of buffers that depend on the width of a model."""
+    config = getattr(model, "config", None)
+    sources = [config, getattr(config, "text_config", None)]
+    widths = [getattr(source, "hidden_size", None) for source in sources]
+    widths += [max(found) for source in sources if (found := getattr(source, "hidden_sizes", None))]
+    width = next((each for each in widths if isinstance(each, int)), None)
+    if width is None:
+        raise ConfigurationError(
+            f"{', '.join(_OF_MODEL)} follow from the width of a model where they are 'auto'; got "
+            f"{type(model).__name__} without config.hidden_size or config.hidden_sizes. Write numbers into the "
+            "configuration."
+        )
+    found = (width * width, int(0.9 * width * width), 10 * width)
+    return {f"zero_optimization.{key}": size for key, size in zip(_OF_MODEL, found, strict=True)}

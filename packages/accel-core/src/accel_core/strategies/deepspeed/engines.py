@@ -1,0 +1,188 @@
+"""One engine: what it owns, when its window ends, and how its optimizer and schedule look from outside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from accel_core.errors import ConfigurationError
+from accel_core.optim.optimizer import AcceleratedOptimizer
+from accel_core.optim.scheduler import AcceleratedScheduler
+from accel_core.state.gradient import GradientState
+from accel_core.strategies.deepspeed import gradients
+
+__all__ = ["DeepSpeedEngineWrapper", "DeepSpeedOptimizerWrapper", "DeepSpeedSchedulerWrapper", "Engine"]
+
+
+class Engine:
+    """An engine of DeepSpeed and the state of its window; also the stepper of its optimizer.
+
+    Args:
+        deepspeed: What `deepspeed.initialize` returned.
+
+    Attributes:
+        deepspeed: The same.
+        held: Whether backward passes leave the window open whatever the run says.
+        parameters: The ids of the parameters that it trains.
+    """
+
+    def __init__(self, deepspeed: Any) -> None:
+        self.deepspeed = deepspeed
+        self.held = False
+        self.parameters = _trained(deepspeed)
+        self._complete = False
+        self._skipped = False
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the gradients of a window are complete, and no step used them yet."""
+        return self._complete
+
+    @property
+    def step_was_skipped(self) -> bool:
+        """Whether the last step was skipped because of infinite or NaN gradients."""
+        return self._skipped
+
+    def backward(self, loss: torch.Tensor, *, ends_window: bool, **kwargs: Any) -> None:
+        """Compute gradients, and complete those of the window where it ends.
+
+        Args:
+            loss: A scalar, divided as it has to be.
+            ends_window: Whether gradients are exchanged.
+            **kwargs: Passed to the engine.
+        """
+        earlier: list[torch.Tensor] = []
+        if self._complete:  # a second loss of the same batch: DeepSpeed would forget the first one's gradients
+            earlier = [part.clone() for part in gradients.parts_of(self.deepspeed)]
+            gradients.clear(self.deepspeed)
+        # DeepSpeed begins to add up at the next forward pass: of two backward passes after it, one would be lost.
+        begin = getattr(self.deepspeed.optimizer, "clear_backward_seen_flag", None)
+        if begin is not None:
+            begin()
+        self.deepspeed.set_gradient_accumulation_boundary(ends_window)
+        self.deepspeed.backward(loss, scale_wrt_gas=False, **kwargs)
+        self._complete = ends_window
+        if earlier:
+            gradients.add(self.deepspeed, earlier)
+
+    def clip(self, factor: torch.Tensor, norm: torch.Tensor) -> None:
+        """Multiply gradients by `factor`, and show the norm that they had as that of the step."""
+        if factor < 1:
+            gradients.scale(self.deepspeed, factor)
+        self.deepspeed._global_grad_norm = norm.item()
+
+    def step(self, closure: Callable[[], Any] | None) -> object:
+        """Update the parameters, and move the schedule that DeepSpeed runs.
+
+        Raises:
+            ConfigurationError: A closure, which DeepSpeed does not call.
+        """
+        if closure is not None:
+            raise ConfigurationError(
+                "An optimizer of DeepSpeed steps without a closure; got one. Compute the loss before step()."
+            )
+        if not self._complete:
+            return None
+        self.deepspeed.set_gradient_accumulation_boundary(True)
+        self.deepspeed.step()
+        self._complete = False
+        self._skipped = not self.deepspeed.was_step_applied()
+        return None
+
+    def zero_grad(self, set_to_none: bool | None) -> None:
+        """Drop gradients that are complete; those of an open window stay, and a step leaves none."""
+        if self._complete:
+            gradients.clear(self.deepspeed)
+            self._complete = False
+
+
+def _trained(deepspeed: Any) -> frozenset[int]:
+    optimizer = deepspeed.optimizer
+    for groups in ("bit16_groups", "fp16_groups", "bf16_groups"):
+        if hasattr(optimizer, groups):
+            return frozenset(id(parameter) for group in getattr(optimizer, groups) for parameter in group)
+    return frozenset(id(p) for group in getattr(optimizer, "param_groups", ()) for p in group["params"])
+
+
+class _SteppedElsewhere:
+    """Leaves steps and zeroes to whoever drives the engine.
+
+    Args:
+        optimizer: The engine's optimizer, which notes an overflow.
+    """
+
+    def __init__(self, optimizer: Any) -> None:
+        self._optimizer = optimizer
+
+    @property
+    def step_was_skipped(self) -> bool:
+        """Whether the engine skipped its last step because of infinite or NaN gradients."""
+        return bool(getattr(self._optimizer, "overflow", False))
+
+    def step(self, closure: Callable[[], Any] | None) -> None:
+        """Do nothing."""
+
+    def zero_grad(self, set_to_none: bool | None) -> None:
+        """Do nothing."""
+
+
+class DeepSpeedOptimizerWrapper(AcceleratedOptimizer):
+    """The optimizer of an engine: it steps the engine where the window ends.
+
+    Args:
+        optimizer: The engine's optimizer.
+        engine: Steps and zeroes; with `None` both do nothing, for those who call the engine's own `step`.
+        gradient_state: Where the step stands; that of the process where `None`.
+    """
+
+    def __init__(
+        self, optimizer: Any, engine: Engine | None = None, gradient_state: GradientState | None = None
+    ) -> None:
+        stepper = _SteppedElsewhere(optimizer) if engine is None else engine
+        super().__init__(optimizer, device_placement=False, scaler=None, stepper=stepper, gradient_state=gradient_state)
+
+
+class DeepSpeedSchedulerWrapper(AcceleratedScheduler):
+    """A schedule that DeepSpeed moves in its own step.
+
+    Args:
+        scheduler: The schedule.
+        optimizers: The optimizer that it belongs to, or a list of them.
+    """
+
+    def __init__(self, scheduler: object, optimizers: object) -> None:
+        super().__init__(scheduler, optimizers)
+
+    def step(self) -> None:
+        """Do nothing: the engine moved the schedule when the optimizer stepped."""
+
+
+class DeepSpeedEngineWrapper:
+    """Computes gradients through an engine, for those who look for one on an Accelerator.
+
+    Args:
+        engine: The engine of DeepSpeed.
+    """
+
+    def __init__(self, engine: Any) -> None:
+        self.engine = engine
+
+    def backward(self, loss: torch.Tensor, sync_gradients: bool = True, **kwargs: Any) -> None:
+        """Compute gradients, and step where the window ends.
+
+        Args:
+            loss: A scalar.
+            sync_gradients: Whether the window ends.
+            **kwargs: Passed to the engine.
+        """
+        self.engine.set_gradient_accumulation_boundary(is_boundary=sync_gradients)
+        self.engine.backward(loss, **kwargs)
+        if sync_gradients:
+            self.engine.step()
+
+    def get_global_grad_norm(self) -> float | None:
+        """Return the norm of all gradients of the last step, `None` before the first."""
+        norm = self.engine.get_global_grad_norm()
+        return norm.item() if isinstance(norm, torch.Tensor) else norm

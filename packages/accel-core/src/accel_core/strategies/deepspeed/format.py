@@ -1,0 +1,187 @@
+"""How engines lie in a checkpoint: as DeepSpeed lays them out, and listed, digested and put in place as everything."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+from accel_core._records import record
+from accel_core.checkpoint import model as stored_model
+from accel_core.checkpoint import names
+from accel_core.checkpoint.digest import HashingFile
+from accel_core.checkpoint.format import Exchange, Part, Run, Source
+from accel_core.checkpoint.manifest import Entry
+from accel_core.checkpoint.parts import FilePart
+from accel_core.checkpoint.plain import PlainFormat
+from accel_core.checkpoint.report import Finding, Restoration, finding_of
+from accel_core.checkpoint.sharded.models import Stand
+from accel_core.checkpoint.staging import Buffers
+from accel_core.errors import CheckpointError
+from accel_core.modules.unwrap import canonical_state_dict
+from accel_core.strategies.deepspeed import states, whole
+from accel_core.strategies.deepspeed.engines import Engine
+
+__all__ = ["EngineFormat"]
+
+_LATEST = "latest"
+_OF_RANK = re.compile(r"zero_pp_rank_(\d+)_mp_rank_")
+
+
+@record(frozen=True)
+class _TextPart:
+    """A small text of a checkpoint.
+
+    Attributes:
+        name: Its file.
+        text: What it says.
+    """
+
+    name: str
+    text: str
+    concurrent: bool = True
+
+    def write(self, folder: Path, rank: int) -> list[Entry]:
+        """Write it, and flush it to disk."""
+        with HashingFile(folder / self.name) as file:
+            file.write(self.text.encode())
+        return [Entry(self.name, file.size, file.digest, rank)]
+
+    def snapshot(self, buffers: Buffers) -> _TextPart:
+        """Return the same: nothing changes it."""
+        return self
+
+
+class EngineFormat(PlainFormat):
+    """Engines in DeepSpeed's own files, each rank its parts; models that are only read, whole.
+
+    Args:
+        engine_of: Returns the engine that trains a prepared model, or `None`.
+        in_turn: Whether each rank has a part of its own, by its number.
+    """
+
+    def __init__(self, engine_of: Callable[[Any], Engine | None], in_turn: bool) -> None:
+        self._engine_of = engine_of
+        self._in_turn = in_turn
+
+    def weights(self, run: Run) -> list[dict[str, Any]]:
+        """Return nothing: engines are not whole on any rank."""
+        return []
+
+    def parts(
+        self,
+        run: Run,
+        weights: Sequence[dict[str, Any]],
+        *,
+        writes: bool,
+        exchange: Exchange,
+        safe_serialization: bool,
+        **kwargs: object,
+    ) -> list[Part]:
+        """Return what this rank writes; see `CheckpointFormat.parts`."""
+        kind: Literal["tensors", "object"] = "tensors" if safe_serialization else "object"
+        found: list[Part] = []
+        tags: list[str] = []
+        for index, own in enumerate(run.models):
+            if self._engine_of(own) is not None:
+                tags.append(_tag(index))
+                files = states.save_from(own, _tag(index))
+                found += [FilePart(name, "object", content) for name, content in files.items()]
+                continue
+            state = whole.state_of(own, keep=writes) if whole.is_sharded(own) else canonical_state_dict(own)
+            if writes:
+                found.append(FilePart(names.model_name(index, safe=safe_serialization), kind, state))
+        if writes and tags:
+            found += [_TextPart(_LATEST, tags[-1]), _TextPart(states.RECOVERY, _recovery())]
+        return found
+
+    def recognises(self, source: Source) -> bool:
+        """Return true: of anything else, `model_restorations` says that it cannot be loaded into an engine."""
+        return True
+
+    def files_of(self, source: Source, rank: int, size: int) -> Iterable[str]:
+        """Return all files but other ranks' parts."""
+        for name in source.files():
+            found = _OF_RANK.search(name)
+            if found is None or not self._in_turn or int(found.group(1)) == rank:
+                yield name
+
+    def model_restorations(self, run: Run, models: Sequence[Any], source: Source) -> list[Restoration]:
+        """Compare with the models, changing nothing, and return how each is restored."""
+        found: list[Restoration] = []
+        for index, own in enumerate(models):
+            engine = self._engine_of(own)
+            if engine is None:
+                found.append(self._read_only(own, index, source, run.world.rank))
+            else:
+                found.append(self._trained(engine, index, source, run))
+        return found
+
+    def _trained(self, own: Engine, index: int, source: Source, run: Run) -> Restoration:
+        component, rank, engine = f"model {index}", run.world.rank, own.deepspeed
+        wanted = states.expected(engine, source.folder, _tag(index))
+        problem = _difference(engine, _tag(index), wanted, source, run.world.size)
+        if problem is not None:
+            return Restoration(component, findings=[Finding(component, "mismatch", problem, rank)])
+        try:
+            known = {name: states.read(source.folder, name) for name in wanted}
+        except (CheckpointError, OSError) as error:
+            return Restoration(component, findings=[finding_of(error, component, rank)])
+
+        def apply() -> None:
+            states.load_into(engine, source.folder, _tag(index), known)
+            own.zero_grad(None)
+
+        return Restoration(component, apply, files=frozenset(wanted))
+
+    def _read_only(self, own: Any, index: int, source: Source, rank: int) -> Restoration:
+        if not whole.is_sharded(own):
+            return stored_model.restoration(own, index, source, rank)
+        shown = Stand(whole.state_of(own, keep=True))
+        plan = stored_model.restoration(shown, index, source, rank)
+
+        def apply() -> None:
+            plan.apply()
+            whole.load_into(own, shown.state)
+
+        return replace(plan, apply=apply)
+
+    def optimizer_restorations(self, run: Run, source: Source) -> list[Restoration]:
+        """Return nothing to do: an engine restores its optimizer with its model."""
+        return [Restoration(f"optimizer {index}") for index, _ in enumerate(run.optimizers)]
+
+
+def _tag(index: int) -> str:
+    """Return the folder of the engine of the model number `index`, as Accelerate calls it."""
+    return names.MODEL_NAME if index == 0 else f"{names.MODEL_NAME}_{index}"
+
+
+def _difference(engine: Any, tag: str, wanted: Sequence[str], source: Source, size: int) -> str | None:
+    """Return why an engine cannot be loaded from what lies in a folder, or `None`."""
+    there = [name for name in source.files() if name.startswith(f"{tag}/")]
+    stage = engine.zero_optimization_stage()
+    if not there:
+        return (
+            f"no folder {tag!r} of DeepSpeed is in the checkpoint, and an engine of stage {stage} goes on from its own "
+            "files only: load the model before prepare()"
+        )
+    if stage and source.world_size != size:
+        return (
+            f"{source.world_size} ranks saved it, each its part of what stage {stage} shares out, and {size} load it: "
+            "load it on as many ranks, or make a universal checkpoint of it with DeepSpeed's ds_to_universal"
+        )
+    missing = [name for name in wanted if name not in there]
+    if missing or (stage == 0 and any("_optim_states" in name for name in there)):
+        return (
+            f"it was saved in another stage of ZeRO, and stage {stage} reads {', '.join(wanted)} alone: set "
+            "zero_optimization.stage to what it was"
+        )
+    return None
+
+
+def _recovery() -> str:
+    """Return DeepSpeed's program that makes whole weights of a folder."""
+    return resources.files("deepspeed.utils").joinpath(states.RECOVERY).read_text(encoding="utf-8")

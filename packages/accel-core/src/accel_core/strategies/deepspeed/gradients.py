@@ -1,0 +1,117 @@
+"""Gradients of a window where an engine keeps them: whole on the parameters, or this rank's part of each.
+
+DeepSpeed has no public access to the parts before its step, so this is the one file that reads an optimizer's inside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+
+from accel_core.errors import PreparationError
+
+__all__ = ["add", "clear", "norm_of", "parts_of", "scale"]
+
+_NO_STEP_YET = -1
+
+
+def parts_of(engine: Any) -> list[torch.Tensor]:
+    """Return the tensors that hold the complete gradients of a window on this rank.
+
+    Raises:
+        PreparationError: They lie on a disk.
+    """
+    optimizer = engine.optimizer
+    if hasattr(optimizer, "fp32_groups_gradients_flat"):
+        return list(optimizer.fp32_groups_gradients_flat)
+    if not hasattr(optimizer, "averaged_gradients"):
+        return [parameter.grad for parameter in engine.module.parameters() if parameter.grad is not None]
+    if _is_offloaded(optimizer):
+        return [group.grad for group, _ in _offloaded(optimizer) if group.grad is not None]
+    parts = optimizer.averaged_gradients.values()
+    return [part for group in parts if group is not None for part in group if part is not None]
+
+
+def scale(engine: Any, factor: float | torch.Tensor) -> bool:
+    """Multiply the complete gradients of a window; return whether there were any."""
+    parts = parts_of(engine)
+    for part in parts:
+        part.mul_(factor)
+    _note_norms(engine.optimizer)
+    return bool(parts)
+
+
+def norm_of(engine: Any) -> torch.Tensor:
+    """Return the 2-norm of all gradients of an engine, on every rank; infinite where one of them is no number."""
+    optimizer = engine.optimizer
+    if hasattr(optimizer, "scaled_global_norm"):
+        norm = optimizer.scaled_global_norm()
+    elif hasattr(optimizer, "_get_norm_groups"):
+        norms = [torch.as_tensor(each, dtype=torch.double) for each in optimizer._get_norm_groups()]
+        norm = torch.linalg.vector_norm(torch.stack(norms)) if all(each >= 0 for each in norms) else torch.inf
+    else:
+        norm = torch.nn.utils.get_total_norm(parts_of(engine))
+    norm = torch.as_tensor(norm, device=engine.device)
+    return torch.where(torch.isfinite(norm) & (norm >= 0), norm / _loss_scale(engine), torch.inf)
+
+
+def clear(engine: Any) -> None:
+    """Drop the complete gradients of a window that no step used."""
+    optimizer = engine.optimizer
+    optimizer.zero_grad()
+    if not hasattr(optimizer, "averaged_gradients"):
+        engine.zero_grad()
+        return
+    if hasattr(optimizer, "all_grad_tensors"):  # stages 1 and 2, which count from here
+        optimizer.micro_step_id = _NO_STEP_YET
+        for kept in (optimizer.averaged_gradients, optimizer.all_grad_tensors):
+            kept.update(dict.fromkeys(kept))
+    elif not _is_offloaded(optimizer):
+        optimizer.averaged_gradients = {}
+    if _is_offloaded(optimizer):
+        optimizer.reset_cpu_buffers()
+        for group, _ in _offloaded(optimizer):
+            if group.grad is not None:
+                group.grad.zero_()
+
+
+def add(engine: Any, earlier: Iterable[torch.Tensor]) -> None:
+    """Add the gradients of an earlier backward pass to those of the last one."""
+    for part, before in zip(parts_of(engine), earlier, strict=True):
+        part.add_(before)
+    _note_norms(engine.optimizer)
+
+
+def _loss_scale(engine: Any) -> float:
+    scale = getattr(engine.optimizer, "loss_scale", 1.0)
+    return float(getattr(engine.optimizer, "cur_scale", scale))
+
+
+def _is_offloaded(optimizer: Any) -> bool:
+    return bool(getattr(optimizer, "cpu_offload", False) or getattr(optimizer, "offload_optimizer", False))
+
+
+def _offloaded(optimizer: Any) -> Iterator[tuple[Any, list[Any]]]:
+    """Yield each group of 32-bit weights off the device, with the parameters that it is made of."""
+    if getattr(optimizer, "swap_optimizer", False):
+        raise PreparationError(
+            "Gradients that DeepSpeed keeps on a disk are clipped and weighted by nobody else; got an optimizer that "
+            "is offloaded to nvme. Set gradient_clipping in the configuration, and give losses no weight."
+        )
+    if hasattr(optimizer, "single_partition_of_fp32_groups"):
+        yield from zip(optimizer.single_partition_of_fp32_groups, optimizer.params_in_partition, strict=True)
+    else:
+        yield from zip(optimizer.fp32_partitioned_groups_flat, optimizer.fp16_groups, strict=True)
+
+
+def _note_norms(optimizer: Any) -> None:
+    """Bring the norms up to date that DeepSpeed took when gradients left the device: it clips by these."""
+    if not (hasattr(optimizer, "norm_for_param_grads") and _is_offloaded(optimizer)):
+        return
+    norms: dict[Any, torch.Tensor] = {}
+    for group, parameters in _offloaded(optimizer):
+        if group.grad is not None and parameters:
+            norms[optimizer.get_param_id(parameters[0])] = group.grad.double().norm()
+    optimizer.norm_for_param_grads = norms

@@ -1,0 +1,62 @@
+"""Which engines a loss comes from: those whose parameters its graph leads to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from accel_core.errors import PreparationError, StateError
+from accel_core.strategies.deepspeed.engines import Engine
+
+__all__ = ["engine_of"]
+
+_RECOMPUTED = "CheckpointFunction"
+"""Part of the name of nodes that hide the parameters behind them: they compute the forward pass again."""
+
+
+def engine_of(loss: torch.Tensor, engines: Sequence[Engine]) -> Engine:
+    """Return the engine that a loss comes from.
+
+    One engine is asked for one parameter, which the first steps from the loss find; of several engines the whole graph
+    is searched.
+
+    Args:
+        loss: The loss.
+        engines: The engines that train.
+
+    Raises:
+        PreparationError: It comes from several engines.
+        StateError: It comes from none.
+    """
+    found: list[Engine] = []
+    nodes = [loss.grad_fn]
+    seen: set[object] = set()
+    hidden = False
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        parameter = getattr(node, "variable", None)
+        if parameter is not None:
+            own = next((engine for engine in engines if id(parameter) in engine.parameters), None)
+            if own is not None and len(engines) == 1:
+                return own
+            if own is not None and own not in found:
+                found.append(own)
+        hidden = hidden or _RECOMPUTED in type(node).__name__
+        nodes += [following for following, _ in reversed(node.next_functions)]
+    if not found and hidden and len(engines) == 1:
+        return engines[0]
+    if not found:
+        raise StateError(
+            f"A loss comes from a model that was prepared with its optimizer; no gradient was found to lead to one of "
+            f"the {len(engines)} engines. Prepare model and optimizer together, and compute the loss with that model."
+        )
+    if len(found) > 1:
+        raise PreparationError(
+            f"A loss belongs to one engine of DeepSpeed; got one that comes from {len(found)}. Compute a loss for each "
+            "model, and call backward for each, with .detach() where one feeds the other."
+        )
+    return found[0]

@@ -1,0 +1,70 @@
+"""Optimizers of torch and those of DeepSpeed that do the same where states lie in the memory of the host."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from typing import Any
+
+import torch
+
+from accel_core.errors import PreparationError
+from accel_core.plugins.deepspeed import DeepSpeedPlugin, DummyOptim
+
+__all__ = ["for_the_host", "map_pytorch_optim_to_deepspeed"]
+
+_logger = logging.getLogger(__name__)
+
+_HOMES = {
+    torch.optim.AdamW: ("deepspeed.ops.adam", "DeepSpeedCPUAdam"),
+    torch.optim.Adam: ("deepspeed.ops.adam", "DeepSpeedCPUAdam"),
+    torch.optim.Adagrad: ("deepspeed.ops.adagrad", "DeepSpeedCPUAdagrad"),
+}
+
+
+def for_the_host(optimizer: Any, plugin: DeepSpeedPlugin, *, dry_run: bool = False) -> Any:
+    """Return DeepSpeed's form of an optimizer where its states are offloaded, else the optimizer.
+
+    Args:
+        optimizer: An optimizer or `DummyOptim`.
+        plugin: Says whether states are offloaded, and whether DeepSpeed's own form is wanted then.
+        dry_run: Only see whether there is one.
+
+    Raises:
+        PreparationError: There is none.
+    """
+    config = plugin.hf_ds_config
+    place = config.get_value("zero_optimization.offload_optimizer.device", "none")
+    forced = config.get_value("zero_force_ds_cpu_optimizer", True)
+    is_own = type(optimizer).__module__.startswith("deepspeed.")
+    if isinstance(optimizer, DummyOptim) or place in (None, "none") or not forced or is_own:
+        return optimizer
+    if type(optimizer) not in _HOMES:
+        raise PreparationError(
+            "DeepSpeed steps offloaded states by Adam, AdamW or Adagrad of its own; got "
+            f"{type(optimizer).__name__}. Use one of these of torch.optim, or set zero_force_ds_cpu_optimizer to false "
+            "in the configuration."
+        )
+    return optimizer if dry_run else map_pytorch_optim_to_deepspeed(optimizer)
+
+
+def map_pytorch_optim_to_deepspeed(optimizer: Any) -> Any:
+    """Return the optimizer of DeepSpeed that does on the host what one of torch does; any other comes back as it is.
+
+    Its code is built by the first process that needs it, into torch's cache of extensions, which takes a minute.
+
+    Args:
+        optimizer: The optimizer, which was not stepped.
+    """
+    home = _HOMES.get(type(optimizer))
+    if home is None:
+        return optimizer
+    kind = getattr(importlib.import_module(home[0]), home[1])
+    arguments: dict[str, Any] = {name: optimizer.defaults[name] for name in ("lr", "eps", "weight_decay")}
+    if home[1] == "DeepSpeedCPUAdam":
+        arguments |= {"betas": optimizer.defaults["betas"], "adamw_mode": isinstance(optimizer, torch.optim.AdamW)}
+    _logger.info("Building %s, unless the cache of torch's extensions has it.", home[1])
+    made = kind(optimizer.param_groups, **arguments)
+    for own, given in zip(made.param_groups, optimizer.param_groups, strict=True):
+        own.update({key: value for key, value in given.items() if key in own or key == "initial_lr"})
+    return made

@@ -1,0 +1,120 @@
+"""What an engine saves, caught before it writes, and what it loads, read without running code from a file."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from accel_core.checkpoint import pickles
+
+__all__ = ["RECOVERY", "expected", "load_into", "read", "save_from"]
+
+RECOVERY = "zero_to_fp32.py"
+"""DeepSpeed's program that makes whole 32-bit weights of a folder; it puts a copy beside what it saves."""
+
+_CLASSES = (
+    ("deepspeed.runtime.fp16.loss_scaler", "LossScaler"),
+    ("deepspeed.runtime.fp16.loss_scaler", "DynamicLossScaler"),
+    ("deepspeed.runtime.zero.config", "ZeroStageEnum"),
+    ("deepspeed.utils.tensor_fragment", "fragment_address"),
+)
+"""Classes of DeepSpeed, all of plain values, that lie in its files."""
+
+
+class _Storage:
+    """Stands where an engine keeps what writes and reads its files.
+
+    Args:
+        own: What stood there.
+        known: What files hold, by path.
+    """
+
+    def __init__(self, own: Any, known: Mapping[str, Any]) -> None:
+        self._own = own
+        self.files: dict[str, Any] = dict(known)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._own, name)
+
+    def save(self, state_dict: Any, path: str) -> None:
+        """Keep what would be written."""
+        self.files[path] = state_dict
+
+    def load(self, path: str, map_location: object = None) -> Any:
+        """Return what the file holds, on the CPU."""
+        path = str(path)
+        return self.files[path] if path in self.files else read(Path(path).parent.parent, _name_of(path))
+
+
+@contextmanager
+def _instead(engine: Any, known: Mapping[str, Any]) -> Iterator[_Storage]:
+    own = engine.checkpoint_engine
+    engine.checkpoint_engine = storage = _Storage(own, known)
+    try:
+        yield storage
+    finally:
+        engine.checkpoint_engine = own
+
+
+def save_from(engine: Any, tag: str) -> dict[str, Any]:
+    """Return what this rank writes of an engine, by file name; every rank calls it.
+
+    Args:
+        engine: The engine.
+        tag: The folder of its files.
+    """
+    with tempfile.TemporaryDirectory() as folder, _instead(engine, {}) as storage:
+        engine.save_checkpoint(folder, tag=tag, save_latest=False)
+        return {_name_of(path): _apart(content) for path, content in storage.files.items()}
+
+
+def _apart(content: dict[str, Any]) -> dict[str, Any]:
+    """Return a state whose loss scaler later steps do not change."""
+    inside = content.get("optimizer_state_dict")
+    if not isinstance(inside, dict) or "loss_scaler" not in inside:
+        return content
+    return {**content, "optimizer_state_dict": {**inside, "loss_scaler": copy.copy(inside["loss_scaler"])}}
+
+
+def expected(engine: Any, folder: Path, tag: str) -> list[str]:
+    """Return the names of the files that this rank reads for an engine."""
+    found = [engine._get_ckpt_name(str(folder), tag)]
+    if engine.zero_optimization():
+        found.append(engine._get_zero_ckpt_name(str(folder), tag))
+    return [_name_of(path) for path in found]
+
+
+def read(folder: Path, name: str) -> Any:
+    """Read a file of an engine, refusing anything but data and DeepSpeed's own plain classes.
+
+    Raises:
+        CheckpointError: It is damaged, or reading it would run code.
+        FileNotFoundError: There is no such file.
+    """
+    allowed = [getattr(importlib.import_module(module), name) for module, name in _CLASSES]
+    with torch.serialization.safe_globals(allowed):
+        return pickles.read_object(folder, name)
+
+
+def load_into(engine: Any, folder: Path, tag: str, known: Mapping[str, Any]) -> None:
+    """Load an engine from a checkpoint; every rank calls it.
+
+    Args:
+        engine: The engine.
+        folder: The checkpoint.
+        tag: The folder of the engine's files.
+        known: What this rank's files hold, by name.
+    """
+    with _instead(engine, {str(folder / name): content for name, content in known.items()}):
+        engine.load_checkpoint(str(folder), tag=tag, load_lr_scheduler_states=False)
+
+
+def _name_of(path: str) -> str:
+    return "/".join(Path(path).parts[-2:])

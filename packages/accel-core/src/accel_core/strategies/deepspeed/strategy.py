@@ -1,0 +1,495 @@
+"""DeepSpeed as a strategy: it owns optimizers, number formats and the exchange of gradients; the window is ours."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, MutableMapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+from weakref import ReferenceType, ref
+
+import torch
+from torch.utils.weak import WeakIdKeyDictionary
+
+from accel_core.errors import ConfigurationError, EngineUnavailableError, PreparationError, StateError
+from accel_core.mesh.layout import Layout
+from accel_core.optim.optimizer import AcceleratedOptimizer
+from accel_core.optim.scheduler import AcceleratedScheduler
+from accel_core.options.enums import DistributedType, DynamoBackend
+from accel_core.plugins.deepspeed import DeepSpeedPlugin, DummyOptim, DummyScheduler
+from accel_core.plugins.parallelism import ParallelismConfig
+from accel_core.precision import registry as precisions
+from accel_core.precision.precision import Precision
+from accel_core.process.world import GroupNeeds
+from accel_core.strategies import placement, recipe
+from accel_core.strategies.bundle import Bundle, Kind, Slot
+from accel_core.strategies.deepspeed import configuration, gradients, library, whole
+from accel_core.strategies.deepspeed.engines import (
+    DeepSpeedEngineWrapper,
+    DeepSpeedOptimizerWrapper,
+    DeepSpeedSchedulerWrapper,
+    Engine,
+)
+from accel_core.strategies.deepspeed.format import EngineFormat
+from accel_core.strategies.deepspeed.graph import engine_of
+from accel_core.strategies.deepspeed.optimizers import for_the_host
+from accel_core.strategies.parts import Kit, Parts, PrecisionRequest
+from accel_core.strategies.strategy import Strategy
+
+__all__ = ["DeepSpeedStrategy"]
+
+_logger = logging.getLogger(__name__)
+
+
+class DeepSpeedStrategy(Strategy):
+    """Each model that is trained lives in an engine of DeepSpeed together with its optimizer.
+
+    The window of the run says where the engine exchanges gradients, and losses are divided by its length here, so that
+    a short last window counts as one process would count it. The update happens in `optimizer.step()`.
+    """
+
+    name = "deepspeed"
+    plugin_type = DeepSpeedPlugin
+    divides_loss = False
+
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts)
+        for plugin in _plugins(parts):
+            configuration.refuse_contradictions(plugin, self.world.device.type)
+        self.format = EngineFormat(self._engine_of, self.layout.replicas == self.world.size)
+        self._filling = configuration.Filling(parts)
+        # Both hold what they know weakly: an engine goes with its prepared optimizer, as the user lets go of it.
+        self._made: list[ReferenceType[Engine]] = []
+        self._prepared: MutableMapping[torch.nn.Module, ReferenceType[Any]] = WeakIdKeyDictionary()
+
+    @classmethod
+    def lay_out(cls, rank: int, world_size: int, parallelism: ParallelismConfig | None, plugin: Any) -> Layout:
+        """Spread the data over all ranks, or over the groups of tensor parallel that the configuration makes.
+
+        Raises:
+            ConfigurationError: The configuration contradicts itself.
+            EngineUnavailableError: Axes of a mesh, along which DeepSpeed does not shard.
+            MissingDependencyError: DeepSpeed is not installed.
+        """
+        library.require()
+        configuration.refuse_contradictions(plugin)
+        if parallelism is not None and parallelism.total_size > 1:
+            raise EngineUnavailableError(
+                f"DeepSpeed is not combined with the axes of a mesh yet; got {parallelism.active_mesh_dims}. "
+                "Leave parallelism_config out: ZeRO shards over all processes."
+            )
+        tensor_parallel = int(plugin.get_value("tensor_parallel.autotp_size", 0) or 1)
+        if world_size % tensor_parallel:
+            raise ConfigurationError(
+                f"Groups of tensor parallel share out all processes; got tensor_parallel.autotp_size={tensor_parallel} "
+                f"and {world_size} processes. Change one of them."
+            )
+        return Layout.of(rank, world_size, {"dp_shard": world_size // tensor_parallel, "tp": tensor_parallel})
+
+    @classmethod
+    def group_needs(cls, plugin: Any) -> GroupNeeds:
+        """Return that one process needs a group too."""
+        return GroupNeeds(alone=True)
+
+    def precision(self, asked: PrecisionRequest) -> Precision:
+        """Return a format that changes nothing: the engine casts weights and scales losses.
+
+        Raises:
+            DeviceUnavailableError: The hardware does not compute in the format asked for.
+            EngineUnavailableError: fp8.
+        """
+        if asked.name == "fp8":
+            raise EngineUnavailableError(
+                "DeepSpeed does not train in fp8 yet; got mixed_precision='fp8'. Use mixed_precision='bf16'."
+            )
+        precisions.choose(asked.name, self.world, asked.autocast, asked.scaler)
+        return Precision(asked.name, asked.autocast)
+
+    def label(self) -> DistributedType:
+        """Return the label of DeepSpeed."""
+        return DistributedType.DEEPSPEED
+
+    @property
+    def _engines(self) -> list[Engine]:
+        """The engines that train, in the order in which they were made."""
+        return [engine for made in self._made if (engine := made()) is not None]
+
+    def _engine_of(self, model: Any) -> Engine | None:
+        """Return the engine that a prepared model is, where it trains."""
+        return next((each for each in self._engines if each.deepspeed is model), None)
+
+    @property
+    def engine_wrapped(self) -> DeepSpeedEngineWrapper | None:
+        """The last engine that was made, for those who call it themselves."""
+        engines = self._engines
+        return DeepSpeedEngineWrapper(engines[-1].deepspeed) if engines else None
+
+    def kind_of(self, given: object) -> Kind | None:
+        """Return the kind of what stands for the optimizer or the schedule of the configuration."""
+        if isinstance(given, DummyOptim):
+            return "optimizers"
+        return "schedulers" if isinstance(given, DummyScheduler) else None
+
+    def check(self, bundle: Bundle) -> None:
+        """Refuse objects that no engine can be made of.
+
+        Raises:
+            ConfigurationError: The configuration contradicts itself or the run.
+            PreparationError: An optimizer without its model, or one that is given twice or by nobody.
+        """
+        plugin = self.parts.plugin
+        configuration.refuse_contradictions(plugin, self.world.device.type)
+        configuration.refuse_format(plugin, self.parts.precision.name)
+        for slot in bundle.models:
+            placement.refuse_offloaded(slot.given)
+            placement.refuse_misplaced(slot.given, self.world.device)
+        for model, optimizer in self._pairs(bundle):
+            schedule = _schedule_of(bundle, optimizer)
+            configuration.refuse_stand_ins(
+                plugin, None if optimizer is None else optimizer.given, None if schedule is None else schedule.given
+            )
+            if optimizer is not None:
+                for_the_host(optimizer.given, plugin, dry_run=True)
+                given = None if schedule is None else schedule.given
+                self._filling.plan(plugin, model.given, optimizer.given, given, self._sizes(bundle))
+
+    def _pairs(self, bundle: Bundle) -> list[tuple[Slot, Slot | None]]:
+        """Return the models that are new, each with its optimizer.
+
+        Raises:
+            PreparationError: An optimizer trains parameters of no model here, or of two; or a model has two.
+        """
+        new = [slot for slot in bundle.models if not self._is_known(slot.given)]
+        pairs: dict[int, Slot] = {}
+        for optimizer in bundle.optimizers:
+            if isinstance(optimizer.given, AcceleratedOptimizer):
+                continue
+            held = {id(parameter) for parameter in _parameters_of(optimizer.given)}
+            owners = [slot for slot in new if any(id(p) in held for p in slot.given.parameters())]
+            if len(owners) != 1 or id(owners[0]) in pairs:
+                raise PreparationError(
+                    "DeepSpeed prepares a model together with its optimizer, one for each; got "
+                    f"{type(optimizer.given).__name__}, which trains {len(owners)} of {len(new)} new models. "
+                    "Call `accelerator.prepare(model, optimizer)`."
+                )
+            pairs[id(owners[0])] = optimizer
+        return [(slot, pairs.get(id(slot))) for slot in new]
+
+    def _is_known(self, model: torch.nn.Module) -> bool:
+        return _is_engine(self._known(model))
+
+    def prepare(self, bundle: Bundle, kit: Kit) -> None:
+        """Prepare loaders first, whose batch sizes the configuration needs, then engines with all that they own."""
+        sizes = self._sizes(bundle)
+        for slot in bundle.loaders:
+            slot.result = kit.prepare_loader(slot.given, slot.place)
+        pairs = self._pairs(bundle)
+        for slot in bundle.models:
+            if self._is_known(slot.given):
+                slot.result = self._known(slot.given)
+                kit.keep_model(slot.result)
+        for slot in bundle.optimizers:
+            if isinstance(slot.given, AcceleratedOptimizer):
+                slot.result = kit.prepare_optimizer(slot.given)
+        taken: list[Slot] = []
+        for model, optimizer in pairs:
+            schedule = _schedule_of(bundle, optimizer)
+            taken += [] if schedule is None else [schedule]
+            self._prepare_together(model, optimizer, schedule, sizes, kit)
+        for slot in bundle.schedulers:
+            if all(slot is not one for one in taken):
+                slot.result = kit.prepare_scheduler(slot.given)
+
+    def _prepare_together(
+        self, model: Slot, optimizer: Slot | None, schedule: Slot | None, sizes: Sequence[int | None], kit: Kit
+    ) -> None:
+        if optimizer is None:
+            model.result = kit.prepare_model(model.given, model.place)
+            return
+        given = None if schedule is None else schedule.given
+        engine = self._initialize(model.given, optimizer.given, given, sizes)
+        model.result = engine.deepspeed
+        kit.keep_model(engine.deepspeed)
+        wrapper = DeepSpeedOptimizerWrapper(engine.deepspeed.optimizer, engine, self.parts.accumulation.gradient_state)
+        optimizer.result = kit.prepare_optimizer(wrapper)
+        if schedule is None:
+            return
+        if engine.deepspeed.lr_scheduler is not None:
+            own = DeepSpeedSchedulerWrapper(engine.deepspeed.lr_scheduler, [wrapper])
+            schedule.result = kit.prepare_scheduler(own)
+        else:
+            schedule.result = kit.prepare_scheduler(given)
+            schedule.result.optimizers = [wrapper]
+
+    def _initialize(self, model: torch.nn.Module, optimizer: Any, schedule: Any, sizes: Sequence[int | None]) -> Engine:
+        """Make an engine.
+
+        Args:
+            model: The model.
+            optimizer: Its optimizer or `DummyOptim`; `None` for a model that is only read.
+            schedule: Its schedule or `DummyScheduler`, or `None`.
+            sizes: Batch sizes of the loaders.
+        """
+        plugin: DeepSpeedPlugin = self.parts.plugin
+        deepspeed = library.load(self.world.device, self.world.local_rank)
+        config = self._filling.fill(plugin, model, optimizer, schedule, sizes)
+        self._follow_steps(config)
+        arguments: dict[str, Any] = {"model": recipe.compile_blocks(model, self.parts.compilation), "config": config}
+        if isinstance(optimizer, DummyOptim):
+            arguments["model_parameters"] = optimizer.params
+        elif optimizer is not None:
+            arguments["optimizer"] = for_the_host(optimizer, plugin)
+            _follow(schedule, arguments["optimizer"])
+        else:
+            config.pop("optimizer", None)
+            config.pop("scheduler", None)
+        if isinstance(schedule, DummyScheduler):
+            arguments["lr_scheduler"] = schedule.lr_scheduler_callable
+        elif type(schedule).__module__.startswith("deepspeed."):
+            arguments["lr_scheduler"] = schedule
+        if plugin.hf_ds_config.is_zero3():
+            plugin.set_moe_leaf_modules(model)
+        made, *_ = deepspeed.initialize(**arguments)
+        self._compile(made)
+        engine = Engine(made)
+        self._prepared[model] = ref(made)
+        self._own(made)
+        if optimizer is not None:
+            self._made.append(ref(engine))
+        return engine
+
+    def _follow_steps(self, config: dict[str, Any]) -> None:
+        """Take the number of batches of a step from the configuration, where the script says none."""
+        state = self.parts.accumulation.gradient_state
+        steps = config["gradient_accumulation_steps"]
+        if state.num_steps != steps:
+            if self.world.is_main:
+                _logger.warning(
+                    "The DeepSpeed configuration says how many batches make a step: %d. Pass "
+                    "gradient_accumulation_steps=%d to Accelerator to say the same.",
+                    steps,
+                    steps,
+                )
+            state.plugin_kwargs["num_steps"] = steps
+
+    def _compile(self, engine: Any) -> None:
+        """Compile an engine as the run compiles whole models."""
+        settings = self.parts.compilation
+        if settings.backend != DynamoBackend.NO and not settings.use_regional_compilation:
+            arguments = settings.to_kwargs()
+            arguments.pop("use_regional_compilation", None)
+            backend = arguments.pop("backend")
+            engine.compile(backend=backend, compile_kwargs=arguments)
+
+    def _sizes(self, bundle: Bundle) -> list[int | None]:
+        """Return how many samples a rank reads at once from each loader."""
+        return [self._batch_of(slot.given) for slot in bundle.loaders]
+
+    def _batch_of(self, loader: Any) -> int | None:
+        """Return how many samples a rank reads at once from a loader; `None` for one that does not say."""
+        size = getattr(loader, "batch_size", None) or getattr(
+            getattr(loader, "batch_sampler", None), "batch_size", None
+        )
+        if not isinstance(size, int):
+            return None
+        return size // self.layout.replicas if self.parts.data.split_batches else size
+
+    def prepare_model(
+        self, model: torch.nn.Module, *, device_placement: bool | None = None, evaluation: bool = False
+    ) -> torch.nn.Module:
+        """Prepare a model that is only read: stage 3 shards it, the others keep it whole on each rank.
+
+        Args:
+            model: The model.
+            device_placement: Move a whole one to the device; `None` leaves that to the run.
+            evaluation: Not used: without its optimizer no model is trained.
+        """
+        if self._is_known(model):
+            known: torch.nn.Module = self._known(model)
+            return known
+        if self.parts.plugin.hf_ds_config.is_zero3():
+            made: torch.nn.Module = self._initialize(model, None, None, []).deepspeed
+            return made
+        if self.parts.device_placement if device_placement is None else device_placement:
+            placement.move(model, self.world.device)
+        model = recipe.compile_whole(recipe.compile_blocks(model, self.parts.compilation), self.parts.compilation)
+        self._own(model)
+        return model
+
+    def _known(self, model: torch.nn.Module) -> Any:
+        made = self._prepared.get(model)
+        engine = None if made is None else made()
+        return model if engine is None else engine
+
+    def distribute(self, model: torch.nn.Module) -> torch.nn.Module:
+        """Return the engine of a model that is only read."""
+        return self.prepare_model(model)
+
+    def rebind(self, optimizers: Iterable[Any]) -> None:
+        """Do nothing: an engine's optimizer holds its own parts of the parameters."""
+
+    def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
+        """Compute gradients in the engine that a loss comes from.
+
+        Args:
+            loss: A scalar. It is divided by the length of its window unless it had a weight.
+            **kwargs: `scale_wrt_gas=False` leaves the loss as it is; `retain_graph` is DeepSpeed's own.
+
+        Raises:
+            ConfigurationError: Other arguments, which DeepSpeed does not take.
+            StateError: The loss comes from no engine.
+        """
+        accumulation = self.parts.accumulation
+        divide = kwargs.pop("scale_wrt_gas", True) and not accumulation.is_weighted
+        unknown = sorted(set(kwargs) - {"retain_graph"})
+        if unknown:
+            raise ConfigurationError(
+                f"DeepSpeed's backward takes retain_graph and scale_wrt_gas; got {', '.join(unknown)}. Leave them out."
+            )
+        engine = engine_of(loss, self._engines)
+        if divide and accumulation.divisor != 1:
+            loss = loss / accumulation.divisor
+        ends = accumulation.gradient_state.sync_gradients and not engine.held
+        engine.backward(loss, ends_window=ends, **kwargs)
+
+    def scale_gradients(self, factor: float, models: Sequence[torch.nn.Module], optimizers: Sequence[Any]) -> None:
+        """Multiply the gradients of a window in all engines that it trained.
+
+        Raises:
+            StateError: It trained none.
+        """
+        complete = [engine for engine in self._engines if engine.is_complete]
+        if not [engine for engine in complete if gradients.scale(engine.deepspeed, factor)]:
+            raise StateError(
+                f"The losses of this window had weights, and no gradient was found to apply them to, in "
+                f"{len(self._engines)} engines. Prepare the model that the losses come from with its optimizer."
+            )
+
+    def state_dict(self, model: torch.nn.Module, *, unwrap: bool = True) -> dict[str, Any]:
+        """Return the whole model's state on the first rank, and nothing on the others; every rank calls it.
+
+        Raises:
+            ConfigurationError: Stage 3, and the configuration does not say that weights are gathered.
+        """
+        engine = self._known(model)
+        if not whole.is_sharded(engine):
+            state = super().state_dict(engine, unwrap=unwrap)
+            return state if self.world.is_main else {}
+        whole.refuse_ungathered(engine)
+        return whole.state_of(engine, keep=self.world.is_main)
+
+    def weights(self, model: torch.nn.Module) -> Iterable[tuple[str, Any]]:
+        """Yield the weights that `save_model` writes; see `Strategy.weights`.
+
+        Raises:
+            ConfigurationError: Stage 3, and the configuration does not say that weights are gathered.
+        """
+        engine = self._known(model)
+        if not whole.is_sharded(engine):
+            return super().weights(engine)
+        whole.refuse_ungathered(engine)
+        return whole.weights_of(engine)
+
+    def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
+        """Return a context whose backward passes do not end the window of a model's engine."""
+        return self._holding(model, True)
+
+    def sync_next_backward(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
+        """Return a context whose backward pass ends the window of a model's engine."""
+        return self._holding(model, False)
+
+    @contextmanager
+    def _holding(self, model: torch.nn.Module, held: bool) -> Iterator[None]:
+        engine = self._engine_of(model)
+        if engine is None:
+            yield
+            return
+        before, engine.held = engine.held, held
+        try:
+            yield
+        finally:
+            engine.held = before
+
+    def clip_grad_norm_(
+        self,
+        parameters: Iterable[torch.Tensor] | torch.Tensor,
+        max_norm: float,
+        norm_type: float = 2.0,
+        *,
+        models: Sequence[torch.nn.Module] = (),
+    ) -> torch.Tensor:
+        """Scale the gradients of engines down to a common norm; returns the norm before, the same on all ranks.
+
+        Raises:
+            PreparationError: Another norm than the 2-norm, or a part of what an engine trains.
+        """
+        given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+        ids = {id(parameter) for parameter in given}
+        engines = [engine for engine in self._engines if not ids.isdisjoint(engine.parameters)]
+        if not engines:
+            return super().clip_grad_norm_(given, max_norm, norm_type)
+        left_out = sum(len(engine.parameters - ids) for engine in engines)
+        if left_out or norm_type != 2:
+            raise PreparationError(
+                "DeepSpeed clips by the 2-norm of all gradients of an engine together; got norm_type="
+                f"{norm_type} and parameters that leave out {left_out} which it trains. Pass model.parameters()."
+            )
+        complete = [engine for engine in engines if engine.is_complete]
+        if not complete:
+            return torch.tensor(float(engines[0].deepspeed.get_global_grad_norm() or 0.0), device=self.world.device)
+        norms = [gradients.norm_of(engine.deepspeed) for engine in complete]
+        total: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms))
+        factor = torch.clamp(max_norm / (total + 1e-6), max=1.0) if torch.isfinite(total) else torch.ones(())
+        for engine in complete:
+            engine.clip(factor, total)
+        return total
+
+    def clip_grad_value_(
+        self,
+        parameters: Iterable[torch.Tensor] | torch.Tensor,
+        clip_value: float,
+        *,
+        models: Sequence[torch.nn.Module] = (),
+    ) -> None:
+        """Refuse: an engine's gradients are scaled together or not at all.
+
+        Raises:
+            PreparationError: Always, as in Accelerate.
+        """
+        raise PreparationError(
+            f"DeepSpeed does not clip single elements of gradients; got clip_grad_value_({clip_value}). "
+            "Use clip_grad_norm_."
+        )
+
+
+def _plugins(parts: Parts) -> list[DeepSpeedPlugin]:
+    return [plugin for plugin in parts.plugins if isinstance(plugin, DeepSpeedPlugin)]
+
+
+def _is_engine(model: object) -> bool:
+    return any(kind.__name__ == "DeepSpeedEngine" for kind in type(model).__mro__)
+
+
+def _parameters_of(optimizer: Any) -> list[torch.Tensor]:
+    groups = list(optimizer.params if isinstance(optimizer, DummyOptim) else optimizer.param_groups)
+    if isinstance(optimizer, DummyOptim):
+        optimizer.params = groups  # which may have been an iterator
+    return [p for group in groups for p in (group["params"] if isinstance(group, dict) else [group])]
+
+
+def _schedule_of(bundle: Bundle, optimizer: Slot | None) -> Slot | None:
+    """Return the schedule that moves an optimizer."""
+    if optimizer is None:
+        return None
+    for slot in bundle.schedulers:
+        if isinstance(slot.given, AcceleratedScheduler):
+            continue
+        if getattr(slot.given, "optimizer", None) is optimizer.given:
+            return slot
+    return None
+
+
+def _follow(schedule: Any, optimizer: Any) -> None:
+    """Let a schedule of torch move the optimizer that takes the place of its own."""
+    if schedule is not None and not isinstance(schedule, DummyScheduler):
+        schedule.optimizer = optimizer

@@ -1,0 +1,93 @@
+"""Whole weights of a model whose parameters stage 3 keeps in parts."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+
+from accel_core.checkpoint.tensor_file import SpreadWeight
+from accel_core.errors import ConfigurationError
+from accel_core.modules.unwrap import canonical_name
+
+__all__ = ["is_sharded", "load_into", "refuse_ungathered", "state_of", "weights_of"]
+
+
+def is_sharded(model: torch.nn.Module) -> bool:
+    """Return whether the parameters of a model, prepared or not, lie in parts on all ranks."""
+    return any(hasattr(parameter, "ds_id") for parameter in model.parameters())
+
+
+def refuse_ungathered(engine: Any) -> None:
+    """Refuse to gather the weights of an engine whose configuration does not say so.
+
+    Raises:
+        ConfigurationError: It does not.
+    """
+    asked = getattr(engine, "zero_gather_16bit_weights_on_model_save", None)
+    if asked is not None and not asked():
+        raise ConfigurationError(
+            "Stage 3 keeps weights in parts, and gathers them where it is told to; got "
+            "zero_optimization.stage3_gather_16bit_weights_on_model_save=false. Set it to true "
+            "(DeepSpeedPlugin(zero3_save_16bit_model=True), --zero3_save_16bit_model true), or use save_state."
+        )
+
+
+def state_of(engine: Any, *, keep: bool) -> dict[str, Any]:
+    """Gather the state of a model under its bare names, one parameter after the other; every rank calls it.
+
+    Args:
+        engine: The model or its engine.
+        keep: Whether this rank wants it; others get an empty dict.
+    """
+    found: dict[str, Any] = {}
+    shared: dict[int, torch.Tensor] = {}
+    for name, value in weights_of(engine):
+        if isinstance(value, SpreadWeight):
+            if id(value) not in shared:
+                gathered = value()
+                shared[id(value)] = gathered.cpu() if keep else gathered[:0]
+            value = shared[id(value)]
+        found[name] = value
+    return found if keep else {}
+
+
+@torch.no_grad()
+def load_into(engine: Any, state: Mapping[str, Any]) -> None:
+    """Put whole weights into a model, one parameter after the other; every rank calls it.
+
+    Args:
+        engine: The model or its engine.
+        state: The weights under their bare names; the first rank's count.
+    """
+    model = getattr(engine, "module", engine)
+    for name, parameter in model.named_parameters():
+        with importlib.import_module("deepspeed").zero.GatheredParameters([parameter], modifier_rank=0):
+            parameter.copy_(state[canonical_name(name)])
+    for name, buffer in model.named_buffers():
+        if canonical_name(name) in state:
+            buffer.copy_(state[canonical_name(name)])
+
+
+def weights_of(engine: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the names and weights of a model; those that lie in parts as a `SpreadWeight`, a tied one as one."""
+    model = getattr(engine, "module", engine)
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    spread: dict[int, SpreadWeight] = {}
+    for name, value in model.state_dict(keep_vars=True).items():
+        parameter = parameters.get(name)
+        if parameter is not None and hasattr(parameter, "ds_id"):
+            lazy = SpreadWeight(tuple(parameter.ds_shape), parameter.dtype, partial(_gather, parameter))
+            yield canonical_name(name), spread.setdefault(parameter.ds_id, lazy)
+        else:
+            yield canonical_name(name), value.detach() if isinstance(value, torch.Tensor) else value
+
+
+def _gather(parameter: Any) -> torch.Tensor:
+    zero = importlib.import_module("deepspeed").zero
+    with zero.GatheredParameters([parameter]):
+        whole: torch.Tensor = parameter.data.detach().clone()
+    return whole

@@ -1,0 +1,360 @@
+"""Models in engines of DeepSpeed, against one process."""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from accel_core.accelerator import Accelerator
+from accel_core.errors import CheckpointError, ConfigurationError, EngineUnavailableError, PreparationError, StateError
+from accel_core.host import availability
+from accel_core.plugins.accumulation import set_default_short_window
+from accel_core.plugins.deepspeed import DeepSpeedPlugin, DummyOptim, DummyScheduler
+from accel_core.state import reset_all
+from accel_core.strategies.deepspeed.strategy import DeepSpeedStrategy
+from accel_core.testing import requires, world
+from accel_core.testing.conformance.strategy import CASES, Case, StrategyConformance, model, plain, samples, train
+from accel_core.testing.world import run
+
+pytestmark = requires("deepspeed")
+
+BATCH = 2
+
+
+def plugin(stage: int, of_zero: dict[str, Any] | None = None, **others: Any) -> DeepSpeedPlugin:
+    """Return a plugin that gathers whole weights."""
+    zero = {"stage": stage, "stage3_gather_16bit_weights_on_model_save": True, **(of_zero or {})}
+    waiting = {"train_micro_batch_size_per_gpu": BATCH, "gradient_accumulation_steps": "auto"}
+    return DeepSpeedPlugin(hf_ds_config={**waiting, "zero_optimization": zero, **others})
+
+
+def begin() -> None:
+    """Let DeepSpeed call what torch.distributed deprecates, and keep the drop-in's defaults out of the run.
+
+    Plugins import transformers where it is installed, which imports the drop-in, which changes the defaults of the
+    process. The ranks of a test are processes of their own.
+    """
+    warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
+    if availability.is_transformers_available():
+        importlib.import_module("transformers.integrations.deepspeed")
+    set_default_short_window("actual")
+
+
+class Zero2(StrategyConformance):
+    """Gradients and states of optimizers in parts."""
+
+    strategy = DeepSpeedStrategy
+    sizes = ()  # all on two ranks that import DeepSpeed once, by the test below
+    clips_elements = False
+    dtype = torch.float
+    optimizers_follow = False
+    state_everywhere = False
+    stage = 2
+
+    def arguments(self) -> dict[str, Any]:
+        """Return a plugin."""
+        return {"deepspeed_plugin": plugin(self.stage)}
+
+
+class Zero0(Zero2):
+    """Nothing in parts."""
+
+    stage = 0
+
+
+class Zero1(Zero2):
+    """States of optimizers in parts."""
+
+    stage = 1
+
+
+class Zero3(Zero2):
+    """Parameters in parts too."""
+
+    stage = 3
+
+
+@pytest.mark.parametrize("kind", ["Zero0", "Zero1", "Zero2", "Zero3"])
+@world(2, timeout=300)
+def test_every_stage_equals_one_process(kind: str, tmp_path: Path) -> None:
+    """Accumulated, cut short, clipped and weighted, every stage trains as one process, and refuses what it cannot."""
+    begin()
+    conformance: Zero2 = globals()[kind]()
+    for case in CASES:
+        conformance._equals_one_process(case)
+        reset_all()
+    conformance._saves_model(tmp_path)
+    reset_all()
+    for fresh in (False, True):
+        conformance._restores(tmp_path / str(fresh), fresh=fresh)
+        reset_all()
+    for check in (
+        conformance._synchronises_late,
+        conformance._trains_on_nothing,
+        conformance._clips_elements,
+        conformance._unwraps,
+        conformance._prepares_twice,
+        conformance._seeds,
+        conformance._refuses,
+    ):
+        check()
+        reset_all()
+
+
+def adam(net: nn.Module) -> torch.optim.Optimizer:
+    """Return an optimizer whose states show a wrong gradient."""
+    return torch.optim.AdamW(net.parameters(), lr=0.05, weight_decay=0.1)
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+@world(2, timeout=300)
+def test_states_on_the_host_are_stepped_by_deepspeed(stage: int) -> None:
+    """Offloaded, AdamW becomes DeepSpeedCPUAdam, and accumulated, clipped and weighted it trains as one process."""
+    begin()
+    for case in (Case(accumulation=3, clip=0.05), Case(weighted=True, accumulation=2)):
+        accelerator = Accelerator(
+            cpu=True,
+            deepspeed_plugin=plugin(stage, {"offload_optimizer": {"device": "cpu", "pin_memory": False}}),
+            gradient_accumulation_steps=case.accumulation,
+        )
+        data, expected = samples(8 * BATCH, torch.float), model(dtype=torch.float)
+        norms = plain(expected, adam(expected), data, 2 * BATCH, case, epochs=2)
+        net = model(dtype=torch.float)
+        net, optimizer, loader = accelerator.prepare(net, adam(net), DataLoader(data, batch_size=BATCH))
+        assert type(optimizer.optimizer.optimizer).__name__ == "DeepSpeedCPUAdam"
+        found = train(accelerator, net, optimizer, loader, case, epochs=2)
+        torch.testing.assert_close(found, norms, rtol=1e-5, atol=1e-6)
+        equals(accelerator, net, expected)
+        reset_all()
+
+
+def equals(accelerator: Accelerator, net: nn.Module, expected: nn.Module) -> None:
+    """Compare a prepared model's whole weights with those of a plain one, on the first rank."""
+    state = accelerator.get_state_dict(net)
+    if accelerator.is_main_process:
+        torch.testing.assert_close(dict(state), dict(expected.state_dict()), rtol=1e-5, atol=1e-6)
+    accelerator.wait_for_everyone()
+
+
+@world(2, timeout=300)
+def test_one_plugin_trains_while_another_reads() -> None:
+    """A student in stage 2 learns what a teacher in stage 3 says, as on one process."""
+    begin()
+    plugins = {"student": plugin(2), "teacher": plugin(3)}
+    accelerator = Accelerator(cpu=True, deepspeed_plugins=plugins)
+    data = samples(8 * BATCH, torch.float)
+    expected, teacher = model(dtype=torch.float), model(5, torch.float)
+    optimizer = adam(expected)
+    for start in range(0, len(data), 2 * BATCH):
+        x = data[start : start + 2 * BATCH][0]
+        (expected(x) - teacher(x).detach()).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    net = model(dtype=torch.float)
+    net, optimizer, loader = accelerator.prepare(net, adam(net), DataLoader(data, batch_size=BATCH))
+    accelerator.state.select_deepspeed_plugin("teacher")
+    assert accelerator.deepspeed_plugin is plugins["teacher"]
+    teacher = accelerator.prepare(teacher)
+    assert (net.zero_optimization_stage(), teacher.zero_optimization_stage()) == (2, 3)
+    assert accelerator.deepspeed_engine_wrapped.engine is net
+    for x, *_ in loader:
+        with torch.no_grad():
+            wanted = teacher(x)
+        accelerator.backward((net(x) - wanted).square().mean())
+        optimizer.step()
+        optimizer.zero_grad()
+    equals(accelerator, net, expected)
+
+
+@world(2, timeout=300)
+def test_a_loss_finds_its_engine() -> None:
+    """Of two models that train, each loss reaches its own; one of both, or of none, is refused and changes nothing."""
+    begin()
+    accelerator = Accelerator(cpu=True, deepspeed_plugin=plugin(2))
+    plains = [model(seed, torch.float) for seed in (3, 5)]
+    pairs = [accelerator.prepare(net, adam(net)) for net in (model(seed, torch.float) for seed in (3, 5))]
+    (first, _), (second, _) = pairs
+    x = samples(BATCH, torch.float)[:][0]
+    with pytest.raises(PreparationError, match="got one that comes from 2"):
+        accelerator.backward((first(x) + second(x)).mean())
+    with pytest.raises(StateError, match="lead to one of the 2 engines"):
+        accelerator.backward(plains[0](x).mean())
+    plains[0].zero_grad()
+    for bare, (net, optimizer) in zip(plains, pairs, strict=True):
+        accelerator.backward(net(x).square().mean())
+        optimizer.step()
+        optimizer.zero_grad()
+        own = adam(bare)
+        bare(x).square().mean().backward()
+        own.step()
+        equals(accelerator, net, bare)
+
+
+@world(2, timeout=300)
+def test_the_configuration_makes_optimizer_and_schedule() -> None:
+    """Stand-ins take rates from the script, a callable makes the schedule, and both move once for each window."""
+    begin()
+    params = {"lr": "auto", "weight_decay": "auto", "torch_adam": True}
+    for scheduled in ("configuration", "callable"):
+        others: dict[str, Any] = {"optimizer": {"type": "AdamW", "params": params}}
+        if scheduled == "configuration":
+            warmup = {
+                "warmup_min_lr": "auto",
+                "warmup_max_lr": "auto",
+                "warmup_num_steps": "auto",
+                "total_num_steps": "auto",
+            }
+            others["scheduler"] = {"type": "WarmupDecayLR", "params": {**warmup, "warmup_type": "linear"}}
+        given = plugin(3, **others)
+        accelerator = Accelerator(cpu=True, deepspeed_plugin=given, gradient_accumulation_steps=2)
+        data, expected = samples(8 * BATCH, torch.float), model(dtype=torch.float)
+        reference = adam(expected)
+        net = model(dtype=torch.float)
+        stand_in = DummyOptim(net.parameters(), lr=0.05, weight_decay=0.1)
+        if scheduled == "callable":
+            schedule = DummyScheduler(stand_in, lr_scheduler_callable=lambda own: decay(own))
+        else:
+            schedule = DummyScheduler(stand_in, total_num_steps=8, warmup_num_steps=1)
+        net, optimizer, loader, schedule = accelerator.prepare(
+            net, stand_in, DataLoader(data, batch_size=BATCH), schedule
+        )
+        rates = []
+        for x, y, _ in loader:
+            with accelerator.accumulate(net):
+                accelerator.backward((net(x) - y).square().mean())
+                optimizer.step()
+                schedule.step()
+                optimizer.zero_grad()
+            if accelerator.sync_gradients:
+                rates.append(schedule.get_last_lr()[0])
+        assert len(set(rates)) == len(rates) == 2
+        for window in range(2):
+            for group in reference.param_groups:
+                group["lr"] = {"callable": 0.05 / (window + 1), "configuration": [0.0, rates[0]][window]}[scheduled]
+            x, y, _ = data[window * 4 * BATCH : (window + 1) * 4 * BATCH]
+            (expected(x) - y).square().mean().backward()
+            reference.step()
+            reference.zero_grad()
+        equals(accelerator, net, expected)
+        reset_all()
+
+
+def decay(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
+    """Return a schedule."""
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (step + 1))
+
+
+@world(2, timeout=300)
+def test_what_contradicts_the_run_is_refused_before_an_engine_is_made() -> None:
+    """Windows, batch sizes, formats and stand-ins that differ are named on every rank; nothing was prepared."""
+    begin()
+
+    def prepared(given: DeepSpeedPlugin, loader: Any = None, optimizer: Any = adam, **arguments: Any) -> None:
+        accelerator = Accelerator(cpu=True, deepspeed_plugin=given, **arguments)
+        net = model(dtype=torch.float)
+        try:
+            accelerator.prepare(net, optimizer(net), *([] if loader is None else [loader]))
+        finally:
+            assert (accelerator._models, accelerator._optimizers, accelerator._dataloaders) == ([], [], [])
+            reset_all()
+
+    own = {"optimizer": {"type": "AdamW", "params": {"lr": 0.1}}}
+    wrong = DataLoader(samples(8, torch.float), batch_size=3)
+    with pytest.raises(ConfigurationError, match="gradient_accumulation_steps=2 in the script and"):
+        prepared(plugin(2, gradient_accumulation_steps=3), gradient_accumulation_steps=2)
+    with pytest.raises(ConfigurationError, match="train_micro_batch_size_per_gpu=2 and loaders of 3"):
+        prepared(plugin(2), wrong)
+    with pytest.raises(ConfigurationError, match="has to come from the loaders; got 0 loaders"):
+        prepared(plugin(2, train_micro_batch_size_per_gpu="auto"))
+    with pytest.raises(ConfigurationError, match=r"mixed_precision='bf16' and bf16\.enabled=false"):
+        prepared(plugin(2, bf16={"enabled": False}), mixed_precision="bf16")
+    with pytest.raises(PreparationError, match="got AdamW in the script and AdamW in the DeepSpeed"):
+        prepared(plugin(2, **own))
+    with pytest.raises(PreparationError, match="DummyOptim stands for the optimizer"):
+        prepared(plugin(2), optimizer=lambda net: DummyOptim(net.parameters()))
+    with pytest.raises(PreparationError, match="got SGD"):
+        prepared(
+            plugin(2, {"offload_optimizer": {"device": "cpu"}}),
+            optimizer=lambda net: torch.optim.SGD(net.parameters(), lr=0.1),
+        )
+    with pytest.raises(EngineUnavailableError, match="fp8"):
+        prepared(plugin(2), mixed_precision="fp8")
+
+
+@world(2, timeout=300)
+def test_weights_are_gathered_only_where_the_configuration_says_so(tmp_path: Path) -> None:
+    """In stage 3, save_model and get_state_dict without the 16-bit gather are refused, and write nothing."""
+    begin()
+    given = plugin(3, {"stage3_gather_16bit_weights_on_model_save": False})
+    accelerator = Accelerator(cpu=True, deepspeed_plugin=given)
+    net = model(dtype=torch.float)
+    net, _ = accelerator.prepare(net, adam(net))
+    with pytest.raises(ConfigurationError, match="stage3_gather_16bit_weights_on_model_save=false"):
+        accelerator.get_state_dict(net)
+    with pytest.raises(ConfigurationError, match="stage3_gather_16bit_weights_on_model_save=false"):
+        accelerator.save_model(net, tmp_path / "model")
+    assert not (tmp_path / "model").exists() or not list((tmp_path / "model").iterdir())
+
+
+def trained(stage: int, folder: Path | None = None) -> tuple[Accelerator, Any]:
+    """Return a run that trained a little and saved, or that is about to load."""
+    begin()
+    accelerator = Accelerator(cpu=True, deepspeed_plugin=plugin(stage))
+    net = model(3 if folder else 11, torch.float)
+    net, optimizer, loader = accelerator.prepare(
+        net, adam(net), DataLoader(samples(8 * BATCH, torch.float), batch_size=BATCH)
+    )
+    if folder is not None:
+        train(accelerator, net, optimizer, loader, Case(), epochs=1)
+        accelerator.save_state(folder)
+    return accelerator, net
+
+
+def refuses_to_load(folder: Path) -> None:
+    """Load on one rank what two saved."""
+    accelerator, net = trained(2)
+    before = dict(accelerator.get_state_dict(net))
+    with pytest.raises(CheckpointError, match="2 ranks saved it"):
+        accelerator.load_state(folder / "2")
+    torch.testing.assert_close(dict(accelerator.get_state_dict(net)), before, rtol=0, atol=0)
+
+
+@world(2, timeout=300)
+def saves_and_refuses(folder: Path) -> None:
+    """Save in two stages, and load neither damaged nor in another stage."""
+    for stage in (2, 3):
+        accelerator, net = trained(stage, folder / str(stage))
+        whole = dict(accelerator.get_state_dict(net))
+        if accelerator.is_main_process:
+            from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+
+            assert (folder / str(stage) / "latest").read_text() == "pytorch_model"
+            found = get_fp32_state_dict_from_zero_checkpoint(str(folder / str(stage)))
+            torch.testing.assert_close(dict(found), whole, rtol=0, atol=0)
+        accelerator.wait_for_everyone()
+        reset_all()
+    accelerator, net = trained(3)
+    with pytest.raises(CheckpointError, match="another stage of ZeRO"):
+        accelerator.load_state(folder / "2")
+    if accelerator.is_main_process:
+        file = folder / "3" / "pytorch_model" / "zero_pp_rank_1_mp_rank_00_optim_states.pt"
+        content = bytearray(file.read_bytes())
+        content[len(content) // 2] ^= 1
+        file.write_bytes(content)
+    accelerator.wait_for_everyone()
+    with pytest.raises(CheckpointError, match="zero_pp_rank_1_mp_rank_00_optim_states"):
+        accelerator.load_state(folder / "3")
+
+
+def test_checkpoints_are_deepspeeds_and_are_loaded_whole_or_not_at_all(tmp_path: Path) -> None:
+    """DeepSpeed's own program reads them bit by bit; damage, another stage and other numbers of ranks are refused."""
+    saves_and_refuses(tmp_path)
+    failure = run(refuses_to_load, 1, (tmp_path,), timeout=300)
+    assert failure is None, failure

@@ -1,6 +1,6 @@
-"""What the engines of DeepSpeed and Megatron-LM add to Accelerate's surface: here by name, until they are built.
+"""What the engine of Megatron-LM adds to Accelerate's surface: here by name, until it is built.
 
-Libraries import these names whether or not they use the engines. Each keeps its signature and raises
+Libraries import these names whether or not they use the engine. Each keeps its signature and raises
 `EngineUnavailableError` when it is called.
 """
 
@@ -20,11 +20,6 @@ def _unbuilt(engine: str, name: str) -> EngineUnavailableError:
         f"{name} belongs to the {engine} engine, which accel does not have yet; got a call. "
         "Train with one process or with data parallelism, or use Accelerate itself."
     )
-
-
-def map_pytorch_optim_to_deepspeed(optimizer: object) -> NoReturn:
-    """Turn an optimizer into DeepSpeed's own."""
-    raise _unbuilt("DeepSpeed", "map_pytorch_optim_to_deepspeed")
 
 
 def avg_losses_across_data_parallel_group(losses: object) -> NoReturn:
@@ -72,43 +67,6 @@ def prepare_optimizer(accelerator: object, model: object) -> NoReturn:
 def prepare_scheduler(accelerator: object, optimizer: object, scheduler: object) -> NoReturn:
     """Build the schedule."""
     raise _unbuilt("Megatron-LM", "prepare_scheduler")
-
-
-class DeepSpeedEngineWrapper:
-    """Runs the backward pass and the step of a DeepSpeed engine."""
-
-    def __init__(self, engine: object) -> None:
-        raise _unbuilt("DeepSpeed", "DeepSpeedEngineWrapper")
-
-    def backward(self, loss: object, sync_gradients: bool = True, **kwargs: object) -> None:
-        """Run the backward pass, and the step where gradients are exchanged."""
-        raise _unbuilt("DeepSpeed", "DeepSpeedEngineWrapper.backward")
-
-    def get_global_grad_norm(self) -> float | None:
-        """Return the norm of the whole gradient."""
-        raise _unbuilt("DeepSpeed", "DeepSpeedEngineWrapper.get_global_grad_norm")
-
-
-class DeepSpeedOptimizerWrapper(AcceleratedOptimizer):
-    """Stands for the optimizer inside a DeepSpeed engine."""
-
-    def __init__(self, optimizer: object) -> None:
-        raise _unbuilt("DeepSpeed", "DeepSpeedOptimizerWrapper")
-
-    def step(self) -> None:  # type: ignore[override]
-        """Let the engine step."""
-        raise _unbuilt("DeepSpeed", "DeepSpeedOptimizerWrapper.step")
-
-
-class DeepSpeedSchedulerWrapper(AcceleratedScheduler):
-    """Stands for the schedule inside a DeepSpeed engine."""
-
-    def __init__(self, scheduler: object, optimizers: object) -> None:
-        raise _unbuilt("DeepSpeed", "DeepSpeedSchedulerWrapper")
-
-    def step(self) -> None:
-        """Let the engine move the schedule."""
-        raise _unbuilt("DeepSpeed", "DeepSpeedSchedulerWrapper.step")
 
 
 class MegatronLMOptimizerWrapper(AcceleratedOptimizer):

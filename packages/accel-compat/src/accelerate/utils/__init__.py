@@ -226,4 +226,14 @@ from accelerate.utils import transformer_engine as transformer_engine
 from accelerate.utils import versions as versions
 from accelerate.utils.tqdm import tqdm as tqdm
 
+if is_deepspeed_available():
+    from accelerate.utils.deepspeed import DeepSpeedEngineWrapper as DeepSpeedEngineWrapper
+    from accelerate.utils.deepspeed import DeepSpeedOptimizerWrapper as DeepSpeedOptimizerWrapper
+    from accelerate.utils.deepspeed import DeepSpeedSchedulerWrapper as DeepSpeedSchedulerWrapper
+    from accelerate.utils.deepspeed import DummyOptim as DummyOptim
+    from accelerate.utils.deepspeed import DummyScheduler as DummyScheduler
+    from accelerate.utils.deepspeed import HfDeepSpeedConfig as HfDeepSpeedConfig
+    from accelerate.utils.deepspeed import get_active_deepspeed_plugin as get_active_deepspeed_plugin
+    from accelerate.utils.deepspeed import map_pytorch_optim_to_deepspeed as map_pytorch_optim_to_deepspeed
+
 _rebinding.write_through(__name__)

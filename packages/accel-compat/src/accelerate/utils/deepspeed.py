@@ -7,12 +7,14 @@ from accel_core.options.enums import DistributedType as DistributedType
 from accel_core.plugins.deepspeed import DummyOptim as DummyOptim
 from accel_core.plugins.deepspeed import DummyScheduler as DummyScheduler
 from accel_core.plugins.deepspeed_config import HfDeepSpeedConfig as HfDeepSpeedConfig
+from accel_core.strategies.deepspeed.engines import DeepSpeedEngineWrapper as DeepSpeedEngineWrapper
+from accel_core.strategies.deepspeed.engines import DeepSpeedOptimizerWrapper as DeepSpeedOptimizerWrapper
+from accel_core.strategies.deepspeed.engines import DeepSpeedSchedulerWrapper as DeepSpeedSchedulerWrapper
+from accel_core.strategies.deepspeed.optimizers import (
+    map_pytorch_optim_to_deepspeed as map_pytorch_optim_to_deepspeed,
+)
 from accelerate import _rebinding
 from accelerate._availability import is_bnb_available as is_bnb_available
-from accelerate._engines import DeepSpeedEngineWrapper as DeepSpeedEngineWrapper
-from accelerate._engines import DeepSpeedOptimizerWrapper as DeepSpeedOptimizerWrapper
-from accelerate._engines import DeepSpeedSchedulerWrapper as DeepSpeedSchedulerWrapper
-from accelerate._engines import map_pytorch_optim_to_deepspeed as map_pytorch_optim_to_deepspeed
 from accelerate._states import get_active_deepspeed_plugin as get_active_deepspeed_plugin
 
 _rebinding.write_through(__name__)

@@ -314,6 +314,18 @@ def integration(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none")
+def deepspeed(session: nox.Session) -> None:
+    """Test what runs on DeepSpeed, with the real library on the CPU; elsewhere these tests are skipped."""
+    packages = [name if name != "accel-core" else "accel-core[deepspeed]" for name in PACKAGES]
+    groups = PACKAGES["accel-core"].groups
+    environment = Environment(session, "deepspeed").provide([*groups["test"], "numpy", "transformers"], packages)
+    in_core = PACKAGES["accel-core"].folder / "tests"
+    own = [in_core / "ranks" / "test_deepspeed.py", in_core / "unit" / "strategies" / "deepspeed"]
+    chosen = session.posargs or [*own, ROOT / "tests-integration" / "interop" / "test_deepspeed.py"]
+    pytest(environment, "deepspeed", *chosen, env={"DS_ACCELERATOR": "cpu"})
+
+
+@nox.session(venv_backend="none")
 def architecture(session: nox.Session) -> None:
     """Check which way imports point, between the packages and inside them, and the other laws of the house."""
     environment = Environment(session, "architecture").provide(GROUPS["architecture"], [])

@@ -1,0 +1,96 @@
+"""The transformers Trainer with `deepspeed=` on two gloo ranks, without on one: losses, norms, whole weights."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from models import llama, report, sequences
+from transformers import LlamaForCausalLM, Trainer, TrainingArguments, set_seed
+
+from accelerate.state import PartialState
+
+WORLD = int(os.environ.get("WORLD_SIZE", "1"))
+OPEN = {
+    "train_batch_size": "auto",
+    "train_micro_batch_size_per_gpu": "auto",
+    "gradient_accumulation_steps": "auto",
+    "gradient_clipping": "auto",
+    "bf16": {"enabled": "auto"},
+}
+SECOND = {"zero_optimization": {"stage": 2, "reduce_bucket_size": "auto"}, **OPEN}
+THIRD = {
+    "zero_optimization": {
+        "stage": 3,
+        "reduce_bucket_size": "auto",
+        "stage3_prefetch_bucket_size": "auto",
+        "stage3_param_persistence_threshold": "auto",
+        "stage3_gather_16bit_weights_on_model_save": True,
+    },
+    "optimizer": {
+        "type": "AdamW",
+        "params": {"lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto", "torch_adam": True},
+    },
+    **OPEN,
+}
+
+
+def _arguments(name: str, config: Any, **others: Any) -> TrainingArguments:
+    settings: dict[str, Any] = {
+        "output_dir": name,
+        "per_device_train_batch_size": 4 // WORLD,
+        "num_train_epochs": 1,
+        "learning_rate": 1e-2,
+        "logging_steps": 1,
+        "report_to": [],
+        "use_cpu": True,
+        "save_strategy": "no",
+        "disable_tqdm": True,
+        **others,
+    }
+    return TrainingArguments(**settings, **({"deepspeed": config} if WORLD > 1 else {}))
+
+
+def _train(arguments: TrainingArguments, model: Any, resume: str | None = None) -> dict[str, Any]:
+    set_seed(7)
+    trainer = Trainer(model=model, args=arguments, train_dataset=sequences(20))
+    trainer.train(resume_from_checkpoint=resume)
+    state = trainer.accelerator.get_state_dict(trainer.model_wrapped)
+    flat = torch.cat([tensor.float().reshape(-1) for _, tensor in sorted(state.items())]) if state else torch.zeros(1)
+    return {
+        "losses": [row["loss"] for row in trainer.state.log_history if "loss" in row],
+        "norms": [row["grad_norm"] for row in trainer.state.log_history if "grad_norm" in row],
+        "rates": [row["learning_rate"] for row in trainer.state.log_history if "learning_rate" in row],
+        "weights": flat[:: max(1, flat.numel() // 200)].tolist(),
+        "engine": type(trainer.model_wrapped).__name__,
+    }
+
+
+def _arrived(file: str) -> dict[str, Any]:
+    """Train a model that is sharded while transformers loads it, then go on from a checkpoint in the middle."""
+    arguments = _arguments("arrived", file, save_strategy="steps", save_steps=2)
+    found = _train(arguments, LlamaForCausalLM.from_pretrained("stored"))
+    arguments = _arguments("arrived", file)
+    resumed = _train(arguments, LlamaForCausalLM.from_pretrained("stored"), resume="arrived/checkpoint-2")
+    return {**found, "resumed": resumed["weights"], "resumed losses": resumed["losses"]}
+
+
+def main() -> None:
+    """Run every case and print what came out."""
+    state = PartialState(cpu=True)
+    if state.is_main_process:
+        Path("third.json").write_text(json.dumps(THIRD))
+        llama().save_pretrained("stored")
+    state.wait_for_everyone()
+    report(
+        {
+            "stage 2, dict": _train(_arguments("two", SECOND, gradient_accumulation_steps=3), llama()),
+            "stage 3, file": _train(_arguments("three", "third.json"), llama()),
+            "stage 3, loaded": _arrived("third.json"),
+        }
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -245,16 +245,14 @@ def pytest(environment: Environment, title: str, *args: object, **options: objec
     environment.run("pytest", *args, "-o", f"cache_dir={WORKSHOP / 'pytest' / title}", **options)
 
 
-def spread(arguments: list[str], how: str = "worksteal", processes: int = 3) -> list[str]:
+def spread(arguments: list[str], processes: int = 3) -> list[str]:
     """Return pytest's arguments: those that were given, else such that run the tests in several processes.
 
     Args:
         arguments: What was given for pytest.
-        how: What a process takes at a time: `worksteal` for a test, `loadgroup` for all tests that are marked to stay
-            together.
         processes: How many. Where many tests wait for processes that they start, three keep two cores busy.
     """
-    return arguments or ["-n", str(processes), "--dist", how]
+    return arguments or ["-n", str(processes), "--dist", "worksteal"]
 
 
 @nox.session(venv_backend="none")
@@ -304,7 +302,7 @@ def integration(session: nox.Session) -> None:
     elsewhere = ("architecture", "interop", "__pycache__")
     everything = [path for path in sorted(folder.iterdir()) if path.name not in elsewhere]
     beside = [folder / "interop" / f"test_{name}.py" for name in ("checkpoint_exchange", "smoke")]
-    chosen = session.posargs or [*everything, *beside, *spread([], "loadgroup")]
+    chosen = session.posargs or [*everything, *beside, *spread([])]
     builder = Environment(session, "build").provide(GROUPS["build"], [])
     variables = {
         "ACCEL_PEER_PYTHON": str(peer(session).folder / "bin" / "python"),

@@ -98,12 +98,20 @@ def label_ladders(name: str, tree: ast.Module) -> list[Breach]:
 
 
 def absent_accelerators(name: str, tree: ast.Module) -> list[Breach]:
-    """Find questions for the accelerator that torch was built for, which need not be in this machine."""
-    return [
-        Breach(name, node.lineno, "calls current_accelerator without check_available=True")
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Attribute)
-        and node.func.attr == "current_accelerator"
-        and not any(keyword.arg == "check_available" for keyword in node.keywords)
-    ]
+    """Find questions for the accelerator that torch was built for, which need not be in this machine.
+
+    `check_available` would ask for both, from torch 2.7 on.
+    """
+    asked = {"current_accelerator", "is_available"}
+    scopes = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)] or [tree]
+    found = []
+    for scope in scopes:
+        calls = [
+            node for node in ast.walk(scope) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+        ]
+        named = {call.func.attr: call for call in calls if call.func.attr in asked}  # type: ignore[attr-defined]
+        if "current_accelerator" in named and "is_available" not in named:
+            found.append(
+                Breach(name, named["current_accelerator"].lineno, "calls current_accelerator and not is_available")
+            )
+    return found

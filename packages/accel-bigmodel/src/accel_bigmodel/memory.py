@@ -20,8 +20,9 @@ def accelerator_module() -> ModuleType | None:
     Returns:
         `torch.cuda`, `torch.xpu` or another backend's module; None when there is no accelerator.
     """
-    found = torch.accelerator.current_accelerator(check_available=True)
-    return None if found is None else torch.get_device_module(found)
+    return (
+        torch.get_device_module(torch.accelerator.current_accelerator()) if torch.accelerator.is_available() else None
+    )
 
 
 def get_max_memory(max_memory: Mapping[int | str, int | str] | None = None) -> dict[int | str, int]:

@@ -70,8 +70,8 @@ def as_device(device: int | str | torch.device) -> torch.device:
         The device.
     """
     found = torch.device(device)
-    if found.index is None and found.type not in ("cpu", "meta", "mps"):
-        accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if found.index is None and found.type not in ("cpu", "meta", "mps") and torch.accelerator.is_available():
+        accelerator = torch.accelerator.current_accelerator()
         if accelerator is not None and accelerator.type == found.type:
             return torch.device(found.type, torch.accelerator.current_device_index())
     if found.type == "cpu" and found.index is not None:

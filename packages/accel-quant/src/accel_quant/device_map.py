@@ -25,7 +25,7 @@ _ = formats  # registers the formats, so that packed bytes are counted
 
 def default_device() -> int | str:
     """Return the accelerator of this process, or `"cpu"`."""
-    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if accelerator is None:
         return "cpu"
     index = torch.accelerator.current_device_index()

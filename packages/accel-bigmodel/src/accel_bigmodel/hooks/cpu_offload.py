@@ -28,7 +28,7 @@ class CpuOffload(ModelHook):
     ) -> None:
         self.prev_module_hook = prev_module_hook
         if execution_device is None:
-            found = torch.accelerator.current_accelerator(check_available=True)
+            found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
             execution_device = torch.device("cpu") if found is None else as_device(found)
         self.execution_device = execution_device
 

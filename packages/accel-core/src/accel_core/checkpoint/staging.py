@@ -82,9 +82,9 @@ class Buffers:
 
 def _is_accelerators(tensor: Tensor) -> bool:
     """Return whether a tensor lies on the accelerator that torch pins memory for."""
-    if tensor.device.type == "cpu":
+    if tensor.device.type == "cpu" or not torch.accelerator.is_available():
         return False
-    current = torch.accelerator.current_accelerator(check_available=True)
+    current = torch.accelerator.current_accelerator()
     return current is not None and current.type == tensor.device.type
 
 

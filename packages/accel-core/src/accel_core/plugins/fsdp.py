@@ -339,5 +339,6 @@ def _empty_on_device(module: nn.Module) -> None:
     """Give a module's own meta tensors memory on the run's device, without values."""
     import torch
 
-    device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    device = torch.device("cpu") if found is None else found
     module.to_empty(device=device, recurse=False)

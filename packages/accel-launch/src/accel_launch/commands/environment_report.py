@@ -47,7 +47,7 @@ def environment_report() -> dict[str, Any]:
         "PyTorch version": str(torch.__version__),
         "CPU cores": os.cpu_count(),
         "System RAM": f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.2f} GiB",
-        "Accelerator": str(torch.accelerator.current_accelerator(check_available=True) or "none"),
+        "Accelerator": str(torch.accelerator.current_accelerator()) if torch.accelerator.is_available() else "none",
         "Accelerators": torch.accelerator.device_count(),
     }
     if torch.cuda.is_available():

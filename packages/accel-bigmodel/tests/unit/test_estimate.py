@@ -70,7 +70,7 @@ def test_every_dtype_of_torch_is_counted(checkpoint: Path, capsys: pytest.Captur
     assert totals["bfloat16"] == totals["torch.bfloat16"] == totals["half"] == totals["short"] == "10.00 KiB"
     assert totals["float8_e4m3fn"] == totals["int8"] == "5.00 KiB"
     assert totals["uint64"] == "40.00 KiB"
-    assert totals["int4"] == totals["float4_e2m1fn_x2"] == "2.50 KiB"
+    assert totals["int4"] == totals.get("float4_e2m1fn_x2", "2.50 KiB") == "2.50 KiB"  # the latter from torch 2.8 on
 
 
 @pytest.mark.parametrize("word", ["bf16", "complex64", "bool", "nn"])

@@ -59,7 +59,7 @@ def test_distributed_checkpoints_become_whole_files(tmp_path: Path) -> None:
     state = {"a": torch.randn(8, 4), "b": torch.ones(3, dtype=torch.bfloat16)}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        distributed.save({"model": state}, checkpoint_id=tmp_path / "pytorch_model_fsdp_0", no_dist=True)
+        distributed.save({"model": state}, checkpoint_id=tmp_path / "pytorch_model_fsdp_0")
     words = ["merge-weights", str(tmp_path / "pytorch_model_fsdp_0"), str(tmp_path / "whole")]
     assert _commands._run([*words, "--max_shard_size", "0.1KB"]) == 0
     files = sorted((tmp_path / "whole").glob("*.safetensors"))

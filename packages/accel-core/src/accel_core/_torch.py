@@ -1,13 +1,16 @@
-"""The private names of torch that accel_core uses, each imported here and nowhere else.
+"""What of torch is private, or is not the same in all versions from 2.6 on, each imported here and nowhere else.
 
-A private name may change with any release of torch, so each comes with the reason why no public one serves and the
-first version of torch that is known to have it. A test looks each of them up in the oldest torch that is supported.
+A private name may change with any release of torch, so each comes with the reason why no public one serves; a test
+looks each of them up in the installed torch. What stands in for something that older versions lack names the version
+that ends it. `FEATURES` says what torch has to have for what accel does; a call that needs more is refused by name.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import torch.distributed as dist
 from torch import _foreach_mul_ as foreach_mul_
 from torch import _tensor as tensor_rebuilders
 from torch import _utils as rebuilders
@@ -20,16 +23,27 @@ from torch.utils.data._utils.pin_memory import pin_memory
 __all__ = [
     "PRIVATE_NAMES",
     "PrivateName",
+    "all_gather_single",
     "default_store",
     "foreach_mul_",
     "get_layout",
     "get_restore_location",
+    "group_gather",
     "pin_memory",
     "rebuilders",
     "storage_info",
     "tensor_rebuilders",
     "weights_only_unpickler",
 ]
+
+all_gather_single: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+"""Gathers one tensor from all ranks into one tensor, which torch called otherwise until 2.13."""
+
+
+def group_gather(group: Any) -> Callable[..., Any]:
+    """Return a process group's own method for the same, which torch called otherwise until 2.13."""
+    method: Callable[..., Any] = getattr(group, "all_gather_single", None) or group._allgather_base
+    return method
 
 
 def storage_info(file: str, offset: int, length: int) -> Any:

@@ -29,6 +29,7 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 import torch.distributed as dist
 
+from accel_core._torch import all_gather_single, group_gather
 from accel_core.comm.disagreement import (
     decode_view,
     disagreement_message,
@@ -125,6 +126,7 @@ class Transport:
         self.device = world.device if group is None else torch.device("cpu")
         self.default_group = dist.group.WORLD
         self._group: Any = self.default_group if group is None else group
+        self._gather = group_gather(self._group)
         self.on_host = self.device.type == "cpu"
         self.proven: set[tuple[str, bytes]] = set()
         self._desync_check = DesyncCheck(world.rank, world.size) if world.debug else None
@@ -299,7 +301,7 @@ class Transport:
             Shape `(ranks * n, ...)`.
         """
         received = data.new_empty((self.world.size * data.shape[0], *data.shape[1:]))
-        self._carry(dist.all_gather_single, received, data)
+        self._carry(all_gather_single, received, data)
         return received
 
     def all_reduce(self, data: torch.Tensor, op: object = dist.ReduceOp.SUM) -> None:
@@ -339,7 +341,7 @@ class Transport:
         try:
             # Equal sizes on all ranks, always: gloo ends the process, or returns garbage, where they differ.
             # The group's own method: what torch.distributed wraps around it, to log and to time it, costs 0.1 ms.
-            work = self._group.all_gather_single(self._received, self._send)
+            work = self._gather(self._received, self._send)
             if work is not None:
                 work.wait()
         except RuntimeError as failure:

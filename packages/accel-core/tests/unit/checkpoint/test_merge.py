@@ -32,7 +32,7 @@ def write(folder: Path, state: dict[str, Any]) -> Path:
     """Write a folder of shards from one process."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        dcp.save(state, checkpoint_id=folder, no_dist=True)
+        dcp.save(state, checkpoint_id=folder)
     return folder
 
 
@@ -135,7 +135,7 @@ def test_shards_newer_than_their_list_are_warned_of(tmp_path: Path, caplog: pyte
     state = {f"w{number}": torch.randn(4, 4) for number in range(4)}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        dcp.save({"model": state}, storage_writer=dcp.FileSystemWriter(tmp_path / NAME, thread_count=2), no_dist=True)
+        dcp.save({"model": state}, storage_writer=dcp.FileSystemWriter(tmp_path / NAME, thread_count=2))
     shards = sorted((tmp_path / NAME).glob("*.distcp"))
     assert len(shards) == 2
     for shard, moved in zip(shards, (-1, 1), strict=True):

@@ -124,7 +124,9 @@ class ShardPart:
         for other, placed in enumerate(notes):
             for index, start, length in placed or ():  # type: ignore[attr-defined]
                 storage[index] = storage_info(_shard_of(other), start, length)
-        complete = replace(self.metadata, storage_data=storage, version=_VERSION)
+        complete = replace(self.metadata, storage_data=storage)
+        if hasattr(complete, "version"):  # torch 2.6 writes none
+            complete.version = _VERSION
         (folder / self.name).mkdir(exist_ok=True)
         with HashingFile(folder / self.name / METADATA_NAME) as file:
             file.write(pickle.dumps(complete))

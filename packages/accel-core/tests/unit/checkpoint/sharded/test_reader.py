@@ -30,7 +30,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("shards")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        dcp.save(CONTENT, checkpoint_id=folder, no_dist=True)
+        dcp.save(CONTENT, checkpoint_id=folder)
     return folder
 
 
@@ -122,7 +122,7 @@ def test_a_missing_or_foreign_shard_is_named_with_its_tensors(saved: Path, tmp_p
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         changed = {**CONTENT, "model": {"weight": torch.zeros(2, 3), "scale": torch.tensor(1.0, dtype=torch.bfloat16)}}
-        dcp.save(changed, checkpoint_id=other, no_dist=True)
+        dcp.save(changed, checkpoint_id=other)
     place.write_bytes((other / place.name).read_bytes())
     with pytest.raises(CheckpointDamagedError, match=r"is not the one that its list means|damaged"):
         shards.read("model.weight")

@@ -85,6 +85,7 @@ _NAMES = {
         "RemoteRankError",
         "StateError",
         "StateResetError",
+        "TorchVersionError",
         "TrackerError",
         "TrackerInterfaceError",
         "UnknownBatchSizeError",

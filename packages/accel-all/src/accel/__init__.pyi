@@ -86,6 +86,7 @@ from accel_core.errors import RankDisagreementError as RankDisagreementError
 from accel_core.errors import RemoteRankError as RemoteRankError
 from accel_core.errors import StateError as StateError
 from accel_core.errors import StateResetError as StateResetError
+from accel_core.errors import TorchVersionError as TorchVersionError
 from accel_core.errors import TrackerError as TrackerError
 from accel_core.errors import TrackerInterfaceError as TrackerInterfaceError
 from accel_core.errors import UnknownBatchSizeError as UnknownBatchSizeError

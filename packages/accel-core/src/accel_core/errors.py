@@ -10,6 +10,7 @@ expect, so that `except ValueError` keeps working.
     ├── EngineUnavailableError (NotImplementedError)  an engine that was asked for is not built
     ├── LaunchError (RuntimeError)               a run could not be started or failed
     ├── MissingDependencyError (ImportError)     an optional library is not installed
+    │   └── TorchVersionError (ValueError)           the installed torch lacks what a feature needs
     ├── OffloadError (RuntimeError)              a weight used, moved or trained while it lives elsewhere
     │   └── OffloadFolderError (ValueError)          weights go to the disk, and no folder was given
     ├── OutOfMemoryError (RuntimeError)          no batch is small enough for the memory that is there
@@ -32,6 +33,8 @@ expect, so that `except ValueError` keeps working.
         ├── DoubleShardingError                      a loader that is already split by rank
         └── UnknownBatchSizeError (AttributeError)   a size of batches that have no fixed one
 """
+
+from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -62,6 +65,7 @@ __all__ = [
     "RemoteRankError",
     "StateError",
     "StateResetError",
+    "TorchVersionError",
     "TrackerError",
     "TrackerInterfaceError",
     "UnknownBatchSizeError",
@@ -96,6 +100,27 @@ class LaunchError(AccelError, RuntimeError):
 
 class MissingDependencyError(AccelError, ImportError):
     """An optional library is needed and not installed."""
+
+
+class TorchVersionError(MissingDependencyError, ValueError):
+    """The installed torch lacks what a feature needs.
+
+    Args:
+        feature: What was asked for.
+        found: The version of torch that is installed.
+        needed: The first version of torch that has it.
+        instead: What else may be done, as a sentence.
+    """
+
+    def __init__(self, feature: str, found: str, needed: str, instead: str) -> None:
+        self.feature, self.found, self.needed, self.instead = feature, found, needed, instead
+        super().__init__(
+            f"{feature} needs a later torch; got torch {found}. Install torch {needed} or later. {instead}".rstrip()
+        )
+
+    def __reduce__(self) -> tuple[type[TorchVersionError], tuple[str, str, str, str]]:
+        """Return what makes this error again in another process."""
+        return type(self), (self.feature, self.found, self.needed, self.instead)
 
 
 class OffloadError(AccelError, RuntimeError):

@@ -8,12 +8,21 @@ from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from accel_core.errors import ConfigurationError
+from accel_core._records import record
+from accel_core.errors import ConfigurationError, TorchVersionError
 
 if TYPE_CHECKING:
     from packaging.version import Version
 
-__all__ = ["STR_OPERATION_TO_FUNC", "compare_versions", "installed_version", "is_torch_version"]
+__all__ = [
+    "STR_OPERATION_TO_FUNC",
+    "TORCH_FEATURES",
+    "TorchFeature",
+    "compare_versions",
+    "installed_version",
+    "is_torch_version",
+    "require_torch",
+]
 
 STR_OPERATION_TO_FUNC: dict[str, Callable[[Any, Any], Any]] = {
     ">": operator.gt,
@@ -24,6 +33,42 @@ STR_OPERATION_TO_FUNC: dict[str, Callable[[Any, Any], Any]] = {
     "<": operator.lt,
 }
 """The function behind each sign of comparison."""
+
+
+@record(frozen=True)
+class TorchFeature:
+    """Something that accel does with the torch that has it, and refuses with one that has not.
+
+    Attributes:
+        name: What it is, as the beginning of a sentence.
+        since: The first version of torch that has it.
+        instead: What else may be done, as a sentence.
+    """
+
+    name: str
+    since: str
+    instead: str
+
+
+TORCH_FEATURES = {
+    "fsdp2_on_cpu": TorchFeature("FSDP2 on a CPU", "2.7", "Or use fsdp_version=1."),
+    "fsdp2_whole": TorchFeature("FSDP2 with parameters that stay whole", "2.7", "Or use fsdp_version=1."),
+}
+"""What not every torch from 2.6 on has, each asked for where it is needed; docs/reference/torch.md shows them."""
+
+
+def require_torch(feature: str) -> None:
+    """Refuse what the installed torch lacks.
+
+    Args:
+        feature: A key of `TORCH_FEATURES`.
+
+    Raises:
+        TorchVersionError: The installed torch is older than the first that has it.
+    """
+    needed = TORCH_FEATURES[feature]
+    if is_torch_version("<", needed.since):
+        raise TorchVersionError(needed.name, str(installed_version("torch")), needed.since, needed.instead)
 
 
 def compare_versions(library_or_version: str | Version, operation: str, requirement_version: str) -> bool:

@@ -9,6 +9,8 @@ import sys
 
 import pytest
 
+from accel_core.host.versions import installed_version, is_torch_version
+
 __all__ = ["requires"]
 
 
@@ -26,19 +28,23 @@ def _missing(need: str) -> str | None:
 
         module = getattr(torch, name, None)
         return None if module is not None and module.is_available() else f"needs a {name} device, none on this machine"
+    if kind == "torch":
+        return None if is_torch_version(">=", name) else f"needs torch {name}; this is {installed_version('torch')}"
     if kind == "user":
         return None if os.geteuid() == 0 else "needs root"
     if kind == "platform":
         return None if sys.platform == name else f"needs {name}; this is {sys.platform}"
-    raise ValueError(f"A requirement has an unknown kind {kind!r}. Use library, program, device, user or platform.")
+    raise ValueError(
+        f"A requirement has an unknown kind {kind!r}. Use library, program, device, torch, user or platform."
+    )
 
 
 def requires(*needs: str) -> pytest.MarkDecorator:
     """Skip the test unless all `needs` are met, and give the first that is not as the reason.
 
     Args:
-        *needs: `"tensorboard"` (an importable library), `"program:g++"`, `"device:cuda"`, `"user:root"`,
-            `"platform:linux"`.
+        *needs: `"tensorboard"` (an importable library), `"program:g++"`, `"device:cuda"`, `"torch:2.8"` (that version
+            or a later one), `"user:root"`, `"platform:linux"`.
     """
     reasons = [reason for reason in map(_missing, needs) if reason]
     return pytest.mark.skipif(bool(reasons), reason=reasons[0] if reasons else "")

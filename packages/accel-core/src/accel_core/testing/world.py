@@ -28,6 +28,8 @@ from typing import Any, TypeVar
 import pytest
 import torch.distributed as dist
 
+from accel_core.errors import TorchVersionError
+
 __all__ = ["RankFailure", "run", "world"]
 
 _F = TypeVar("_F", bound=Callable[..., None])
@@ -42,7 +44,8 @@ class RankFailure(AssertionError):
 def world(size: int, *, timeout: float = 60.0, environment: dict[str, str] | None = None) -> Callable[[_F], _F]:
     """Run the body of a test on `size` ranks that talk through gloo.
 
-    On a rank, a call of what `torch.distributed` deprecates is an error.
+    On a rank, a call of what `torch.distributed` deprecates is an error. A call of what the installed torch lacks skips
+    the test, with what accel says of it.
 
     Fixtures and parameters reach every rank (they have to be picklable; `tmp_path` is the same folder on all).
 
@@ -182,7 +185,7 @@ def _rank_main(
         verdict = ("ok", "")
         try:
             _body(source, qualname)(*args, **kwargs)
-        except pytest.skip.Exception as skip:
+        except (pytest.skip.Exception, TorchVersionError) as skip:
             verdict = ("skip", str(skip))
         except BaseException:
             verdict = ("fail", traceback.format_exc())

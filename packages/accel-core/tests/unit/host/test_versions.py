@@ -1,12 +1,14 @@
 """Versions compared without importing libraries."""
 
 import importlib.metadata
+import pickle
 
 import pytest
 from packaging.version import parse
 
-from accel_core.errors import ConfigurationError
-from accel_core.host.versions import compare_versions, is_torch_version
+from accel_core.errors import ConfigurationError, TorchVersionError
+from accel_core.host import versions
+from accel_core.host.versions import TorchFeature, compare_versions, is_torch_version, require_torch
 
 
 @pytest.mark.parametrize(
@@ -41,3 +43,18 @@ def test_missing_library():
     """A library that is not installed has no version."""
     with pytest.raises(importlib.metadata.PackageNotFoundError):
         compare_versions("no-such-distribution", ">", "1")
+
+
+def test_a_feature_that_torch_lacks_is_refused_by_name(monkeypatch):
+    """The error names the feature, the torch that is there and the one that has it; what torch has passes."""
+    found = importlib.metadata.version("torch")
+    rows = {"late": TorchFeature("Time travel", "99.1", "Or wait."), "early": TorchFeature("Tensors", "0.1", "")}
+    monkeypatch.setattr(versions, "TORCH_FEATURES", rows)
+    require_torch("early")
+    with pytest.raises(TorchVersionError) as caught:
+        require_torch("late")
+    wanted = f"Time travel needs a later torch; got torch {found}. Install torch 99.1 or later. Or wait."
+    for error in (caught.value, pickle.loads(pickle.dumps(caught.value))):
+        assert (str(error), error.feature, error.found, error.needed) == (wanted, "Time travel", found, "99.1")
+    assert isinstance(caught.value, ImportError)
+    assert isinstance(caught.value, ValueError)

@@ -4,7 +4,9 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 
+from accel_core.errors import TorchVersionError
 from accel_core.process.world import ensure
 from accel_core.testing import requires, world
 from accel_core.testing.world import run
@@ -69,8 +71,22 @@ def test_skip_on_a_rank_skips_the_test() -> None:
         run(_skips, 2)
 
 
-def test_requirement_that_is_missing_gives_its_reason() -> None:
+def _asks_for_a_later_torch() -> None:
+    raise TorchVersionError("Time travel", str(torch.__version__), "99.1", "")
+
+
+def test_what_torch_lacks_skips_the_test() -> None:
+    """Ranks that ask for something that the installed torch lacks skip the test, with what accel says."""
+    with pytest.raises(pytest.skip.Exception, match=r"Time travel needs a later torch; got"):
+        run(_asks_for_a_later_torch, 2)
+
+
+@pytest.mark.parametrize(
+    ("need", "reason"), [("library:surely_not_installed", "surely_not_installed"), ("torch:99.1", "needs torch 99.1")]
+)
+def test_requirement_that_is_missing_gives_its_reason(need: str, reason: str) -> None:
     """The mark skips, and says what is missing."""
-    mark = requires("library:surely_not_installed").mark
+    mark = requires(need).mark
     assert mark.args == (True,)
-    assert "surely_not_installed" in mark.kwargs["reason"]
+    assert reason in mark.kwargs["reason"]
+    assert requires("torch:2.6").mark.args == (False,)

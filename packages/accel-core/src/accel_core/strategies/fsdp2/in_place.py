@@ -42,7 +42,9 @@ def shard(
         for block in (*(block for _, block in plan.blocks), model):
             if from_main:
                 receive(block.modules(), world.device)
-            fully_shard(block, ignored_params=set(plan.whole(model)), **arguments)
+            # Where nothing is ignored the argument stays away: torch 2.6 has none of that name.
+            ignored: dict[str, Any] = {"ignored_params": set(plan.whole(model))} if plan.replicated else {}
+            fully_shard(block, **ignored, **arguments)
     for parameter in plan.whole(model):
         parameter.data = parameter.data.to(world.device)
 

@@ -10,6 +10,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from accel_core.errors import PreparationError
+from accel_core.host.versions import require_torch
 from accel_core.strategies.fsdp2.in_place import is_sharded, shard
 from accel_core.strategies.sharding.strategy import ShardedStrategy
 from accel_core.strategies.sharding.wrapping import WrapPlan
@@ -32,6 +33,19 @@ class FullyShardStrategy(ShardedStrategy):
     """Parameters become `DTensor`s in place; blocks gather them for as long as they compute."""
 
     name = "fsdp2"
+
+    def check_model(self, model: torch.nn.Module) -> WrapPlan:
+        """Also refuse what the installed torch cannot shard in place.
+
+        Raises:
+            TorchVersionError: The ranks compute on CPUs, or parameters stay whole, and torch is 2.6.
+        """
+        plan = super().check_model(model)
+        if self.world.device.type == "cpu":
+            require_torch("fsdp2_on_cpu")
+        if plan.replicated:
+            require_torch("fsdp2_whole")
+        return plan
 
     def _shard(self, model: torch.nn.Module, plan: WrapPlan) -> torch.nn.Module:
         """Shard the blocks of a plan, those inside others first, and then the rest."""

@@ -17,6 +17,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from xml.etree import ElementTree
 
 import nox
 import nox.project
@@ -26,6 +27,8 @@ ROOT = Path(__file__).parent.resolve()
 WORKSHOP = ROOT / ".nox"
 CONSTRAINTS = ROOT / "constraints.txt"
 TORCH = next(line for line in CONSTRAINTS.read_text().splitlines() if line.startswith("torch=="))
+TORCHES = ("2.6", "2.8", "2.11", "2.13", "2.15")
+PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 
 nox.needs_version = ">=2024.4.15"
 nox.options.sessions = ["lint", "types", "architecture", "tests", "isolated", "integration"]
@@ -91,11 +94,12 @@ def hashed(*parts: object) -> str:
 class Environment:
     """A virtual environment in `.nox/`, kept until what it is made from changes."""
 
-    def __init__(self, session: nox.Session, name: str, python: str = sys.executable) -> None:
+    def __init__(self, session: nox.Session, name: str, python: str = sys.executable, torch: str = TORCH) -> None:
         self.session = session
         self.folder = WORKSHOP / name
         self.stamp = self.folder / "made-from.json"
         self.python = python
+        self.torch = torch
 
     def run(self, program: str, *args: object, **options: object) -> object:
         """Run one of the environment's programs; its other programs are found by name too."""
@@ -111,8 +115,9 @@ class Environment:
     def pip(self, *args: object) -> None:
         """Install with pip under the project's constraints; nothing is compiled to bytecode before it is used."""
         pip = (installer(self.session), "-m", "pip", "--python", self.folder / "bin" / "python", "install")
-        options = ("-qq", "--no-compile", "--disable-pip-version-check", "-c", CONSTRAINTS)
-        self.session.run(*map(str, (*pip, *options, *args)), external=True)
+        options = ("-qq", "--no-compile", "--disable-pip-version-check")
+        pinned = ("-c", CONSTRAINTS) if self.torch == TORCH else (self.torch,)
+        self.session.run(*map(str, (*pip, *options, *pinned, *args)), external=True)
 
     def provide(self, requirements: list[str], packages: list[str], *, wheels: bool = False) -> Environment:
         """Install third-party requirements and packages of the repository, if that is not what is there already.
@@ -125,7 +130,7 @@ class Environment:
         """
         chosen = [PACKAGES[re.split(r"\[", text)[0]] for text in packages]
         versions = [package.folder / "src" / package.module / "_version.py" for package in chosen]
-        made_from = hashed(self.python, TORCH, sorted(requirements), packages, wheels, CONSTRAINTS,
+        made_from = hashed(self.python, self.torch, sorted(requirements), packages, wheels, CONSTRAINTS,
                            *(p.folder / "pyproject.toml" for p in chosen), *versions)  # fmt: skip
         contents = hashed(*(package.digest() for package in chosen)) if wheels else ""
         stamp = json.dumps({"made from": made_from, "contents": contents})
@@ -148,17 +153,28 @@ class Environment:
         shutil.rmtree(self.folder, ignore_errors=True)
         self.session.run(self.python, "-m", "venv", "--without-pip", str(self.folder), external=True)
 
+    @property
+    def first(self) -> str:
+        """Name of the environment that has nothing but this Python's torch."""
+        usual = (self.python, self.torch) == (sys.executable, TORCH)
+        return "torch" if usual else f"torch-{hashed(self.python, self.torch)[:8]}"
+
+    def remove(self) -> None:
+        """Delete the environment and its torch, unless the usual one: PyPI's builds take 5 GB with CUDA's libraries."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        if self.first != "torch":
+            shutil.rmtree(WORKSHOP / self.first, ignore_errors=True)
+
     def link_torch(self) -> None:
         """Put torch and its dependencies there as links to the files of one environment that has nothing else.
 
         Installing them and compiling what `import torch` loads takes longer than most packages' tests.
         """
-        suffix = "" if self.python == sys.executable else f"-{hashed(self.python)[:8]}"
-        first = Environment(self.session, f"torch{suffix}", self.python)
-        made_from = hashed(TORCH, self.python, sys.version)
+        first = Environment(self.session, self.first, self.python, self.torch)
+        made_from = hashed(self.torch, self.python, sys.version)
         if not first.stamp.exists() or first.stamp.read_text() != made_from:
             first.clear()
-            first.pip(TORCH)
+            first.pip(self.torch)
             first.run("python", "-W", "ignore", "-c", "import torch._dynamo, torch.distributed.fsdp")
             first.stamp.write_text(made_from)
         for entry in first.folder.glob("lib/python*/site-packages/*"):
@@ -260,7 +276,11 @@ def quickstart(session: nox.Session) -> None:
     """Train on two processes, save, resume, then run the model from CPU and disk: the main job on real digits."""
     packages = [name for name in PACKAGES if name != "accelerate"]
     packages[packages.index("accel-trackers")] += "[tensorboard]"
-    environment = Environment(session, "quickstart").provide(GROUPS["examples"], packages)
+    main_job(session, Environment(session, "quickstart").provide(GROUPS["examples"], packages))
+
+
+def main_job(session: nox.Session, environment: Environment) -> None:
+    """Train on two processes, save, resume, then run the model from CPU and disk."""
     shutil.rmtree(ROOT / "runs" / "digits", ignore_errors=True)
     train = ("launch", "--cpu", "--num-processes", "2", "examples/train_digits.py")
     begun = time.monotonic()
@@ -382,27 +402,85 @@ def floor(session: nox.Session) -> None:
     for package in packages:
         lowest = [lowest_version(text) for text in package.third_party]
         name = f"floor-{package.name}"
-        environment = Environment(session, name, python)
+        environment = Environment(session, name, python, lowest_torch())
         environment.provide(lowest + package.groups.get("test", []), package.siblings, wheels=True)
         pytest(environment, name, package.folder / "tests", *spread(rest))
 
 
 def lowest_python() -> str:
     """Return the lowest Python from 3.10 upwards that is found on PATH and runs (a version manager's shim may not)."""
-    for minor in range(10, sys.version_info.minor):
-        program = shutil.which(f"python3.{minor}")
-        if program and subprocess.run([program, "-c", "import venv"], capture_output=True, check=False).returncode == 0:
-            return program
-    return sys.executable
+    found = (python_of(f"3.{minor}") for minor in range(10, sys.version_info.minor))
+    return next(filter(None, found), sys.executable)
+
+
+def python_of(version: str) -> str | None:
+    """Return the Python of a version that is found on PATH and runs, if there is one."""
+    program = shutil.which(f"python{version}")
+    works = program and subprocess.run([program, "-c", "import venv"], capture_output=True, check=False).returncode == 0
+    return program if works else None
 
 
 def lowest_version(text: str) -> str:
     """Pin a requirement to its own lower bound: `rich>=13.0` becomes `rich==13.0`."""
     requirement = Requirement(text)
     bounds = [bound.version for bound in requirement.specifier if bound.operator in (">=", "~=")]
-    if requirement.name == "torch":
-        return TORCH
     return f"{requirement.name}=={bounds[0]}" if bounds else text
+
+
+def lowest_torch() -> str:
+    """Return the lowest torch that accel-core declares, pinned."""
+    return next(
+        lowest_version(text) for text in PACKAGES["accel-core"].third_party if Requirement(text).name == "torch"
+    )
+
+
+@nox.session(venv_backend="none", default=False)
+def torch(session: nox.Session) -> None:
+    """Test all packages, and run the main job, with other versions of torch: `nox -s torch -- 2.6 2.15`."""
+    versions = session.posargs or TORCHES
+    pins = {version: f"torch=={version}" + (".*" if version.count(".") == 1 else "") for version in versions}
+    compare(session, {f"torch {v}": Environment(session, f"torch-{v}", torch=pin) for v, pin in pins.items()})
+
+
+@nox.session(venv_backend="none", default=False)
+def python(session: nox.Session) -> None:
+    """Test all packages, and run the main job, with other versions of Python, those found on PATH."""
+    found = {version: python_of(version) for version in session.posargs or PYTHONS}
+    for version in (version for version, program in found.items() if program is None):
+        session.warn(f"python{version} is not on PATH, or does not run: not tested")
+    chosen = {version: program for version, program in found.items() if program is not None}
+    compare(session, {f"Python {v}": Environment(session, f"python-{v}", program) for v, program in chosen.items()})
+
+
+def compare(session: nox.Session, environments: dict[str, Environment]) -> None:
+    """Test every package in one environment after the other, each removed before the next is made; log a table."""
+    wanted = {text for package in PACKAGES.values() for text in package.groups.get("test", [])}
+    requirements = sorted(wanted | set(GROUPS["examples"]))
+    rows, failed = [], []
+    for title, environment in environments.items():
+        try:
+            environment.provide(requirements, list(PACKAGES))
+            cells = [counts(environment, package) for package in PACKAGES.values()]
+            main_job(session, environment)
+            rows.append((title, *cells))
+            failed += [title for cell in cells if not cell.endswith("0 failed")]
+        finally:
+            environment.remove()
+    for row in [("", *PACKAGES), *rows]:
+        session.log(" | ".join(f"{cell:>32}" for cell in row))
+    if failed:
+        session.error(f"failed with {', '.join(dict.fromkeys(failed))}")
+
+
+def counts(environment: Environment, package: Package) -> str:
+    """Test a package in an environment; return how many tests passed, were skipped and failed."""
+    results = environment.folder / f"{package.name}.xml"
+    pytest(environment, environment.folder.name, package.folder / "tests", *spread([]), f"--junit-xml={results}",
+           success_codes=(0, 1))  # fmt: skip
+    suite = ElementTree.parse(results).getroot()[0]
+    found = {name: int(suite.get(name, 0)) for name in ("tests", "skipped", "failures", "errors")}
+    bad = found["failures"] + found["errors"]
+    return f"{found['tests'] - found['skipped'] - bad} passed, {found['skipped']} skipped, {bad} failed"
 
 
 @nox.session(venv_backend="none", default=False)

@@ -132,6 +132,14 @@ def requirements() -> str:
     return _table(("package", "Python", "needs", "extras"), rows)
 
 
+def torch_features() -> str:
+    """Return the table of what not every torch has: the version from which on it is there, and what to do before."""
+    features = import_module("accel_core.host.versions").TORCH_FEATURES.values()
+    return _table(
+        ("feature", "from torch", "before"), ((each.name, each.since, f"refused; {each.instead}") for each in features)
+    )
+
+
 def flat_names() -> str:
     """Return the names of `accel`, a table for each part of the packages."""
     lines = []

@@ -109,13 +109,13 @@ class TorchVersionError(MissingDependencyError, ValueError):
         feature: What was asked for.
         found: The version of torch that is installed.
         needed: The first version of torch that has it.
-        instead: What else may be done, as a sentence.
+        instead: What else may be done, as the end of a sentence.
     """
 
     def __init__(self, feature: str, found: str, needed: str, instead: str) -> None:
         self.feature, self.found, self.needed, self.instead = feature, found, needed, instead
         super().__init__(
-            f"{feature} needs a later torch; got torch {found}. Install torch {needed} or later. {instead}".rstrip()
+            f"{feature} needs a later torch; got torch {found}. Install torch {needed} or later, or {instead}."
         )
 
     def __reduce__(self) -> tuple[type[TorchVersionError], tuple[str, str, str, str]]:

@@ -42,7 +42,7 @@ class TorchFeature:
     Attributes:
         name: What it is, as the beginning of a sentence.
         since: The first version of torch that has it.
-        instead: What else may be done, as a sentence.
+        instead: What else may be done, as the end of a sentence.
     """
 
     name: str
@@ -51,8 +51,8 @@ class TorchFeature:
 
 
 TORCH_FEATURES = {
-    "fsdp2_on_cpu": TorchFeature("FSDP2 on a CPU", "2.7", "Or use fsdp_version=1."),
-    "fsdp2_whole": TorchFeature("FSDP2 with parameters that stay whole", "2.7", "Or use fsdp_version=1."),
+    "fsdp2_on_cpu": TorchFeature("FSDP2 on a CPU", "2.7", "use fsdp_version=1"),
+    "fsdp2_whole": TorchFeature("FSDP2 with parameters that stay whole", "2.7", "use fsdp_version=1"),
 }
 """What not every torch from 2.6 on has, each asked for where it is needed; docs/reference/torch.md shows them."""
 

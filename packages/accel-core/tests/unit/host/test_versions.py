@@ -48,12 +48,12 @@ def test_missing_library():
 def test_a_feature_that_torch_lacks_is_refused_by_name(monkeypatch):
     """The error names the feature, the torch that is there and the one that has it; what torch has passes."""
     found = importlib.metadata.version("torch")
-    rows = {"late": TorchFeature("Time travel", "99.1", "Or wait."), "early": TorchFeature("Tensors", "0.1", "")}
+    rows = {"late": TorchFeature("Time travel", "99.1", "wait"), "early": TorchFeature("Tensors", "0.1", "think")}
     monkeypatch.setattr(versions, "TORCH_FEATURES", rows)
     require_torch("early")
     with pytest.raises(TorchVersionError) as caught:
         require_torch("late")
-    wanted = f"Time travel needs a later torch; got torch {found}. Install torch 99.1 or later. Or wait."
+    wanted = f"Time travel needs a later torch; got torch {found}. Install torch 99.1 or later, or wait."
     for error in (caught.value, pickle.loads(pickle.dumps(caught.value))):
         assert (str(error), error.feature, error.found, error.needed) == (wanted, "Time travel", found, "99.1")
     assert isinstance(caught.value, ImportError)

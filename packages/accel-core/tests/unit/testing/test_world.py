@@ -72,7 +72,7 @@ def test_skip_on_a_rank_skips_the_test() -> None:
 
 
 def _asks_for_a_later_torch() -> None:
-    raise TorchVersionError("Time travel", str(torch.__version__), "99.1", "")
+    raise TorchVersionError("Time travel", str(torch.__version__), "99.1", "wait")
 
 
 def test_what_torch_lacks_skips_the_test() -> None:

@@ -261,46 +261,104 @@ class Accelerator:
         control.wait_for_all(self._runtime.world)
 
     def main_process_first(self) -> AbstractContextManager[None]:
-        """Let the main process through a `with` block before all others."""
+        """Let the main process through a `with` block before all others.
+
+        Returns:
+            The block, for `with`; every process enters it.
+        """
         return control.main_first(self._runtime.world, self.is_main_process)
 
     def local_main_process_first(self) -> AbstractContextManager[None]:
-        """Let the first process of each machine through a `with` block before the others."""
+        """Let the first process of each machine through a `with` block before the others.
+
+        Returns:
+            The block, for `with`; every process enters it.
+        """
         return control.main_first(self._runtime.world, self.is_local_main_process)
 
     def on_main_process(self, function: Callable[..., Any] | None = None) -> Callable[..., Any]:
-        """Make a function run on the main process only; elsewhere it returns `None`."""
+        """Make a function run on the main process only; elsewhere it returns `None`.
+
+        Args:
+            function: The function; without it, a decorator is returned.
+
+        Returns:
+            The function, made so.
+        """
         return _only_when(self.is_main_process, function)
 
     def on_local_main_process(self, function: Callable[..., Any] | None = None) -> Callable[..., Any]:
-        """Make a function run on the first process of each machine only."""
+        """Make a function run on the first process of each machine only.
+
+        Args:
+            function: The function; without it, a decorator is returned.
+
+        Returns:
+            The function, made so.
+        """
         return _only_when(self.is_local_main_process, function)
 
     def on_last_process(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Make a function run on the highest rank only."""
+        """Make a function run on the highest rank only.
+
+        Args:
+            function: The function.
+
+        Returns:
+            The function, made so.
+        """
         return _only_when(self.is_last_process, function)
 
     def on_process(
         self, function: Callable[..., Any] | None = None, process_index: int | None = None
     ) -> Callable[..., Any]:
-        """Make a function run on the process numbered `process_index` only."""
+        """Make a function run on the process numbered `process_index` only.
+
+        Args:
+            function: The function; without it, a decorator is returned.
+            process_index: Rank of the process on which it runs.
+
+        Returns:
+            The function, made so.
+        """
         return _only_when(self.process_index == process_index, function)
 
     def on_local_process(
         self, function: Callable[..., Any] | None = None, local_process_index: int | None = None
     ) -> Callable[..., Any]:
-        """Make a function run, on each machine, on the process numbered `local_process_index` only."""
+        """Make a function run, on each machine, on the process numbered `local_process_index` only.
+
+        Args:
+            function: The function; without it, a decorator is returned.
+            local_process_index: Number, on its machine, of the process on which it runs.
+
+        Returns:
+            The function, made so.
+        """
         return _only_when(self.local_process_index == local_process_index, function)
 
     def print(self, *args: object, **kwargs: Any) -> None:
-        """Print once per machine."""
+        """Print once per machine.
+
+        Args:
+            *args: What to print.
+            **kwargs: Arguments of Python's `print`.
+        """
         if self.is_local_main_process:
             print(*args, **kwargs)  # noqa: T201  what it is for
 
     def split_between_processes(
         self, inputs: list[Any] | tuple[Any, ...] | dict[str, Any] | torch.Tensor, apply_padding: bool = False
     ) -> AbstractContextManager[Any]:
-        """Give each process its part of `inputs` inside the block; see `PartialState.split_between_processes`."""
+        """Give each process its part of `inputs` inside the block; see `PartialState.split_between_processes`.
+
+        Args:
+            inputs: A list, tuple, tensor (split along its first dim), dataset, or a dict of these with equal lengths.
+            apply_padding: Repeat the last element, so that every process gets equally many.
+
+        Returns:
+            The block, for `with`, which gives this process's part.
+        """
         here = self._runtime.world
         return nullcontext(split_for_rank(inputs, here.rank, here.size, apply_padding=apply_padding))
 
@@ -615,17 +673,35 @@ class Accelerator:
             device_placement: Whether it is moved to the device; `None` leaves that to the run.
             evaluation_mode: It is not trained, so it is not distributed. Preparing it again later for training is
                 legal, and distributes it.
+
+        Returns:
+            The model, moved to the device, and wrapped where the strategy asks for it.
         """
         return self._runtime.prepare_model(model, device_placement, evaluation=evaluation_mode)
 
     def prepare_optimizer(self, optimizer: Optimizer, device_placement: bool | None = None) -> AcceleratedOptimizer:
-        """Wrap one optimizer; the same optimizer again gives the same wrapper."""
+        """Wrap one optimizer; the same optimizer again gives the same wrapper.
+
+        Args:
+            optimizer: Any optimizer of torch.
+            device_placement: Whether its state is moved to the device; by default as for all objects.
+
+        Returns:
+            The wrapper, which steps only when a window is full.
+        """
         prepared = self._runtime.prepare_optimizer(optimizer, device_placement)
         self.has_lomo_optimizer |= lomo.is_lomo(prepared)
         return prepared
 
     def prepare_scheduler(self, scheduler: LRScheduler) -> AcceleratedScheduler:
-        """Wrap one schedule."""
+        """Wrap one schedule.
+
+        Args:
+            scheduler: Any schedule of torch, of a prepared optimizer.
+
+        Returns:
+            The wrapper, which steps when its optimizer did.
+        """
         return self._runtime.prepare_scheduler(scheduler)
 
     def prepare_data_loader(
@@ -640,6 +716,9 @@ class Accelerator:
             data_loader: The loader.
             device_placement: Whether batches are moved to the device; `None` leaves that to the run.
             slice_fn_for_dispatch: Cuts a batch for one process where the main process reads for all.
+
+        Returns:
+            A loader of the same class, which yields this process's batches on its device.
         """
         return self._runtime.prepare_loader(data_loader, device_placement, slice_fn_for_dispatch)
 
@@ -652,13 +731,23 @@ class Accelerator:
             model: A prepared model, or a plain one.
             keep_fp32_wrapper: Keep the mixed-precision forward.
             keep_torch_compile: Keep the compiled form.
+
+        Returns:
+            The bare model.
         """
         return self._runtime.strategy.unwrap(
             model, keep_fp32_wrapper=keep_fp32_wrapper, keep_torch_compile=keep_torch_compile
         )
 
     def verify_device_map(self, model: torch.nn.Module) -> bool:
-        """Return whether a device map places the parts of `model`, or of a part of it, one by one."""
+        """Return whether a device map places the parts of `model`, or of a part of it, one by one.
+
+        Args:
+            model: Any model.
+
+        Returns:
+            Whether one does, with more than one entry.
+        """
         return placement.is_spread(model)
 
     def free_memory(self, *objects: object) -> list[Any]:
@@ -666,12 +755,22 @@ class Accelerator:
 
         Args:
             *objects: The caller's own references, to be replaced by the `None`s that come back.
+
+        Returns:
+            As many `None` as objects.
         """
         self._runtime.release()
         return release_memory(*objects)
 
     def clear(self, *objects: object) -> list[Any]:
-        """Do the same as `free_memory`."""
+        """Do the same as `free_memory`.
+
+        Args:
+            *objects: The caller's own references, as for `free_memory`.
+
+        Returns:
+            As many `None` as objects.
+        """
         return self.free_memory(*objects)
 
     @property
@@ -706,17 +805,34 @@ class Accelerator:
 
         Args:
             *models: The models that the block trains.
+
+        Returns:
+            The block, for `with`.
         """
         runtime = self._runtime
         return Batch(runtime.accumulation, models, runtime.strategy.no_sync)
 
     def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
-        """Leave gradients of `model` unsynchronised in backward passes of the block."""
+        """Leave gradients of `model` unsynchronised in backward passes of the block.
+
+        Args:
+            model: A prepared model.
+
+        Returns:
+            The block, for `with`.
+        """
         return self._runtime.strategy.no_sync(model)
 
     @staticmethod
     def trigger_sync_in_backward(model: torch.nn.Module) -> AbstractContextManager[None]:
-        """Synchronise gradients in the backward pass of the block although forward ran under `no_sync`."""
+        """Synchronise gradients in the backward pass of the block although forward ran under `no_sync`.
+
+        Args:
+            model: A prepared model, whose forward ran under `no_sync`.
+
+        Returns:
+            The block, for `with`.
+        """
         return sync_next_backward(model)
 
     def backward(self, loss: torch.Tensor, *, weight: torch.Tensor | float | None = None, **kwargs: object) -> None:
@@ -776,7 +892,12 @@ class Accelerator:
         return runtime.strategy.clip_grad_norm_(parameters, max_norm, norm_type, models=runtime.models)
 
     def clip_grad_value_(self, parameters: Iterable[torch.Tensor] | torch.Tensor, clip_value: float) -> None:
-        """Clip each gradient element to [-clip_value, clip_value]."""
+        """Clip each gradient element to [-clip_value, clip_value].
+
+        Args:
+            parameters: A tensor, or tensors, whose gradients are clipped.
+            clip_value: Largest absolute value that a gradient element keeps.
+        """
         runtime = self._runtime
         self.unscale_gradients()
         runtime.strategy.clip_grad_value_(parameters, clip_value, models=runtime.models)
@@ -791,6 +912,9 @@ class Accelerator:
 
         Args:
             autocast_handler: Replaces the run's own autocast arguments in this block.
+
+        Returns:
+            The block, for `with`.
         """
         return self._runtime.precision.autocast(autocast_handler)
 
@@ -802,6 +926,9 @@ class Accelerator:
         Args:
             joinables: Prepared models and optimizers that take part.
             even_batches: Overrides, inside the block, whether first samples are repeated to make batches even.
+
+        Returns:
+            The block, for `with`.
         """
         return self._runtime.join_uneven(joinables, even_batches)
 
@@ -817,11 +944,22 @@ class Accelerator:
             buffers: Tensors to split.
             buffer_seq_dims: For each, its sequence dim.
             no_restore_buffers: Those that need not be put back together.
+
+        Returns:
+            The block, for `with`.
         """
         return self._runtime.strategy.split_context(buffers, buffer_seq_dims, no_restore_buffers)
 
     def deepspeed_ulysses_dl_adapter(self, dl: _T, model: torch.nn.Module) -> _T:
-        """Adapt a loader to Ulysses sequence parallel; a run without it gets its loader back."""
+        """Adapt a loader to Ulysses sequence parallel; a run without it gets its loader back.
+
+        Args:
+            dl: A prepared loader.
+            model: The prepared model that it feeds.
+
+        Returns:
+            The loader whose batches are split along the sequence.
+        """
         return self._runtime.strategy.adapt_loader(dl, model)
 
     def gather(self, tensor: object) -> Any:
@@ -829,6 +967,9 @@ class Accelerator:
 
         Args:
             tensor: A tensor, or any nest of tensors, of equal shape on all processes.
+
+        Returns:
+            The same nest with the joined tensors; a scalar of each process becomes one row.
         """
         return collectives.gather(tensor)
 
@@ -838,6 +979,9 @@ class Accelerator:
         Args:
             input_data: Tensors or objects of the current batch, one entry a sample.
             use_gather_object: Gather as objects even what are tensors.
+
+        Returns:
+            The nest over all processes, each sample once, in the order of the sampler.
         """
         return gather_for_metrics(input_data, self.gradient_state, use_gather_object, gather=self.gather)
 
@@ -848,11 +992,24 @@ class Accelerator:
             tensor: A tensor, or any nest of tensors, of equal shape on all processes.
             reduction: One of the four.
             scale: Factor for the result on XLA devices; it has no effect elsewhere.
+
+        Returns:
+            The same nest with the combined tensors, on every process.
         """
         return collectives.reduce(tensor, reduction, scale)
 
     def pad_across_processes(self, tensor: object, dim: int = 0, pad_index: int = 0, pad_first: bool = False) -> Any:
-        """Pad tensors along `dim` with `pad_index` to the largest size of any process."""
+        """Pad tensors along `dim` with `pad_index` to the largest size of any process.
+
+        Args:
+            tensor: A tensor, or any nest of tensors.
+            dim: Dim along which sizes may differ.
+            pad_index: Value to pad with.
+            pad_first: Pad at the beginning instead of the end.
+
+        Returns:
+            The same nest, with tensors of equal sizes on all processes.
+        """
         return pad_across_processes(tensor, dim=dim, pad_index=pad_index, pad_first=pad_first)
 
     @property
@@ -869,11 +1026,23 @@ class Accelerator:
         self._trigger.set()
 
     def check_trigger(self) -> bool:
-        """Say, on every process alike, whether any process raised the flag since the last check, and lower it."""
+        """Say, on every process alike, whether any process raised the flag since the last check, and lower it.
+
+        Returns:
+            Whether any process raised it: the same answer on all.
+        """
         return self._trigger.check()
 
     def skip_first_batches(self, dataloader: _LoaderT, num_batches: int = 0) -> _LoaderT:
-        """Return a loader that starts after the first `num_batches` of `dataloader`."""
+        """Return a loader that starts after the first `num_batches` of `dataloader`.
+
+        Args:
+            dataloader: A prepared loader, or a plain one.
+            num_batches: Number of batches to leave out, counted from the start of the epoch.
+
+        Returns:
+            A loader of the same kind.
+        """
         return skip_first_batches(dataloader, num_batches=num_batches)
 
     def save(self, obj: object, f: str | os.PathLike[str], safe_serialization: bool = False) -> None:
@@ -921,6 +1090,10 @@ class Accelerator:
         Args:
             model: The model.
             unwrap: Under the bare model's names; else under those of what wraps it.
+
+        Returns:
+            The tensors by name. Of a model in shards, the first process of each machine gets them, the others get an
+            empty dict.
         """
         return self._runtime.strategy.state_dict(self._meant_by(model) if unwrap else model, unwrap=unwrap)
 
@@ -1000,13 +1173,26 @@ class Accelerator:
         """Call `hook(models, weights, output_dir)` before `save_state` writes weights; it may change the list.
 
         `output_dir` is the folder in which the save is gathered: what the hook writes there is part of the checkpoint.
+
+        Args:
+            hook: Called on every process.
+
+        Returns:
+            A handle whose `remove()` takes the hook away.
         """
         handle = RemovableHandle(self._runtime.save_state_pre_hooks)
         self._runtime.save_state_pre_hooks[handle.id] = hook
         return handle
 
     def register_load_state_pre_hook(self, hook: Callable[..., None]) -> RemovableHandle:
-        """Call `hook(models, input_dir)` before `load_state` loads weights; it may change the list."""
+        """Call `hook(models, input_dir)` before `load_state` loads weights; it may change the list.
+
+        Args:
+            hook: Called on every process.
+
+        Returns:
+            A handle whose `remove()` takes the hook away.
+        """
         handle = RemovableHandle(self._runtime.load_state_pre_hooks)
         self._runtime.load_state_pre_hooks[handle.id] = hook
         return handle
@@ -1057,7 +1243,15 @@ class Accelerator:
         self._runtime.hub.log(values, step, log_kwargs)
 
     def get_tracker(self, name: str, unwrap: bool = False) -> Any:
-        """Return a tracker by name, or with `unwrap` the library's own run object."""
+        """Return a tracker by name, or with `unwrap` the library's own run object.
+
+        Args:
+            name: Name of a tracker of this run.
+            unwrap: Return the library's own object.
+
+        Returns:
+            The tracker; on other processes than the main one, one that does nothing.
+        """
         return self._runtime.hub.get(name, unwrap)
 
     def profile(self, profile_handler: ProfileKwargs | None = None) -> AbstractContextManager[torch.profiler.profile]:
@@ -1065,6 +1259,9 @@ class Accelerator:
 
         Args:
             profile_handler: Replaces the run's own in this block.
+
+        Returns:
+            The block, for `with`, which gives the running profiler.
         """
         return profile(profile_handler or self.profile_handler or ProfileKwargs(), self.process_index)
 

@@ -79,27 +79,45 @@ class AccelError(Exception):
 
 
 class ConfigurationError(AccelError, ValueError):
-    """An argument, option, environment variable or plugin that is not valid."""
+    """An argument, option, environment variable or plugin that is not valid.
+
+    Correct the value that the message names; it lists those that are allowed.
+    """
 
 
 class DeviceMapError(AccelError, ValueError):
-    """A placement that misses a tensor, names it twice, or gives a device more than it holds."""
+    """A placement that misses a tensor, names it twice, or gives a device more than it holds.
+
+    Correct the entries that it lists, raise `max_memory`, or name "cpu" or "disk" among the devices.
+    """
 
 
 class DeviceUnavailableError(AccelError, RuntimeError):
-    """Hardware, or an ability of it, that was asked for is not here."""
+    """Hardware, or an ability of it, that was asked for is not here.
+
+    Leave the device out, or install torch's build for it; `accel env` lists what was found.
+    """
 
 
 class EngineUnavailableError(AccelError, NotImplementedError):
-    """A training engine that was asked for is not part of the installed version."""
+    """A training engine that was asked for is not part of the installed version.
+
+    Train with the alternative that the message names, or without the engine.
+    """
 
 
 class LaunchError(AccelError, RuntimeError):
-    """A run could not be started, or one of its processes failed."""
+    """A run could not be started, or one of its processes failed.
+
+    Look at the traceback of the process that failed first, which the message ends with or names a file of.
+    """
 
 
 class MissingDependencyError(AccelError, ImportError):
-    """An optional library is needed and not installed."""
+    """An optional library is needed and not installed.
+
+    Install what the message names.
+    """
 
 
 class TorchVersionError(MissingDependencyError, ValueError):
@@ -124,67 +142,117 @@ class TorchVersionError(MissingDependencyError, ValueError):
 
 
 class OffloadError(AccelError, RuntimeError):
-    """A weight was used, moved or trained while it lives on another device or on disk."""
+    """A weight was used, moved or trained while it lives on another device or on disk.
+
+    List the class that uses the weight in `preload_module_classes`, keep the weight on a device, or change it before
+    the dispatch or under `align_module_device`.
+    """
 
 
 class OffloadFolderError(OffloadError, ValueError):
-    """Weights have to be written to the disk, and no folder was given for them."""
+    """Weights have to be written to the disk, and no folder was given for them.
+
+    Pass `offload_folder` or `offload_dir`.
+    """
 
 
 class OutOfMemoryError(AccelError, RuntimeError):
-    """No batch is small enough for the memory that is there."""
+    """No batch is small enough for the memory that is there.
+
+    Free memory, take a smaller model or a lower precision, or shard it.
+    """
 
 
 class PreparationError(AccelError, ValueError):
-    """Objects that cannot be prepared together, or not in this order."""
+    """Objects that cannot be prepared together, or not in this order.
+
+    Pass the objects to `prepare` in the way that the message names.
+    """
 
 
 class QuantizationError(AccelError, ValueError):
-    """Weights or a configuration that cannot be quantized as asked."""
+    """Weights or a configuration that cannot be quantized as asked.
+
+    Change what the message names in the quantization's configuration, or leave the layer out by `skip_modules`.
+    """
 
 
 class StateError(AccelError, RuntimeError, ValueError):
-    """Process, run or step state was asked for before it exists or after it ended."""
+    """Process, run or step state was asked for before it exists or after it ended.
+
+    Make the `Accelerator` or `PartialState` first, or start a new process.
+    """
 
 
 class StateResetError(StateError, AttributeError):
-    """An attribute was read of a state object that was reset while it lived; `hasattr` and `getattr` understand it."""
+    """An attribute was read of a state object that was reset while it lived; `hasattr` and `getattr` understand it.
+
+    Make a new object of the state.
+    """
 
 
 class TrackerError(AccelError, RuntimeError):
-    """An experiment tracker failed, or was asked for something that it cannot do."""
+    """An experiment tracker failed, or was asked for something that it cannot do.
+
+    Mend what the tracker's library reports; `accel trackers replay` then sends what it missed.
+    """
 
 
 class TrackerInterfaceError(TrackerError, NotImplementedError):
-    """The class of an experiment tracker lacks an attribute or method that every tracker has."""
+    """The class of an experiment tracker lacks an attribute or method that every tracker has.
+
+    Define the attribute or method in the tracker's class.
+    """
 
 
 class UnsupportedTypeError(AccelError, TypeError):
-    """A value of a type, or arguments, that an operation cannot take."""
+    """A value of a type, or arguments, that an operation cannot take.
+
+    Convert the value to one of the types that the message lists.
+    """
 
 
 class CheckpointError(AccelError, RuntimeError):
-    """A checkpoint could not be written or read."""
+    """A checkpoint could not be written or read.
+
+    Free space on the disk, or correct the permissions, as the message says; what was saved before is still there.
+    """
 
 
 class CheckpointDamagedError(CheckpointError, ValueError):
-    """A checkpoint file is truncated, altered, or in another format than its name says."""
+    """A checkpoint file is truncated, altered, or in another format than its name says.
+
+    Fetch the checkpoint again, or load an older one.
+    """
 
 
 class CheckpointMismatchError(CheckpointError, ValueError):
-    """A whole checkpoint that does not fit the objects that it is loaded into."""
+    """A whole checkpoint that does not fit the objects that it is loaded into.
+
+    Make the model, optimizer or number of ranks what it was, or pass `strict=False` to load what fits.
+    """
 
 
 class CheckpointNotFoundError(CheckpointError, FileNotFoundError, ValueError):
-    """No complete checkpoint where one was expected."""
+    """No complete checkpoint where one was expected.
+
+    Correct the path, or begin without a checkpoint.
+    """
 
 
 class UnsafeCheckpointError(CheckpointError, ValueError):
-    """A checkpoint that would run code when read, or that leads outside its folder."""
+    """A checkpoint that would run code when read, or that leads outside its folder.
+
+    Do not load it. If it holds objects of a class of your own, declare the class with
+    `torch.serialization.add_safe_globals`.
+    """
 
 
 class CollectiveError(AccelError, RuntimeError):
-    """An operation across processes failed."""
+    """An operation across processes failed.
+
+    Look for the first error in the output of the other ranks.
+    """
 
 
 class PartView(NamedTuple):
@@ -219,6 +287,8 @@ class RankView(NamedTuple):
 class RankDisagreementError(CollectiveError):
     """Ranks brought different structures, shapes, dtypes or operations to one collective.
 
+    Make every rank call the same operations in the same order: look for a branch on the rank.
+
     Args:
         message: What is wrong, what was found, what to do.
         views: What each rank saw, by rank, where that is known.
@@ -230,16 +300,28 @@ class RankDisagreementError(CollectiveError):
 
 
 class RemoteRankError(CollectiveError):
-    """Another rank failed in an operation that all ranks do together."""
+    """Another rank failed in an operation that all ranks do together.
+
+    Look at that rank's own error, which came first.
+    """
 
 
 class DataError(AccelError, ValueError):
-    """A data source or loader that cannot be read as asked."""
+    """A data source or loader that cannot be read as asked.
+
+    Correct the loader or its configuration as the message says.
+    """
 
 
 class DoubleShardingError(DataError):
-    """A loader that already gives each rank its own part would be split by rank again."""
+    """A loader that already gives each rank its own part would be split by rank again.
+
+    Remove your own split, or declare it with `already_sharded(loader)`.
+    """
 
 
 class UnknownBatchSizeError(DataError, AttributeError):
-    """The batches of a loader have no fixed size; `hasattr` and `getattr` with a default understand that."""
+    """The batches of a loader have no fixed size; `hasattr` and `getattr` with a default understand that.
+
+    Give the loader a `batch_size`, or do not ask for the size.
+    """

@@ -186,17 +186,31 @@ class PartialState:
     def main_process_first(self) -> AbstractContextManager[None]:
         """Let the main process through a `with` block before all others.
 
+        Returns:
+            The block, for `with`; every process enters it.
+
         Raises:
             RemoteRankError: On the others, when the main process raised in the block.
         """
         return control.main_first(self._world, self.is_main_process)
 
     def local_main_process_first(self) -> AbstractContextManager[None]:
-        """Let the first process of each machine through a `with` block before the others."""
+        """Let the first process of each machine through a `with` block before the others.
+
+        Returns:
+            The block, for `with`; every process enters it.
+        """
         return control.main_first(self._world, self.is_local_main_process)
 
     def on_main_process(self, function: Callable[..., Any] | None = None) -> Callable[..., Any]:
-        """Make a function run on the main process only; elsewhere it returns `None`."""
+        """Make a function run on the main process only; elsewhere it returns `None`.
+
+        Args:
+            function: The function; without it, a decorator is returned.
+
+        Returns:
+            The function, made so.
+        """
         if not self.initialized:
             raise StateError(
                 "on_main_process needs to know the processes; got a PartialState that was reset. "
@@ -207,19 +221,41 @@ class PartialState:
         return control.only_when(self.is_main_process, function)
 
     def on_local_main_process(self, function: Callable[..., Any] | None = None) -> Callable[..., Any]:
-        """Make a function run on the first process of each machine only."""
+        """Make a function run on the first process of each machine only.
+
+        Args:
+            function: The function; without it, a decorator is returned.
+
+        Returns:
+            The function, made so.
+        """
         if function is None:
             return partial(self.on_local_main_process)
         return control.only_when(self.is_local_main_process, function)
 
     def on_last_process(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Make a function run on the highest rank only."""
+        """Make a function run on the highest rank only.
+
+        Args:
+            function: The function.
+
+        Returns:
+            The function, made so.
+        """
         return control.only_when(self.is_last_process, function)
 
     def on_process(
         self, function: Callable[..., Any] | None = None, process_index: int | None = None
     ) -> Callable[..., Any]:
-        """Make a function run on the process numbered `process_index` only."""
+        """Make a function run on the process numbered `process_index` only.
+
+        Args:
+            function: The function; without it, a decorator is returned.
+            process_index: Rank of the process on which it runs.
+
+        Returns:
+            The function, made so.
+        """
         if function is None:
             return partial(self.on_process, process_index=process_index)
         return control.only_when(self.process_index == process_index, function)
@@ -227,13 +263,26 @@ class PartialState:
     def on_local_process(
         self, function: Callable[..., Any] | None = None, local_process_index: int | None = None
     ) -> Callable[..., Any]:
-        """Make a function run, on each machine, on the process numbered `local_process_index` only."""
+        """Make a function run, on each machine, on the process numbered `local_process_index` only.
+
+        Args:
+            function: The function; without it, a decorator is returned.
+            local_process_index: Number, on its machine, of the process on which it runs.
+
+        Returns:
+            The function, made so.
+        """
         if function is None:
             return partial(self.on_local_process, local_process_index=local_process_index)
         return control.only_when(self.local_process_index == local_process_index, function)
 
     def print(self, *args: object, **kwargs: Any) -> None:
-        """Print once per machine."""
+        """Print once per machine.
+
+        Args:
+            *args: What to print.
+            **kwargs: Arguments of Python's `print`.
+        """
         if self.is_local_main_process:
             print(*args, **kwargs)  # noqa: T201  what it is for
 
@@ -242,7 +291,11 @@ class PartialState:
         self.device = registry.named(self.device.type).place(self.local_process_index)
 
     def destroy_process_group(self, group: torch.distributed.ProcessGroup | None = None) -> None:
-        """Leave the process group (`None`: the default one); without one, do nothing."""
+        """Leave the process group (`None`: the default one); without one, do nothing.
+
+        Args:
+            group: The group to leave.
+        """
         if self.fork_launched and group is None:
             return
         world.destroy(group)

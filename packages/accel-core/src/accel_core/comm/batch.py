@@ -34,6 +34,9 @@ def send_to_device(
         device: The device, as `torch.Tensor.to` takes it.
         non_blocking: Let the copy run beside the host, where memory is pinned.
         skip_keys: Keys of mappings, at any depth, whose values stay where they are.
+
+    Returns:
+        The same nest with the moved tensors.
     """
     skipped = (skip_keys,) if isinstance(skip_keys, str) else tuple(skip_keys or ())
 
@@ -81,7 +84,14 @@ def find_device(data: object) -> torch.device | None:
 
 
 def listify(data: object) -> Any:
-    """Return a nest with plain Python numbers, or lists of them, in the place of each tensor."""
+    """Return a nest with plain Python numbers, or lists of them, in the place of each tensor.
+
+    Args:
+        data: A nest of tensors.
+
+    Returns:
+        The same nest with numbers and lists.
+    """
     return recursively_apply(lambda tensor: tensor.detach().cpu().tolist(), data)
 
 
@@ -95,6 +105,9 @@ def slice_tensors(
         tensor_slice: What stands between the brackets: `slice(0, 8)`.
         process_index: Unused; data loaders pass it to functions that slice in other ways.
         num_processes: Unused, likewise.
+
+    Returns:
+        The same nest with the slices.
     """
     del process_index, num_processes
     return recursively_apply(lambda tensor: tensor[tensor_slice], data)

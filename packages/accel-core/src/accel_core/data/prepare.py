@@ -90,6 +90,9 @@ def prepare_data_loader(
             stream that is shared out by its shards, nothing is dropped, and this means "repeat". "repeat": a rank that
             has run out repeats batches until the longest ends. "empty": such a rank gets batches without rows.
 
+    Returns:
+        The prepared loader.
+
     Raises:
         ConfigurationError: `split_batches` with an indivisible batch size, or an unknown `sharding` or `uneven_end`.
         DoubleShardingError: The loader is split by rank already.

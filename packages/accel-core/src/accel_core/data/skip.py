@@ -85,6 +85,9 @@ def skip_first_batches(dataloader: _LoaderT, num_batches: int = 0) -> _LoaderT:
     Args:
         dataloader: A loader, prepared or not; it keeps giving whole epochs.
         num_batches: Number of batches to leave out.
+
+    Returns:
+        A loader of the same kind.
     """
     if isinstance(dataloader, PreparedLoader):
         settings = dataclasses.replace(dataloader.settings, skip_batches=dataloader.skip_batches + num_batches)

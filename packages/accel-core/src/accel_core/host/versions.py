@@ -104,6 +104,9 @@ def is_torch_version(operation: str, version: str) -> bool:
         operation: One of `>`, `>=`, `==`, `!=`, `<=`, `<`.
         version: What to compare with, such as `"2.1"`.
 
+    Returns:
+        Whether the installed version stands in that relation to the other.
+
     Raises:
         ConfigurationError: The operation is none of these.
     """

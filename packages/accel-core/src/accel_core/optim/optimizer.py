@@ -101,7 +101,11 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
             self._patched_step = patch_optimizer_step(self, self._plain_step)
 
     def place(self, device: torch.device) -> None:
-        """Move the optimizer's state to `device`, where it was asked to and there is any."""
+        """Move the optimizer's state to `device`, where it was asked to and there is any.
+
+        Args:
+            device: Where the state goes.
+        """
         if self.device_placement and self.optimizer.state:
             self.optimizer.load_state_dict(move_to_device(self.optimizer.state_dict(), device))
 
@@ -140,11 +144,19 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         return getattr(self.optimizer, name)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a parameter group to the wrapped optimizer."""
+        """Add a parameter group to the wrapped optimizer.
+
+        Args:
+            param_group: As `torch.optim.Optimizer.add_param_group` takes it.
+        """
         self.optimizer.add_param_group(param_group)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the wrapped optimizer's state."""
+        """Load the wrapped optimizer's state.
+
+        Args:
+            state_dict: What `state_dict` returned.
+        """
         self.optimizer.load_state_dict(state_dict)
 
     def state_dict(self) -> dict[str, Any]:

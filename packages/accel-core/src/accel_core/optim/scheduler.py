@@ -105,7 +105,12 @@ class AcceleratedScheduler:
         return self.scheduler.get_lr()
 
     def print_lr(self, *args: object, **kwargs: object) -> None:
-        """Print the learning rate, through the wrapped schedule."""
+        """Print the learning rate, through the wrapped schedule.
+
+        Args:
+            *args: Arguments of the wrapped schedule's `print_lr`.
+            **kwargs: The same, by name.
+        """
         self.scheduler.print_lr(*args, **kwargs)
 
     def state_dict(self) -> Any:
@@ -113,7 +118,11 @@ class AcceleratedScheduler:
         return self.scheduler.state_dict()
 
     def load_state_dict(self, state_dict: object) -> None:
-        """Load the wrapped schedule's state."""
+        """Load the wrapped schedule's state.
+
+        Args:
+            state_dict: What `state_dict` returned.
+        """
         self.scheduler.load_state_dict(state_dict)
 
     def __getattr__(self, name: str) -> Any:

@@ -24,6 +24,9 @@ def convert_to_fp32(tensor: object) -> Any:
 
     Args:
         tensor: A tensor, or any nest of lists, tuples and mappings.
+
+    Returns:
+        The same nest with the converted tensors.
     """
     if isinstance(tensor, torch.Tensor):
         return tensor.float() if tensor.dtype in _HALF else tensor

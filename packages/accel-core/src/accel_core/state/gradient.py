@@ -217,7 +217,14 @@ class GradientState:
         return before
 
     def batches_left(self, dataloader: Sized) -> int | None:
-        """Return how many batches `dataloader` still gives after the current one, or `None` where it has no length."""
+        """Return how many batches `dataloader` still gives after the current one, or `None` where it has no length.
+
+        Args:
+            dataloader: A loader that is being read.
+
+        Returns:
+            The number, 0 at the last batch.
+        """
         served = next((each.served for each in self._readings if each.loader() is dataloader), 0)
         try:
             return max(len(dataloader) - served, 0)

@@ -235,6 +235,12 @@ class AcceleratorState:
     def get_deepspeed_plugin(self, name: str) -> Any:
         """Return the DeepSpeed plugin that was given under `name`.
 
+        Args:
+            name: Key of the plugin in `deepspeed_plugins`.
+
+        Returns:
+            The plugin.
+
         Raises:
             ConfigurationError: There is none of that name.
         """
@@ -244,7 +250,11 @@ class AcceleratorState:
         return plugins[name]
 
     def select_deepspeed_plugin(self, name: str | None = None) -> None:
-        """Put the DeepSpeed plugin called `name` to use, and the others out of it."""
+        """Put the DeepSpeed plugin called `name` to use, and the others out of it.
+
+        Args:
+            name: Key of the plugin in `deepspeed_plugins`.
+        """
         chosen = self.get_deepspeed_plugin(str(name))
         for plugin in (self.deepspeed_plugins or {}).values():
             plugin._unselect()
@@ -257,23 +267,48 @@ class AcceleratorState:
     def split_between_processes(
         self, inputs: list[Any] | tuple[Any, ...] | dict[str, Any] | torch.Tensor, apply_padding: bool = False
     ) -> AbstractContextManager[Any]:
-        """Give each process its part of `inputs` inside the block; see `PartialState.split_between_processes`."""
+        """Give each process its part of `inputs` inside the block; see `PartialState.split_between_processes`.
+
+        Args:
+            inputs: What is divided.
+            apply_padding: Repeat the last element, so that every process gets equally many.
+
+        Returns:
+            The block, for `with`, which gives this process's part.
+        """
         return PartialState().split_between_processes(inputs, apply_padding=apply_padding)
 
     def main_process_first(self) -> AbstractContextManager[None]:
-        """Let the main process through a `with` block before all others."""
+        """Let the main process through a `with` block before all others.
+
+        Returns:
+            The block, for `with`; every process enters it.
+        """
         return PartialState().main_process_first()
 
     def local_main_process_first(self) -> AbstractContextManager[None]:
-        """Let the first process of each machine through a `with` block before the others."""
+        """Let the first process of each machine through a `with` block before the others.
+
+        Returns:
+            The block, for `with`; every process enters it.
+        """
         return PartialState().local_main_process_first()
 
     def print(self, *args: object, **kwargs: object) -> None:
-        """Print once per machine."""
+        """Print once per machine.
+
+        Args:
+            *args: What to print.
+            **kwargs: Arguments of Python's `print`.
+        """
         PartialState().print(*args, **kwargs)
 
     def destroy_process_group(self, group: torch.distributed.ProcessGroup | None = None) -> None:
-        """Leave the process group; see `PartialState.destroy_process_group`."""
+        """Leave the process group; see `PartialState.destroy_process_group`.
+
+        Args:
+            group: The group to leave.
+        """
         PartialState().destroy_process_group(group)
 
 

@@ -56,7 +56,14 @@ class TrackerKwargs(KwargsHandler):
                 raise ConfigurationError(f"{name} is a time in seconds; got {getattr(self, name)!r}. Use zero or more.")
 
     def spool_folder(self, logging_dir: str | os.PathLike[str] | None) -> Path:
-        """Return the folder of spool files for a run that logs to `logging_dir`."""
+        """Return the folder of spool files for a run that logs to `logging_dir`.
+
+        Args:
+            logging_dir: The run's logging directory, if it has one.
+
+        Returns:
+            The folder, which need not exist yet.
+        """
         if self.spool_dir is not None:
             return Path(self.spool_dir)
         if logging_dir is not None:

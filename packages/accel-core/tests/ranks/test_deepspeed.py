@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import json
+import os
+import signal
 import warnings
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from accel_core.accelerator import Accelerator
+from accel_core.checkpoint.parts import FilePart
 from accel_core.errors import CheckpointError, ConfigurationError, EngineUnavailableError, PreparationError, StateError
 from accel_core.host import availability
 from accel_core.plugins.accumulation import set_default_short_window
@@ -143,25 +147,30 @@ def equals(accelerator: Accelerator, net: nn.Module, expected: nn.Module) -> Non
     accelerator.wait_for_everyone()
 
 
-@world(2, timeout=300)
-def test_one_plugin_trains_while_another_reads() -> None:
-    """A student in stage 2 learns what a teacher in stage 3 says, as on one process."""
-    begin()
+def student_and_teacher(data: Any, *seeds: int) -> tuple[Accelerator, Any, Any, Any, Any]:
+    """Return a run that trains a model in stage 2 and reads another in stage 3."""
     plugins = {"student": plugin(2), "teacher": plugin(3)}
     accelerator = Accelerator(cpu=True, deepspeed_plugins=plugins)
-    data = samples(8 * BATCH, torch.float)
-    expected, teacher = model(dtype=torch.float), model(5, torch.float)
-    optimizer = adam(expected)
-    for start in range(0, len(data), 2 * BATCH):
-        x = data[start : start + 2 * BATCH][0]
-        (expected(x) - teacher(x).detach()).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    net = model(dtype=torch.float)
+    net, teacher = (model(seed, torch.float) for seed in seeds)
     net, optimizer, loader = accelerator.prepare(net, adam(net), DataLoader(data, batch_size=BATCH))
     accelerator.state.select_deepspeed_plugin("teacher")
     assert accelerator.deepspeed_plugin is plugins["teacher"]
-    teacher = accelerator.prepare(teacher)
+    return accelerator, net, optimizer, loader, accelerator.prepare(teacher)
+
+
+@world(2, timeout=300)
+def test_one_plugin_trains_while_another_reads(tmp_path: Path) -> None:
+    """A student in stage 2 learns what a teacher in stage 3 says, as on one process; both are saved and restored."""
+    begin()
+    data = samples(8 * BATCH, torch.float)
+    expected, said = model(dtype=torch.float), model(5, torch.float)
+    optimizer = adam(expected)
+    for start in range(0, len(data), 2 * BATCH):
+        x = data[start : start + 2 * BATCH][0]
+        (expected(x) - said(x).detach()).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    accelerator, net, optimizer, loader, teacher = student_and_teacher(data, 3, 5)
     assert (net.zero_optimization_stage(), teacher.zero_optimization_stage()) == (2, 3)
     assert accelerator.deepspeed_engine_wrapped.engine is net
     for x, *_ in loader:
@@ -171,6 +180,13 @@ def test_one_plugin_trains_while_another_reads() -> None:
         optimizer.step()
         optimizer.zero_grad()
     equals(accelerator, net, expected)
+    accelerator.save_state(tmp_path / "state")
+    reset_all()
+    accelerator, net, _, _, teacher = student_and_teacher(data, 11, 12)
+    accelerator.load_state(tmp_path / "state")
+    equals(accelerator, net, expected)
+    equals(accelerator, teacher, said)
+    torch.testing.assert_close(teacher(x), said(x))
 
 
 @world(2, timeout=300)
@@ -256,7 +272,7 @@ def test_what_contradicts_the_run_is_refused_before_an_engine_is_made() -> None:
     """Windows, batch sizes, formats and stand-ins that differ are named on every rank; nothing was prepared."""
     begin()
 
-    def prepared(given: DeepSpeedPlugin, loader: Any = None, optimizer: Any = adam, **arguments: Any) -> None:
+    def prepares(given: DeepSpeedPlugin, loader: Any = None, optimizer: Any = adam, **arguments: Any) -> None:
         accelerator = Accelerator(cpu=True, deepspeed_plugin=given, **arguments)
         net = model(dtype=torch.float)
         try:
@@ -268,24 +284,24 @@ def test_what_contradicts_the_run_is_refused_before_an_engine_is_made() -> None:
     own = {"optimizer": {"type": "AdamW", "params": {"lr": 0.1}}}
     wrong = DataLoader(samples(8, torch.float), batch_size=3)
     with pytest.raises(ConfigurationError, match="gradient_accumulation_steps=2 in the script and"):
-        prepared(plugin(2, gradient_accumulation_steps=3), gradient_accumulation_steps=2)
+        prepares(plugin(2, gradient_accumulation_steps=3), gradient_accumulation_steps=2)
     with pytest.raises(ConfigurationError, match="train_micro_batch_size_per_gpu=2 and loaders of 3"):
-        prepared(plugin(2), wrong)
+        prepares(plugin(2), wrong)
     with pytest.raises(ConfigurationError, match="has to come from the loaders; got 0 loaders"):
-        prepared(plugin(2, train_micro_batch_size_per_gpu="auto"))
+        prepares(plugin(2, train_micro_batch_size_per_gpu="auto"))
     with pytest.raises(ConfigurationError, match=r"mixed_precision='bf16' and bf16\.enabled=false"):
-        prepared(plugin(2, bf16={"enabled": False}), mixed_precision="bf16")
+        prepares(plugin(2, bf16={"enabled": False}), mixed_precision="bf16")
     with pytest.raises(PreparationError, match="got AdamW in the script and AdamW in the DeepSpeed"):
-        prepared(plugin(2, **own))
+        prepares(plugin(2, **own))
     with pytest.raises(PreparationError, match="DummyOptim stands for the optimizer"):
-        prepared(plugin(2), optimizer=lambda net: DummyOptim(net.parameters()))
+        prepares(plugin(2), optimizer=lambda net: DummyOptim(net.parameters()))
     with pytest.raises(PreparationError, match="got SGD"):
-        prepared(
+        prepares(
             plugin(2, {"offload_optimizer": {"device": "cpu"}}),
             optimizer=lambda net: torch.optim.SGD(net.parameters(), lr=0.1),
         )
     with pytest.raises(EngineUnavailableError, match="fp8"):
-        prepared(plugin(2), mixed_precision="fp8")
+        prepares(plugin(2), mixed_precision="fp8")
 
 
 @world(2, timeout=300)
@@ -303,23 +319,30 @@ def test_weights_are_gathered_only_where_the_configuration_says_so(tmp_path: Pat
     assert not (tmp_path / "model").exists() or not list((tmp_path / "model").iterdir())
 
 
-def trained(stage: int, folder: Path | None = None) -> tuple[Accelerator, Any]:
-    """Return a run that trained a little and saved, or that is about to load."""
+def prepared(stage: int, seed: int) -> tuple[Accelerator, Any, Any, Any]:
+    """Return a run, and model, optimizer and loader that it prepared."""
     begin()
     accelerator = Accelerator(cpu=True, deepspeed_plugin=plugin(stage))
-    net = model(3 if folder else 11, torch.float)
-    net, optimizer, loader = accelerator.prepare(
-        net, adam(net), DataLoader(samples(8 * BATCH, torch.float), batch_size=BATCH)
-    )
-    if folder is not None:
-        train(accelerator, net, optimizer, loader, Case(), epochs=1)
-        accelerator.save_state(folder)
-    return accelerator, net
+    net = model(seed, torch.float)
+    loader = DataLoader(samples(8 * BATCH, torch.float), batch_size=BATCH)
+    return accelerator, *accelerator.prepare(net, adam(net), loader)
+
+
+def losses_of(accelerator: Accelerator, net: Any, optimizer: Any, loader: Any) -> list[float]:
+    """Train an epoch on what a run prepared; return the losses of this rank."""
+    found = []
+    for x, y, _ in loader:
+        loss = (net(x) - y).square().mean()
+        accelerator.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(loss.item())
+    return found
 
 
 def refuses_to_load(folder: Path) -> None:
     """Load on one rank what two saved."""
-    accelerator, net = trained(2)
+    accelerator, net, *_ = prepared(2, 11)
     before = dict(accelerator.get_state_dict(net))
     with pytest.raises(CheckpointError, match="2 ranks saved it"):
         accelerator.load_state(folder / "2")
@@ -330,7 +353,9 @@ def refuses_to_load(folder: Path) -> None:
 def saves_and_refuses(folder: Path) -> None:
     """Save in two stages, and load neither damaged nor in another stage."""
     for stage in (2, 3):
-        accelerator, net = trained(stage, folder / str(stage))
+        accelerator, net, *others = prepared(stage, 3)
+        losses_of(accelerator, net, *others)
+        accelerator.save_state(folder / str(stage))
         whole = dict(accelerator.get_state_dict(net))
         if accelerator.is_main_process:
             from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
@@ -340,7 +365,7 @@ def saves_and_refuses(folder: Path) -> None:
             torch.testing.assert_close(dict(found), whole, rtol=0, atol=0)
         accelerator.wait_for_everyone()
         reset_all()
-    accelerator, net = trained(3)
+    accelerator, *_ = prepared(3, 11)
     with pytest.raises(CheckpointError, match="another stage of ZeRO"):
         accelerator.load_state(folder / "2")
     if accelerator.is_main_process:
@@ -357,4 +382,37 @@ def test_checkpoints_are_deepspeeds_and_are_loaded_whole_or_not_at_all(tmp_path:
     """DeepSpeed's own program reads them bit by bit; damage, another stage and other numbers of ranks are refused."""
     saves_and_refuses(tmp_path)
     failure = run(refuses_to_load, 1, (tmp_path,), timeout=300)
+    assert failure is None, failure
+
+
+def dies_in_a_save(folder: Path, stage: int) -> None:
+    """Save, note the next losses, and save again, in which one rank is killed before it writes its states."""
+    accelerator, *own = prepared(stage, 3)
+    losses_of(accelerator, *own)
+    accelerator.save_state(folder / "state")
+    (folder / f"losses-{accelerator.process_index}.json").write_text(json.dumps(losses_of(accelerator, *own)))
+    write = FilePart.write
+
+    def dies(part: FilePart, *args: Any) -> Any:
+        if accelerator.process_index == 1 and "optim_states" in part.name:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return write(part, *args)
+
+    FilePart.write = dies  # type: ignore[method-assign]
+    accelerator.save_state(folder / "state")
+
+
+def goes_on(folder: Path, stage: int) -> None:
+    """Load what was saved whole into another model, and train on."""
+    accelerator, *own = prepared(stage, 11)
+    accelerator.load_state(folder / "state")
+    expected = json.loads((folder / f"losses-{accelerator.process_index}.json").read_text())
+    assert losses_of(accelerator, *own) == expected
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_training_goes_on_bit_by_bit_after_a_rank_was_killed_in_a_save(tmp_path: Path, stage: int) -> None:
+    """The save before the killed one stands, and new processes compute the same losses from it."""
+    assert run(dies_in_a_save, 2, (tmp_path, stage), timeout=200) is not None
+    failure = run(goes_on, 2, (tmp_path, stage), timeout=200)
     assert failure is None, failure

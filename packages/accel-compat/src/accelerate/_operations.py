@@ -71,12 +71,12 @@ def ignorant_find_batch_size(data: object) -> int | None:
         return None
 
 
-def get_shape(data: object) -> Any:
+def get_shape(data: object) -> object:
     """Return a nest with each tensor's shape, as a list, in its place."""
     return recursively_apply(lambda tensor: list(tensor.shape), data)
 
 
-def get_data_structure(data: object) -> Any:
+def get_data_structure(data: object) -> object:
     """Return a nest with a `TensorInformation` in the place of each tensor."""
     return recursively_apply(lambda tensor: TensorInformation(shape=tensor.shape, dtype=tensor.dtype), data)
 

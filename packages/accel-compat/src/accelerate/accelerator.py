@@ -108,4 +108,12 @@ from accelerate._precision import get_mixed_precision_context_manager as get_mix
 from accelerate._sharded_models import get_model_tp_size as get_model_tp_size
 from accelerate._sharded_models import model_has_dtensor as model_has_dtensor
 
+if is_deepspeed_available():
+    from accelerate.utils.deepspeed import DeepSpeedEngineWrapper as DeepSpeedEngineWrapper
+    from accelerate.utils.deepspeed import DeepSpeedOptimizerWrapper as DeepSpeedOptimizerWrapper
+    from accelerate.utils.deepspeed import DeepSpeedSchedulerWrapper as DeepSpeedSchedulerWrapper
+    from accelerate.utils.deepspeed import DummyOptim as DummyOptim
+    from accelerate.utils.deepspeed import DummyScheduler as DummyScheduler
+    from accelerate.utils.deepspeed import map_pytorch_optim_to_deepspeed as map_pytorch_optim_to_deepspeed
+
 _rebinding.write_through(__name__)

@@ -1,6 +1,6 @@
 """Which tests stay in one process when several run them, and which begin.
 
-By a scheduler of our own and not by pytest-xdist's mark for groups, which pytest 9.2 does not carry to where it is read.
+By a scheduler of our own and not by pytest-xdist's mark for groups: pytest 9.2 does not carry it to where it is read.
 """
 
 from pathlib import Path

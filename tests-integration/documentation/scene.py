@@ -1,16 +1,14 @@
 """What the blocks of the documentation take for granted: a small model, real data, files beside the script.
 
-Run as a program it executes blocks: `scene.py FOLDER` reads a JSON list of [title, source] from its standard input,
-runs each in a namespace of its own inside FOLDER, and prints the title of each that ran to its end.
+`run_blocks` is the body of a process of its own, which is forked from one that has loaded torch: a page's blocks take
+less time than that.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import sys
-import traceback
 from pathlib import Path
 from typing import Any
 
@@ -133,21 +131,18 @@ def scene(folder: Path, page: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def main() -> int:
-    """Run the blocks that stand on the standard input; see the module."""
-    folder = Path(sys.argv[1])
+def run_blocks(blocks: list[tuple[str, str]], folder: Path, variables: dict[str, str]) -> None:
+    """Run blocks of [title, source] inside a folder, each in a namespace of its own, and leave this process.
+
+    `folder/printed` then holds what they printed, the title of each that ran to its end, and what the last one raised.
+    """
+    for stream in (1, 2):
+        os.dup2(os.open(folder / "printed", os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
+    os.environ.clear()
+    os.environ.update(variables)
     os.chdir(folder)
     sys.path.insert(0, str(folder))
-    for title, source in json.load(sys.stdin):
+    for title, source in blocks:
         names = scene(folder, title) | {"__name__": "__main__"}
-        try:
-            exec(compile(source, title, "exec"), names)
-        except Exception:
-            traceback.print_exc()
-            return 1
-        print(f"ran {title}")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        exec(compile(source, title, "exec"), names)
+        print(f"ran {title}", flush=True)

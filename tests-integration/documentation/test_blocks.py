@@ -7,7 +7,7 @@ machine of any reader is listed here with what runs in its place, or where it is
 
 from __future__ import annotations
 
-import json
+import multiprocessing
 import os
 import re
 import subprocess
@@ -83,15 +83,17 @@ def test_the_python_of_a_page_runs(page: str, tmp_path: Path) -> None:
     """Each block of Python runs to its end, in what its page takes for granted."""
     scene.write_files(tmp_path)
     wanted = [block for block in blocks(page, "python") if not _elsewhere(block[1])]
-    environment = os.environ | {"WANDB_MODE": "offline", "ACCELERATE_USE_CPU": "true"}
-    done = subprocess.run(
-        [sys.executable, scene.__file__, str(tmp_path)],
-        input=json.dumps(wanted), env=environment, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert [line for line in done.stdout.splitlines() if line.startswith("ran ")] == [
-        f"ran {title}" for title, _ in wanted
-    ]
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["accel_core.testing._preload"])
+    variables = os.environ | {"WANDB_MODE": "offline", "ACCELERATE_USE_CPU": "true"}
+    process = context.Process(target=scene.run_blocks, args=(wanted, tmp_path, variables))
+    process.start()
+    process.join(300)
+    process.kill()
+    process.join()
+    printed = (tmp_path / "printed").read_text()
+    assert process.exitcode == 0, printed
+    assert [line for line in printed.splitlines() if line.startswith("ran ")] == [f"ran {title}" for title, _ in wanted]
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ for _name in (
     "accel_core.accelerator",
     "accel_core.checkpoint.folder",
     "torch._dynamo",
+    "torch.distributed.checkpoint",
     "torch.distributed.fsdp",
     "torch.nn.parallel",
     "torch.optim",

@@ -54,7 +54,7 @@ TORCH_FEATURES = {
     "fsdp2_on_cpu": TorchFeature("FSDP2 on a CPU", "2.7", "use fsdp_version=1"),
     "fsdp2_whole": TorchFeature("FSDP2 with parameters that stay whole", "2.7", "use fsdp_version=1"),
 }
-"""What not every torch from 2.6 on has, each asked for where it is needed; docs/reference/torch.md shows them."""
+"""What not every torch from 2.6 on has, each asked for where it is needed; docs/installation.md shows them."""
 
 
 def require_torch(feature: str) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,9 @@ def test_every_stage_equals_one_process(kind: str, tmp_path: Path) -> None:
         reset_all()
 
 
+HOST = {"offload_optimizer": {"device": "cpu", "pin_memory": False}}
+
+
 def adam(net: nn.Module) -> torch.optim.Optimizer:
     """Return an optimizer whose states show a wrong gradient."""
     return torch.optim.AdamW(net.parameters(), lr=0.05, weight_decay=0.1)
@@ -125,7 +129,7 @@ def test_states_on_the_host_are_stepped_by_deepspeed(stage: int) -> None:
     for case in (Case(accumulation=3, clip=0.05), Case(weighted=True, accumulation=2)):
         accelerator = Accelerator(
             cpu=True,
-            deepspeed_plugin=plugin(stage, {"offload_optimizer": {"device": "cpu", "pin_memory": False}}),
+            deepspeed_plugin=plugin(stage, HOST),
             gradient_accumulation_steps=case.accumulation,
         )
         data, expected = samples(8 * BATCH, torch.float), model(dtype=torch.float)
@@ -213,6 +217,91 @@ def test_a_loss_finds_its_engine() -> None:
         equals(accelerator, net, bare)
 
 
+EVERYWHERE: tuple[tuple[int, dict[str, Any]], ...] = (
+    (0, {}),
+    (1, {}),
+    (2, {}),
+    (3, {"stage3_param_persistence_threshold": 0}),
+    (2, HOST),
+    (3, HOST | {"offload_param": {"device": "cpu", "pin_memory": False}}),
+)
+
+
+@world(2, timeout=300)
+def test_losses_of_one_batch_add_up() -> None:
+    """Several backward passes count as their sum, and zero_grad drops all; stage 3 refuses two of one forward pass."""
+    begin()
+    for stage, of_zero in EVERYWHERE:
+        accelerator = Accelerator(cpu=True, deepspeed_plugin=plugin(stage, of_zero))
+        data, expected = samples(6 * BATCH, torch.float), model(dtype=torch.float)
+        net = model(dtype=torch.float)
+        net, optimizer, loader = accelerator.prepare(net, adam(net), DataLoader(data, batch_size=BATCH))
+        own = adam(expected)
+        for number, (x, y, _) in enumerate(loader):
+            rows = slice(number * 2 * BATCH, (number + 1) * 2 * BATCH)
+            several_losses(net, x, y, accelerator.backward, once=stage == 3)
+            several_losses(expected, *data[rows][:2], torch.Tensor.backward, once=False)
+            if number != 1:  # the gradients of one batch are dropped
+                optimizer.step()
+                own.step()
+            optimizer.zero_grad()
+            own.zero_grad()
+        equals(accelerator, net, expected)
+        if "stage3_param_persistence_threshold" in of_zero:  # with it, even small weights go when they were used
+            with pytest.raises(PreparationError, match="for one backward pass"):
+                several_losses(net, x, y, accelerator.backward, once=False)
+        reset_all()
+
+
+def several_losses(net: Any, x: torch.Tensor, y: torch.Tensor, back: Callable[..., Any], *, once: bool) -> None:
+    """Compute gradients of three losses, of which two come from one forward pass."""
+    guess = net(x)
+    first, second = (guess - y).square().mean(), guess.mean()
+    if once:
+        back(first + second)
+    else:
+        back(first, retain_graph=True)
+        back(second)
+    back(net(x).square().mean())
+
+
+@world(2, timeout=300)
+def test_sixteen_bits_are_the_engines_own() -> None:
+    """In bf16, every stage trains as 32 bits do, near enough, accumulated, cut short and clipped."""
+    begin()
+    data = samples(6 * BATCH, torch.float)
+    norms, weights = [], []
+    for stage, of_zero in EVERYWHERE[1:]:
+        accelerator = Accelerator(
+            cpu=True, mixed_precision="bf16", deepspeed_plugin=plugin(stage, of_zero), gradient_accumulation_steps=2
+        )
+        net = model(dtype=torch.float)
+        net, optimizer, loader = accelerator.prepare(net, adam(net), DataLoader(data, batch_size=BATCH))
+        assert next(net.parameters()).dtype is torch.bfloat16
+        for x, y, _ in loader:
+            with accelerator.accumulate(net):
+                accelerator.backward((net(x.bfloat16()) - y.bfloat16()).float().square().mean())
+                if accelerator.sync_gradients:
+                    norms.append(float(accelerator.clip_grad_norm_(net.parameters(), 0.5)))
+                optimizer.step()
+                optimizer.zero_grad()
+        state = accelerator.get_state_dict(net)
+        weights.append({name: value.float() for name, value in state.items()})
+        reset_all()
+    expected, own = model(dtype=torch.float), []
+    optimizer = adam(expected)
+    for window in ((0, 4), (4, 6)):
+        x, y, _ = data[window[0] * BATCH : window[1] * BATCH]
+        (expected(x) - y).square().mean().backward()
+        own.append(float(nn.utils.clip_grad_norm_(expected.parameters(), 0.5)))
+        optimizer.step()
+        optimizer.zero_grad()
+    torch.testing.assert_close(norms, own * len(weights), rtol=0.02, atol=0.01)
+    for state in weights:
+        if state:
+            torch.testing.assert_close(state, dict(expected.state_dict()), rtol=0.02, atol=0.02)
+
+
 @world(2, timeout=300)
 def test_the_configuration_makes_optimizer_and_schedule() -> None:
     """Stand-ins take rates from the script, a callable makes the schedule, and both move once for each window."""
@@ -276,7 +365,8 @@ def test_what_contradicts_the_run_is_refused_before_an_engine_is_made() -> None:
         accelerator = Accelerator(cpu=True, deepspeed_plugin=given, **arguments)
         net = model(dtype=torch.float)
         try:
-            accelerator.prepare(net, optimizer(net), *([] if loader is None else [loader]))
+            made = [] if optimizer is None else [optimizer(net)]
+            accelerator.prepare(net, *made, *([] if loader is None else [loader]))
         finally:
             assert (accelerator._models, accelerator._optimizers, accelerator._dataloaders) == ([], [], [])
             reset_all()
@@ -300,6 +390,8 @@ def test_what_contradicts_the_run_is_refused_before_an_engine_is_made() -> None:
             plugin(2, {"offload_optimizer": {"device": "cpu"}}),
             optimizer=lambda net: torch.optim.SGD(net.parameters(), lr=0.1),
         )
+    with pytest.raises(ConfigurationError, match=r"got Sequential without config\.hidden_size"):
+        prepares(plugin(3, {"reduce_bucket_size": "auto"}), optimizer=None)
     with pytest.raises(EngineUnavailableError, match="fp8"):
         prepares(plugin(2), mixed_precision="fp8")
 
@@ -386,10 +478,10 @@ def test_checkpoints_are_deepspeeds_and_are_loaded_whole_or_not_at_all(tmp_path:
 
 
 def dies_in_a_save(folder: Path, stage: int) -> None:
-    """Save, note the next losses, and save again, in which one rank is killed before it writes its states."""
+    """Save, behind training or not, note the next losses, and save again: one rank is killed before it writes."""
     accelerator, *own = prepared(stage, 3)
     losses_of(accelerator, *own)
-    accelerator.save_state(folder / "state")
+    accelerator.save_state(folder / "state", blocking=stage == 2)
     (folder / f"losses-{accelerator.process_index}.json").write_text(json.dumps(losses_of(accelerator, *own)))
     write = FilePart.write
 

@@ -7,13 +7,16 @@ from typing import Any
 
 import torch
 
-from accel_core.errors import ConfigurationError
+from accel_core.errors import ConfigurationError, PreparationError
 from accel_core.optim.optimizer import AcceleratedOptimizer
 from accel_core.optim.scheduler import AcceleratedScheduler
 from accel_core.state.gradient import GradientState
 from accel_core.strategies.deepspeed import gradients
 
 __all__ = ["DeepSpeedEngineWrapper", "DeepSpeedOptimizerWrapper", "DeepSpeedSchedulerWrapper", "Engine"]
+
+_SHARDED = 3
+"""The stage of ZeRO in which weights lie in parts."""
 
 
 class Engine:
@@ -34,6 +37,7 @@ class Engine:
         self.parameters = _trained(deepspeed)
         self._complete = False
         self._skipped = False
+        self._kept_graph = False
 
     @property
     def is_complete(self) -> bool:
@@ -52,6 +56,9 @@ class Engine:
             loss: A scalar, divided as it has to be.
             ends_window: Whether gradients are exchanged.
             **kwargs: Passed to the engine.
+
+        Raises:
+            PreparationError: Stage 3, and the forward pass behind the loss had a backward pass before.
         """
         earlier: list[torch.Tensor] = []
         if self._complete:  # a second loss of the same batch: DeepSpeed would forget the first one's gradients
@@ -62,7 +69,16 @@ class Engine:
         if begin is not None:
             begin()
         self.deepspeed.set_gradient_accumulation_boundary(ends_window)
-        self.deepspeed.backward(loss, scale_wrt_gas=False, **kwargs)
+        try:
+            self.deepspeed.backward(loss, scale_wrt_gas=False, **kwargs)
+        except RuntimeError as error:
+            if not self._kept_graph or self.deepspeed.zero_optimization_stage() != _SHARDED:
+                raise
+            raise PreparationError(
+                "In stage 3 of ZeRO the weights of a forward pass are there for one backward pass; got a second one, "
+                "by retain_graph=True. Add the losses up, and call backward once."
+            ) from error
+        self._kept_graph = bool(kwargs.get("retain_graph"))
         self._complete = ends_window
         if earlier:
             gradients.add(self.deepspeed, earlier)

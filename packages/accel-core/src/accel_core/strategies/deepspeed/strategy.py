@@ -145,13 +145,15 @@ class DeepSpeedStrategy(Strategy):
             placement.refuse_misplaced(slot.given, self.world.device)
         for model, optimizer in self._pairs(bundle):
             schedule = _schedule_of(bundle, optimizer)
-            configuration.refuse_stand_ins(
-                plugin, None if optimizer is None else optimizer.given, None if schedule is None else schedule.given
-            )
-            if optimizer is not None:
-                for_the_host(optimizer.given, plugin, dry_run=True)
-                given = None if schedule is None else schedule.given
-                self._filling.plan(plugin, model.given, optimizer.given, given, self._sizes(bundle))
+            scheduled = None if schedule is None else schedule.given
+            if optimizer is None:
+                configuration.refuse_stand_ins(plugin, None, scheduled)
+                if plugin.hf_ds_config.is_zero3():
+                    self._filling.plan(plugin, model.given, None, None, [])
+                continue
+            configuration.refuse_stand_ins(plugin, optimizer.given, scheduled)
+            for_the_host(optimizer.given, plugin, dry_run=True)
+            self._filling.plan(plugin, model.given, optimizer.given, scheduled, self._sizes(bundle))
 
     def _pairs(self, bundle: Bundle) -> list[tuple[Slot, Slot | None]]:
         """Return the models that are new, each with its optimizer.

@@ -35,6 +35,43 @@ THIRD = {
     **OPEN,
 }
 
+TEMPLATE = {
+    "fp16": {
+        "enabled": "auto",
+        "loss_scale": 0,
+        "loss_scale_window": 1000,
+        "initial_scale_power": 16,
+        "hysteresis": 2,
+        "min_loss_scale": 1,
+    },
+    "bf16": {"enabled": "auto"},
+    "optimizer": {
+        "type": "AdamW",
+        "params": {"lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto"},
+    },
+    "zero_optimization": {
+        "stage": 3,
+        "offload_optimizer": {"device": "cpu", "pin_memory": True},
+        "offload_param": {"device": "cpu", "pin_memory": True},
+        "overlap_comm": True,
+        "contiguous_gradients": True,
+        "sub_group_size": 1e9,
+        "reduce_bucket_size": "auto",
+        "stage3_prefetch_bucket_size": "auto",
+        "stage3_param_persistence_threshold": "auto",
+        "stage3_max_live_parameters": 1e9,
+        "stage3_max_reuse_distance": 1e9,
+        "stage3_gather_16bit_weights_on_model_save": True,
+    },
+    "gradient_accumulation_steps": "auto",
+    "gradient_clipping": "auto",
+    "steps_per_print": 2000,
+    "train_batch_size": "auto",
+    "train_micro_batch_size_per_gpu": "auto",
+    "wall_clock_breakdown": False,
+}
+"""What users of the Trainer copy for stage 3 with offloading."""
+
 
 def _arguments(name: str, config: Any, **others: Any) -> TrainingArguments:
     settings: dict[str, Any] = {
@@ -81,12 +118,13 @@ def main() -> None:
     state = PartialState(cpu=True)
     if state.is_main_process:
         Path("third.json").write_text(json.dumps(THIRD))
+        Path("template.json").write_text(json.dumps(TEMPLATE))
         llama().save_pretrained("stored")
     state.wait_for_everyone()
     report(
         {
             "stage 2, dict": _train(_arguments("two", SECOND, gradient_accumulation_steps=3), llama()),
-            "stage 3, file": _train(_arguments("three", "third.json"), llama()),
+            "stage 3, template": _train(_arguments("three", "template.json"), llama()),
             "stage 3, loaded": _arrived("third.json"),
         }
     )

@@ -15,7 +15,7 @@ from accel_bigmodel.sizes import calculate_maximum_sizes
 from accel_core.comm.batch import find_batch_size, pad_input_tensors, send_to_device, slice_tensors
 from accel_core.comm.objects import broadcast_object_list
 from accel_core.errors import ConfigurationError
-from accel_core.process import world
+from accel_core.process.world import ensure
 
 if TYPE_CHECKING:
     from torch.distributed.pipelining import ScheduleGPipe
@@ -88,15 +88,15 @@ def build_pipeline(
     # Imported here because it brings torch's compiler with it, more than a second that most programs do not need.
     from torch.distributed.pipelining import ScheduleGPipe, SplitPoint, pipeline
 
-    here = world.ensure()
+    world = ensure()
     spec = dict.fromkeys(split_points, SplitPoint.BEGINNING)
     pipe = pipeline(model, mb_args=tuple(args), mb_kwargs=dict(kwargs), split_spec=spec)
-    if pipe.num_stages != here.size:
+    if pipe.num_stages != world.size:
         raise ConfigurationError(
-            f"A pipeline has one stage per process; got {pipe.num_stages} stages and {here.size} processes. Pass "
-            f"{here.size - 1} split points, or run with another number of processes."
+            f"A pipeline has one stage per process; got {pipe.num_stages} stages and {world.size} processes. Pass "
+            f"{world.size - 1} split points, or run with another number of processes."
         )
-    stage = pipe.build_stage(here.rank, device=here.device)
+    stage = pipe.build_stage(world.rank, device=world.device)
     return ScheduleGPipe(stage, num_chunks)
 
 
@@ -144,13 +144,13 @@ class _Pipeline:
 
     def __call__(self, num_chunks: int, *args: Any, **kwargs: Any) -> Any:
         """Run a batch; only the last process gets the output."""
-        here = world.ensure()
+        world = ensure()
         schedule = self.prepare(args, kwargs, num_chunks)
-        if here.rank == 0:
+        if world.rank == 0:
             schedule.step(*args, **kwargs)
             return None
         output = schedule.step()
-        return output if here.is_last else None
+        return output if world.is_last else None
 
 
 def pippy_forward(forward: Callable[..., Any], num_chunks: int, gather_output: bool, *args: Any, **kwargs: Any) -> Any:
@@ -169,7 +169,7 @@ def pippy_forward(forward: Callable[..., Any], num_chunks: int, gather_output: b
     Raises:
         ConfigurationError: When no input has a batch dimension.
     """
-    here = world.ensure()
+    world = ensure()
     size = find_pippy_batch_size(args, kwargs)
     if size is None:
         raise ConfigurationError(
@@ -178,15 +178,15 @@ def pippy_forward(forward: Callable[..., Any], num_chunks: int, gather_output: b
         )
     if size % num_chunks:
         args, kwargs = pad_input_tensors((args, kwargs), size, num_chunks)
-    args, kwargs = send_to_device(args, here.device), send_to_device(kwargs, here.device)
+    args, kwargs = send_to_device(args, world.device), send_to_device(kwargs, world.device)
     with torch.no_grad():
         output = forward(num_chunks, *args, **kwargs)
     if output is not None and size % num_chunks and find_batch_size(output) > size:
         output = slice_tensors(output, slice(0, size))
-    if gather_output and here.size > 1:
+    if gather_output and world.size > 1:
         carried = [send_to_device(output, "cpu")]
-        broadcast_object_list(carried, from_process=here.size - 1)
-        output = send_to_device(carried[0], here.device)
+        broadcast_object_list(carried, from_process=world.size - 1)
+        output = send_to_device(carried[0], world.device)
     return output
 
 
@@ -216,9 +216,9 @@ def prepare_pippy(
     Raises:
         ConfigurationError: When the stages are not as many as the processes, or no example input is a tensor.
     """
-    here = world.ensure()
+    world = ensure()
     args, kwargs = tuple(example_args or ()), dict(example_kwargs or {})
-    chunks = num_chunks or here.size
+    chunks = num_chunks or world.size
     if split_points is None:
         split_points = []
     if isinstance(split_points, str):
@@ -226,12 +226,12 @@ def prepare_pippy(
             raise ConfigurationError(
                 f"Split points are names of submodules or 'auto'; got {split_points!r}. Pass a list of names."
             )
-        split_points = _even_splits(model, here.size, no_split_module_classes)
+        split_points = _even_splits(model, world.size, no_split_module_classes)
     object.__setattr__(model, "hf_split_points", split_points)
-    if here.size == 1:
+    if world.size == 1:
         return model
     model.eval()
-    model.to(here.device)
+    model.to(world.device)
     stages = _Pipeline(model, split_points, chunks)
     size = find_pippy_batch_size(args, kwargs)
     if size is None:
@@ -241,7 +241,7 @@ def prepare_pippy(
         )
     if size % chunks:
         args, kwargs = pad_input_tensors((args, kwargs), size, chunks)
-    args, kwargs = send_to_device(args, here.device), send_to_device(kwargs, here.device)
+    args, kwargs = send_to_device(args, world.device), send_to_device(kwargs, world.device)
     with torch.no_grad():
         stages.prepare(args, kwargs, chunks)
 

@@ -21,7 +21,7 @@ from accel_core.modules.compilation import compile_regions_in_place
 from accel_core.modules.ties import tied_tensor_groups
 from accel_core.modules.unwrap import canonical_name
 from accel_core.plugins.fsdp import FullyShardedDataParallelPlugin
-from accel_core.process import world
+from accel_core.process.world import ensure
 from accel_core.strategies import fsdp2, sharding
 from accel_core.strategies.recipe import inside
 
@@ -143,7 +143,7 @@ def fsdp2_load_full_state_dict(
         CheckpointMismatchError: A name is missing or unknown, or a shape differs; on every rank, and nothing changed.
     """
     target = torch.device("cpu") if cpu_offload else accelerator.device
-    sharding.loading.share_out(inside(model), full_sd, world.ensure(), target)
+    sharding.loading.share_out(inside(model), full_sd, ensure(), target)
 
 
 def fsdp2_prepare_auto_wrap_policy(
@@ -190,13 +190,13 @@ def fsdp2_prepare_model(accelerator: _Accelerator, model: nn.Module) -> nn.Modul
     bare = inside(model)
     if fsdp2.in_place.is_sharded(bare):
         return model
-    plugin, here = accelerator.state.fsdp_plugin, world.ensure()
+    plugin, world = accelerator.state.fsdp_plugin, ensure()
     mesh = sharding.mesh.data_part(accelerator.torch_device_mesh, accelerator.device)
     plan = sharding.wrapping.plan(bare, plugin)
-    sharding.loading.refuse_empty(bare, here)
+    sharding.loading.refuse_empty(bare, world)
     if accelerator.mixed_precision != "no":
         sharding.strategy.keep_masters(bare)
-    fsdp2.in_place.shard(bare, plan, plugin, mesh, here)
+    fsdp2.in_place.shard(bare, plan, plugin, mesh, world)
     return model
 
 

@@ -14,8 +14,7 @@ from accel_core.comm.batch import find_batch_size
 from accel_core.comm.transport import Message, participate
 from accel_core.comm.tree import recursively_apply
 from accel_core.errors import CollectiveError, DataError, UnsupportedTypeError
-from accel_core.process import world
-from accel_core.process.world import World
+from accel_core.process.world import World, ensure
 
 __all__ = [
     "TENSOR_INT_TO_DTYPE",
@@ -133,23 +132,23 @@ def copy_tensor_to_devices(tensor: torch.Tensor | None = None) -> torch.Tensor:
         CollectiveError: No rank holds a tensor.
         RankDisagreementError: Several ranks hold one, of different shapes or dtypes.
     """
-    here = world.ensure()
-    if here.size > 1:
-        return _copy_to_devices(tensor, here)
+    world = ensure()
+    if world.size > 1:
+        return _copy_to_devices(tensor, world)
     if tensor is None:
         raise CollectiveError("No rank holds a tensor to copy; got None on all. Pass the tensor on one rank at least.")
-    return tensor.to(here.device)
+    return tensor.to(world.device)
 
 
-def _copy_to_devices(tensor: torch.Tensor | None, here: World) -> torch.Tensor:
+def _copy_to_devices(tensor: torch.Tensor | None, world: World) -> torch.Tensor:
     name = "" if tensor is None else f"{str(tensor.dtype).removeprefix('torch.')} {' '.join(map(str, tensor.shape))}"
     content = name.encode()
-    with participate(here, "copy_tensor_to_devices") as transport:
+    with participate(world, "copy_tensor_to_devices") as transport:
         held = [bytes(text).decode() for text in transport.exchange_bytes(content, Message(nbytes=len(content)))]
     if not any(held):
         raise CollectiveError("No rank holds a tensor to copy; got None on all. Pass the tensor on one rank at least.")
     if tensor is None:
         dtype, *shape = next(text for text in held if text).split()
-        tensor = torch.zeros([int(size) for size in shape], dtype=getattr(torch, dtype), device=here.device)
-    copied: torch.Tensor = collectives.reduce(tensor.to(here.device), "sum")
+        tensor = torch.zeros([int(size) for size in shape], dtype=getattr(torch, dtype), device=world.device)
+    copied: torch.Tensor = collectives.reduce(tensor.to(world.device), "sum")
     return copied

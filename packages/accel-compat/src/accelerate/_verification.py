@@ -10,7 +10,8 @@ from accel_core.comm.disagreement import disagreement_message
 from accel_core.comm.objects import swap
 from accel_core.comm.tree import view_of
 from accel_core.errors import RankDisagreementError, RankView
-from accel_core.process import callsite, world
+from accel_core.process import callsite
+from accel_core.process.world import ensure
 
 __all__ = ["DistributedOperationException", "chained_operation", "verify_operation"]
 
@@ -31,12 +32,12 @@ def verify_operation(function: _F) -> _F:
 
     @functools.wraps(function)
     def checked(*args: object, **kwargs: object) -> Any:
-        here = world.ensure()
-        if here.debug and here.size > 1:
+        world = ensure()
+        if world.debug and world.size > 1:
             nest = kwargs["tensor"] if "tensor" in kwargs else args[0]
             name = f"{function.__module__}.{function.__qualname__}"
             view = RankView(name, callsite.find(), view_of(nest))
-            views = swap(view, name, here)
+            views = swap(view, name, world)
             if any(other.parts != view.parts for other in views):
                 raise RankDisagreementError(disagreement_message(views))
         return function(*args, **kwargs)

@@ -359,8 +359,8 @@ class Accelerator:
         Returns:
             The block, for `with`, which gives this process's part.
         """
-        here = self._runtime.world
-        return nullcontext(split_for_rank(inputs, here.rank, here.size, apply_padding=apply_padding))
+        world = self._runtime.world
+        return nullcontext(split_for_rank(inputs, world.rank, world.size, apply_padding=apply_padding))
 
     @property
     def mixed_precision(self) -> str:

@@ -74,7 +74,7 @@ def _from_events(folder: Path, place: Path) -> Run | str:
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     except ImportError as error:
         raise MissingDependencyError(
-            f"Event files can be read by tensorboard only, which is not installed; found some in {folder}. Install it: "
+            f"Event files can be read by tensorboard only, which is not installed; got some in {folder}. Install it: "
             'pip install "accel-trackers[tensorboard]"'
         ) from error
     events = EventAccumulator(str(folder), size_guidance={"scalars": 0})

@@ -9,7 +9,7 @@ from accel_core.comm.collectives import broadcast
 from accel_core.comm.control import agree
 from accel_core.comm.objects import broadcast_object_list
 from accel_core.errors import CheckpointError
-from accel_core.process import world
+from accel_core.process.world import ensure
 
 __all__ = ["open_on_rank0"]
 
@@ -50,7 +50,7 @@ class _SharedShard:
             tensor = self._source.shard_of(name).tensor(name).contiguous()
         else:
             tensor = torch.empty(shape, dtype=dtype)
-        sent: torch.Tensor = broadcast(tensor.to(world.ensure().device), from_process=0)
+        sent: torch.Tensor = broadcast(tensor.to(ensure().device), from_process=0)
         return sent.to("cpu")
 
     def done_with(self, name: str) -> None:
@@ -77,13 +77,13 @@ def open_on_rank0(checkpoint: str | os.PathLike[str]) -> Checkpoint:
     Raises:
         CheckpointError: On the first process, as `open_checkpoint` does; the others raise that it failed.
     """
-    here = world.ensure()
-    if here.size == 1:
+    world = ensure()
+    if world.size == 1:
         return open_checkpoint(checkpoint)
     source: Checkpoint | None = None
     failure: CheckpointError | None = None
     table: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
-    if here.is_main:
+    if world.is_main:
         try:
             source = open_checkpoint(checkpoint)
             for name in source:

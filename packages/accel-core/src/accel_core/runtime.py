@@ -185,7 +185,7 @@ class Runtime:
         for slot in bundle.others:
             slot.result = kit.prepare_other(slot.given)
         for slot in bundle.recognised:
-            slot.result.__dict__["_is_accelerate_prepared"] = True
+            slot.result._is_accelerate_prepared = True  # by this name libraries ask
         return bundle.results
 
     def prepare_model(

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 
 from accel_core.comm.control import Channel
+from accel_core.comm.transport import known
 from accel_core.errors import AccelError, CheckpointError, RankDisagreementError, RemoteRankError
 from accel_core.process.world import World
 
@@ -84,12 +85,12 @@ class Ranks:
                 raise failure
             kind, message = next(iter(failed.values()))
             if len(failed) == self.size and len(set(failed.values())) == 1:
-                raise _known(kind(message)) from failure
+                raise known(kind(message)) from failure
             text = "\n".join(f"rank {rank}: {message}" for rank, (_, message) in failed.items())
-            raise _known(kind(f"{doing} failed; got:\n{text}\n{advice}")) from failure
+            raise known(kind(f"{doing} failed; got:\n{text}\n{advice}")) from failure
         finished = [rank for rank, (ended, _, _) in enumerate(said) if ended]
         if 0 < len(finished) < self.size:
-            raise _known(
+            raise known(
                 CheckpointError(
                     f"{doing} failed: the ranks exchanged different numbers of values; got the end from ranks "
                     f"{finished} of {self.size}. Let the format exchange equally often on all ranks. {advice}"
@@ -102,9 +103,3 @@ def _described(failure: Exception) -> _Failure:
     if isinstance(failure, AccelError) and type(failure).__module__ == AccelError.__module__:
         return type(failure), str(failure)
     return CheckpointError, f"{type(failure).__name__}: {failure}"
-
-
-def _known(error: AccelError) -> AccelError:
-    """Mark an error that every rank raises, so that none waits for more."""
-    error.__dict__["_ranks_know"] = True
-    return error

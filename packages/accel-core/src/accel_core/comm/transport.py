@@ -24,7 +24,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -55,12 +55,15 @@ __all__ = [
     "Transport",
     "check_rank",
     "digest_of",
+    "known",
     "largest_frame",
     "memory_of",
     "open_transport",
     "participate",
     "ranks_know",
 ]
+
+_E = TypeVar("_E", bound=BaseException)
 
 # Little-endian and unpadded ("<"), so that machines of different kinds read the same bytes.
 _HEADER = struct.Struct("<II16sQ")
@@ -440,8 +443,7 @@ class Participation:
         try:
             # Not for Ctrl-C or an exit: telling the others means to wait for them, and they notice a process that ends.
             if isinstance(failure, Exception) and not self.is_met:
-                # Past `__setattr__`, which a class of errors may refuse: a frozen dataclass does.
-                failure.__dict__["_ranks_know"] = True
+                known(failure)
                 # Where the others are gone or elsewhere, it is this rank's own failure that explains it.
                 with contextlib.suppress(CollectiveError):
                     self.transport.report(failure)
@@ -549,9 +551,16 @@ def participate(world: World, operation: str, lane: str = "", *, patient: bool =
     return Participation(open_transport(world, lane), operation, patient=patient)
 
 
+def known(failure: _E) -> _E:
+    """Mark a failure that all ranks learn of, and return it."""
+    # Past the class's own `__setattr__`, which may refuse: that of a frozen dataclass does.
+    BaseException.__setattr__(failure, "_ranks_know", True)
+    return failure
+
+
 def ranks_know(failure: BaseException) -> bool:
     """Return whether all ranks learned of a failure in the operation that raised it, so that none waits for more."""
-    return isinstance(failure, RankDisagreementError | RemoteRankError) or "_ranks_know" in failure.__dict__
+    return isinstance(failure, RankDisagreementError | RemoteRankError) or getattr(failure, "_ranks_know", False)
 
 
 def check_rank(rank: int, size: int) -> None:

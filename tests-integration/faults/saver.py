@@ -24,7 +24,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from accel_core.checkpoint import commit, folder, transaction
+from accel_core.checkpoint import commit, folder, places, transaction
 from accel_core.checkpoint.in_place import Journal
 from accel_core.checkpoint.manifest import Manifest
 from accel_core.checkpoint.parts import FilePart
@@ -185,7 +185,7 @@ def die_at_every_call(run: BareRun, target: str) -> None:
     """Save and die after the 1st, 2nd, … system call, and again while the next save recovers; load after each death."""
 
     def on_disk() -> int:
-        there = commit.latest(folder.checkpoints_folder(run)) if SETTINGS["automatic"] else commit.find(Path(target))
+        there = commit.latest(places.checkpoints_folder(run)) if SETTINGS["automatic"] else commit.find(Path(target))
         if there is None:
             return 0
         folder.load_state(run, None if SETTINGS["automatic"] else target)
@@ -242,7 +242,7 @@ def main() -> None:
     if SETTINGS.get("every_call"):
         die_at_every_call(run, target)
         return
-    there = commit.latest(folder.checkpoints_folder(run)) if SETTINGS["automatic"] else commit.find(Path(target))
+    there = commit.latest(places.checkpoints_folder(run)) if SETTINGS["automatic"] else commit.find(Path(target))
     if there is not None:
         folder.load_state(run, None if SETTINGS["automatic"] else target)
     begin = 1 + (count_of(run) if there is not None else 0)

@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 
 from accel_core.comm.control import Channel
-from accel_core.comm.transport import known
+from accel_core.comm.disagreement import listed_failures
+from accel_core.comm.transport import known_to_all
 from accel_core.errors import AccelError, CheckpointError, RankDisagreementError, RemoteRankError
 from accel_core.process.world import World
 
@@ -85,12 +86,12 @@ class Ranks:
                 raise failure
             kind, message = next(iter(failed.values()))
             if len(failed) == self.size and len(set(failed.values())) == 1:
-                raise known(kind(message)) from failure
-            text = "\n".join(f"rank {rank}: {message}" for rank, (_, message) in failed.items())
-            raise known(kind(f"{doing} failed; got:\n{text}\n{advice}")) from failure
+                raise known_to_all(kind(message)) from failure
+            text = "\n".join(listed_failures({rank: message for rank, (_, message) in failed.items()}))
+            raise known_to_all(kind(f"{doing} failed; got:\n{text}\n{advice}")) from failure
         finished = [rank for rank, (ended, _, _) in enumerate(said) if ended]
         if 0 < len(finished) < self.size:
-            raise known(
+            raise known_to_all(
                 CheckpointError(
                     f"{doing} failed: the ranks exchanged different numbers of values; got the end from ranks "
                     f"{finished} of {self.size}. Let the format exchange equally often on all ranks. {advice}"

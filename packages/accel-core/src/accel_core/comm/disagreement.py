@@ -12,6 +12,7 @@ __all__ = [
     "disagreement_message",
     "encode_view",
     "failures_text",
+    "listed_failures",
     "lost_message",
     "ranks_text",
     "remote_message",
@@ -45,12 +46,16 @@ def remote_message(doing: str, rank: int, failures: Mapping[int, str]) -> str:
 
 def failures_text(failures: Mapping[int, str]) -> str:
     """Write what ranks report: one sentence where all say the same, else one for each that differs, with its ranks."""
+    bare = {rank: text.rstrip(".") for rank, text in failures.items()}
+    return next(iter(bare.values())) if len(set(bare.values())) == 1 else "; ".join(listed_failures(bare))
+
+
+def listed_failures(failures: Mapping[int, str]) -> list[str]:
+    """Return a line for each text that ranks report, with those ranks."""
     ranks_of: dict[str, list[int]] = {}
     for rank, text in sorted(failures.items()):
-        ranks_of.setdefault(text.rstrip("."), []).append(rank)
-    if len(ranks_of) == 1:
-        return next(iter(ranks_of))
-    return "; ".join(f"{ranks_text(ranks)}: {text}" for text, ranks in ranks_of.items())
+        ranks_of.setdefault(text, []).append(rank)
+    return [f"{ranks_text(ranks)}: {text}" for text, ranks in ranks_of.items()]
 
 
 def lost_message(operation: str, site: str, rank: int, failure: BaseException) -> str:

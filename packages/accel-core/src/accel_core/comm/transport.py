@@ -55,7 +55,7 @@ __all__ = [
     "Transport",
     "check_rank",
     "digest_of",
-    "known",
+    "known_to_all",
     "largest_frame",
     "memory_of",
     "open_transport",
@@ -443,7 +443,7 @@ class Participation:
         try:
             # Not for Ctrl-C or an exit: telling the others means to wait for them, and they notice a process that ends.
             if isinstance(failure, Exception) and not self.is_met:
-                known(failure)
+                known_to_all(failure)
                 # Where the others are gone or elsewhere, it is this rank's own failure that explains it.
                 with contextlib.suppress(CollectiveError):
                     self.transport.report(failure)
@@ -551,7 +551,7 @@ def participate(world: World, operation: str, lane: str = "", *, patient: bool =
     return Participation(open_transport(world, lane), operation, patient=patient)
 
 
-def known(failure: _E) -> _E:
+def known_to_all(failure: _E) -> _E:
     """Mark a failure that all ranks learn of, and return it."""
     # Past the class's own `__setattr__`, which may refuse: that of a frozen dataclass does.
     BaseException.__setattr__(failure, "_ranks_know", True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import pickle
 import shutil
@@ -18,8 +19,11 @@ from accel_core.accelerator import Accelerator
 from accel_core.checkpoint.sharded.reader import ShardFolder
 from accel_core.comm.objects import gather_object
 from accel_core.errors import CheckpointError
+from accel_core.mesh.tensor import local_part
 from accel_core.plugins.fsdp import FullyShardedDataParallelPlugin
+from accel_core.plugins.handlers import GradScalerKwargs
 from accel_core.plugins.parallelism import ParallelismConfig
+from accel_core.state import reset_all
 from accel_core.testing import world
 from accel_core.testing.world import run
 
@@ -178,10 +182,11 @@ def test_torch_reads_what_is_written_and_saves_run_in_the_background(tmp_path: P
     assert_equal(own.everything(), before)
     own.train(1)
     after = own.everything()
-    own.accelerator.save_state(str(tmp_path / "ckpt"))
-    own.train(1)
-    own.accelerator.load_state(str(tmp_path / "ckpt"))
-    assert_equal(own.everything(), after)
+    for blocking in (True, False):
+        own.accelerator.save_state(str(tmp_path / "ckpt"), blocking=blocking)
+        own.train(1)
+        own.accelerator.load_state(str(tmp_path / "ckpt"))
+        assert_equal(own.everything(), after)
 
 
 @world(2)
@@ -225,6 +230,41 @@ def test_several_forms_of_one_model_are_refused(tmp_path: Path) -> None:
         torch.save({}, tmp_path / "ckpt" / "pytorch_model_fsdp.bin")
     own.accelerator.wait_for_everyone()
     assert "in several forms" in failure_of(own, tmp_path / "ckpt")
+
+
+@pytest.mark.parametrize("kind", ["fsdp1", "fsdp2"])
+@world(2)
+def test_a_scaler_goes_on_at_its_scale(kind: str, tmp_path: Path) -> None:
+    """After a skipped step a run is saved; one at another scale loads it, skips, steps and grows as the first does."""
+
+    def start(scale: float, seed: int) -> tuple[Accelerator, Any, Any]:
+        reset_all()
+        plugin = FullyShardedDataParallelPlugin(**KINDS[kind], state_dict_type=SHARDED)
+        handlers = [GradScalerKwargs(init_scale=scale, growth_interval=2)]
+        accelerator = Accelerator(cpu=True, mixed_precision="fp16", kwargs_handlers=handlers, fsdp_plugin=plugin)
+        torch.manual_seed(seed)
+        net = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2))
+        return accelerator, *accelerator.prepare(net, torch.optim.AdamW(net.parameters(), lr=0.1))
+
+    def step(accelerator: Accelerator, net: Any, optimizer: Any, factor: float) -> tuple[Any, ...]:
+        loss = net(torch.ones(2, 3) + accelerator.process_index).float().square().sum()
+        accelerator.backward(loss * (factor if accelerator.is_main_process else 1.0))
+        optimizer.step()
+        optimizer.zero_grad()
+        scale = accelerator.scaler.get_scale()  # type: ignore[union-attr]
+        held = {name: local_part(p.detach()).clone() for name, p in net.named_parameters()}
+        return optimizer.step_was_skipped, scale, held, loss.detach()
+
+    first = start(2.0**10, 0)
+    assert [step(*first, factor)[:2] for factor in (1.0, math.inf)] == [(False, 2.0**10), (True, 2.0**9)]
+    first[0].save_state(str(tmp_path / "ckpt"))
+    other = start(2.0**4, 9)
+    step(*other, 1.0)
+    restored = other[0].load_state(str(tmp_path / "ckpt")).restored
+    assert restored.index("scaler") < restored.index("optimizer 0")
+    for factor in (math.inf, 1.0, 1.0):
+        torch.testing.assert_close(step(*other, factor), step(*first, factor), rtol=0, atol=0)
+    assert first[0].scaler.get_scale() == 2.0**9  # type: ignore[union-attr]
 
 
 def save_local(place: Path, kind: str) -> None:

@@ -114,7 +114,9 @@ def _compare(run: Run, chosen: Chosen, opened: Opened, ranks: Ranks, *, strict: 
     reading = Reading(chosen, opened, RestoreReport(source.folder, source.world_size), [])
 
     def everything_else() -> list[Restoration]:
-        found = chosen.format.optimizer_restorations(run, source) + stateful.restorations(run, source)
+        # The scaler before the optimizers: one that steps while it is loaded does so at the scale of the checkpoint.
+        found = stateful.scaler_restorations(run, source) + chosen.format.optimizer_restorations(run, source)
+        found += stateful.restorations(run, source)
         return [*found, progress.restoration(run, source), progress.random_restoration(run, source)]
 
     with ThreadPoolExecutor(max_workers=_CHECKERS, thread_name_prefix="accel-checkpoint") as pool:

@@ -14,7 +14,7 @@ from accel_core.checkpoint.parts import FilePart
 from accel_core.checkpoint.report import Finding, Restoration, finding_of
 from accel_core.errors import CheckpointError
 
-__all__ = ["Stateful", "extra_components", "parts", "restorations"]
+__all__ = ["Stateful", "extra_components", "parts", "restorations", "scaler_restorations"]
 
 _POSITION: dict[str, tuple[type, ...]] = {
     "epoch": (int,),
@@ -82,11 +82,16 @@ def restorations(run: Run, source: Source) -> list[Restoration]:
             add(position, f"data position {index}", cursor, _position_difference)
         if _keeps_state(loader) and _present(source, state):
             add(state, f"data loader {index}", loader)
-    if run.scaler is not None:
-        add(names.SCALER_NAME, "scaler", run.scaler, _scaler_difference)
     for index, item in enumerate(run.custom_objects):
         add(names.custom_name(index), f"registered object {index}", item)
     return found
+
+
+def scaler_restorations(run: Run, source: Source) -> list[Restoration]:
+    """Compare with the gradient scaler, if there is one, changing nothing, and return how it is restored."""
+    if run.scaler is None:
+        return []
+    return [_restoration(source, names.SCALER_NAME, "scaler", run.scaler, run.world.rank, _scaler_difference)]
 
 
 def extra_components(run: Run, models: int, source: Source) -> list[Finding]:

@@ -488,11 +488,27 @@ def bench(session: nox.Session) -> None:
     """Measure, beside plain PyTorch and accelerate 1.15.0, into benchmarks/RESULTS.md: `nox -s bench -- data`."""
     python = peer(session).folder / "bin" / "python"
     folder = ROOT / "benchmarks"
-    names = session.posargs or sorted(p.stem for p in folder.glob("*.py") if p.stem != "record")
+    # The session gpu measures what needs a GPU.
+    names = session.posargs or sorted(p.stem for p in folder.glob("*.py") if p.stem not in ("gpu", "record"))
     for name in names:
         # Accelerate looks for optional libraries at every step, so what only our tests need must not be there.
         environment = clients(session) if name == "trainer" else tree(session)
         environment.run("python", folder / "record.py", name, "--peer", python)
+
+
+@nox.session(venv_backend="none", default=False)
+def gpu(session: nox.Session) -> None:
+    """Check and measure on one CUDA device, into benchmarks/RESULTS.md, in under 9 minutes; or `-- --dry-run`."""
+    found = WORKSHOP / "gpu.json"
+    found.unlink(missing_ok=True)
+    kit, python = ROOT / "benchmarks" / "gpu.py", peer(session).folder / "bin" / "python"
+    arguments = ("--peer", python, "--json", found, *session.posargs)
+    tree(session).run("python", kit, *arguments, success_codes=[0, 1])  # 1: a row failed, and the table says which
+    result = json.loads(found.read_text())
+    if not result["dry_run"] and "--only" not in session.posargs:
+        tree(session).run("python", kit.with_name("record.py"), "gpu", "--taken", found)
+    if result["failed"]:
+        session.error(f"rows that failed: {', '.join(result['failed'])}")
 
 
 @nox.session(venv_backend="none", default=False)

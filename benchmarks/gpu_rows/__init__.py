@@ -1,0 +1,1 @@
+"""The rows that `benchmarks/gpu.py` measures, by subject."""

@@ -35,7 +35,7 @@ def _ranges() -> dict[str, dict[str, str]]:
     found: dict[str, dict[str, str]] = {}
     for distribution in _DECLARED:
         try:
-            declared = metadata.requires(distribution) or []
+            declared = _field(distribution, "Requires-Dist")
         except metadata.PackageNotFoundError:
             found.setdefault(distribution, {})
             continue
@@ -46,13 +46,24 @@ def _ranges() -> dict[str, dict[str, str]]:
     return found
 
 
+def _field(distribution: str, name: str) -> list[str]:
+    """Return the values of a field of a distribution's metadata.
+
+    What `importlib.metadata` has for it parses the whole file with the description, as an e-mail, and this is a part of
+    every import.
+    """
+    found = metadata.distribution(distribution)
+    head, _, _ = (found.read_text("METADATA") or found.read_text("PKG-INFO") or "").partition("\n\n")
+    return re.findall(rf"^{name}: (.*)$", head, re.MULTILINE)
+
+
 def _text(bounds: dict[str, str]) -> str:
     return ",".join(f"{comparison}{version}" for comparison, version in bounds.items())
 
 
 def _problem(name: str, bounds: dict[str, str]) -> str | None:
     try:
-        found = metadata.version(name)
+        (found,) = _field(name, "Version")
     except metadata.PackageNotFoundError:
         return f"no {name} (needs {_text(bounds) or 'any version'})"
     version = Version(Version(found).base_version)

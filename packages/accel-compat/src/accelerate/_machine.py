@@ -7,8 +7,8 @@ import shutil
 import socket
 import subprocess
 import sys
-from dataclasses import dataclass
 
+from accel_core._records import record
 from accel_core.errors import DeviceUnavailableError
 from accel_core.host import availability, environ
 from accelerate import _availability
@@ -58,7 +58,7 @@ _RANK_VARIABLES = {
 }
 
 
-@dataclass
+@record
 class CPUInformation:
     """Where this process stands among those that a launcher started.
 

@@ -11,6 +11,8 @@ import pickle
 import pkgutil
 import subprocess
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
@@ -157,16 +159,22 @@ def test_an_original_pickle_loads(fresh_state: None) -> None:
     assert plugin == accelerate.InitProcessGroupKwargs(backend="gloo")
 
 
-def test_other_versions_underneath_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_versions_underneath_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A package of another version, or none, is refused by name with the command that mends it."""
-    versions = {"accel-core": "0.2.0"}
 
-    def version(name: str) -> str:
-        if name == "accel-quant":
-            raise importlib.metadata.PackageNotFoundError(name)
-        return versions.get(name, "0.1.5")
+    def install(name: str, version: str, requires: Sequence[str] = ()) -> None:
+        folder = tmp_path / f"{name.replace('-', '_')}-{version}.dist-info"
+        folder.mkdir()
+        head = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}"]
+        head += [f"Requires-Dist: {text}" for text in requires]
+        (folder / "METADATA").write_text("\n".join([*head, "", "Version: 9 is what a description may say", ""]))
 
-    monkeypatch.setattr(_foundation.metadata, "version", version)
+    for name in ("accelerate", "accel-all"):
+        install(name, "0.1.5", importlib.metadata.requires(name) or ())
+    for name in ("accel-bigmodel", "accel-launch", "accel-trackers"):
+        install(name, "0.1.5")
+    install("accel-core", "0.2.0")
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
     found, mended = r"accel-core 0.2.0 \(needs >=0.1,<0.2\), no accel-quant", "'accel-trackers>=0.1,<0.2' together"
     with pytest.raises(ImportError, match=f"{found}.*{mended}, in one pip command"):
         _foundation.check()

@@ -12,14 +12,16 @@ from typing import TYPE_CHECKING, Any
 __all__ = ["record"]
 
 
+def _compared(self: Any) -> tuple[object, ...]:
+    return tuple(getattr(self, field.name) for field in dataclasses.fields(self) if field.compare)
+
+
 def _equal(self: Any, other: Any) -> object:
-    if other.__class__ is not self.__class__:
-        return NotImplemented
-    return all(getattr(self, field.name) == getattr(other, field.name) for field in dataclasses.fields(self))
+    return _compared(self) == _compared(other) if other.__class__ is self.__class__ else NotImplemented
 
 
 def _hash(self: Any) -> int:
-    return hash(tuple(getattr(self, field.name) for field in dataclasses.fields(self)))
+    return hash(_compared(self))
 
 
 def _represent(self: Any) -> str:

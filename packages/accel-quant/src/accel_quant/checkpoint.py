@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from accel_bigmodel.checkpoint.read import Checkpoint
 from accel_bigmodel.device_map.check import device_of
 from accel_bigmodel.hooks.residency import packed_key
 from accel_bigmodel.placement import as_device
+from accel_core._records import record
 from accel_core.errors import CheckpointMismatchError
 from accel_core.modules import packed
 from accel_core.modules.traversal import get_non_persistent_buffers, owner_of
@@ -25,7 +26,7 @@ from accel_quant.offload import write_parts
 __all__ = ["WeightLoader"]
 
 
-@dataclass
+@record
 class _Place:
     """A tensor of the model: its names, where it goes, and the dtype it gets."""
 

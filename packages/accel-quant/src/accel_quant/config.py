@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import torch
 
+from accel_core._records import record
 from accel_core.errors import QuantizationError
 from accel_core.options.enums import CustomDtype
 
@@ -17,7 +18,7 @@ _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 _QUANT_TYPES = ("fp4", "nf4")
 
 
-@dataclass
+@record
 class BnbQuantizationConfig:
     """How the linear layers of a model are packed with bitsandbytes.
 

@@ -3,7 +3,7 @@
 import os
 import tempfile
 from collections.abc import Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, NamedTuple
 
 import torch
@@ -22,6 +22,7 @@ from accel_bigmodel.device_map.check import (
 from accel_bigmodel.hooks.residency import packed_key
 from accel_bigmodel.offload.store import OffloadedWeightsLoader, offload_weight, save_offload_index
 from accel_bigmodel.placement import retie_parameters, set_module_tensor_to_device
+from accel_core._records import record
 from accel_core.errors import CheckpointMismatchError, OffloadError, OffloadFolderError
 from accel_core.logging import get_logger
 from accel_core.modules import packed
@@ -49,7 +50,7 @@ class LoadedKeys(NamedTuple):
     unexpected_keys: list[str]
 
 
-@dataclass
+@record
 class _Target:
     """A tensor of the model that the checkpoint fills."""
 
@@ -66,7 +67,7 @@ class _Target:
         return self.dtype or (self.tensor.dtype if self.tensor.is_floating_point() else None)
 
 
-@dataclass
+@record
 class _Plan:
     """What a load will do, found out before anything is changed."""
 

@@ -2,8 +2,9 @@
 
 import textwrap
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from html import escape
+
+from accel_core._records import record
 
 __all__ = ["Bar", "Segment", "draw_bars"]
 
@@ -38,7 +39,7 @@ text { fill: #e6edf3; }
 """
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Segment:
     """A stretch of a bar.
 
@@ -55,7 +56,7 @@ class Segment:
     title: str
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Bar:
     """A device.
 

@@ -1,16 +1,16 @@
 """Contiguous placement, solved exactly: if any placement in the model's order fits, one is found."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 
 from accel_bigmodel.device_map.tree import Node, Tree
+from accel_core._records import record
 
 __all__ = ["Unit", "contiguous", "units_of"]
 
 Device = int | str
 
 
-@dataclass
+@record
 class Unit:
     """What must stay together: a layer, or several that share tensors.
 

@@ -2,19 +2,20 @@
 
 import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import torch
 from torch import nn
 
 from accel_bigmodel._torch import TorchDispatchMode, tree_leaves
+from accel_core._records import record
 from accel_core.errors import ConfigurationError
 
 __all__ = ["Workload", "activation_bytes"]
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Workload:
     """A forward pass to make room for.
 

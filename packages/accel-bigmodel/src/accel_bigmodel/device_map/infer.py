@@ -2,7 +2,6 @@
 
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 
 from torch import nn
 
@@ -13,6 +12,7 @@ from accel_bigmodel.device_map.tree import Node, Tree, build_tree, no_split_clas
 from accel_bigmodel.memory import get_max_memory
 from accel_bigmodel.sizes import Dtype
 from accel_core._lazy import without_collection
+from accel_core._records import record
 from accel_core.errors import DeviceMapError
 from accel_core.logging import get_logger
 from accel_core.modules.sizes import written_size
@@ -32,7 +32,7 @@ logger = get_logger(__name__)
 Device = int | str
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Solution:
     """A placement and what it takes.
 

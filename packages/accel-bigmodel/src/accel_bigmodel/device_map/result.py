@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from accel_bigmodel.device_map.infer import check_accelerators, solve, solve_eve
 from accel_bigmodel.device_map.tree import build_tree, no_split_classes
 from accel_bigmodel.memory import get_max_memory
 from accel_bigmodel.sizes import Dtype
+from accel_core._records import record
 from accel_core.errors import ConfigurationError, DeviceMapError
 from accel_core.modules.sizes import as_dtype, convert_file_size_to_int, written_size
 
@@ -25,7 +26,7 @@ Device = int | str
 Headroom = int | float | str | Workload | None
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Part:
     """A part of the model in its place.
 
@@ -42,7 +43,7 @@ class Part:
     kind: str
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class DeviceShare:
     """What a device's bytes are for.
 
@@ -66,7 +67,7 @@ class DeviceShare:
         return None if self.limit is None else self.limit - self.weights - self.reserve - self.headroom
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Plan:
     """A placement of a model, with an account of every device.
 

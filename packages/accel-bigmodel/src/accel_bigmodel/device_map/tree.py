@@ -2,7 +2,7 @@
 
 from bisect import bisect_right
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import nn
 from accel_bigmodel.device_map.ties import declared_ties, declares_ties
 from accel_bigmodel.sizes import Dtype
 from accel_core._lazy import without_collection
+from accel_core._records import record
 from accel_core.modules import packed
 from accel_core.modules.sizes import as_dtype, tensor_bytes
 from accel_core.options.enums import CustomDtype
@@ -20,7 +21,7 @@ __all__ = ["Node", "Tree", "build_tree", "no_split_classes"]
 _AnyDtype = torch.dtype | CustomDtype | None
 
 
-@dataclass
+@record
 class Counts:
     """Bytes of all modules and tensors of a model, in its order: a module comes before what it holds.
 
@@ -192,7 +193,7 @@ def no_split_classes(no_split_module_classes: Sequence[str] | None) -> frozenset
     return frozenset(no_split_module_classes or ())
 
 
-@dataclass
+@record
 class _Found:
     """What a walk over a model finds.
 

@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from types import TracebackType
 
 import torch
@@ -12,6 +11,7 @@ from accel_bigmodel.hooks.align import AlignDevicesHook
 from accel_bigmodel.hooks.hook import SequentialHook, add_hook_to_module
 from accel_bigmodel.offload.store import PrefixedDataset
 from accel_bigmodel.placement import TiedTensors, moved_tensors
+from accel_core._records import record
 from accel_core.modules.compilation import is_compiled_module
 
 __all__ = [
@@ -157,7 +157,7 @@ def attach_align_device_hook_on_blocks(
     _attach_on_blocks(module, module_name, places, away, common)
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class _Common:
     """What all hooks of one dispatch share.
 

@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from threading import get_ident
 from typing import Protocol, cast
 
@@ -17,6 +16,7 @@ from accel_bigmodel.offload.prefetch import Weights
 from accel_bigmodel.offload.schedule import Block, Schedule
 from accel_bigmodel.offload.store import OffloadedWeightsLoader, PrefixedDataset
 from accel_bigmodel.placement import TiedTensors, normal_tensors
+from accel_core._records import record
 from accel_core.errors import OffloadError
 from accel_core.modules import packed
 from accel_core.modules.traversal import get_non_persistent_buffers, owner_of
@@ -75,7 +75,7 @@ def residencies_of(module: nn.Module) -> Sequence["Residency"]:
     return found
 
 
-@dataclass
+@record
 class PrefetchBinding:
     """How the weights of a residency come ahead of time.
 

@@ -4,7 +4,7 @@ import functools
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import torch
@@ -12,11 +12,12 @@ import torch
 from accel_bigmodel.offload.index import MappedFile
 from accel_bigmodel.offload.schedule import Block
 from accel_bigmodel.offload.store import OffloadedWeightsLoader
+from accel_core._records import record
 
 __all__ = ["MapTransport", "StreamTransport", "TransferSpec", "Weights"]
 
 
-@dataclass
+@record
 class TransferSpec:
     """The weights of a block, as a transport is told of them.
 
@@ -37,7 +38,7 @@ class TransferSpec:
         return [place for place in found if place is not None]
 
 
-@dataclass
+@record
 class Weights:
     """The weights of a block on their device.
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from numbers import Integral
 from typing import Literal, get_args
 
+from accel_core._records import record
 from accel_core.errors import ConfigurationError
 from accel_core.plugins.handlers import KwargsHandler
 
@@ -43,7 +44,7 @@ def _check(short_window: object) -> None:
         )
 
 
-@dataclass
+@record
 class GradientAccumulationPlugin(KwargsHandler):
     """When the optimizer steps while gradients are accumulated.
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
+from accel_core._records import record
 from accel_core.errors import ConfigurationError
 from accel_core.options.compilation import CompilationOptions
 from accel_core.options.enums import DynamoBackend
@@ -14,7 +14,7 @@ from accel_core.plugins.handlers import KwargsHandler
 __all__ = ["TorchDynamoPlugin"]
 
 
-@dataclass
+@record
 class TorchDynamoPlugin(KwargsHandler):
     """Arguments of `torch.compile`; a field left at `None` is read from ACCELERATE_DYNAMO_*.
 

@@ -6,10 +6,10 @@ import importlib
 import math
 import warnings
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
+from accel_core._records import record
 from accel_core.errors import ConfigurationError, MissingDependencyError, StateError
 from accel_core.host import availability, environ
 from accel_core.options.deepspeed import DeepSpeedOptions
@@ -49,7 +49,7 @@ _KEYS = {
 }
 
 
-@dataclass
+@record
 class DeepSpeedPlugin:
     """Arguments of DeepSpeed; a field left at `None` is read from ACCELERATE_DEEPSPEED_*.
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from accel_core._records import record
 from accel_core.errors import ConfigurationError, MissingDependencyError
 from accel_core.host import availability
 from accel_core.options.fp8 import FP8_ALGORITHMS, FP8_FORMATS, MSAMP_LEVELS, Fp8Options
@@ -34,7 +34,7 @@ def _check(name: str, value: object, allowed: tuple[str, ...]) -> None:
         raise ConfigurationError(f"{name} of an 8-bit recipe is not known; got {value!r}. Use one of {list(allowed)}.")
 
 
-@dataclass
+@record
 class AORecipeKwargs(KwargsHandler):
     """How torchao trains in 8 bits.
 
@@ -76,7 +76,7 @@ class AORecipeKwargs(KwargsHandler):
         return dict.fromkeys(("config", "module_filter_func", "pad_inner_dim", "enable_fsdp_float8_all_gather"))
 
 
-@dataclass
+@record
 class TERecipeKwargs(KwargsHandler):
     """How Transformer Engine scales numbers in 8 bits; a field left at `None` is read from ACCELERATE_FP8_*.
 
@@ -139,7 +139,7 @@ _TE_FIELDS = (
 )
 
 
-@dataclass
+@record
 class MSAMPRecipeKwargs(KwargsHandler):
     """What MS-AMP keeps in 8 bits.
 
@@ -163,7 +163,7 @@ class MSAMPRecipeKwargs(KwargsHandler):
         return {"opt_level": _default("opt_level")}
 
 
-@dataclass
+@record
 class FP8RecipeKwargs(TERecipeKwargs, MSAMPRecipeKwargs):
     """The recipes of Transformer Engine and MS-AMP in one class; use `TERecipeKwargs` or `MSAMPRecipeKwargs` instead.
 

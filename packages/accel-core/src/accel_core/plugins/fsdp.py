@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from accel_core._records import record
 from accel_core.errors import ConfigurationError
 from accel_core.host import environ
 from accel_core.options.fsdp import FSDP2_STATE_DICT_TYPE, FsdpOptions
@@ -70,7 +70,7 @@ def _option(field: str) -> Option:
     return option_named(FsdpOptions, field)
 
 
-@dataclass
+@record
 class FullyShardedDataParallelPlugin:
     """Arguments of FSDP; a field left at `None` is read from FSDP_*.
 

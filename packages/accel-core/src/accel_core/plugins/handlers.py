@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
+from accel_core._records import record
 from accel_core.errors import ConfigurationError
 from accel_core.options.enums import DDPCommunicationHookType
 
@@ -51,7 +52,7 @@ class KwargsHandler:
         return type(self)().to_dict()
 
 
-@dataclass
+@record
 class AutocastKwargs(KwargsHandler):
     """Arguments of `torch.autocast`.
 
@@ -64,7 +65,7 @@ class AutocastKwargs(KwargsHandler):
     cache_enabled: bool | None = None
 
 
-@dataclass
+@record
 class DistributedDataParallelKwargs(KwargsHandler):
     """Arguments of `torch.nn.parallel.DistributedDataParallel`, and how it compresses gradients.
 
@@ -156,7 +157,7 @@ class DistributedDataParallelKwargs(KwargsHandler):
         model.register_comm_hook(state=state, hook=function)
 
 
-@dataclass
+@record
 class GradScalerKwargs(KwargsHandler):
     """Arguments of `torch.amp.GradScaler`.
 
@@ -175,7 +176,7 @@ class GradScalerKwargs(KwargsHandler):
     enabled: bool = True
 
 
-@dataclass
+@record
 class InitProcessGroupKwargs(KwargsHandler):
     """Arguments of `torch.distributed.init_process_group`.
 
@@ -195,7 +196,7 @@ class InitProcessGroupKwargs(KwargsHandler):
             self.timeout = _NCCL_TIMEOUT if self.backend == "nccl" else _OTHER_TIMEOUT
 
 
-@dataclass
+@record
 class ProfileKwargs(KwargsHandler):
     """Arguments of `torch.profiler.profile`, and where its traces go.
 

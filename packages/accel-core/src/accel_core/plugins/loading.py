@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
+from accel_core._records import record
 from accel_core.errors import ConfigurationError
 
 __all__ = ["UNEVEN_ENDS", "DataLoaderConfiguration"]
@@ -12,7 +12,7 @@ __all__ = ["UNEVEN_ENDS", "DataLoaderConfiguration"]
 UNEVEN_ENDS = ("drop", "repeat", "empty")
 
 
-@dataclass
+@record
 class DataLoaderConfiguration:
     """How the loaders given to `prepare` are divided among the ranks.
 

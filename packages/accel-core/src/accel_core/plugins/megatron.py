@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from accel_core._records import record
 from accel_core.errors import ConfigurationError
 from accel_core.options.megatron import MegatronOptions
 from accel_core.options.option import options_of
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["MegatronLMDummyScheduler", "MegatronLMPlugin"]
 
 
-@dataclass
+@record
 class MegatronLMPlugin(MegatronOptions):
     """Arguments of Megatron-LM, the options of `MegatronOptions` first; one left at `None` is read from MEGATRON_LM_*.
 

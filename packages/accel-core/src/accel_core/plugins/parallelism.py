@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from accel_core._records import record
 from accel_core.errors import ConfigurationError, MissingDependencyError
 from accel_core.host import availability, versions
 from accel_core.mesh.layout import GROUPS, MESH_AXES
@@ -33,7 +34,7 @@ def _read(name: str) -> Any:
     return option_named(ParallelismOptions, name).read()
 
 
-@dataclass
+@record
 class TorchContextParallelConfig:
     """How context parallelism exchanges keys and values.
 
@@ -56,7 +57,7 @@ class TorchContextParallelConfig:
         )
 
 
-@dataclass
+@record
 class DeepSpeedSequenceParallelConfig:
     """What Ulysses sequence parallelism has to know about sequences and attention.
 
@@ -85,7 +86,7 @@ class DeepSpeedSequenceParallelConfig:
             )
 
 
-@dataclass
+@record
 class TorchTensorParallelConfig:
     """How matrix products are split.
 
@@ -108,7 +109,7 @@ class TorchTensorParallelConfig:
             )
 
 
-@dataclass
+@record
 class TorchTensorParallelPlugin:
     """Number of ranks that share one matrix product; `ParallelismConfig(tp_size=…)` does the same and more.
 
@@ -121,7 +122,7 @@ class TorchTensorParallelPlugin:
     torch_device_mesh: DeviceMesh | None = None
 
 
-@dataclass
+@record
 class ParallelismConfig:
     """Number of ranks along each axis of the mesh; a size left at `None` is read from PARALLELISM_CONFIG_*.
 

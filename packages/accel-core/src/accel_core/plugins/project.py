@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from accel_core._records import record
 
 __all__ = ["ProjectConfiguration"]
 
 
-@dataclass
+@record
 class ProjectConfiguration:
     """Folders of a run, and how its checkpoints are named and kept.
 

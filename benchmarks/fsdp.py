@@ -6,7 +6,10 @@ Two gloo ranks. Steps (forward, backward, clip, optimizer) of one run and of tor
 median of paired ratios. Added host time is the median of paired differences of a step of a small model, one process.
 Memory is the peak of a rank's resident memory above what it was before the model was made. The weights that are loaded
 and saved are SIZE GiB (1.6); "read" is one process that reads the file, "by hand" torch's full state dict on rank 0 and
-safetensors' own writer. Accelerate 1.15.0 is no column: on a CPU it does not train sharded.
+safetensors' own writer. A state to save and load is that of a model of an eighth of SIZE and of AdamW, in shards, by
+`save_state` and `load_state`, and by torch's `get_state_dict`, `dcp.save`, `dcp.load` and `set_state_dict`, flushed to
+disk, in turns; "standstill" is how long `save_state(blocking=False)` keeps the ranks from their next step. Accelerate
+1.15.0 is no column: on a CPU it does not train sharded.
 """
 
 from __future__ import annotations
@@ -73,7 +76,7 @@ def by_hand(version, net):
     return net, torch.optim.AdamW(net.parameters(), lr=1e-3), clip
 
 
-def prepared(version, net, **given):
+def prepared(version, net, kind="FULL_STATE_DICT"):
     """Return an Accelerator, and the model and optimizer that it prepared."""
     import torch
 
@@ -81,7 +84,7 @@ def prepared(version, net, **given):
     from accel_core.plugins.fsdp import FullyShardedDataParallelPlugin
 
     first = {"use_orig_params": True, "backward_prefetch": "BACKWARD_PRE"} if version == 1 else {}
-    plugin = FullyShardedDataParallelPlugin(fsdp_version=version, state_dict_type="FULL_STATE_DICT", **first, **given)
+    plugin = FullyShardedDataParallelPlugin(fsdp_version=version, state_dict_type=kind, **first)
     accelerator = Accelerator(cpu=True, fsdp_plugin=plugin)
     return accelerator, *accelerator.prepare(net, torch.optim.AdamW(net.parameters(), lr=1e-3))
 
@@ -250,7 +253,73 @@ def read(gib, folder):
     return time.perf_counter() - begun
 
 
-WORK = {function.__name__: function for function in (steps, host, memory, load, save, read)}
+def state(version, gib, folder):
+    """Return what saving and loading a state in shards took beside torch's own calls, and how long runs stood still."""
+    import shutil
+    import warnings
+
+    import torch
+    import torch.distributed as dist
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+    warnings.simplefilter("ignore")
+    accelerator, net, optimizer = prepared(version, model(*sized(gib / 8)), "SHARDED_STATE_DICT")
+    torch.nn.functional.cross_entropy(net(torch.randn(2, 1024)), torch.tensor([0, 1])).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    ours, by_torch = Path(folder) / "ours", Path(folder) / "by_torch"
+
+    def save_by_torch():
+        weights, of_optimizer = get_state_dict(net, optimizer.optimizer)
+        dcp.save({"model": weights, "optimizer": of_optimizer}, checkpoint_id=by_torch)
+
+    def load_by_torch():
+        weights, of_optimizer = get_state_dict(net, optimizer.optimizer)
+        content = {"model": weights, "optimizer": of_optimizer}
+        dcp.load(content, checkpoint_id=by_torch)
+        set_state_dict(
+            net, optimizer.optimizer, model_state_dict=content["model"], optim_state_dict=content["optimizer"]
+        )
+
+    def timed(act):
+        dist.barrier()
+        if accelerator.is_main_process:
+            os.sync()
+        dist.barrier()
+        begun = time.perf_counter()
+        act()
+        dist.barrier()
+        return time.perf_counter() - begun
+
+    def in_turns(first, second, between=lambda: None):
+        times = {first: [], second: []}
+        for turn in range(5):
+            for act in (first, second) if turn % 2 else (second, first):
+                between()
+                times[act].append(timed(act))
+        pairs = list(zip(times[first], times[second], strict=True))[1:]
+        return statistics.median(ours / theirs for ours, theirs in pairs), statistics.median(one for one, _ in pairs)
+
+    def nothing_there():
+        dist.barrier()
+        if accelerator.is_main_process:
+            shutil.rmtree(ours, ignore_errors=True)
+            shutil.rmtree(by_torch, ignore_errors=True)
+
+    saving, seconds = in_turns(lambda: accelerator.save_state(str(ours)), save_by_torch, nothing_there)
+    accelerator.save_state(str(ours))
+    save_by_torch()
+    loading, _ = in_turns(lambda: accelerator.load_state(str(ours)), load_by_torch)
+    stalls = []
+    handles = []
+    for _ in range(4):
+        stalls.append(timed(lambda: handles.append(accelerator.save_state(str(ours), blocking=False))))
+        handles.pop().wait()
+    return saving, loading, statistics.median(stalls[1:]) / seconds
+
+
+WORK = {function.__name__: function for function in (steps, host, memory, load, save, state, read)}
 
 
 def work(name, arguments):
@@ -327,12 +396,22 @@ def rows_of_save(version, gib):
     yield "save_model: time ÷ full state dict + write", f"{seconds / by_torch:.2f}", "≤ 1.15"
 
 
+def rows_of_state(version, gib):
+    """Yield the rows of saving and loading a state in shards."""
+    with tempfile.TemporaryDirectory() as folder:
+        saving, loading, standstill = ranks(2, "state", version, gib, folder)[0]
+    yield "save_state ÷ dcp.save", f"{saving:.2f}", "≤ 1.10"
+    yield "load_state ÷ dcp.load", f"{loading:.2f}", "≤ 1.10"
+    yield "standstill of a background save ÷ blocking save", f"{standstill:.2f}", "≤ 0.25"
+
+
 ROWS = {
     "steps": rows_of_steps,
     "host": rows_of_host,
     "memory": rows_of_memory,
     "load": rows_of_load,
     "save": rows_of_save,
+    "state": rows_of_state,
 }
 
 

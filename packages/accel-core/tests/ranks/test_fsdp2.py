@@ -240,6 +240,25 @@ def test_only_the_first_rank_needs_the_weights() -> None:
         reset_all()
 
 
+@world(4)
+def test_copies_of_shards_get_the_weights_of_the_first_rank() -> None:
+    """Of uneven and of empty parts, on ranks of either copy that had no weights, each holds its own."""
+    axes = ParallelismConfig(dp_replicate_size=2, dp_shard_size=2)
+    accelerator = Accelerator(
+        fsdp_plugin=plugin(auto_wrap_policy="no_wrap", cpu_ram_efficient_loading=True), parallelism_config=axes
+    )
+    torch.manual_seed(3)
+    net: Any = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 1), nn.BatchNorm1d(1))
+    net[2].running_mean.fill_(7.0)
+    expected = {name: value.clone() for name, value in net.state_dict().items()}
+    net = accelerator.prepare(net if accelerator.is_main_process else net.to("meta"))
+    found = {
+        name: value.full_tensor() if isinstance(value, DTensor) else value for name, value in net.state_dict().items()
+    }
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    assert all(parameter.to_local().numel() < parameter.numel() for parameter in net[0].parameters())
+
+
 @world(2)
 def test_dropout_is_drawn_again_in_recomputed_blocks() -> None:
     """With activation checkpointing, offloaded or not, gradients are those of the run without, and less is kept."""

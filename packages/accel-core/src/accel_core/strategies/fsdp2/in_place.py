@@ -11,7 +11,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from accel_core.comm.control import in_step
 from accel_core.plugins.fsdp import FullyShardedDataParallelPlugin
 from accel_core.process.world import World
-from accel_core.strategies.sharding.loading import receive, starts_from_main, views_of
+from accel_core.strategies.sharding.loading import Handover, receive, starts_from_main, views_of
 from accel_core.strategies.sharding.wrapping import WrapPlan
 
 __all__ = ["is_sharded", "shard"]
@@ -40,11 +40,17 @@ def shard(
     from_main = starts_from_main(model, world, bool(plugin.cpu_ram_efficient_loading))
     with in_step(world, "prepare: fully_shard", views_of(model)):
         for block in (*(block for _, block in plan.blocks), model):
+            handover = None
+            if from_main and world.device.type == "cpu" and not torch.__future__.get_swap_module_params_on_conversion():
+                handover = Handover(block, mesh, plan.whole(model))
             if from_main:
-                receive(block.modules(), world.device)
+                # Devices have links to one another: there, torch's broadcast is the fastest way.
+                receive(block.modules(), world.device, () if handover is None else handover.parameters)
             # Where nothing is ignored the argument stays away: torch 2.6 has none of that name.
             ignored: dict[str, Any] = {"ignored_params": set(plan.whole(model))} if plan.replicated else {}
             fully_shard(block, **ignored, **arguments)
+            if handover is not None:
+                handover.finish(world.device)
     for parameter in plan.whole(model):
         parameter.data = parameter.data.to(world.device)
 

@@ -9,15 +9,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from accel_core.comm.control import Channel, in_step
 from accel_core.errors import CheckpointMismatchError, PartView, PreparationError
-from accel_core.mesh.tensor import fill, spread_like
+from accel_core.mesh.tensor import fill, local_part, spread_like
 from accel_core.process.world import World
 from accel_core.strategies.sharding.alike import fingerprint
 
-__all__ = ["Empty", "receive", "refuse_empty", "share_out", "starts_from_main", "views_in", "views_of"]
+__all__ = ["Empty", "Handover", "receive", "refuse_empty", "share_out", "starts_from_main", "views_in", "views_of"]
 
 _logger = logging.getLogger(__name__)
 _SHOWN = 8
@@ -82,16 +83,18 @@ class Empty:
 
     Args:
         device: Where the memory is.
+        but: Parameters that stay as they are.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, but: Iterable[torch.Tensor] = ()) -> None:
         self._device = device
+        self._but = {id(parameter): parameter for parameter in but}
         self._made: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
 
     def __call__(self, module: nn.Module) -> None:
         """Fill in the module's own tensors."""
         for name, parameter in module._parameters.items():
-            if parameter is not None and parameter.is_meta:
+            if parameter is not None and parameter.is_meta and id(parameter) not in self._but:
                 if id(parameter) not in self._made:
                     real = nn.Parameter(torch.empty_like(parameter, device=self._device), parameter.requires_grad)
                     real.__dict__.update(parameter.__dict__)
@@ -103,24 +106,84 @@ class Empty:
 
 
 @torch.no_grad()
-def receive(modules: Iterable[nn.Module], device: torch.device) -> None:
+def receive(modules: Iterable[nn.Module], device: torch.device, but: Iterable[torch.Tensor] = ()) -> None:
     """Give every rank the values that the first one has, of what is not sharded yet; every rank calls it.
 
     Args:
         modules: The modules, whose own tensors are meant. Those on the meta device get memory; ties stay.
         device: Where the values go.
+        but: Parameters that stay as they are.
     """
-    empty, sent = Empty(device), set[int]()
+    left_out = list(but)
+    empty, sent, kept = Empty(device, left_out), set[int](), {id(parameter) for parameter in left_out}
     for module in modules:
         empty(module)
         for parameter in module._parameters.values():
-            if parameter is not None and not isinstance(parameter, DTensor):
+            if parameter is not None and id(parameter) not in kept and not isinstance(parameter, DTensor):
                 parameter.data = parameter.data.to(device)
                 _send(parameter.data, sent)
         for buffer in module._buffers.values():
             if buffer is not None:
                 buffer.data = buffer.data.to(device)
                 _send(buffer.data, sent)
+
+
+class Handover:
+    """Parameters of a block that the first rank has, on their way into the shards of all; every rank makes one.
+
+    To each rank goes only what it holds, straight into its shard: a block has no memory there before it is sharded.
+
+    Args:
+        block: What `fully_shard` cuts next.
+        mesh: The ranks that hold shards, and copies of them.
+        whole: Parameters that stay whole.
+
+    Attributes:
+        parameters: Those that are handed over, before they are cut.
+    """
+
+    def __init__(self, block: nn.Module, mesh: DeviceMesh, whole: Iterable[nn.Parameter]) -> None:
+        kept = {id(parameter) for parameter in whole}
+        self._block, self._mesh = block, mesh
+        self._places: dict[int, tuple[nn.Module, str]] = {}
+        self.parameters: list[nn.Parameter] = []
+        for module in block.modules():
+            for name, parameter in module._parameters.items():
+                if parameter is None or isinstance(parameter, DTensor) or id(parameter) in kept | self._places.keys():
+                    continue
+                self._places[id(parameter)] = module, name
+                self.parameters.append(parameter)
+        size = mesh.size(mesh.ndim - 1)
+        (self._holders,) = [row.tolist() for row in mesh.mesh.reshape(-1, size) if 0 in row]
+        self._sent = self._send() if dist.get_rank() == 0 else []
+
+    def _send(self) -> list[tuple[torch.Tensor, dist.Work | None]]:
+        """Begin to send what the other holders get of each parameter, cut as `fully_shard` does."""
+        sent = []
+        for parameter in self.parameters:
+            for part, holder in zip(parameter.detach().chunk(len(self._holders)), self._holders, strict=False):
+                if holder != 0 and part.numel():
+                    sent.append((part, dist.isend(part, holder)))
+        return sent
+
+    @torch.no_grad()
+    def finish(self, device: torch.device) -> None:
+        """Fill the shards, which have been cut meanwhile; those without memory get it on the device."""
+        empty, rank = Empty(device), dist.get_rank()
+        for module in self._block.modules():
+            empty(module)
+        local = [local_part(module._parameters[name]) for module, name in self._places.values()]  # type: ignore[arg-type]
+        local = [part for part in local if part.numel()]
+        if rank in self._holders[1:]:
+            for work in [dist.irecv(part, 0) for part in local]:
+                if work is not None:
+                    work.wait()
+        for _, work in self._sent:
+            if work is not None:
+                work.wait()
+        if self._mesh.ndim > 1 and self._mesh.size(0) > 1:
+            for part in local:
+                dist.broadcast(part, self._holders[self._mesh.get_local_rank(1)], group=self._mesh.get_group(0))
 
 
 def _send(tensor: torch.Tensor, sent: set[int]) -> None:

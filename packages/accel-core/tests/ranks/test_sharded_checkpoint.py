@@ -394,18 +394,19 @@ def test_only_the_rank_that_writes_keeps_whole_weights(safe: bool, tmp_path: Pat
     model = accelerator.prepare(Tied())
     gathered: list[weakref.ref[torch.Tensor]] = []
     most = 0
-    full_tensor = DTensor.full_tensor
+    gather = weights.whole_on_first
 
-    def counted(self: DTensor, **kwargs: Any) -> torch.Tensor:
+    def counted(value: torch.Tensor) -> torch.Tensor:
         nonlocal most
-        whole = full_tensor(self, **kwargs)
+        whole = gather(value)
+        assert accelerator.is_main_process or whole.nbytes < value.nbytes
         gathered.append(weakref.ref(whole))
         gc.collect()
         most = max(most, sum(reference() is not None for reference in gathered))
         return whole
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(DTensor, "full_tensor", counted)
+        patch.setattr(weights, "whole_on_first", counted)
         accelerator.save_model(model, tmp_path / "model", max_shard_size=70, safe_serialization=safe)
     assert len(gathered) == 4  # the tied weight once
     assert most == 1 if safe or not accelerator.is_main_process else most <= 2

@@ -45,12 +45,15 @@ class SpreadWeight:
         dtype: Its dtype.
         gather: Returns it whole; every rank calls it, for the same weights in the same order.
         pieces: Yields it in parts that lie one after the other, where it need not be whole to be written.
+        gather_on_first: Returns it whole on the first rank, for less memory on the others, which get anything; every
+            rank calls it. `None` where there is no such way.
     """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     gather: Callable[[], Tensor]
     pieces: Callable[[], Iterator[Tensor]] | None = None
+    gather_on_first: Callable[[], Tensor] | None = None
 
     def __call__(self) -> Tensor:
         """Return the weight whole; every rank calls it."""

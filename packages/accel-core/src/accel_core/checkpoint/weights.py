@@ -22,7 +22,7 @@ from accel_core.checkpoint.report import RestoreReport
 from accel_core.checkpoint.shards import open_weights
 from accel_core.checkpoint.tensor_file import SpreadWeight, bytes_of, in_file_order
 from accel_core.errors import CheckpointError
-from accel_core.mesh.tensor import is_spread, whole
+from accel_core.mesh.tensor import is_spread, whole, whole_on_first
 from accel_core.modules import offloaded
 from accel_core.modules.sizes import convert_file_size_to_int
 from accel_core.modules.ties import tied_tensor_groups
@@ -40,7 +40,9 @@ def weights_of(model: nn.Module) -> Iterator[tuple[str, Any]]:
     for name, value in inner.state_dict().items():
         if is_spread(value):
             # Names tell what is tied on all ranks alike; memory would not where a rank's part is empty.
-            lazy = SpreadWeight(tuple(value.shape), value.dtype, partial(whole, value))
+            lazy = SpreadWeight(
+                tuple(value.shape), value.dtype, partial(whole, value), gather_on_first=partial(whole_on_first, value)
+            )
             value = spread.setdefault(first.get(name, name), lazy)
         yield canonical_name(name), value
 
@@ -77,7 +79,8 @@ def save_model(
     limit, folder = convert_file_size_to_int(max_shard_size), Path(save_directory)
     writes = world.is_local_main if save_on_each_node else world.is_main
     state = dict(weights_of(model) if weights is None else weights)
-    turns = _Turns(state, limit, safe_serialization)
+    first_only = not save_on_each_node or world.local_size == world.size
+    turns = _Turns(state, limit, safe_serialization, first_only=first_only)
     if not turns.left:
         if writes:
             write_shards(
@@ -99,21 +102,24 @@ class _Turns:
         state: All weights.
         limit: Bytes of weights in one file.
         safe: Whether files are safetensors, which lie in an order of their own.
+        first_only: Only the first rank needs whole weights.
 
     Attributes:
         shards: What goes into each file; to gather from it takes a turn.
         left: What is still to be gathered, in order.
     """
 
-    def __init__(self, state: Mapping[str, Any], limit: int, safe: bool) -> None:
+    def __init__(self, state: Mapping[str, Any], limit: int, safe: bool, *, first_only: bool) -> None:
         turns: dict[int, SpreadWeight] = {}
         self.left: list[SpreadWeight] = []
         self.shards: list[dict[str, Any]] = []
         for shard in split(state, limit):
             for _, value in in_file_order(shard) if safe and _all_storable(shard) else shard.items():
                 if isinstance(value, SpreadWeight) and id(value) not in turns:
-                    turns[id(value)] = replace(value, gather=partial(self._take, value))
-                    self.left.append(value)
+                    gather = value.gather_on_first if first_only and value.gather_on_first else value.gather
+                    weight = replace(value, gather=gather)
+                    turns[id(value)] = replace(value, gather=partial(self._take, weight))
+                    self.left.append(weight)
             self.shards.append({name: turns.get(id(value), value) for name, value in shard.items()})
 
     def _take(self, weight: SpreadWeight) -> Tensor:

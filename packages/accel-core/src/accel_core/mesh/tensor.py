@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import torch
 
-__all__ = ["fill", "is_spread", "local_box", "local_part", "placed_like", "spread_like", "whole"]
+__all__ = ["fill", "is_spread", "local_box", "local_part", "placed_like", "spread_like", "whole", "whole_on_first"]
 
 _T = TypeVar("_T")
 
@@ -35,6 +35,34 @@ def local_box(tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
 def whole(value: _T) -> _T:
     """Return a tensor whole; every rank of its mesh calls it. Anything that is not spread comes back as it is."""
     return value.full_tensor() if is_spread(value) else value  # type: ignore[attr-defined]
+
+
+def whole_on_first(value: torch.Tensor) -> torch.Tensor:
+    """Return a spread tensor whole on rank 0, and on the others their part; every rank calls it.
+
+    On a CPU each part is sent to rank 0 from where it lies, so the others need no memory for the whole.
+    """
+    mesh, placements = value.device_mesh, value.placements  # type: ignore[attr-defined]
+    copied = all(each.is_replicate() for each in placements[:-1])
+    if mesh.device_type != "cpu" or not copied or type(placements[-1]).__name__ != "Shard" or 0 not in mesh.mesh:
+        return whole(value)
+    dist = torch.distributed
+    part, rank, size = local_part(value).detach().contiguous(), dist.get_rank(), mesh.size(mesh.ndim - 1)
+    (holders,) = [row.tolist() for row in mesh.mesh.reshape(-1, size) if 0 in row]
+    if rank in holders and rank != 0 and part.numel():
+        dist.send(part, 0)
+    if rank != 0:
+        return part
+    found = torch.empty(value.shape, dtype=value.dtype)
+    for piece, holder in zip(found.chunk(size, placements[-1].dim), holders, strict=False):
+        if holder == 0:
+            piece.copy_(part)
+        elif piece.numel():
+            arrived = piece if piece.is_contiguous() else torch.empty_like(piece, memory_format=torch.contiguous_format)
+            dist.recv(arrived, holder)
+            if arrived is not piece:
+                piece.copy_(arrived)
+    return found
 
 
 def spread_like(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

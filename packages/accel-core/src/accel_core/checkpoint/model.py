@@ -14,7 +14,7 @@ from accel_core.checkpoint import names, pickles, tensor_file
 from accel_core.checkpoint.format import Source
 from accel_core.checkpoint.report import Finding, Kind, Restoration, finding_of
 from accel_core.errors import CheckpointDamagedError, CheckpointError
-from accel_core.mesh.tensor import fill, is_spread, placed_like
+from accel_core.mesh.tensor import fill, is_spread
 from accel_core.modules.ties import tied_tensor_groups
 from accel_core.modules.unwrap import canonical_name, extract_model_from_parallel
 
@@ -210,7 +210,7 @@ def _applier(
 ) -> Callable[[], None]:
     def apply() -> None:
         if kwargs or _has_own_loading(inner) or not all(isinstance(state[actual[name]], Tensor) for name in fitting):
-            given = {actual[name]: _placed(weights.read(name), state[actual[name]]) for name in fitting}
+            given = {actual[name]: _read(weights, name, state[actual[name]]) for name in fitting}
             inner.load_state_dict(given, strict=False, **kwargs)
             return
         done: set[Any] = set()
@@ -224,9 +224,13 @@ def _applier(
     return apply
 
 
-def _placed(value: object, like: object) -> object:
-    """Return a whole value as the model holds it: of a weight that is spread, this rank's part."""
-    return placed_like(value, like) if isinstance(like, Tensor) and is_spread(like) else value
+def _read(weights: StoredWeights, name: str, like: object) -> object:
+    """Return a stored value as the model holds it: of one that is spread, only this rank's part is read."""
+    if not isinstance(like, Tensor) or not is_spread(like):
+        return weights.read(name)
+    part = torch.empty_like(like.detach())
+    weights.read_into(name, part)
+    return part
 
 
 def _has_own_loading(module: torch.nn.Module) -> bool:

@@ -145,7 +145,7 @@ def locate_tensor(file: BinaryIO, path: Path) -> tuple[torch.Tensor, int] | None
             if member.file_size != count * kind.dtype.itemsize:
                 raise pickle.UnpicklingError("damaged storage: of another length than the file says")
             places.append((_content_of(file, member), member.file_size))
-            untyped = torch.UntypedStorage(member.file_size, device="meta")
+            untyped = torch.UntypedStorage(member.file_size, device="meta")  # type: ignore[no-untyped-call]
             return torch.storage.TypedStorage(  # type: ignore[no-untyped-call]
                 wrap_storage=untyped, dtype=kind.dtype, _internal=True
             )

@@ -141,7 +141,14 @@ class ShardFolder:
             if found is not None and stored.dtype != torch.bool:
                 piece, start = found
                 self._check_piece(piece, name, stored, box)
-                yield from _parts(window, start, piece.nbytes)
+                # Small memory that is used again stays at hand in the processor; fresh memory costs more than reading.
+                memory, left = torch.empty(min(_PART, piece.nbytes), dtype=torch.uint8), piece.nbytes
+                window.seek(start)
+                while left:
+                    part = memory[: min(_PART, left)]
+                    self._read_bytes(window, place, part)
+                    yield part
+                    left -= len(part)
                 return
         yield self._piece(name, stored, box)
 
@@ -185,10 +192,35 @@ class ShardFolder:
         stored = self.tensors[name]
         for box in stored.boxes:
             common = overlap(box, part)
-            if common is not None:
-                piece = self._piece(name, stored, box)
-                target = _narrowed(destination, common, part)
-                target.copy_(_narrowed(piece, common, box))
+            if common is None:
+                continue
+            target = _narrowed(destination, common, part)
+            if not self._read_rows(name, stored, box, common, target):
+                target.copy_(_narrowed(self._piece(name, stored, box), common, box))
+
+    def _read_rows(self, name: str, stored: StoredTensor, box: Box, part: Box, target: Tensor) -> bool:
+        """Read whole rows of a piece straight into their place; return False where they have to be read otherwise."""
+        plain = type(target) in (Tensor, torch.nn.Parameter) and target.device.type == "cpu" and target.is_contiguous()
+        if not plain or target.dtype != stored.dtype or stored.dtype == torch.bool or part.sizes[1:] != box.sizes[1:]:
+            return False
+        place = self.metadata.places[name, box.offsets]
+        with self._opened(name, place) as window:
+            found = pickles.locate_tensor(cast(BinaryIO, window), self.path / place.file)
+            if found is None:
+                return False
+            piece, start = found
+            self._check_piece(piece, name, stored, box)
+            skipped = (part.offsets[0] - box.offsets[0]) * (piece.nbytes // box.sizes[0]) if part.sizes else 0
+            window.seek(start + skipped)
+            self._read_bytes(window, place, target)
+        return True
+
+    def _read_bytes(self, window: _Window, place: Place, target: Tensor) -> None:
+        if window.readinto(buffer_of(target)) < target.nbytes:
+            raise CheckpointDamagedError(
+                f"The shard {str(self.path / place.file)!r} is damaged; got one that became shorter while it was read. "
+                "Load another checkpoint."
+            )
 
     def _piece(self, name: str, stored: StoredTensor, box: Box) -> Tensor:
         return self._check_piece(self._read(name, box), name, stored, box)
@@ -271,18 +303,6 @@ class _Window(io.RawIOBase):
             done += count
         self._at += done
         return done
-
-
-def _parts(window: _Window, start: int, count: int) -> Iterator[Tensor]:
-    """Yield bytes of a file in memory that the processor still has at hand when they are written."""
-    memory = torch.empty(min(_PART, count), dtype=torch.uint8)
-    window.seek(start)
-    while count:
-        part = memory[: min(_PART, count)]
-        if window.readinto(buffer_of(part)) < len(part):
-            raise CheckpointDamagedError("A shard became shorter while it was read; got its end. Merge again.")
-        yield part
-        count -= len(part)
 
 
 def _narrowed(tensor: Tensor, part: Box, of: Box) -> Tensor:

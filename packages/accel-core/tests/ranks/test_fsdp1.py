@@ -181,17 +181,20 @@ def test_recomputed_blocks_and_scaled_gradients() -> None:
 
 @world(2)
 def test_only_the_first_rank_needs_the_weights() -> None:
-    """Ranks without weights get those of rank 0, and what is tied stays tied."""
-    accelerator = Accelerator(fsdp_plugin=_blocks(use_orig_params=True, auto_wrap_policy="no_wrap"))
-    net = _net()
-    net[2].weight = net[0][0].weight
-    expected = {name: value.clone() for name, value in net.state_dict().items()}
-    if not accelerator.is_main_process:
-        with torch.device("meta"):
-            net = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)) for _ in range(2)), nn.Linear(4, 4))
-        net[2].weight = net[0][0].weight
-    prepared = accelerator.prepare(net)
-    torch.testing.assert_close(accelerator.get_state_dict(prepared), expected, rtol=0, atol=0)
+    """Ranks without weights get those of rank 0, block by block or at once, and what is tied stays tied."""
+    for policy in ("no_wrap", "transformer_based_wrap"):
+        accelerator = Accelerator(fsdp_plugin=_blocks(use_orig_params=True, auto_wrap_policy=policy))
+        net = nn.Sequential(_net(), nn.BatchNorm1d(4))
+        if policy == "no_wrap":
+            net[0][2].weight = net[0][0][0].weight
+        expected = {name: value.clone() for name, value in net.state_dict().items()}
+        if not accelerator.is_main_process:
+            net = net.to("meta")
+            if policy == "no_wrap":
+                net[0][2].weight = net[0][0][0].weight
+        prepared = accelerator.prepare(net)
+        torch.testing.assert_close(accelerator.get_state_dict(prepared), expected, rtol=0, atol=0)
+        reset_all()
 
 
 @world(2)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, MutableMapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -23,7 +24,7 @@ from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.distributed.fsdp.wrap import lambda_auto_wrap_policy
 from torch.utils.weak import WeakIdKeyDictionary
 
-from accel_core.comm.control import in_step
+from accel_core.comm.control import Channel, in_step
 from accel_core.errors import CheckpointError, ConfigurationError, PartView, PreparationError
 from accel_core.mesh.layout import Layout
 from accel_core.modules.ties import tied_tensor_groups
@@ -171,7 +172,7 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
         with in_step(self.world, "prepare: FullyShardedDataParallel", views_of(model)):
             if arguments["sync_module_states"] and self.world.device.type == "cpu":
                 # torch sends weights that lie on an accelerator only.
-                receive(model.modules(), self.world.device)
+                arguments["auto_wrap_policy"] = self._wrap_as_they_arrive(model, plan)
                 arguments["sync_module_states"] = False
             wrapper = FullyShardedDataParallel(model, **arguments)
         whole = plan.whole(model)
@@ -187,6 +188,31 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
         self._replicate(model, whole)
         self._names.remember(model)
         return wrapper
+
+    def _wrap_as_they_arrive(self, model: torch.nn.Module, plan: WrapPlan) -> Callable[..., bool]:
+        """Return a policy that fetches the values of a module from rank 0 just before torch may wrap it.
+
+        So no rank has room for more than a block. What no block has to itself is fetched at once.
+        """
+        inside = {id(module) for _, block in plan.blocks for module in block.modules()}
+        held = Counter(id(p) for module in model.modules() for p in module._parameters.values() if p is not None)
+        arrived = set[int]()
+
+        def fetch(modules: list[torch.nn.Module]) -> None:
+            arrived.update(map(id, modules))
+            receive(modules, self.world.device)
+
+        def shares(module: torch.nn.Module) -> bool:
+            return any(p is not None and held[id(p)] > 1 for p in module._parameters.values())
+
+        def is_block(module: torch.nn.Module) -> bool:
+            if id(module) not in arrived:
+                fetch([module])
+            return id(module) in blocks
+
+        blocks = {id(block) for _, block in plan.blocks}
+        fetch([module for module in model.modules() if id(module) not in inside or shares(module)])
+        return partial(lambda_auto_wrap_policy, lambda_fn=is_block)
 
     def _arguments(self, plan: WrapPlan, model: torch.nn.Module) -> dict[str, Any]:
         """Return what `FullyShardedDataParallel` is given."""
@@ -362,7 +388,11 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
         if wrapper is None:
             return super().whole_state(model, keep=keep)
         names = {name: PartView("parameter") for name, _ in wrapper.named_parameters()}
-        with in_step(self.world, "the state dict of a sharded model", names), self._whole(wrapper):
+        wanted = Channel(self.world, "the state dict of a sharded model").exchange(keep)
+        with (
+            in_step(self.world, "the state dict of a sharded model", names),
+            self._whole(wrapper, on_first=not any(wanted[1:])),
+        ):
             state = {canonical_name(name): value for name, value in wrapper.state_dict().items()}
         found: dict[str, Any] = gather(state, keep=True) if keep else {}
         return found
@@ -374,13 +404,18 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
             (model if wrapper is None else wrapper).load_state_dict(state)
 
     @contextmanager
-    def _whole(self, wrapper: torch.nn.Module | None) -> Iterator[None]:
-        """Let states of a wrapper, and of optimizers of its parameters, be whole in the block."""
+    def _whole(self, wrapper: torch.nn.Module | None, *, on_first: bool = False) -> Iterator[None]:
+        """Let states of a wrapper, and of optimizers of its parameters, be whole in the block.
+
+        Args:
+            wrapper: The wrapper.
+            on_first: Only the first rank gets them, and others have one block at a time in memory.
+        """
         if wrapper is None:
             yield
             return
         # On the CPU, torch crashes when it moves a full state dict to the CPU.
-        moved = {"offload_to_cpu": self.world.device.type != "cpu", "rank0_only": False}
+        moved = {"offload_to_cpu": self.world.device.type != "cpu", "rank0_only": on_first}
         configs = FullStateDictConfig(**moved), FullOptimStateDictConfig(**moved)
         with warnings.catch_warnings():
             # torch prefers functions that leave a full state on one rank, or on a device that cannot hold it.

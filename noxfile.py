@@ -480,7 +480,9 @@ def counts(environment: Environment, package: Package) -> str:
     suite = ElementTree.parse(results).getroot()[0]
     found = {name: int(suite.get(name, 0)) for name in ("tests", "skipped", "failures", "errors")}
     bad = found["failures"] + found["errors"]
-    return f"{found['tests'] - found['skipped'] - bad} passed, {found['skipped']} skipped, {bad} failed"
+    cell = f"{found['tests'] - found['skipped'] - bad} passed, {found['skipped']} skipped, {bad} failed"
+    environment.session.log(f"{environment.folder.name}: {package.name}: {cell}")
+    return cell
 
 
 @nox.session(venv_backend="none", default=False)

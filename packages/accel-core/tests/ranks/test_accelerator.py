@@ -36,7 +36,7 @@ def test_two_processes_are_found_without_a_flag() -> None:
     assert accelerator.state.backend == "gloo"
 
 
-@requires("torch:2.8")  # older ones give gloo's threads no names
+@requires("torch:2.11")  # older ones give gloo's threads no names
 @world(2)
 def test_a_model_that_outlives_its_group_does_not_end_it() -> None:
     """Gloo's threads are not joined by the last DDP model, which holds the lock that they wait for."""

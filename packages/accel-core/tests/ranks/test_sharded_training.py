@@ -21,7 +21,7 @@ from accel_core.errors import ConfigurationError, PreparationError, RankDisagree
 from accel_core.plugins.fsdp import FullyShardedDataParallelPlugin
 from accel_core.plugins.parallelism import ParallelismConfig
 from accel_core.state import reset_all
-from accel_core.testing import world
+from accel_core.testing import requires, world
 
 
 class Net(nn.Module):
@@ -167,6 +167,7 @@ def test_clipping_finds_the_gradients_of_replaced_parameters() -> None:
         accelerator.clip_grad_norm_(listed, 0.1)
 
 
+@requires("torch:2.7")  # the first that computes in shards on a CPU
 @world(4)
 def test_models_that_arrive_sharded() -> None:
     """One sharded over all ranks trains, its whole parameters too; one that leaves ranks out is refused."""

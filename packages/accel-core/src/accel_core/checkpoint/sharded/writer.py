@@ -125,7 +125,7 @@ class ShardPart:
             for index, start, length in placed or ():  # type: ignore[attr-defined]
                 storage[index] = storage_info(_shard_of(other), start, length)
         complete = replace(self.metadata, storage_data=storage)
-        if hasattr(complete, "version"):  # torch 2.6 writes none
+        if hasattr(complete, "version"):  # older ones write none: 2.8 does not, 2.11 does
             complete.version = _VERSION
         (folder / self.name).mkdir(exist_ok=True)
         with HashingFile(folder / self.name / METADATA_NAME) as file:

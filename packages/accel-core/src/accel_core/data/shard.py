@@ -112,49 +112,54 @@ def shard_batches(
 
 
 def _whole_batches(batches: Iterable[Sequence[_T]], spec: ShardSpec, pool: list[_T], note: Note) -> Iterator[list[_T]]:
-    """Give each rank every `ranks`-th batch."""
+    """Give each rank every `ranks`-th batch.
+
+    Of the other ranks' batches only the lengths are kept: thousands of ranks have thousands of batches in every step.
+    """
     ranks, rank, size = spec.ranks, spec.rank, spec.batch_size
     fills = spec.even and not spec.drop_last
     wanted = ranks * size if size is not None else 0
     full = [size] * ranks
     first: list[list[_T]] = []
-    together: list[list[_T]] = []
+    lengths: list[int] = []
+    own: list[_T] = []
     step = 0
     for batch in batches:
-        if len(together) == ranks:
+        if len(lengths) == ranks:
             # Not the last step, as a batch follows: its short batches stay short, and are counted as they are.
-            note(step, _counted(together))
-            yield together[rank]
-            step, together = step + 1, []
-        indices = list(batch)
-        together.append(indices)
+            note(step, StepCounts(tuple(lengths), tuple(lengths)))
+            yield own
+            step, lengths = step + 1, []
+        indices = batch if isinstance(batch, (list, tuple)) else list(batch)
+        if len(lengths) == rank:
+            own = list(indices)
+        lengths.append(len(indices))
         if fills and len(pool) < wanted:
             pool.extend(indices[: wanted - len(pool)])
         elif fills and size is None and len(first) < ranks:
-            first.append(indices)
+            first.append(list(indices))
         # A full step goes out at once. Any other waits for the next batch, because the last step is filled up.
-        if len(together) == ranks and [len(each) for each in together] == full:
-            yield together[rank]
-            step, together = step + 1, []
-    if not together or (spec.drop_last and len(together) < ranks):
+        if len(lengths) == ranks and lengths == full:
+            yield own
+            step, lengths = step + 1, []
+    if not lengths or (spec.drop_last and len(lengths) < ranks):
         return
-    real = tuple(len(batch) for batch in together) + (0,) * (ranks - len(together))
+    given, missing = len(lengths), ranks - len(lengths)
+    real = tuple(lengths) + (0,) * missing
+    own = own if rank < given else []
+    rows = real
     if fills and size is not None:
-        target, spare = max(size, *real), itertools.cycle(pool)
-        together += [[] for _ in range(ranks - len(together))]
-        together = [batch + list(itertools.islice(spare, target - len(batch))) for batch in together]
+        target = max(size, *real) if pool else 0
+        before = sum(target - length for length in real[:rank])
+        own = own + list(itertools.islice(itertools.cycle(pool), before, before + target - real[rank]))
+        rows = (target,) * ranks
     elif fills:
-        together += itertools.islice(itertools.cycle(first), ranks - len(together))
-    rows = tuple(len(batch) for batch in together) + (0,) * (ranks - len(together))
+        repeats = list(itertools.islice(itertools.cycle(first), missing))
+        own = own if rank < given else repeats[rank - given]
+        rows = (*lengths, *map(len, repeats))
     note(step, StepCounts(rows, real))
-    if rank < len(together):
-        yield together[rank]
-
-
-def _counted(batches: Sequence[Sequence[_T]]) -> StepCounts:
-    """Return the counts of batches without repeats."""
-    rows = tuple(len(batch) for batch in batches)
-    return StepCounts(rows, rows)
+    if fills or rank < given:
+        yield own
 
 
 def _split_batches(batches: Iterable[Sequence[_T]], spec: ShardSpec, pool: list[_T], note: Note) -> Iterator[list[_T]]:

@@ -102,5 +102,7 @@ class Layout:
     @property
     def readers(self) -> tuple[int, ...]:
         """For each part of the data, the first rank that reads it: those whose metrics count."""
-        parts = self.parts
-        return tuple(parts.index(part) for part in range(self.replicas))
+        first: dict[int, int] = {}
+        for rank, part in enumerate(self.parts):
+            first.setdefault(part, rank)
+        return tuple(first[part] for part in range(self.replicas))

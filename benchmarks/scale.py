@@ -1,0 +1,501 @@
+"""What grows with the number of ranks and of files, with simulated ranks.
+
+    python benchmarks/scale.py [--ranks 8 64 512 4096] [--files 10 1000 100000] [--svg FILE]
+
+One process is rank 0 of many: a fake process group answers every collective at once, for each other rank with what this
+rank sent (in a save, with the entry of that rank's own file), and a store of this script's own holds the keys. Counted
+is what goes through both; timed is the work of this rank, without the time that the fakes take. What no simulation
+shows, and is not here: the network, the waiting for the slowest rank, and a filesystem that all ranks write to. There
+is no column of the peer: nothing here compares.
+
+For each number of ranks a process of its own prepares a model of 8 linear layers for DistributedDataParallel, with an
+optimizer and a loader of four samples a batch, trains, gathers and saves. Manifests hold as many entries as a
+checkpoint of so many files has. --svg is a drawing of the measured points; nothing is drawn beyond them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import os
+import pickle
+import resource
+import statistics
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+RANKS, FILES = (8, 64, 512, 4096), (10, 100, 1000, 10_000, 100_000)
+KIB, MIB = 2**10, 2**20
+STEPS = 20
+
+
+def least(call: Callable[[], object], seconds: float = 0.5) -> float:
+    """Return the least seconds of a call, tried until some time is over, but once at least."""
+    begun, best = time.perf_counter(), math.inf
+    while best == math.inf or time.perf_counter() - begun < seconds:
+        start = time.perf_counter()
+        call()
+        best = min(best, time.perf_counter() - start)
+    return best
+
+
+# ---- one rank of many ----------------------------------------------------------------------------------------------
+
+
+def store_that_counts() -> Any:
+    """Make a store in this process's memory that counts what is asked of it."""
+    from datetime import timedelta
+
+    from torch.distributed import HashStore, Store
+
+    class Counting(Store):
+        """A store of one process."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.inside = HashStore()
+            self.calls = self.bytes = 0
+
+        def count(self, nbytes: int = 0) -> None:
+            self.calls += 1
+            self.bytes += nbytes
+
+        def set(self, key: str, value: Any) -> None:
+            self.count(len(key) + len(value))
+            self.inside.set(key, value)
+
+        def get(self, key: str) -> bytes:
+            found = self.inside.get(key)
+            self.count(len(key) + len(found))
+            return found
+
+        def add(self, key: str, amount: int) -> int:
+            self.count(len(key) + 8)
+            return self.inside.add(key, amount)
+
+        def check(self, keys: list[str]) -> bool:
+            self.count(sum(map(len, keys)))
+            return self.inside.check(keys)
+
+        def wait(self, keys: list[str], timeout: timedelta = timedelta(seconds=5)) -> None:
+            self.count(sum(map(len, keys)))
+            self.inside.wait(keys, timeout)
+
+        def delete_key(self, key: str) -> bool:
+            self.count(len(key))
+            return self.inside.delete_key(key)
+
+    return Counting()
+
+
+def group_that_answers(size: int, store: Any) -> Any:
+    """Join a group of so many ranks, of which this process is the first and the others answer at once.
+
+    Returns:
+        The group; `messages` and `received` count its collectives and the bytes that this rank gets by them, `reduced`
+        those collectives that are reductions, and `seconds` is the time that answering took.
+    """
+    import torch
+    import torch.distributed as dist
+
+    class Fake(dist.ProcessGroup):
+        """A process group of one process."""
+
+        def __init__(self) -> None:
+            super().__init__(0, size)
+            self.messages = self.received = self.reduced = 0
+            self.seconds = 0.0
+
+        def done(self, result: Any, received: int) -> Any:
+            self.messages += 1
+            self.received += received
+            future = torch.futures.Future()
+            future.set_result(result)
+            return torch._C._distributed_c10d._create_work_from_future(future)
+
+        def allreduce(self, tensors: Any, options: Any = None) -> Any:
+            self.reduced += 1
+            return self.done(tensors, _bytes_of(tensors))
+
+        def allreduce_coalesced(self, tensors: Any, options: Any = None) -> Any:
+            return self.allreduce(tensors)
+
+        def broadcast(self, tensors: Any, options: Any = None) -> Any:
+            return self.done(tensors, _bytes_of(tensors))
+
+        def barrier(self, options: Any = None) -> Any:
+            return self.done([], 0)
+
+        def allgather(self, outputs: Any, inputs: Any, options: Any = None) -> Any:
+            begun = time.perf_counter()
+            for received, sent in zip(outputs, inputs, strict=True):
+                for each in received:
+                    each.copy_(sent)
+            self.seconds += time.perf_counter() - begun
+            return self.done(outputs, _bytes_of(outputs))
+
+        def all_gather_single(self, output: Any, sent: Any, options: Any = None) -> Any:
+            begun = time.perf_counter()
+            rows = output.view(size, -1)
+            rows[:] = sent.view(1, -1)
+            answer_as_others(rows)
+            self.seconds += time.perf_counter() - begun
+            return self.done(output, output.nbytes)
+
+        _allgather_base = all_gather_single
+
+        def getBackendName(self) -> str:  # noqa: N802  torch's name
+            return "answering"
+
+        @property
+        def group_name(self) -> str:
+            return str(dist.distributed_c10d._world.pg_names[self])
+
+        pg_name = group_name
+
+    made = Fake()
+    dist.Backend.register_backend("answering", lambda *_: made, devices=["cpu"])
+    dist.init_process_group("answering", store=store, rank=0, world_size=size)
+    return made
+
+
+def answer_as_others(rows: Any) -> None:
+    """Put into the frames of the other ranks what they write in a save: their own file, and none of what is shared."""
+    import torch
+
+    from accel_core.checkpoint.manifest import Entry
+    from accel_core.comm import transport
+
+    header = transport._HEADER
+    if rows.shape[1] <= header.size:
+        return
+    first = bytes(transport.memory_of(rows[0]))
+    length = header.unpack_from(first)[-1]
+    content = first[header.size : header.size + length]
+    if len(content) < length or Entry.__name__.encode() not in content:
+        return
+    keeper, entries, _ = pickle.loads(content)
+    if not isinstance(entries, list):  # said in another exchange of the save
+        return
+    own = pickle.dumps((keeper, [entry for entry in entries if "random" in entry.name], {}))
+    text = first[: header.size - 8] + struct.pack("<Q", len(own)) + own
+    rows[1:, : len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+
+
+class Traffic:
+    """What goes through the group and the store in a block, and the seconds of this rank."""
+
+    def __init__(self, group: Any, store: Any) -> None:
+        self.group = group
+        self.store = store
+
+    def counted(self, call: Callable[[], object]) -> dict[str, float]:
+        """Count and time a call."""
+        group, store = self.group, self.store
+        before = group.messages, group.reduced, group.received, store.calls, store.bytes, group.seconds
+        begun = time.perf_counter()
+        call()
+        seconds = time.perf_counter() - begun
+        after = group.messages, group.reduced, group.received, store.calls, store.bytes, group.seconds
+        names = ("messages", "reduced", "received", "store calls", "store bytes", "answering")
+        found = {name: then - first for name, first, then in zip(names, before, after, strict=True)}
+        return {**found, "ms": 1e3 * (seconds - found.pop("answering"))}
+
+
+def _bytes_of(argument: Any) -> int:
+    import torch
+
+    if isinstance(argument, torch.Tensor):
+        return argument.nbytes
+    return sum(map(_bytes_of, argument))
+
+
+def one_rank(size: int, folder: Path) -> dict[str, float]:
+    """Be rank 0 of so many; return what was counted and timed."""
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    from accel_core.accelerator import Accelerator
+
+    torch.set_num_threads(1)
+    store = store_that_counts()
+    traffic, figures = Traffic(group_that_answers(size, store), store), arithmetic(size)
+    torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))  # torch imports much for the first one
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    layers = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(8)])
+    data = TensorDataset(torch.randn(4 * size, 64))
+    made: list[Any] = []
+
+    def prepare() -> None:
+        made.append(Accelerator(cpu=True))
+        made.extend(made[0].prepare(layers, torch.optim.AdamW(layers.parameters()), DataLoader(data, batch_size=4)))
+
+    found = {"prepare": traffic.counted(prepare)}
+    accelerator, model, optimizer, _ = made
+    assert accelerator.num_processes == size
+    figures |= steps(accelerator, model, optimizer, traffic)
+    tensor = torch.zeros(4, 64)
+    calls: dict[str, Callable[[], object]] = {
+        "gather": lambda: accelerator.gather(tensor),
+        "wait": accelerator.wait_for_everyone,
+        "save": lambda: accelerator.save_state(str(folder / "state")),
+    }
+    for name, call in calls.items():
+        for _ in range(8 if name != "save" else 1):  # frames take their size, files their place
+            call()
+        turns = [traffic.counted(call) for _ in range(9 if name != "save" else 3)]
+        found[name] = {key: statistics.median(turn[key] for turn in turns) for key in turns[0]}
+    figures |= {f"{name} {key}": value for name, values in found.items() for key, value in values.items()}
+    figures["memory MiB"] = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / KIB
+    return figures
+
+
+def steps(accelerator: Any, model: Any, optimizer: Any, traffic: Traffic) -> dict[str, float]:
+    """Train some steps; every collective in them has to be one that DistributedDataParallel makes of the gradients."""
+    import torch
+
+    x = torch.ones(4, 64)
+
+    def step(run: Callable[[Any], None]) -> None:
+        with accelerator.accumulate(model):
+            run(model(x).square().sum())
+            optimizer.step()
+            optimizer.zero_grad()
+
+    def ours() -> None:
+        for _ in range(STEPS):
+            step(accelerator.backward)
+
+    twin = torch.nn.parallel.DistributedDataParallel(accelerator.unwrap_model(model))
+
+    def plain() -> None:
+        for _ in range(STEPS):
+            twin(x).square().sum().backward()
+
+    ours(), plain()
+    ours_found, plain_found = traffic.counted(ours), traffic.counted(plain)
+    control = ours_found["messages"] - ours_found["reduced"] + ours_found["store calls"]
+    return {
+        "step control messages": control,
+        "step reductions over DDP": ours_found["reduced"] - plain_found["reduced"],
+        "step reductions": ours_found["reduced"],
+    }
+
+
+def arithmetic(size: int) -> dict[str, float]:
+    """Time which rank does what, and which rank reads what: rank `size - 1` of a mesh of replicas and shards."""
+    from accel_core.data.shard import ShardSpec, shard_batches
+    from accel_core.mesh.layout import Layout
+
+    inner = min(8, size)
+    sizes = {"dp_replicate": size // inner, "dp_shard": inner}
+
+    def lay_out() -> None:
+        layout = Layout.of(size - 1, size, sizes)
+        assert len(layout.parts) == layout.replicas == len(layout.readers)
+        assert len(layout.group("dp_replicate")) == size // inner
+
+    batches = [list(range(start, start + 4)) for start in range(0, 4 * size, 4)]
+
+    def shard() -> None:
+        turns = itertools.chain.from_iterable(itertools.repeat(batches, 10))
+        found = sum(1 for _ in shard_batches(turns, ShardSpec(size, size - 1, 4)))
+        assert found == 10
+
+    return {"layout ms": 1e3 * least(lay_out), "shard us a step": 1e6 * least(shard) / 10}
+
+
+# ---- manifests -----------------------------------------------------------------------------------------------------
+
+
+def manifest(count: int, folder: Path) -> dict[str, float]:
+    """Write and read the manifest of a checkpoint of so many files."""
+    from accel_core.checkpoint.digest import digest_of_bytes
+    from accel_core.checkpoint.manifest import Entry, Manifest, versions
+    from accel_core.checkpoint.names import MANIFEST_NAME
+
+    entries = [
+        Entry(f"random_states_{number}.pkl", 14_000 + number, digest_of_bytes(str(number).encode()), number)
+        for number in range(count)
+    ]
+    made = Manifest(tuple(sorted(entries, key=lambda entry: entry.name)), count, versions(), save="0" * 16)
+    path = folder / MANIFEST_NAME
+
+    def write() -> None:
+        path.unlink(missing_ok=True)
+        made.write(folder)
+
+    seconds = 1.0 if count < FILES[-1] else 0.0
+    written = least(write, seconds)
+    read = least(lambda: Manifest.read(folder), seconds)
+    assert Manifest.read(folder) == made
+    return {"bytes": path.stat().st_size, "write ms": 1e3 * written, "read ms": 1e3 * read}
+
+
+# ---- table and curves ----------------------------------------------------------------------------------------------
+
+LINES = (
+    ("`prepare`: this rank's time", "prepare ms", "ms"),
+    ("… messages", "prepare messages", ""),
+    ("… calls of the store", "prepare store calls", ""),
+    ("control messages in 20 steps", "step control messages", ""),
+    ("reductions in 20 steps", "step reductions", ""),
+    ("… more than under plain DistributedDataParallel", "step reductions over DDP", ""),
+    ("layout of the mesh: parts, readers, one group", "layout ms", "ms"),
+    ("which samples: arithmetic of a step, four samples a batch", "shard us a step", "µs"),
+    ("`gather` of 1 KiB: this rank's time", "gather ms", "ms"),
+    ("… this rank receives", "gather received", "bytes"),
+    ("`wait_for_everyone`: this rank's time", "wait ms", "ms"),
+    ("… this rank receives", "wait received", "bytes"),
+    ("`save_state`: this rank's time", "save ms", "ms"),
+    ("… messages", "save messages", ""),
+    ("… this rank receives", "save received", "bytes"),
+    ("… through the store", "save store bytes", "bytes"),
+    ("growth of this rank's memory by all of it", "memory MiB", "MiB"),
+)
+
+
+def written(value: float | None, unit: str) -> str:
+    """Write a figure."""
+    if value is None:
+        return "not measured"
+    if unit == "bytes":
+        for name, step in (("MiB", MIB), ("KiB", KIB)):
+            if value >= step:
+                return f"{value / step:,.1f} {name}"
+    return f"{value:,.0f} {unit}".strip() if value >= 100 or not unit or value == 0 else f"{value:.3g} {unit}"
+
+
+def growth(values: Sequence[float | None], sizes: Sequence[int]) -> str:
+    """Return the exponent between the last two sizes: 0 where it stays, 1 where it grows as the ranks do."""
+    if len(values) < 2 or not values[-1] or not values[-2]:
+        return ""
+    return f"{math.log(values[-1] / values[-2]) / math.log(sizes[-1] / sizes[-2]):.1f}"
+
+
+def table(by_ranks: dict[int, dict[str, float]], by_files: dict[int, dict[str, float]]) -> str:
+    """Write both tables in Markdown."""
+    lines = [f"| rank 0 of | {' | '.join(f'{size:,}' for size in by_ranks)} | exponent of the last step |"]
+    lines.append("|---" * (len(by_ranks) + 2) + "|")
+    for words, key, unit in LINES:
+        values = [found.get(key) for found in by_ranks.values()]
+        cells = " | ".join(written(value, unit) for value in values)
+        lines.append(f"| {words} | {cells} | {growth(values, list(by_ranks))} |")
+    lines += ["", f"| manifest of … files | {' | '.join(f'{count:,}' for count in by_files)} | exponent |"]
+    lines.append("|---" * (len(by_files) + 2) + "|")
+    for words, key, unit in (("bytes", "bytes", "bytes"), ("write and flush", "write ms", "ms"),
+                             ("read and check", "read ms", "ms")):  # fmt: skip
+        values = [found[key] for found in by_files.values()]
+        cells = " | ".join(written(value, unit) for value in values)
+        lines.append(f"| {words} | {cells} | {growth(values, list(by_files))} |")
+    return "\n".join(lines)
+
+
+WIDTH, HEIGHT, LEFT, TOP = 440, 280, 62, 34
+COLOURS = ("#1f6fb4", "#c2541b", "#2c8a4b", "#7a4fa3", "#888888")
+
+
+def panel(title: str, across: str, curves: dict[str, list[tuple[float, float]]], x: int, y: int) -> str:
+    """Draw curves on two logarithmic axes, a mark at every measured point."""
+    points = [point for curve in curves.values() for point in curve if point[1] > 0]
+    low, high = (math.floor(math.log10(min(p[1] for p in points))), math.ceil(math.log10(max(p[1] for p in points))))
+    high = max(high, low + 1)
+    first, last = (math.log10(edge(p[0] for p in points)) for edge in (min, max))
+
+    def place(point: tuple[float, float]) -> tuple[float, float]:
+        along = (math.log10(point[0]) - first) / max(last - first, 1e-9)
+        up = (math.log10(point[1]) - low) / (high - low)
+        return LEFT + along * (WIDTH - LEFT - 20), TOP + (1 - up) * (HEIGHT - TOP - 76)
+
+    bottom = place((10**first, 10**low))[1]
+    out = [f'<g transform="translate({x},{y})"><text x="{LEFT}" y="18" font-weight="bold">{title}</text>']
+    for power in range(low, high + 1):
+        at = place((10**first, 10**power))[1]
+        out.append(f'<line x1="{LEFT}" x2="{WIDTH - 20}" y1="{at:.1f}" y2="{at:.1f}" stroke="#ddd"/>')
+        out.append(f'<text x="{LEFT - 6}" y="{at + 4:.1f}" text-anchor="end">{10**power:,g}</text>')
+    for value in sorted({point[0] for point in points}):
+        at = place((value, 10**low))[0]
+        out.append(f'<text x="{at:.1f}" y="{bottom + 16:.1f}" text-anchor="middle">{value:,g}</text>')
+    out.append(f'<text x="{(LEFT + WIDTH) / 2}" y="{bottom + 32:.1f}" text-anchor="middle">{across}</text>')
+    for number, (name, curve) in enumerate(curves.items()):
+        colour = COLOURS[number % len(COLOURS)]
+        places = [place(point) for point in curve if point[1] > 0]
+        line = " ".join(f"{px:.1f},{py:.1f}" for px, py in places)
+        out.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"/>')
+        out += [f'<circle cx="{px:.1f}" cy="{py:.1f}" r="3.5" fill="{colour}"/>' for px, py in places]
+        at = LEFT + (number % 2) * 190, bottom + 50 + 15 * (number // 2)
+        out.append(f'<rect x="{at[0]}" y="{at[1] - 9:.1f}" width="10" height="10" fill="{colour}"/>')
+        out.append(f'<text x="{at[0] + 15}" y="{at[1]:.1f}">{name}</text>')
+    return "\n".join([*out, "</g>"])
+
+
+def svg(by_ranks: dict[int, dict[str, float]], by_files: dict[int, dict[str, float]]) -> str:
+    """Draw what was measured: times and bytes by ranks, and manifests by files."""
+
+    def of(found: dict[int, dict[str, float]], key: str, factor: float = 1.0) -> list[tuple[float, float]]:
+        return [(float(size), figures[key] * factor) for size, figures in found.items() if figures.get(key)]
+
+    panels = [
+        panel("one rank's time, ms", "ranks", {
+            "prepare": of(by_ranks, "prepare ms"), "save_state": of(by_ranks, "save ms"),
+            "gather of 1 KiB": of(by_ranks, "gather ms"), "layout": of(by_ranks, "layout ms"),
+            "sharding, a step": of(by_ranks, "shard us a step", 1e-3)}, 0, 0),
+        panel("one rank receives, KiB", "ranks", {
+            "gather of 1 KiB": of(by_ranks, "gather received", 1 / KIB),
+            "save_state": of(by_ranks, "save received", 1 / KIB)}, WIDTH, 0),
+        panel("manifest, ms", "files", {
+            "write and flush": of(by_files, "write ms"), "read and check": of(by_files, "read ms")}, 0, HEIGHT),
+        panel("manifest, KiB", "files", {"size": of(by_files, "bytes", 1 / KIB)}, WIDTH, HEIGHT),
+    ]  # fmt: skip
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {2 * WIDTH} {2 * HEIGHT + 10}" '
+    style = 'font-family="sans-serif" font-size="11" fill="#222">\n<rect width="100%" height="100%" fill="white"/>'
+    return "\n".join([head + style, *panels, "</svg>", ""])
+
+
+def separate(task: str, number: int) -> dict[str, float]:
+    """Measure one number of ranks or files in a process of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, __file__, "--task", task, "--number", str(number), "--folder", folder]
+        env = {**os.environ, "PYTHONWARNINGS": "ignore", "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=env)
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def main() -> None:
+    """Measure, print the tables, and draw."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--peer", default=None, help="not used: a simulated rank of it would show nothing")
+    parser.add_argument("--ranks", nargs="+", type=int, default=RANKS)
+    parser.add_argument("--files", nargs="+", type=int, default=FILES)
+    parser.add_argument("--turns", type=int, default=3, help="processes for each number; shown is their median")
+    parser.add_argument("--svg", default=Path(__file__).parents[1] / "docs" / "concepts" / "scale.svg", type=Path)
+    parser.add_argument("--task", choices=["ranks", "files"], help=argparse.SUPPRESS)
+    parser.add_argument("--number", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.task:
+        measure = {"ranks": one_rank, "files": manifest}[options.task]
+        print(json.dumps(measure(options.number, options.folder)), flush=True)
+        os._exit(0)  # the fake group is no group that could be left
+
+    def medians(task: str, number: int) -> dict[str, float]:
+        turns = [separate(task, number) for _ in range(options.turns)]
+        return {key: statistics.median(turn[key] for turn in turns) for key in turns[0]}
+
+    by_ranks = {size: medians("ranks", size) for size in options.ranks}
+    by_files = {count: medians("files", count) for count in options.files}
+    options.svg.write_text(svg(by_ranks, by_files))
+    print(table(by_ranks, by_files))
+
+
+if __name__ == "__main__":
+    main()

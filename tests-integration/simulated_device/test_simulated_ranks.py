@@ -1,0 +1,27 @@
+"""The benchmark of what grows with the ranks, on few of them: it counts, draws, and steps send no control message."""
+
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "scale.py"
+
+
+def test_training_steps_send_nothing_but_gradients(tmp_path: Path) -> None:
+    """Whatever the number of ranks, 20 steps make DistributedDataParallel's reductions and no other message."""
+    drawing = tmp_path / "scale.svg"
+    arguments = ("--ranks", "4", "16", "--files", "10", "100", "--turns", "1", "--svg", str(drawing))
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), *arguments], capture_output=True, text=True, timeout=240, check=True
+    )
+    rows = {cells[0]: cells[1:] for line in done.stdout.splitlines() if len(cells := line.strip("| ").split(" | ")) > 2}
+    assert rows["rank 0 of"][:2] == ["4", "16"]
+    assert rows["control messages in 20 steps"][:2] == ["0", "0"]
+    assert rows["… more than under plain DistributedDataParallel"][:2] == ["0", "0"]
+    few, many = (int(cell) for cell in rows["reductions in 20 steps"][:2])
+    assert few == many >= 20
+    assert rows["… through the store"][:2] == ["0 bytes", "0 bytes"]
+    panels = ElementTree.parse(drawing).getroot().findall("{http://www.w3.org/2000/svg}g")
+    assert len(panels) == 4
+    assert all(panel.findall("{http://www.w3.org/2000/svg}circle") for panel in panels)

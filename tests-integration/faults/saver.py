@@ -24,7 +24,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from accel_core.checkpoint import commit, folder, places, transaction
+from accel_core.checkpoint import commit, folder, transaction
 from accel_core.checkpoint.in_place import Journal
 from accel_core.checkpoint.manifest import Manifest
 from accel_core.checkpoint.parts import FilePart
@@ -63,6 +63,12 @@ class Shards:
     def state_dict(self, model: nn.Module, *, unwrap: bool = True) -> dict[str, Any]:
         """Return nothing: shards are not gathered."""
         return {}
+
+
+def saved(directory: str | Path, automatic: bool) -> Path | None:
+    """Return the folder of the latest complete save in a directory."""
+    series = reversed(commit.numbered(Path(directory, "checkpoints"))) if automatic else [Path(directory, "ckpt")]
+    return next((folder for folder in map(commit.find, series) if folder is not None), None)
 
 
 def build() -> BareRun:
@@ -185,8 +191,7 @@ def die_at_every_call(run: BareRun, target: str) -> None:
     """Save and die after the 1st, 2nd, … system call, and again while the next save recovers; load after each death."""
 
     def on_disk() -> int:
-        there = commit.latest(places.checkpoints_folder(run)) if SETTINGS["automatic"] else commit.find(Path(target))
-        if there is None:
+        if saved(SETTINGS["directory"], SETTINGS["automatic"]) is None:
             return 0
         folder.load_state(run, None if SETTINGS["automatic"] else target)
         return count_of(run)
@@ -242,7 +247,7 @@ def main() -> None:
     if SETTINGS.get("every_call"):
         die_at_every_call(run, target)
         return
-    there = commit.latest(places.checkpoints_folder(run)) if SETTINGS["automatic"] else commit.find(Path(target))
+    there = saved(SETTINGS["directory"], SETTINGS["automatic"])
     if there is not None:
         folder.load_state(run, None if SETTINGS["automatic"] else target)
     begin = 1 + (count_of(run) if there is not None else 0)

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from accel_core.checkpoint import commit, folder, places
+from accel_core.checkpoint import folder
 from accel_core.checkpoint.names import split_beside
 from accel_core.state import reset_all
 
@@ -83,8 +83,7 @@ def count_on_disk(directory: Path, automatic: bool) -> int:
     run.project.project_dir = str(directory)
     run.project.automatic_checkpoint_naming = automatic
     target = directory / "ckpt"
-    found = commit.latest(places.checkpoints_folder(run)) if automatic else commit.find(target)
-    if found is None:
+    if saver["saved"](directory, automatic) is None:
         return 0
     folder.load_state(run, None if automatic else str(target))
     count: int = saver["count_of"](run)

@@ -51,7 +51,6 @@ __all__ = [
     "find",
     "flush_tree",
     "holdings",
-    "latest",
     "numbered",
     "prune",
     "publish",
@@ -243,24 +242,7 @@ def settle(target: Path, identity: str | None = None) -> None:
         _discard(path, target)
 
 
-def latest(directory: Path, prefix: str = _PREFIX) -> Path | None:
-    """Return the latest complete checkpoint in a directory, or `None`.
-
-    Args:
-        directory: Where checkpoints named `prefix` + number lie.
-        prefix: What stands before the number.
-
-    Returns:
-        The folder; it may be one that a crash left under another name beside its target, or inside it.
-    """
-    for target in reversed(numbered(directory, prefix)):
-        found = find(target)
-        if found is not None:
-            return found
-    return None
-
-
-def numbered(directory: Path, prefix: str = _PREFIX) -> list[Path]:
+def numbered(directory: Path) -> list[Path]:
     """Return the folders named like checkpoints by rising number, also those that a crash left beside their names.
 
     A number is written as accel writes it: `checkpoint_0001` is not one of the series.
@@ -270,26 +252,26 @@ def numbered(directory: Path, prefix: str = _PREFIX) -> list[Path]:
         for entry in os.scandir(directory):
             parsed = names.split_beside(entry.name)
             name = parsed[1] if parsed else entry.name
-            number = name[len(prefix) :]
+            number = name.removeprefix(_PREFIX)
             canonical = number.isascii() and number.isdecimal() and number == str(int(number))
-            if name.startswith(prefix) and canonical and entry.is_dir(follow_symlinks=False):
+            if name.startswith(_PREFIX) and canonical and entry.is_dir(follow_symlinks=False):
                 found[int(number)] = directory / name
     return [found[number] for number in sorted(found)]
 
 
-def unsettled(directory: Path, prefix: str = _PREFIX) -> list[Path]:
+def unsettled(directory: Path) -> list[Path]:
     """Return the numbered checkpoints of a directory that a crash left something of."""
     if not directory.is_dir():
         return []
     beside = {parsed[1] for parsed in map(names.split_beside, os.listdir(directory)) if parsed}
     return [
         target
-        for target in numbered(directory, prefix)
+        for target in numbered(directory)
         if target.name in beside or os.path.lexists(state_journal(target).folder)
     ]
 
 
-def prune(newest: Path, limit: int, prefix: str = _PREFIX) -> None:
+def prune(newest: Path, limit: int) -> None:
     """Delete the oldest of a numbered series, so that `limit` remain; never `newest`, which is complete.
 
     Folders that no save wrote are not counted and not touched, whatever their names; of a checkpoint, what others put
@@ -298,12 +280,9 @@ def prune(newest: Path, limit: int, prefix: str = _PREFIX) -> None:
     Args:
         newest: The checkpoint that was just put in place.
         limit: How many to keep, at least one.
-        prefix: What stands before the number.
     """
     others = [
-        target
-        for target in numbered(newest.parent, prefix)
-        if target != newest and target.is_dir() and owned_files(target)[0]
+        target for target in numbered(newest.parent) if target != newest and target.is_dir() and owned_files(target)[0]
     ]
     for target in others[: max(0, len(others) + 1 - max(1, limit))]:
         _delete_or_warn(target)

@@ -12,17 +12,16 @@ _T = TypeVar("_T")
 _DEEPEST = 20
 
 
-def snapshot(value: _T, depth: int = 0) -> _T:
+def snapshot(value: _T) -> _T:
     """Copy what may change: tensors, arrays and the containers that hold them.
 
     Args:
         value: Anything.
-        depth: How deep in containers the value is.
 
     Returns:
         The same structure. Tensors stay on their device, so a GPU is not waited for; other objects are not copied.
     """
-    return _copied(value, depth)  # type: ignore[return-value]
+    return _copied(value, depth=0)  # type: ignore[return-value]
 
 
 def _copied(value: object, depth: int) -> object:

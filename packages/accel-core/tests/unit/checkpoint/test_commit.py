@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 
 from accel_core.checkpoint import commit, deferred_delete, folder, in_place, names
+from accel_core.checkpoint.agreement import agree_on_latest
 from accel_core.checkpoint.digest import digest_of_bytes
 from accel_core.checkpoint.manifest import Entry, Manifest, is_complete
+from accel_core.checkpoint.ranks import Ranks
 from accel_core.checkpoint.run import BareRun
 from accel_core.errors import CheckpointDamagedError, CheckpointError, CheckpointNotFoundError, UnsafeCheckpointError
 
@@ -31,6 +33,11 @@ def checkpoint(folder: Path, content: bytes, *, written_at: int = 1, manifest: b
 def content(folder: Path | None) -> bytes | None:
     """Return what the one file of a folder holds."""
     return None if folder is None else (folder / "model.safetensors").read_bytes()
+
+
+def latest(directory: Path) -> Path:
+    """Return the target of the latest complete checkpoint of a directory, as one rank finds it."""
+    return agree_on_latest(directory, Ranks(BareRun().world, "load_state"))
 
 
 def lay_out(directory: Path, target: str, beside: list[str]) -> Path:
@@ -627,7 +634,7 @@ def test_pruning_that_was_interrupted_is_finished(tmp_path: Path, monkeypatch: p
             patch.setattr(Path, "unlink", broken)
             with pytest.raises(KeyboardInterrupt):
                 commit.prune(place / "checkpoint_2", 1)
-        assert commit.latest(place) == place / "checkpoint_2"
+        assert latest(place) == place / "checkpoint_2"
         for target in commit.unsettled(place):
             commit.settle(target)
         assert os.listdir(place) == ["checkpoint_2"]
@@ -639,10 +646,11 @@ def test_latest_is_the_highest_complete_number(tmp_path: Path) -> None:
     checkpoint(tmp_path / "checkpoint_10", b"ten")
     checkpoint(tmp_path / ".tmp-checkpoint_11-abcdefghijkl", b"eleven", manifest=False)
     checkpoint(tmp_path / ".gone-checkpoint_12-abcdefghijkl", b"twelve")
-    assert content(commit.latest(tmp_path)) == b"ten"
+    assert content(commit.find(latest(tmp_path))) == b"ten"
     checkpoint(tmp_path / ".tmp-checkpoint_13-abcdefghijkl", b"thirteen")
-    assert content(commit.latest(tmp_path)) == b"thirteen"
-    assert commit.latest(tmp_path / "nowhere") is None
+    assert content(commit.find(latest(tmp_path))) == b"thirteen"
+    with pytest.raises(CheckpointNotFoundError, match="no complete checkpoint_<number>"):
+        latest(tmp_path / "nowhere")
 
 
 def test_leftovers_of_other_targets_are_left_alone(tmp_path: Path) -> None:

@@ -417,7 +417,7 @@ def test_automatic_names_count_on_after_a_resume(make_run: Make, tmp_path: Path)
     folder.load_state(again)
     assert again.step == 3
     assert again.project.iteration == 3
-    assert commit.latest(tmp_path / "checkpoints") == tmp_path / "checkpoints" / "checkpoint_2"
+    assert commit.find(commit.numbered(tmp_path / "checkpoints")[-1]) == tmp_path / "checkpoints" / "checkpoint_2"
 
 
 def test_numbering_goes_on_behind_a_checkpoint_that_a_crash_left_beside_its_name(

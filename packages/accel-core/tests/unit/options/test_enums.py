@@ -11,8 +11,8 @@ from accel_core.options import enums
 
 ENUMS = [
     kind
-    for kind in vars(enums).values()
-    if isinstance(kind, type) and issubclass(kind, enum.Enum) and kind.__module__ == enums.__name__ and len(kind)
+    for kind in (getattr(enums, name) for name in enums.__all__)  # not by their module: the drop-in sets its own
+    if isinstance(kind, type) and issubclass(kind, enum.Enum) and len(kind)
 ]
 WITH_CONTAINS = [kind for kind in ENUMS if issubclass(kind, enums.BaseEnum)]
 

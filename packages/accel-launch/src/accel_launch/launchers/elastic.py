@@ -30,7 +30,7 @@ from accel_launch.launchers.rendezvous import LocalRendezvous, MachinesRendezvou
 from accel_launch.launchers.torch_loggers import torch_loggers
 from accel_launch.settings.layout import Layout, layout_of
 from accel_launch.settings.resolve import Settings
-from accel_launch.supervision.signals import SIGNALS, TERMINATION_GRACE_S
+from accel_launch.supervision.signals import SIGNALS
 from accel_launch.supervision.streams import RankLog
 from accel_launch.supervision.supervisor import Supervisor, cannot_start
 from accel_launch.terminal import flush_output
@@ -68,7 +68,8 @@ class _Agent(LocalElasticAgent):
     def __init__(
         self, supervisor: Supervisor, machines: OtherMachines, spec: WorkerSpec, logs_specs: LogsSpecs
     ) -> None:
-        super().__init__(spec, logs_specs, shutdown_timeout=int(TERMINATION_GRACE_S))
+        # Ranks that get a signal have 30 s, torch's default and TERMINATION_GRACE_S; torch 2.6 cannot be told another.
+        super().__init__(spec, logs_specs)
         self._supervisor = supervisor
         self._machines = machines
         self._failing = False

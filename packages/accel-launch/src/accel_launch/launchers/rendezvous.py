@@ -59,11 +59,20 @@ class LocalRendezvous(RendezvousHandler):
 
     def next_rendezvous(self) -> RendezvousInfo:
         """Meet for the next round."""
-        for key in self._store.list_keys():
-            self._store.delete_key(key)
+        if self._round:
+            self._empty()
         self._round += 1
         store = PrefixStore(f"{self._run_id}/{self._round}", self._store)
         return RendezvousInfo(store, 0, 1, RendezvousStoreInfo("127.0.0.1", self._store.port))
+
+    def _empty(self) -> None:
+        """Forget what ranks of the rounds before wrote."""
+        if not hasattr(self._store, "list_keys"):
+            # torch 2.6 cannot say what a store holds, so ranks meet in another, on a port that the system chooses.
+            self._store = TCPStore("127.0.0.1", 0, None, True, _TIMEOUT, False)
+            return
+        for key in self._store.list_keys():
+            self._store.delete_key(key)
 
     def is_closed(self) -> bool:
         """Return whether nobody may join any more."""

@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
@@ -31,7 +32,7 @@ TORCHES = ("2.6", "2.8", "2.11", "2.13", "2.15")
 PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 
 nox.needs_version = ">=2024.4.15"
-nox.options.sessions = ["lint", "types", "architecture", "tests", "isolated", "integration"]
+nox.options.sessions = ["lint", "types", "architecture", "tests", "alone", "integration"]
 nox.options.error_on_external_run = False
 
 
@@ -170,6 +171,16 @@ class Environment:
 
         Installing them and compiling what `import torch` loads takes longer than most packages' tests.
         """
+        first = self.with_torch_alone()
+        for entry in first.folder.glob("lib/python*/site-packages/*"):
+            own = self.folder / entry.relative_to(first.folder)
+            if entry.is_dir() and not own.exists():
+                shutil.copytree(entry, own, copy_function=os.link)
+            elif not own.exists():
+                os.link(entry, own)
+
+    def with_torch_alone(self) -> Environment:
+        """Make the environment that has nothing but torch, compiled as far as `import torch` goes."""
         first = Environment(self.session, self.first, self.python, self.torch)
         made_from = hashed(self.torch, self.python, sys.version)
         if not first.stamp.exists() or first.stamp.read_text() != made_from:
@@ -177,12 +188,7 @@ class Environment:
             first.pip(self.torch)
             first.run("python", "-W", "ignore", "-c", "import torch._dynamo, torch.distributed.fsdp")
             first.stamp.write_text(made_from)
-        for entry in first.folder.glob("lib/python*/site-packages/*"):
-            own = self.folder / entry.relative_to(first.folder)
-            if entry.is_dir() and not own.exists():
-                shutil.copytree(entry, own, copy_function=os.link)
-            elif not own.exists():
-                os.link(entry, own)
+        return first
 
 
 def installer(session: nox.Session) -> Path:
@@ -261,14 +267,12 @@ def pytest(environment: Environment, title: str, *args: object, **options: objec
     environment.run("pytest", *args, "-o", f"cache_dir={WORKSHOP / 'pytest' / title}", **options)
 
 
-def spread(arguments: list[str], processes: int = 3) -> list[str]:
-    """Return pytest's arguments: those that were given, else such that run the tests in several processes.
+def spread(arguments: list[str]) -> list[str]:
+    """Return pytest's arguments: those that were given, else such that run the tests in three processes.
 
-    Args:
-        arguments: What was given for pytest.
-        processes: How many. Where many tests wait for processes that they start, three keep two cores busy.
+    Many tests wait for processes that they start: three at a time keep two cores busy.
     """
-    return arguments or ["-n", str(processes), "--dist", "worksteal"]
+    return arguments or ["-n", "3", "--dist", "worksteal"]
 
 
 @nox.session(venv_backend="none")
@@ -299,6 +303,34 @@ def tests(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none")
+def alone(session: nox.Session) -> None:
+    """Run the session `isolated` for the packages that are named (all, if none is), two at a time.
+
+    Each runs in a nox of its own, and half of its time is spent where one process works: in pip, in imports.
+    """
+    packages, _ = chosen_packages(session)
+    for package in packages:  # what all of them take is made before they begin
+        built(session, package)
+    Environment(session, "alone").with_torch_alone()
+
+    def run(name: str) -> tuple[str, int, str, float]:
+        begun = time.monotonic()
+        command = [sys.executable, "-m", "nox", "-f", str(ROOT / "noxfile.py"), "-s", f"isolated({name})"]
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+        return name, done.returncode, done.stdout, time.monotonic() - begun
+
+    failed = []
+    with ThreadPoolExecutor(2) as pool:
+        for name, code, printed, seconds in pool.map(run, [package.name for package in packages]):
+            sys.stdout.write(printed)
+            sys.stdout.flush()
+            session.log(f"* isolated({name}): {'failed' if code else 'success'}, took {seconds:.0f} seconds")
+            failed += [name] if code else []
+    if failed:
+        session.error(f"did not pass alone: {', '.join(failed)}")
+
+
+@nox.session(venv_backend="none", default=False)
 @nox.parametrize("package", [nox.param(name, id=name) for name in PACKAGES])
 def isolated(session: nox.Session, package: str) -> None:
     """Test one package's wheel with nothing but what it declares: no sibling is there, and every module imports.
@@ -311,7 +343,7 @@ def isolated(session: nox.Session, package: str) -> None:
     environment = Environment(session, f"isolated-{package}").provide(requirements, own.siblings, wheels=True)
     strangers = sorted(other.module for other in PACKAGES.values() if other.name not in own.siblings)
     environment.run("python", "-I", ROOT / ".ci" / "alone.py", own.folder / "src" / own.module, *strangers)
-    quick = ["-m", "not slow", f"--ignore={own.folder / 'tests' / 'ranks'}", *spread([], processes=2)]
+    quick = ["-m", "not slow", f"--ignore={own.folder / 'tests' / 'ranks'}"]
     pytest(environment, f"isolated-{package}", own.folder / "tests", *(session.posargs or quick))
 
 

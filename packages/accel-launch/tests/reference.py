@@ -13,8 +13,8 @@ from accel_launch.settings.table import ALL
 
 HEAD = """# Options
 
-Every option of `accel launch`: it can be said as a flag, in the environment and in the configuration file, and the
-first of these that says it counts ([launching.md](../guides/launching.md)). A default in brackets is what the training
+Every option of `accel launch`: it can be given as a flag, in the environment or in the configuration file; the
+first of these that has it wins ([Starting runs](../guides/launching.md)). A default in brackets is what the training
 process takes where the launcher hands nothing on. This page is made from the rows in use; do not edit it.
 """
 

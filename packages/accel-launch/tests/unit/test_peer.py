@@ -81,7 +81,7 @@ OTHER_VALUE: dict[tuple[str, str], str] = {
     ("case fsdp_int", "FSDP_AUTO_WRAP_POLICY"): "names are written in capitals",
     ("case sdpa", "PARALLELISM_CONFIG_SP_SEQ_LENGTH_IS_VARIABLE"): "false means false",
     ("file oldint", "FSDP_SHARDING_STRATEGY"): "the old number becomes its name",
-    ("file oldint", "FSDP_TRANSFORMER_CLS_TO_WRAP"): "a list becomes names between commas",
+    ("file oldint", "FSDP_TRANSFORMER_CLS_TO_WRAP"): "a list becomes comma-separated names",
     ("file fp8ao", "ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER"): "0 and False mean the same",
     ("file fp8ao", "ACCELERATE_FP8_PAD_INNER_DIM"): "0 and False mean the same",
 }

@@ -95,7 +95,7 @@ class DeepSpeedOptions:
         "ACCELERATE_DEEPSPEED_MOE_LAYER_CLS_NAMES",
         names,
         None,
-        "Class names of mixture-of-experts layers, between commas.",
+        "Class names of mixture-of-experts layers, comma-separated.",
         field="transformer_moe_cls_names",
         asked=Asked(optional=True),
     )

@@ -80,7 +80,7 @@ class FsdpOptions:
         "FSDP_TRANSFORMER_CLS_TO_WRAP",
         names,
         None,
-        "Class names of the blocks to shard one by one, between commas.",
+        "Class names of the blocks to shard one by one, comma-separated.",
         field="transformer_cls_names_to_wrap",
         asked=Asked(when=(("fsdp_auto_wrap_policy", "TRANSFORMER_BASED_WRAP"),), optional=True),
     )

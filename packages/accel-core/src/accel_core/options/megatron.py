@@ -45,7 +45,7 @@ class MegatronOptions:
         "MEGATRON_LM_NO_LOAD_OPTIM",
         boolean,
         False,
-        "Whether optimizer states in a checkpoint are passed over.",
+        "Whether optimizer states in a checkpoint are ignored.",
         launch_parser=boolean,
         launch_default=False,
     )

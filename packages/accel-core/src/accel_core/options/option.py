@@ -260,7 +260,7 @@ def number_or_auto(number: Callable[[str], Any]) -> Callable[[str], Any]:
 
 
 def names(text: str) -> tuple[str, ...]:
-    """Read words that stand between commas; empty ones are left out."""
+    """Read comma-separated words; empty ones are left out."""
     return tuple(word.strip() for word in text.split(",") if word.strip())
 
 

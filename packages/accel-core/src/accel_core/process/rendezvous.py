@@ -143,7 +143,7 @@ def expand_hosts(text: str) -> list[str]:
     parts = re.findall(r"(?:[^,\[\]]|\[[^\[\]]*\])+", text)
     if ",".join(parts) != text:
         raise ConfigurationError(
-            f"A SLURM node list is names between commas, with ranges in brackets; got {text!r}. "
+            f"A SLURM node list is comma-separated names, with ranges in brackets; got {text!r}. "
             "Set MASTER_ADDR by hand."
         )
     for part in parts:

@@ -101,7 +101,7 @@ CLUSTER: tuple[Question, ...] = (
     *_rows("parallelism", *_FSDP2, ("several_axes", "yes")),
     *_rows("megatron", _MEGATRON),
     _from("num_processes", _several, text="How many processes over all machines?", default="2"),
-    _from("gpu_ids", _gpus, text="Which GPUs, as numbers between commas?", default="all"),
+    _from("gpu_ids", _gpus, text="Which GPUs, as comma-separated numbers?", default="all"),
     _from("enable_cpu_affinity", _gpus, default="no"),
     _from(
         "mpirun_hostfile",

@@ -30,7 +30,7 @@ def count_gpus(environment: Mapping[str, str], gpu_ids: str | None = None) -> in
 
     Args:
         environment: Variables that the processes inherit.
-        gpu_ids: GPUs asked for, as numbers between commas; None or "all" for every one.
+        gpu_ids: GPUs asked for, as comma-separated numbers; None or "all" for every one.
 
     Returns:
         Number of GPUs; those named by `gpu_ids` or `CUDA_VISIBLE_DEVICES` where one says so.

@@ -97,7 +97,7 @@ LAUNCH: tuple[Setting, ...] = (
     Setting(
         "gpu_ids",
         HARDWARE,
-        "GPUs to use, as numbers between commas, or `all`.",
+        "GPUs to use, as comma-separated numbers, or `all`.",
         path=("gpu_ids",),
         environment="ACCEL_GPU_IDS",
         rule=GPUS,
@@ -105,7 +105,7 @@ LAUNCH: tuple[Setting, ...] = (
     Setting(
         "num_processes",
         PROCESSES,
-        "Processes over all machines.",
+        "Total number of processes, over all machines.",
         int,
         path=("num_processes",),
         environment="ACCEL_NUM_PROCESSES",
@@ -123,7 +123,7 @@ LAUNCH: tuple[Setting, ...] = (
     Setting(
         "num_machines",
         PROCESSES,
-        "Machines that take part.",
+        "Number of machines.",
         int,
         1,
         path=("num_machines",),
@@ -133,7 +133,7 @@ LAUNCH: tuple[Setting, ...] = (
     Setting(
         "nnodes",
         PROCESSES,
-        "Machines that take part, or MIN:MAX for a run that goes on while machines come and go.",
+        "Number of machines, or MIN:MAX for a run that continues while machines come and go.",
         environment="ACCEL_NNODES",
         rule=MACHINES,
     ),
@@ -172,7 +172,7 @@ LAUNCH: tuple[Setting, ...] = (
     Setting(
         "num_cpu_threads_per_process",
         PROCESSES,
-        "Threads that each process computes with.",
+        "Threads for the computations of each process.",
         int,
         path=("num_cpu_threads_per_process",),
         environment="OMP_NUM_THREADS",
@@ -260,7 +260,7 @@ LAUNCH: tuple[Setting, ...] = (
     Setting(
         "rdzv_backend",
         ELASTIC,
-        "How machines find one another: static, c10d, etcd.",
+        "How machines find each other: static, c10d, etcd.",
         default="static",
         path=("rdzv_backend",),
         environment="ACCEL_RDZV_BACKEND",
@@ -268,7 +268,7 @@ LAUNCH: tuple[Setting, ...] = (
     Setting(
         "rdzv_conf",
         ELASTIC,
-        "Details of the rendezvous, as KEY=VALUE between commas.",
+        "Details of the rendezvous, as comma-separated KEY=VALUE pairs.",
         default="",
         environment="ACCEL_RDZV_CONF",
         rule=PAIRS,
@@ -291,7 +291,7 @@ LAUNCH: tuple[Setting, ...] = (
     Setting(
         "monitor_interval",
         ELASTIC,
-        "Seconds between looks at the processes.",
+        "Seconds between checks of the processes.",
         float,
         0.1,
         environment="ACCEL_MONITOR_INTERVAL",

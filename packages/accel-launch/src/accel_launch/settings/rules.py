@@ -55,14 +55,14 @@ COUNT = Rule("a whole number from 1", lambda said: said >= 1)
 FROM_ZERO = Rule("a whole number from 0", lambda said: said >= 0)
 PORT = Rule("a port from 0 to 65535", lambda said: 0 <= said <= 65535)
 SECONDS = Rule("seconds above 0", lambda said: said > 0)
-GPUS = Rule("`all`, or numbers from 0 between commas, each once", _gpus)
+GPUS = Rule("`all`, or comma-separated numbers from 0, each once", _gpus)
 MACHINES = Rule("a whole number from 1, or MIN:MAX as in 1:2", _machines)
-PAIRS = Rule("KEY=VALUE pairs between commas", _pairs)
+PAIRS = Rule("comma-separated KEY=VALUE pairs", _pairs)
 TEE = Rule("0, 1, 2 or 3, or a number for each local rank as in 0:3,1:2", lambda said: bool(_TEE.fullmatch(str(said))))
 
 
 def tee_of(said: str, local_rank: int) -> int:
-    """Read `--tee`: 0 nothing, 1 output, 2 errors, 3 both; or RANK:N between commas.
+    """Read `--tee`: 0 nothing, 1 output, 2 errors, 3 both; or comma-separated RANK:N.
 
     Args:
         said: What was written; `TEE` holds for it.

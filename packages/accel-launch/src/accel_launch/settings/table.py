@@ -35,7 +35,7 @@ def _checked(option: Option) -> Callable[[str], str]:
 def _triple(text: str) -> tuple[int, int, int]:
     words = names(text.strip("()[] "))
     if len(words) != 3:
-        raise ValueError("three yes-or-no values between commas are needed")
+        raise ValueError("three comma-separated yes-or-no values are needed")
     first, second, third = (int(boolean(part)) for part in words)
     return first, second, third
 

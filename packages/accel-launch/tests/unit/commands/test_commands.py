@@ -153,7 +153,7 @@ def test_config_update_keeps_to_the_file_that_was_named(home: Path, capsys: pyte
     [
         ("num_processes", "-4", "a whole number from 1"),
         ("num_machines", "0", "a whole number from 1"),
-        ("gpu_ids", "abc", "numbers from 0 between commas"),
+        ("gpu_ids", "abc", "comma-separated numbers from 0"),
         ("main_process_port", "70000", "a port from 0 to 65535"),
     ],
 )

@@ -87,7 +87,7 @@ def disk_offload(place: Place) -> Figures:
     file = place.folder / "model.safetensors"
     save_file(model.state_dict(), file)
     (place.folder / "offload").mkdir()
-    places = {str(number): "disk" if number else place.device for number in range(layers)}
+    places: dict[str, int | str] = {str(number): "disk" if number else 0 for number in range(layers)}
     model = place.bigmodel().load_checkpoint_and_dispatch(
         stack(width, layers), str(file), device_map=places, offload_folder=str(place.folder / "offload")
     )

@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 from torch import nn
 
+from accel_core import strategies
 from accel_core.errors import PreparationError
 from accel_core.mesh.tensor import placed_like
 from accel_core.modules.compilation import compile_regions_in_place
@@ -300,7 +300,7 @@ def save_fsdp_model(
         EngineUnavailableError: A file for each rank was asked for.
     """
     kind = _kind(fsdp_plugin, use_dcp)
-    _files().save_model(kind, model, Path(output_dir), model_index, adapter_only=adapter_only)
+    strategies.fsdp_files.save_model(kind, model, Path(output_dir), model_index, adapter_only=adapter_only)
 
 
 def load_fsdp_model(
@@ -322,7 +322,7 @@ def load_fsdp_model(
         EngineUnavailableError: A file for each rank was asked for.
     """
     kind = _kind(fsdp_plugin, use_dcp)
-    return _files().load_model(kind, model, Path(input_dir), model_index, adapter_only=adapter_only)
+    return strategies.fsdp_files.load_model(kind, model, Path(input_dir), model_index, adapter_only=adapter_only)
 
 
 def save_fsdp_optimizer(
@@ -350,7 +350,7 @@ def save_fsdp_optimizer(
         EngineUnavailableError: A file for each rank was asked for.
     """
     kind = _kind(fsdp_plugin, use_dcp)
-    _files().save_optimizer(kind, optimizer, model, Path(output_dir), optimizer_index)
+    strategies.fsdp_files.save_optimizer(kind, optimizer, model, Path(output_dir), optimizer_index)
 
 
 def load_fsdp_optimizer(
@@ -380,18 +380,10 @@ def load_fsdp_optimizer(
         EngineUnavailableError: A file for each rank was asked for.
     """
     kind = _kind(fsdp_plugin, use_dcp)
-    _files().load_optimizer(kind, optimizer, model, Path(input_dir), optimizer_index)
+    strategies.fsdp_files.load_optimizer(kind, optimizer, model, Path(input_dir), optimizer_index)
 
 
 def _kind(plugin: FullyShardedDataParallelPlugin, use_dcp: bool) -> str:
     """Return the name of the layout that a plugin asks for; without torch's checkpoints each rank has a file."""
     kind = str(getattr(plugin.state_dict_type, "name", plugin.state_dict_type))
     return "LOCAL_STATE_DICT" if kind == "SHARDED_STATE_DICT" and not use_dcp else kind
-
-
-def _files() -> ModuleType:
-    """Return the module that writes and reads one model or optimizer."""
-    # Imported late: it loads torch's FSDP and its checkpoints, which `import accelerate` does not need.
-    from accel_core.strategies import fsdp_files
-
-    return fsdp_files

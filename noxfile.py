@@ -308,7 +308,9 @@ def alone(session: nox.Session) -> None:
 
     Each runs in a nox of its own, and half of its time is spent where one process works: in pip, in imports.
     """
-    packages, _ = chosen_packages(session)
+    packages, rest = chosen_packages(session)
+    if rest:
+        session.error(f"names of packages are all it takes; got {rest}. For pytest: nox -s 'isolated(NAME)' -- WORDS")
     for package in packages:  # what all of them take is made before they begin
         built(session, package)
     Environment(session, "alone").with_torch_alone()

@@ -31,6 +31,7 @@ __all__ = [
     "group_gather",
     "pin_memory",
     "rebuilders",
+    "sparse_to_validate",
     "storage_info",
     "tensor_rebuilders",
     "weights_only_unpickler",
@@ -44,6 +45,13 @@ def group_gather(group: Any) -> Callable[..., Any]:
     """Return a process group's own method for the same, which torch called otherwise until 2.13."""
     method: Callable[..., Any] = getattr(group, "all_gather_single", None) or group._allgather_base
     return method
+
+
+def sparse_to_validate() -> list[Any]:
+    """Return the list of sparse tensors that a load has yet to check; from torch 2.15 on each thread has its own."""
+    ask = getattr(rebuilders, "_get_sparse_tensors_to_validate", None)
+    found: list[Any] = rebuilders._sparse_tensors_to_validate if ask is None else ask()
+    return found
 
 
 def storage_info(file: str, offset: int, length: int) -> Any:
@@ -60,10 +68,12 @@ class PrivateName(NamedTuple):
     Attributes:
         path: Where torch has it, as `module:name`.
         reason: Why it is needed.
+        renamed: Where later versions have it instead, in the same form.
     """
 
     path: str
     reason: str
+    renamed: str = ""
 
 
 PRIVATE_NAMES = (
@@ -124,5 +134,11 @@ PRIVATE_NAMES = (
     PrivateName(
         "torch._utils:_sparse_tensors_to_validate",
         "A load that failed leaves its sparse tensors there, for which torch would refuse the next one.",
+        renamed="torch._utils:_get_sparse_tensors_to_validate",
+    ),
+    PrivateName(
+        "torch.distributed:ProcessGroup._allgather_base",
+        "What torch.distributed wraps around a group's own method costs 0.1 ms a call; until torch 2.13 it is private.",
+        renamed="torch.distributed:ProcessGroup.all_gather_single",
     ),
 )

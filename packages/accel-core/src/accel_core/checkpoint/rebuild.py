@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch.storage import TypedStorage
 
-from accel_core._torch import get_layout, rebuilders, tensor_rebuilders
+from accel_core._torch import get_layout, rebuilders, sparse_to_validate, tensor_rebuilders
 from accel_core._torch import weights_only_unpickler as unpickler
 from accel_core.checkpoint.arrays import only_safe_globals, tensor_of_array
 
@@ -56,7 +56,7 @@ def closed_list(extra: list[Any]) -> Iterator[None]:
             if not before:
                 checked.disable()
             # A load that failed leaves its sparse tensors here, and the next load would be refused for them.
-            _utils._sparse_tensors_to_validate.clear()
+            sparse_to_validate().clear()
 
 
 class _TensorName:

@@ -9,6 +9,7 @@ import argparse
 import ast
 import re
 import sys
+import textwrap
 from collections.abc import Iterable
 from importlib import import_module
 from pathlib import Path
@@ -56,7 +57,7 @@ def commands() -> str:
         for verb, sub in parser.subcommands().items():
             lines += [f"### accel {name} {verb}", "", sub.description or _help_of(parser, verb), "", *_options(sub)]
         if parser.epilog:
-            lines += [parser.epilog, ""]
+            lines += [_cell(parser.epilog), ""]
     return "\n".join(lines)
 
 
@@ -115,10 +116,9 @@ def errors() -> str:
         meaning, _, rest = (ast.get_docstring(node) or "").partition("\n\n")
         remedy = rest.split("\n\n")[0] if not rest.startswith("Args:") else ""
         name = f"[`{node.name}`][accel_core.errors.{node.name}]"
-        rows.append(
-            (name, ", ".join(f"`{base}`" for base in bases if base != "Exception"), _cell(meaning), _cell(remedy))
-        )
-    return _table(("error", "is also", "raised for", "what to do"), rows)
+        others = ", ".join(f"`{base}`" for base in bases if base not in ("AccelError", "Exception"))
+        rows.append((name, _cell(meaning), _cell(remedy), others))
+    return _table(("error", "raised for", "what to do", "is also"), rows)
 
 
 def requirements() -> str:
@@ -138,6 +138,23 @@ def torch_features() -> str:
     return _table(
         ("feature", "from torch", "before"), ((each.name, each.since, f"refused; {each.instead}") for each in features)
     )
+
+
+def gallery() -> str:
+    """Return a section for each example: what it says of itself, what it printed, its curve and its source."""
+    lines = []
+    for script in sorted((ROOT / "examples" / "gallery").glob("*.py")):
+        results = ROOT / "docs" / "gallery" / script.stem
+        source = script.read_text()
+        if not results.with_suffix(".txt").exists():
+            continue  # a module that the examples share
+        text = (ast.get_docstring(ast.parse(source)) or "").split("\n\n")
+        printed = results.with_suffix(".txt").read_text()
+        lines += [f"## {printed.splitlines()[0]}", "", text[0], "", *text[2:], ""]
+        lines += ["```text", printed.rstrip(), "```", "", f"![Curve of {script.stem}](gallery/{script.stem}.png)", ""]
+        shown = textwrap.indent(f"```python\n{source}```", "    ")
+        lines += [f'??? "examples/gallery/{script.name}"', "", shown, ""]
+    return "\n".join(lines)
 
 
 def flat_names() -> str:

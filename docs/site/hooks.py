@@ -141,6 +141,13 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
     parts, end = [], 0
     for block in _FENCE.finditer(markdown):
-        parts += [_LINK.sub(linked, markdown[end : block.start()]), block[0]]
+        parts += [_LINK.sub(linked, markdown[end : block.start()]), _coloured(block[0])]
         end = block.end()
     return "".join([*parts, _LINK.sub(linked, markdown[end:])])
+
+
+def _coloured(block: str) -> str:
+    """Return a block of code; commands without a prompt would be coloured as the output of a session."""
+    if "```console" in block and not re.search(r"^ *\$ ", block, re.MULTILINE):
+        return block.replace("```console", "```bash", 1)
+    return block

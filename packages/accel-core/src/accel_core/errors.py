@@ -123,6 +123,8 @@ class MissingDependencyError(AccelError, ImportError):
 class TorchVersionError(MissingDependencyError, ValueError):
     """The installed torch lacks what a feature needs.
 
+    Install the version of torch that the message names, or do what it names instead.
+
     Args:
         feature: What was asked for.
         found: The version of torch that is installed.

@@ -261,18 +261,19 @@ def test_a_sharded_model_is_not_copied() -> None:
 
 
 @pytest.mark.parametrize("version", [1, 2])
-@pytest.mark.parametrize("verb", ["get_state_dict", "save_model"])
+@pytest.mark.parametrize("verb", ["get_state_dict", "save_model", "save_state"])
 @world(2)
 def test_what_only_the_first_rank_asks_names_the_other(verb: str, version: int, tmp_path: Path) -> None:
-    """Gathering a model on a part of the ranks is an error on all of them, with where each is; nothing hangs."""
+    """Gathering or saving on a part of the ranks is an error on all of them, with where each is; nothing hangs."""
     accelerator = _start(version)
     net = accelerator.prepare(nn.Linear(4, 4))
-    arguments = () if verb == "get_state_dict" else (tmp_path / "model",)
+    place = tmp_path / "model"
+    arguments = {"get_state_dict": (net,), "save_model": (net, place), "save_state": (place,)}[verb]
     gather = getattr(accelerator, verb)
-    act = partial(gather, net, *arguments) if accelerator.is_main_process else accelerator.wait_for_everyone
+    act = partial(gather, *arguments) if accelerator.is_main_process else accelerator.wait_for_everyone
     with pytest.raises(RankDisagreementError, match=r"rank 1: wait_for_everyone"):
         act()
-    assert not (tmp_path / "model").exists()
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -286,6 +287,25 @@ def test_joining_uneven_inputs_is_refused(version: int) -> None:
         accelerator.join_uneven_inputs([net]),
     ):
         pass
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@world(2)
+def test_device_maps_and_optimizers_of_other_models_are_refused(version: int) -> None:
+    """A model that a device map spreads stays as it was; a step that nobody would average changes nothing."""
+    accelerator = _start(version, use_orig_params=True if version == 1 else None)
+    spread: Any = Net()
+    spread.hf_device_map = {"up": "cpu", "down": 1}
+    with pytest.raises(PreparationError, match=r"device map spreads .* got the devices 1, cpu"):
+        accelerator.prepare(spread)
+    assert all(type(p) is nn.Parameter for p in spread.parameters())
+    assert accelerator._models == []
+    stray = nn.Parameter(torch.ones(3))
+    _, optimizer = accelerator.prepare(nn.Linear(2, 2), torch.optim.SGD([stray], lr=0.1))
+    stray.grad = torch.ones(3)
+    with pytest.raises(PreparationError, match=r"of no prepared model.* shape \(3,\)"):
+        optimizer.step()
+    assert torch.equal(stray, torch.ones(3))
 
 
 @pytest.mark.parametrize("version", [1, 2])

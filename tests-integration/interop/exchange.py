@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import exchange_shards
 import numpy as np
 import torch
 from torch import nn
@@ -87,7 +88,7 @@ def final(accelerator: Any, parts: tuple[Any, ...], path: Path) -> None:
 
 
 def main() -> None:
-    """Do one action with one library, with and without safetensors."""
+    """Do one action with one library, with and without safetensors, and on several ranks with models in shards."""
     library, action, directory = sys.argv[1], sys.argv[2], Path(sys.argv[3])
     accelerator = importlib.import_module(library).Accelerator(cpu=True)
     for safe in (True, False):
@@ -103,6 +104,8 @@ def main() -> None:
             accelerator.load_state(str(folder))
         train(accelerator, parts, 2)
         final(accelerator, parts, directory / f"{action}-{safe}-{accelerator.process_index}.pt")
+    if accelerator.num_processes > 1:
+        exchange_shards.exchange(accelerator, action, directory)
     accelerator.end_training()
 
 

@@ -29,6 +29,8 @@ def act(library: str, action: str, directory: Path, size: int) -> None:
     ranks = []
     for rank in range(size):
         environment = os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
+        if library == "accelerate":
+            environment.pop("PYTHONPATH", None)  # may name a tree of this project, which the original must not find
         if size > 1:
             environment |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size)}
             environment |= {"LOCAL_WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
@@ -45,13 +47,17 @@ def act(library: str, action: str, directory: Path, size: int) -> None:
     ("writer", "reader"), [("accelerate", "accel_core.accelerator"), ("accel_core.accelerator", "accelerate")]
 )
 def test_a_folder_of_one_is_resumed_exactly_by_the_other(writer: str, reader: str, size: int, tmp_path: Path) -> None:
-    """With and without safetensors: two models, optimizers, schedule, object and random states of every rank."""
+    """With and without safetensors: two models, optimizers, schedule, object and random states of every rank.
+
+    On two ranks also what the functions of FSDP save of one model and optimizer: whole, and in shards of both versions.
+    """
     act(writer, "write", tmp_path, size)
     act(reader, "resume", tmp_path, size)
-    for safe in (True, False):
-        for rank in range(size):
-            straight = torch.load(tmp_path / f"write-{safe}-{rank}.pt", weights_only=True)
-            resumed = torch.load(tmp_path / f"resume-{safe}-{rank}.pt", weights_only=True)
-            assert straight.keys() == resumed.keys()
-            different = [name for name in straight if not torch.equal(straight[name], resumed[name])]
-            assert different == []
+    written = sorted(tmp_path.glob("write-*.pt"))
+    assert len(written) == (2 if size == 1 else 5 * size)
+    for path in written:
+        straight = torch.load(path, weights_only=True)
+        resumed = torch.load(path.with_name(path.name.replace("write-", "resume-")), weights_only=True)
+        assert straight.keys() == resumed.keys(), path.name
+        different = [name for name in straight if not torch.equal(straight[name], resumed[name])]
+        assert different == [], path.name

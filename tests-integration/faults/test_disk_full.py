@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +13,19 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from accel_core.accelerator import Accelerator
 from accel_core.checkpoint import folder
 from accel_core.checkpoint.run import BareRun
 from accel_core.errors import CheckpointError
+from accel_core.mesh.tensor import local_part
+from accel_core.plugins.fsdp import FullyShardedDataParallelPlugin
+from accel_core.state import reset_all
+from accel_core.strategies import fsdp_files
 from accel_core.testing import requires
 from accel_core.testing.world import run
 
 SIZE = 4 << 20
+SHARDS = "SHARDED_STATE_DICT"
 
 
 @pytest.fixture
@@ -38,46 +44,82 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", str(place)], check=True)
 
 
-def build(value: float, width: int) -> BareRun:
-    """Return a run with a model of `width` x `width` numbers."""
+def build(value: float, width: int, sharded: bool = False) -> Any:
+    """Return a run with a model of `width` x `width` numbers, whole or in shards."""
     model = nn.Linear(width, width, bias=False)
     nn.init.constant_(model.weight, value)
-    return BareRun([model], [torch.optim.SGD(model.parameters(), lr=0.1)])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    if not sharded:
+        return BareRun([model], [optimizer])
+    reset_all()
+    plugin = FullyShardedDataParallelPlugin(fsdp_version=2, state_dict_type=SHARDS)
+    accelerator = Accelerator(cpu=True, fsdp_plugin=plugin)
+    accelerator.prepare(model, optimizer)
+    return accelerator._runtime
 
 
-def fill_the_disk(disk: Path, blocking: bool) -> None:
+def same(one: Any, other: Any) -> bool:
+    """Return whether this rank holds the same weights of two runs."""
+    return torch.equal(local_part(one.models[0].weight), local_part(other.models[0].weight))
+
+
+def refusal(save: Callable[[], object]) -> None:
+    """Make sure that a save finds no room, and that all ranks say the same."""
+    with pytest.raises(CheckpointError, match="No space left on device") as caught:
+        save()
+    texts: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(texts, str(caught.value))
+    assert len(set(texts)) == 1
+
+
+def fill_the_disk(disk: Path, blocking: bool, sharded: bool) -> None:
     """Save a small state, fail to save a large one, go on training, and save again when there is room."""
-    first = build(1.0, 64)
+    first = build(1.0, 64, sharded)
     folder.save_state(first, disk / "ckpt")
-    own = build(2.0, 1200)
+    own = build(2.0, 1200, sharded)
 
     def attempt() -> Any:
         saved = folder.save_state(own, disk / "ckpt", blocking=blocking)
         return saved if blocking else saved.wait()
 
-    with pytest.raises(CheckpointError, match="No space left on device") as caught:
-        attempt()
-    texts: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(texts, str(caught.value))
-    assert len(set(texts)) == 1
+    refusal(attempt)
     assert os.listdir(disk) == ["ckpt"]
-    restored = build(3.0, 64)
+    restored = build(3.0, 64, sharded)
     folder.load_state(restored, disk / "ckpt")
-    assert torch.equal(restored.models[0].weight, first.models[0].weight)
+    assert same(restored, first)
     own.models[0](torch.ones(1, 1200)).sum().backward()
     own.optimizers[0].step()
-    smaller = build(4.0, 300)
+    smaller = build(4.0, 300, sharded)
     folder.save_state(smaller, disk / "ckpt")
-    restored = build(5.0, 300)
+    restored = build(5.0, 300, sharded)
     folder.load_state(restored, disk / "ckpt")
-    assert torch.equal(restored.models[0].weight, smaller.models[0].weight)
+    assert same(restored, smaller)
+
+
+def fill_the_disk_with_a_model(disk: Path, kind: str) -> None:
+    """Save a small model by itself, fail to save a large one, and load the small one."""
+    first, own, restored = build(1.0, 64, True), build(2.0, 1200, True), build(3.0, 64, True)
+    fsdp_files.save_model(kind, first.models[0], disk, 0, adapter_only=False)
+    before = sorted(os.listdir(disk))
+    refusal(lambda: fsdp_files.save_model(kind, own.models[0], disk, 0, adapter_only=False))
+    assert sorted(os.listdir(disk)) == before
+    fsdp_files.load_model(kind, restored.models[0], disk, 0, adapter_only=False)
+    assert same(restored, first)
 
 
 @requires("user:root", "program:mount")
+@pytest.mark.parametrize("sharded", [True, False])
 @pytest.mark.parametrize("blocking", [True, False])
-def test_disk_full_during_a_save(blocking: bool, small_disk: Path) -> None:
-    """Both ranks raise the same error, and everything else goes on."""
-    assert (run(fill_the_disk, 2, (small_disk, blocking)) or "") == ""
+def test_disk_full_during_a_save(blocking: bool, sharded: bool, small_disk: Path) -> None:
+    """Both ranks raise the same error, and everything else goes on; also where each writes its shard."""
+    assert (run(fill_the_disk, 2, (small_disk, blocking, sharded)) or "") == ""
+
+
+@requires("user:root", "program:mount")
+@pytest.mark.parametrize("kind", ["FULL_STATE_DICT", SHARDS])
+def test_disk_full_while_one_model_is_saved(kind: str, small_disk: Path) -> None:
+    """Both ranks raise the same error, nothing is left of the attempt, and the model of before is loaded."""
+    assert (run(fill_the_disk_with_a_model, 2, (small_disk, kind)) or "") == ""
 
 
 @requires("user:root", "program:mount")

@@ -1,8 +1,11 @@
-"""A thousand invented and altered indexes and manifests: refused by name, or read; never anything else."""
+"""Altered indexes, manifests and shards by the hundred: refused by name, or read; never anything else."""
 
 from __future__ import annotations
 
 import json
+import os
+import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +15,21 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from accel_core.accelerator import Accelerator
 from accel_core.checkpoint import folder, names, weights
 from accel_core.checkpoint.digest import digest_of_bytes
 from accel_core.checkpoint.run import BareRun
+from accel_core.comm.objects import gather_object
 from accel_core.errors import CheckpointError
+from accel_core.mesh.tensor import local_part
 from accel_core.modules.unwrap import canonical_state_dict
+from accel_core.plugins.fsdp import FullyShardedDataParallelPlugin
+from accel_core.testing import world
 
 pytestmark = pytest.mark.usefixtures("fresh_state")
 
 CASES = settings(max_examples=1000, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+SHARD_CASES = 120
 FILES = st.sampled_from(
     [
         "model-00001-of-00002.safetensors",
@@ -139,3 +148,83 @@ def test_fuzzed_manifest(saved: Path, data: st.DataObject, raw: bytes | None, si
         path.write_bytes(whole)
     assert refused == same(before, run.models[0])
     assert refused or signed
+
+
+def sharded_run() -> Any:
+    """Return a run after a step, its model and optimizer in shards."""
+    accelerator = Accelerator(
+        cpu=True, fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2, state_dict_type="SHARDED_STATE_DICT")
+    )
+    model = build()
+    model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=0.1))
+    accelerator.backward(model(torch.ones(1, 3)).sum())
+    optimizer.step()
+    return accelerator._runtime
+
+
+def tensors_of(run: Any) -> list[torch.Tensor]:
+    """Return what this rank holds of weights and moments."""
+    parameters = list(run.models[0].parameters())
+    moments = [value for parameter in parameters for value in run.optimizers[0].state[parameter].values()]
+    return [local_part(value.detach()) for value in [*parameters, *moments]]
+
+
+def harm(place: Path, other: Path, choose: random.Random) -> str:
+    """Do one thing to a file of a checkpoint, mostly to a shard, and return what."""
+    files = sorted(str(path.relative_to(place)) for path in place.rglob("*") if path.is_file())
+    files = [name for name in files if name != names.MANIFEST_NAME]
+    shards = [name for name in files if name.endswith(".distcp")]
+    name = choose.choice(shards if choose.random() < 0.7 else files)
+    what = choose.choice(["bytes", "cut", "longer", "gone", "a folder", "of another save", "another shard"])
+    content = before = (place / name).read_bytes()
+    if what == "bytes":
+        at = choose.randrange(len(before))
+        content = before[:at] + bytes([before[at] ^ choose.randrange(1, 256)]) + before[at + 1 :]
+    elif what == "cut":
+        content = before[: choose.randrange(len(before))]
+    elif what == "longer":
+        content = before + bytes(choose.randrange(1, 100))
+    elif what == "of another save":
+        content = (other / name).read_bytes()
+    elif what == "another shard":
+        content = (place / choose.choice(shards)).read_bytes()
+    (place / name).unlink()
+    if what == "a folder":
+        (place / name).mkdir()
+    elif what != "gone":
+        (place / name).write_bytes(content)
+    return f"{name}: {what}" if content != before or what in ("gone", "a folder") else "nothing"
+
+
+@world(2)
+def test_fuzzed_shards(tmp_path: Path) -> None:
+    """With a manifest every harm is refused, without one it is refused or read: by both ranks alike, never in part."""
+    run, choose = sharded_run(), random.Random(1)
+    for name in ("whole", "other"):
+        folder.save_state(run, tmp_path / name)
+        tensors_of(run)[0].add_(1)
+    before = [tensor.clone() for tensor in tensors_of(run)]
+    outcomes = set()
+    for number in range(SHARD_CASES):
+        place, listed, what = tmp_path / f"harmed {number}", number % 2 == 0, ""
+        if run.world.is_main:
+            shutil.copytree(tmp_path / "whole", place)
+            if not listed:
+                for name in (names.MANIFEST_NAME, "accel_progress.json"):
+                    os.unlink(place / name)
+            what = harm(place, tmp_path / "other", choose)
+        (what, _), text = gather_object([what]), ""
+        try:
+            folder.load_state(run, place)
+        except CheckpointError as error:
+            text = f"{type(error).__name__}: {error}"
+        said = gather_object([text])
+        assert len(set(said)) == 1, f"{what}: {said}"
+        untouched = all(torch.equal(*pair) for pair in zip(before, tensors_of(run), strict=True))
+        assert untouched if text else not untouched, what
+        assert text or not listed or what == "nothing", what
+        outcomes.add((listed, bool(text)))
+        if not untouched:
+            for tensor, value in zip(tensors_of(run), before, strict=True):
+                tensor.copy_(value)
+    assert {(True, True), (False, True), (False, False)} <= outcomes

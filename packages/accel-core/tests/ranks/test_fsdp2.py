@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 from accel_core.accelerator import Accelerator
 from accel_core.checkpoint.weights import load_model
 from accel_core.errors import ConfigurationError, EngineUnavailableError, PreparationError
+from accel_core.host.environ import patch_environment
 from accel_core.plugins.compilation import TorchDynamoPlugin
 from accel_core.plugins.fsdp import FullyShardedDataParallelPlugin
 from accel_core.plugins.parallelism import ParallelismConfig
@@ -380,7 +381,10 @@ def test_what_cannot_be_sharded_is_refused_before_anything_changes() -> None:
     ):
         with pytest.raises(error, match=match):
             Accelerator(fsdp_plugin=plugin(), parallelism_config=ParallelismConfig(**axes))
-    with pytest.raises(EngineUnavailableError, match="'fp8'"):
+    with (
+        patch_environment(ACCELERATE_FP8_BACKEND="te"),
+        pytest.raises(EngineUnavailableError, match=r"through torchao only; got .*TE"),
+    ):
         Accelerator(fsdp_plugin=plugin(), mixed_precision="fp8")
 
 

@@ -14,6 +14,7 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 
 from accel_core.accelerator import Accelerator
+from accel_core.plugins.fp8 import AORecipeKwargs
 from accel_core.plugins.fsdp import FullyShardedDataParallelPlugin
 from accel_core.state import reset_all
 from accel_core.strategies.fsdp2 import in_place
@@ -208,3 +209,42 @@ def test_activation_checkpointing_runs_blocks_twice(settings: dict[str, Any]) ->
         accelerator.unwrap_model(net).one.layer.register_forward_hook(lambda *_, ran=ran: ran.append(1))
         accelerator.backward(net(torch.ones(1, 4)).sum())
         assert len(ran) == (2 if given else 1)
+
+
+@pytest.mark.parametrize("gathered", [False, True])
+@pytest.mark.parametrize("version", [1, 2])
+@world(2)
+def test_layers_of_torchao_train_in_shards(version: int, gathered: bool) -> None:
+    """In fp8, losses and weights are those of whole copies on as many ranks, also where torchao gathers 8 bits."""
+    float8 = pytest.importorskip("torchao.float8", reason="needs the library torchao, not installed here")
+    if version == 1 and gathered:
+        pytest.skip("torchao gathers 8 bits for version 2 alone")
+    layers = {"auto_wrap_policy": "size_based_wrap", "min_num_params": 100, "state_dict_type": "FULL_STATE_DICT"}
+    whole = fsdp.FullStateDictConfig(offload_to_cpu=False, rank0_only=False)
+    visible = {"use_orig_params": True} if version == 1 else {}
+    found: list[dict[str, Any]] = []
+    for sharded in (False, True):
+        reset_all()
+        config = float8.Float8LinearConfig(enable_fsdp_float8_all_gather=gathered and sharded)
+        plugin = FullyShardedDataParallelPlugin(fsdp_version=version, state_dict_config=whole, **layers, **visible)
+        accelerator = Accelerator(
+            cpu=True,
+            mixed_precision="fp8",
+            fsdp_plugin=plugin if sharded else None,
+            kwargs_handlers=[AORecipeKwargs(config=config)],
+        )
+        torch.manual_seed(0)
+        net: Any = nn.Sequential(*(nn.Linear(32, 32) for _ in range(4)))
+        net, optimizer = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
+        losses = []
+        for step in range(3):
+            optimizer.zero_grad()
+            torch.manual_seed(10 * step + accelerator.process_index)
+            loss = net(torch.randn(16, 32)).float().square().mean()
+            accelerator.backward(loss)
+            optimizer.step()
+            losses.append(loss.detach())
+        inner = accelerator.unwrap_model(net)
+        assert sum(type(part).__name__ == "Float8Linear" for part in inner.modules()) == 2
+        found.append({**accelerator.get_state_dict(net), "losses": torch.stack(losses)})
+    torch.testing.assert_close(found[1], found[0], rtol=1e-2, atol=1e-4)

@@ -20,9 +20,10 @@ from accel_core.mesh.layout import Layout
 from accel_core.modules.unwrap import canonical_name
 from accel_core.optim.lomo import is_lomo
 from accel_core.optim.optimizer import Stepper
-from accel_core.options.enums import DistributedType
+from accel_core.options.enums import DistributedType, FP8BackendType
 from accel_core.plugins.fsdp import FullyShardedDataParallelPlugin
 from accel_core.plugins.parallelism import ParallelismConfig
+from accel_core.precision.fp8.backend import choose_backend
 from accel_core.precision.precision import Precision
 from accel_core.process.world import GroupNeeds
 from accel_core.strategies import recipe
@@ -113,11 +114,13 @@ class ShardedStrategy(Strategy):
         """Return the number format of what autocast chooses; that of gathered parameters is the plugin's policy.
 
         Raises:
-            EngineUnavailableError: fp8, whose weights have not been proved to train in shards.
+            EngineUnavailableError: fp8 through another library than torchao.
         """
-        if asked.name == "fp8":
+        library = choose_backend(list(asked.recipes)) if asked.name == "fp8" else FP8BackendType.AO
+        if library is not FP8BackendType.AO:
             raise EngineUnavailableError(
-                "FSDP does not train in fp8 yet; got mixed_precision='fp8'. Use mixed_precision='bf16'."
+                f"FSDP trains in fp8 through torchao only; got mixed_precision='fp8' through {library.value}. "
+                "Pass kwargs_handlers=[AORecipeKwargs()], or use mixed_precision='bf16'."
             )
         return super().precision(asked)
 
@@ -147,6 +150,7 @@ class ShardedStrategy(Strategy):
         self._names.remember(model)
         forward_before = model.__dict__.get("forward")
         model = self.number_format.wrap(self.number_format.convert(model))
+        plan = plan.found_in(model)  # fp8 exchanges layers
         if self.parts.precision.name != "no":
             keep_masters(model)
         if self.plugin.activation_checkpointing:

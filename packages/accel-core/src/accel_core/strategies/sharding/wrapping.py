@@ -7,6 +7,7 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -35,6 +36,10 @@ class WrapPlan:
 
     blocks: tuple[tuple[str, nn.Module], ...]
     replicated: tuple[str, ...]
+
+    def found_in(self, model: nn.Module) -> WrapPlan:
+        """Return the plan with the modules that now stand under the names of its blocks."""
+        return replace(self, blocks=tuple((name, model.get_submodule(name)) for name, _ in self.blocks))
 
     def whole(self, model: nn.Module) -> list[nn.Parameter]:
         """Return the parameters of which every rank keeps a whole copy."""

@@ -370,7 +370,9 @@ def deepspeed(session: nox.Session) -> None:
     """Test what runs on DeepSpeed, with the real library on the CPU; elsewhere these tests are skipped."""
     packages = [name if name != "accel-core" else "accel-core[deepspeed]" for name in PACKAGES]
     groups = PACKAGES["accel-core"].groups
-    environment = Environment(session, "deepspeed").provide([*groups["test"], "numpy", "transformers"], packages)
+    environment = Environment(session, "deepspeed").provide(
+        [*groups["test"], "numpy", "transformers", "peft"], packages
+    )
     in_core = PACKAGES["accel-core"].folder / "tests"
     own = [in_core / "ranks" / "test_deepspeed.py", in_core / "unit" / "strategies" / "deepspeed"]
     chosen = session.posargs or [*own, ROOT / "tests-integration" / "interop" / "test_deepspeed.py"]

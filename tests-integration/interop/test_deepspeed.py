@@ -8,7 +8,13 @@ import pytest
 pytestmark = pytest.mark.skipif(find_spec("deepspeed") is None, reason="deepspeed is not installed: `nox -s deepspeed`")
 
 
-@pytest.mark.parametrize("case", ["stage 2, dict", "stage 3, template", "stage 3, loaded"])
+WITH_PEFT = pytest.mark.skipif(find_spec("peft") is None, reason="peft is not installed")
+
+
+@pytest.mark.parametrize(
+    "case",
+    ["stage 2, dict", "stage 3, template", "stage 3, loaded", pytest.param("stage 3, adapters", marks=WITH_PEFT)],
+)
 def test_the_trainer_runs_engines(sharded: Any, case: str) -> None:
     """Losses, gradient norms, rates and whole weights are those of one process, also after resuming."""
     two, one = (side[case] for side in sharded("deepspeed_trainer"))

@@ -2,6 +2,7 @@
 
 import json
 import os
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,14 @@ def _train(arguments: TrainingArguments, model: Any, resume: str | None = None) 
     }
 
 
+def _adapted() -> Any:
+    from peft import LoraConfig, get_peft_model
+
+    net = llama()
+    torch.manual_seed(3)
+    return get_peft_model(net, LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False))
+
+
 def _arrived(file: str) -> dict[str, Any]:
     """Train a model that is sharded while transformers loads it, then go on from a checkpoint in the middle."""
     arguments = _arguments("arrived", file, save_strategy="steps", save_steps=2)
@@ -121,13 +130,14 @@ def main() -> None:
         Path("template.json").write_text(json.dumps(TEMPLATE))
         llama().save_pretrained("stored")
     state.wait_for_everyone()
-    report(
-        {
-            "stage 2, dict": _train(_arguments("two", SECOND, gradient_accumulation_steps=3), llama()),
-            "stage 3, template": _train(_arguments("three", "template.json"), llama()),
-            "stage 3, loaded": _arrived("third.json"),
-        }
-    )
+    found = {
+        "stage 2, dict": _train(_arguments("two", SECOND, gradient_accumulation_steps=3), llama()),
+        "stage 3, template": _train(_arguments("three", "template.json"), llama()),
+        "stage 3, loaded": _arrived("third.json"),
+    }
+    if find_spec("peft") is not None:
+        found["stage 3, adapters"] = _train(_arguments("adapters", "third.json"), _adapted())
+    report(found)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import json
 import os
@@ -18,6 +19,7 @@ from torch.utils.data import DataLoader
 
 from accel_core.accelerator import Accelerator
 from accel_core.checkpoint.parts import FilePart
+from accel_core.checkpoint.weights import load_model
 from accel_core.errors import CheckpointError, ConfigurationError, EngineUnavailableError, PreparationError, StateError
 from accel_core.host import availability
 from accel_core.plugins.accumulation import set_default_short_window
@@ -409,6 +411,57 @@ def test_weights_are_gathered_only_where_the_configuration_says_so(tmp_path: Pat
     with pytest.raises(ConfigurationError, match="stage3_gather_16bit_weights_on_model_save=false"):
         accelerator.save_model(net, tmp_path / "model")
     assert not (tmp_path / "model").exists() or not list((tmp_path / "model").iterdir())
+
+
+def split(stage: int, seed: int = 0) -> tuple[Accelerator, Any, Any, Any]:
+    """Return a run of a small Llama whose layers DeepSpeed splits over both ranks, its parts, and a plain copy."""
+    begin()
+    parts = {"tensor_parallel": {"autotp_size": 2}}
+    accelerator = Accelerator(cpu=True, deepspeed_plugin=plugin(stage, **parts))
+    assert accelerator._runtime.layout.replicas == 1
+    transformers: Any = importlib.import_module("transformers")
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 2}
+    config = transformers.LlamaConfig(vocab_size=32, num_hidden_layers=2, **sizes)
+    torch.manual_seed(seed)
+    net = transformers.LlamaForCausalLM(config)
+    expected = copy.deepcopy(net)
+    net, optimizer = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=0.5))
+    return accelerator, net, optimizer, expected
+
+
+@requires("transformers")
+@world(2, timeout=300)
+def test_layers_that_deepspeed_splits_train_as_on_one_process(tmp_path: Path) -> None:
+    """Losses, norms and weights are whole ones, also saved and restored; stage 0 has no common norm and says so."""
+    accelerator, net, optimizer, expected = split(1)
+    own = torch.optim.SGD(expected.parameters(), lr=0.5)
+    rows = torch.arange(24).reshape(3, 8) % 32
+    for _ in range(3):
+        loss, wanted = net(input_ids=rows, labels=rows).loss, expected(input_ids=rows, labels=rows).loss
+        accelerator.backward(loss)
+        wanted.backward()
+        torch.testing.assert_close(loss, wanted)
+        norm = accelerator.clip_grad_norm_(net.parameters(), 0.1)
+        torch.testing.assert_close(norm.float(), nn.utils.clip_grad_norm_(expected.parameters(), 0.1))
+        for each in (optimizer, own):
+            each.step()
+            each.zero_grad()
+    equals(accelerator, net, expected)
+    accelerator.save_state(tmp_path / "state")
+    accelerator.save_model(net, tmp_path / "model")
+    reset_all()
+    accelerator, net, *_ = split(1, 1)
+    accelerator.load_state(tmp_path / "state")
+    equals(accelerator, net, expected)
+    reset_all()
+    bare = split(0, 2)[3]
+    load_model(bare, tmp_path / "model")
+    torch.testing.assert_close(dict(bare.state_dict()), dict(expected.state_dict()), rtol=1e-5, atol=1e-6)
+    reset_all()
+    accelerator, net, *_ = split(0)
+    accelerator.backward(net(input_ids=rows, labels=rows).loss)
+    with pytest.raises(PreparationError, match="got stage 0 with tensor_parallel"):
+        accelerator.clip_grad_norm_(net.parameters(), 0.1)
 
 
 def prepared(stage: int, seed: int) -> tuple[Accelerator, Any, Any, Any]:

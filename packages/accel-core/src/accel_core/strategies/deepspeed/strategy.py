@@ -374,6 +374,9 @@ class DeepSpeedStrategy(Strategy):
             ConfigurationError: Stage 3, and the configuration does not say that weights are gathered.
         """
         engine = self._known(model)
+        if whole.is_split(engine):
+            joined = whole.joined(engine)
+            return joined if self.world.is_main else {}
         if not whole.is_sharded(engine):
             state = super().state_dict(engine, unwrap=unwrap)
             return state if self.world.is_main else {}
@@ -387,6 +390,8 @@ class DeepSpeedStrategy(Strategy):
             ConfigurationError: Stage 3, and the configuration does not say that weights are gathered.
         """
         engine = self._known(model)
+        if whole.is_split(engine):
+            return whole.joined(engine).items()
         if not whole.is_sharded(engine):
             return super().weights(engine)
         whole.refuse_ungathered(engine)
@@ -423,7 +428,8 @@ class DeepSpeedStrategy(Strategy):
         """Scale the gradients of engines down to a common norm; returns the norm before, the same on all ranks.
 
         Raises:
-            PreparationError: Another norm than the 2-norm, or a part of what an engine trains.
+            PreparationError: Another norm than the 2-norm, a part of what an engine trains, or stage 0 with layers that
+                DeepSpeed splits over ranks.
         """
         given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
         ids = {id(parameter) for parameter in given}
@@ -436,6 +442,12 @@ class DeepSpeedStrategy(Strategy):
                 "DeepSpeed clips by the 2-norm of all gradients of an engine together; got norm_type="
                 f"{norm_type} and parameters that leave out {left_out} which it trains. Pass model.parameters()."
             )
+        for engine in engines:
+            if whole.is_split(engine.deepspeed) and not engine.deepspeed.zero_optimization():
+                raise PreparationError(
+                    "Ranks that hold parts of layers have a common norm from stage 1 of ZeRO on; got stage 0 with "
+                    f"tensor_parallel.autotp_size={engine.deepspeed.autotp_size()}. Set zero_optimization.stage to 1."
+                )
         complete = [engine for engine in engines if engine.is_complete]
         if not complete:
             return torch.tensor(float(engines[0].deepspeed.get_global_grad_norm() or 0.0), device=self.world.device)

@@ -13,12 +13,27 @@ from accel_core.checkpoint.tensor_file import SpreadWeight
 from accel_core.errors import ConfigurationError
 from accel_core.modules.unwrap import canonical_name
 
-__all__ = ["is_sharded", "load_into", "refuse_ungathered", "state_of", "weights_of"]
+__all__ = ["is_sharded", "is_split", "joined", "load_into", "refuse_ungathered", "state_of", "weights_of"]
 
 
 def is_sharded(model: torch.nn.Module) -> bool:
     """Return whether the parameters of a model, prepared or not, lie in parts on all ranks."""
     return any(hasattr(parameter, "ds_id") for parameter in model.parameters())
+
+
+def is_split(engine: Any) -> bool:
+    """Return whether DeepSpeed split the layers of a model over ranks, by tensor parallel of its own."""
+    size = getattr(engine, "autotp_size", None)
+    return size is not None and size() > 1
+
+
+def joined(engine: Any) -> dict[str, Any]:
+    """Return the state of a model whose layers are split: whole on the first rank, on others what they hold.
+
+    Every rank calls it.
+    """
+    found = engine._consolidated_16bit_state_dict() or {}
+    return {canonical_name(name): found.get(name, value) for name, value in engine.module.state_dict().items()}
 
 
 def refuse_ungathered(engine: Any) -> None:

@@ -354,6 +354,7 @@ def test_one_process_alone_shards_too(monkeypatch: pytest.MonkeyPatch) -> None:
     accelerator.end_training()
 
 
+@requires("transformers")  # tensor parallelism takes its plans from it
 @world(2)
 def test_what_cannot_be_sharded_is_refused_before_anything_changes() -> None:
     """Errors are named, come on every rank at once, and leave the model as it was."""

@@ -353,7 +353,7 @@ def isolated(session: nox.Session, package: str) -> None:
 def integration(session: nox.Session) -> None:
     """Test the packages together: packaging, equivalence, faults, typing, folders exchanged, a Trainer's smoke."""
     folder = ROOT / "tests-integration"
-    elsewhere = ("architecture", "interop", "__pycache__")
+    elsewhere = ("architecture", "gallery", "interop", "__pycache__")
     everything = [path for path in sorted(folder.iterdir()) if path.name not in elsewhere]
     beside = [folder / "interop" / f"test_{name}.py" for name in ("checkpoint_exchange", "smoke")]
     chosen = session.posargs or [*everything, *beside, *spread([])]
@@ -566,6 +566,16 @@ def docs(session: nox.Session) -> None:
     environment = Environment(session, "docs").provide(sorted(needed.union(GROUPS["docs"])), [])
     command = session.posargs or ["build", "--strict"]
     environment.run("mkdocs", *command, "-f", ROOT / "docs" / "site" / "mkdocs.yml", env={"NO_MKDOCS_2_WARNING": "1"})
+
+
+@nox.session(venv_backend="none", default=False)
+def gallery(session: nox.Session) -> None:
+    """Run the gallery's examples on one and on two processes; `-- --record` keeps what they show for docs/."""
+    packages = [name for name in PACKAGES if name != "accelerate"]
+    environment = Environment(session, "gallery").provide([*GROUPS["examples"], *GROUPS["gallery"]], packages)
+    record = {"ACCEL_RECORD_GALLERY": "1"} if "--record" in session.posargs else {}
+    arguments = [word for word in session.posargs if word != "--record"]
+    pytest(environment, "gallery", ROOT / "tests-integration" / "gallery", *arguments, env=record)
 
 
 @nox.session(venv_backend="none", default=False)

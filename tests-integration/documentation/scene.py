@@ -111,7 +111,8 @@ def scene(folder: Path, page: str) -> dict[str, Any]:
     PartialState._reset_state()
     GradientState._reset_state()
     torch.manual_seed(0)
-    accelerator = None if "sharding.md" in page else Accelerator(cpu=True)  # the page's own has a plugin
+    own = "sharding.md" in page or "notebooks.md" in page  # the page's own has a plugin, or comes in another process
+    accelerator = None if own else Accelerator(cpu=True)
     tokens = "gradients.md" in page
     model: nn.Module = Tagger() if tokens else Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -1,0 +1,62 @@
+"""Train a small language model on Python's reference manual, and let it write.
+
+    accel launch --cpu --num-processes 2 examples/gallery/language_model.py
+
+Shows gradient accumulation, gradient clipping, a schedule, and a loss averaged over all processes. The text comes with
+Python.
+"""
+
+import math
+
+import torch
+from torch.utils.data import DataLoader
+
+from accel import Accelerator, set_seed
+from corpus import LENGTH, Transformer, next_character_loss, prose, test_loss, windows, write_on
+from report import finish, folder
+
+EPOCHS = 3
+
+
+def main() -> None:
+    """Train on nine tenths of the text, test on the rest."""
+    target = folder(__doc__, "language_model")
+    accelerator = Accelerator(gradient_accumulation_steps=2)
+    set_seed(0)
+    train, test = windows(prose())
+    model = Transformer()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    loader, test_loader = DataLoader(train, batch_size=16, shuffle=True), DataLoader(test, batch_size=64)
+    steps = EPOCHS * math.ceil(len(loader) / 2)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=3e-3, total_steps=steps)
+    model, optimizer, schedule = accelerator.prepare(model, optimizer, schedule)
+    loader, test_loader = accelerator.prepare(loader, test_loader)
+
+    at, losses = [], []
+    for epoch in range(EPOCHS):
+        for number, (window,) in enumerate(loader):
+            with accelerator.accumulate(model):
+                loss = next_character_loss(model, window)
+                accelerator.backward(loss)
+                if accelerator.sync_gradients:
+                    accelerator.clip_grad_norm_(model.parameters(), 1.0)
+                optimizer.step()
+                schedule.step()
+                optimizer.zero_grad()
+            if number % 10 == 0:
+                at.append(epoch * len(loader) + number + 1)
+                losses.append(float(accelerator.reduce(loss.detach(), "mean")))
+
+    tested = test_loss(accelerator, model, test_loader)
+    accelerator.save_model(model, target)
+    rows = {
+        "processes": accelerator.num_processes,
+        "training text": f"{len(train) * LENGTH:,} characters",
+        "bits per character": f"{tested / math.log(2):.2f} on text it has not seen",
+        "it writes": write_on(accelerator.unwrap_model(model), "The ", 50).replace("\n", " "),
+    }
+    finish(accelerator, target, "Language model", rows, {"x": at, "training loss": losses})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""The documentation leaves nothing out: variables, errors and pages."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+VARIABLE = re.compile(
+    r'"((?:ACCEL|ACCELERATE|FSDP|MEGATRON_LM|PARALLELISM_CONFIG|XLA|HF|XDG|MLFLOW|KMP)_[A-Z0-9_]*[A-Z0-9])"'
+)
+NO_VARIABLES = {"FSDP_MODEL_NAME", "FSDP_PYTORCH_VERSION"}
+"""Constants whose values look like a variable's name."""
+
+
+def test_every_variable_is_described() -> None:
+    """A variable that the source names is on the page of variables, or stands for an option of the options' page."""
+    pages = "".join((DOCS / "reference" / name).read_text() for name in ("environment.md", "options.md"))
+    named = {
+        match[1] for path in (ROOT / "packages").glob("*/src/**/*.py") for match in VARIABLE.finditer(path.read_text())
+    }
+    assert len(named) > 100
+    missing = sorted(name for name in named - NO_VARIABLES if f"`{name}`" not in pages)
+    assert not missing, f"describe these in docs/reference/environment.md: {missing}"
+
+
+def test_every_error_has_a_remedy() -> None:
+    """The docstring of each error says in a second paragraph what to do, which the page of errors shows."""
+    tree = ast.parse((ROOT / "packages/accel-core/src/accel_core/errors.py").read_text())
+    errors = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name.endswith("Error")]
+    assert len(errors) > 20
+    for error in errors:
+        paragraphs = (ast.get_docstring(error) or "").split("\n\n")
+        if error.name != "AccelError":
+            assert len(paragraphs) > 1, error.name
+            assert not paragraphs[1].startswith("Args:"), error.name
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda page: page.relative_to(DOCS).as_posix())
+def test_every_page_can_be_reached(page: Path) -> None:
+    """A page is in the navigation of the site, and the documentation's first page leads to it."""
+    name = page.relative_to(DOCS).as_posix()
+    navigation = (DOCS / "site" / "mkdocs.yml").read_text()
+    start = (DOCS / "README.md").read_text()
+    if name.startswith("reference/api/"):
+        return  # the reference's own navigation is made from the source
+    assert name in navigation
+    assert name == "README.md" or f"({name})" in start

@@ -165,7 +165,7 @@ def sharded_run() -> Any:
 def tensors_of(run: Any) -> list[torch.Tensor]:
     """Return what this rank holds of weights and moments."""
     parameters = list(run.models[0].parameters())
-    moments = [value for parameter in parameters for value in run.optimizers[0].state[parameter].values()]
+    moments = [value for parameter in parameters for _, value in sorted(run.optimizers[0].state[parameter].items())]
     return [local_part(value.detach()) for value in [*parameters, *moments]]
 
 

@@ -61,6 +61,7 @@ class HashingFile:
         self.size = 0
         self._begun = 0
         self._state = xxhash.xxh3_128()
+        self._failure: OSError | None = None
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
 
     @property
@@ -74,13 +75,20 @@ class HashingFile:
         for start in range(0, len(view), CHUNK):
             part = view[start : start + CHUNK]
             self._state.update(part)
-            while len(part):
-                part = part[os.write(self._descriptor, part) :]
+            self._append(part)
         self.size += len(view)
         if self.size - self._begun >= _WRITEBACK:
             _begin_writeback(self._descriptor, self._begun, self.size - self._begun)
             self._begun = self.size
         return len(view)
+
+    def _append(self, part: memoryview) -> None:
+        try:
+            while len(part):
+                part = part[os.write(self._descriptor, part) :]
+        except OSError as failure:
+            self._failure = failure
+            raise
 
     def flush(self) -> None:
         """Do nothing: writes are not buffered; `close` flushes to disk."""
@@ -103,9 +111,12 @@ class HashingFile:
     ) -> None:
         if error is None:
             self.close()
-        elif self._descriptor >= 0:
+            return
+        if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
+        if self._failure is not None and error is not self._failure:
+            raise self._failure from error  # torch.save says of a full disk only that its writer failed
 
 
 def digest_of_bytes(data: bytes) -> str:

@@ -277,6 +277,7 @@ def main() -> int:
     for name in sys.argv[2:]:
         folder = Path(sys.argv[1]) / name
         folder.mkdir()
+        gc.collect()  # what the one before left on the devices would count against the limits of this one
         results[name] = SCENARIOS[name](sim, folder)
     sys.stdout.write(json.dumps(results) + "\n")
     return 0

@@ -281,11 +281,16 @@ def prune(newest: Path, limit: int) -> None:
         newest: The checkpoint that was just put in place.
         limit: How many to keep, at least one.
     """
-    others = [
-        target for target in numbered(newest.parent) if target != newest and target.is_dir() and owned_files(target)[0]
-    ]
-    for target in others[: max(0, len(others) + 1 - max(1, limit))]:
-        _delete_or_warn(target)
+    kept = 1
+    # From the latest down, so that nothing but what stays is read before the first is deleted: saves that are killed
+    # again and again would otherwise leave more than the next one gets through.
+    for target in reversed(numbered(newest.parent)):
+        if target == newest or not target.is_dir() or not owned_files(target)[0]:
+            continue
+        if kept < max(1, limit):
+            kept += 1
+        else:
+            _delete_or_warn(target)
 
 
 def flush_tree(folder: Path) -> None:

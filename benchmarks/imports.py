@@ -10,6 +10,7 @@ is the median, in milliseconds.
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import subprocess
 import sys
@@ -25,7 +26,9 @@ print((time.perf_counter() - begun) * 1e3)
 
 def once(python: str, package: str) -> float:
     """Return the milliseconds of one import in a new process."""
-    done = subprocess.run([python, "-c", PROBE.format(package=package)], stdout=subprocess.PIPE, text=True, check=True)
+    compiled = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    probe = [python, "-c", PROBE.format(package=package)]
+    done = subprocess.run(probe, stdout=subprocess.PIPE, text=True, check=True, env=compiled)
     return float(done.stdout)
 
 

@@ -7,7 +7,7 @@ from accel_launch import cli
 from accel_launch.settings.location import config_folder
 from accelerate._fsdp2_configuration import TO_FSDP2
 from accelerate._version import __version__
-from accelerate._weights_merging import MERGE_WEIGHTS
+from accelerate._weights_command import MERGE_WEIGHTS
 
 __all__ = [
     "DYNAMO_BACKENDS",

@@ -19,7 +19,7 @@ from accelerate._fsdp2_configuration import (
     to_fsdp2_command_parser,
 )
 from accelerate._rebinding import write_through
-from accelerate._weights_merging import (
+from accelerate._weights_command import (
     merge_command_parser,
 )
 

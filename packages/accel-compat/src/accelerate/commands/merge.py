@@ -4,9 +4,11 @@ from accelerate._commands import (
     main_merge as main,
 )
 from accelerate._rebinding import write_through
-from accelerate._weights_merging import (
+from accelerate._weights_command import (
     merge_command,
     merge_command_parser,
+)
+from accelerate._weights_merging import (
     merge_fsdp_weights,
 )
 

@@ -15,6 +15,7 @@ from accel_bigmodel.sizes import calculate_maximum_sizes
 from accel_core.comm.batch import find_batch_size, pad_input_tensors, send_to_device, slice_tensors
 from accel_core.comm.objects import broadcast_object_list
 from accel_core.errors import ConfigurationError
+from accel_core.host.versions import require_torch
 from accel_core.process.world import ensure
 
 if TYPE_CHECKING:
@@ -84,7 +85,10 @@ def build_pipeline(
 
     Raises:
         ConfigurationError: When the stages are not as many as the processes.
+        TorchVersionError: When the model has an `nn.Sequential`, which the tracer of torch 2.6 cannot follow.
     """
+    if any(isinstance(module, nn.Sequential) for module in model.modules()):
+        require_torch("pipeline_of_sequential")
     # Imported here because it brings torch's compiler with it, more than a second that most programs do not need.
     from torch.distributed.pipelining import ScheduleGPipe, SplitPoint, pipeline
 

@@ -11,6 +11,7 @@ from torch import nn
 from accel_bigmodel._torch import make_subclass
 from accel_bigmodel.offload.placeholders import is_placeholder
 from accel_core.errors import CheckpointMismatchError, ConfigurationError, OffloadError
+from accel_core.mesh.tensor import fill, spread_like
 from accel_core.modules import packed
 from accel_core.modules.sizes import as_dtype
 from accel_core.modules.traversal import owner_of
@@ -180,15 +181,12 @@ def _copies_of(tensor: torch.Tensor, tied: TiedTensors | None) -> dict[torch.dev
 
 def _fill_shard(owner: nn.Module, name: str, old: Any, value: torch.Tensor) -> None:
     """Fill a parameter that several processes hold together (torch's DTensor): this process's part of a whole value."""
-    # Imported here because it brings most of torch.distributed with it, which models of one process do not need.
-    from torch.distributed.tensor import distribute_tensor
-
-    part = distribute_tensor(value.to(old.device_mesh.device_type), old.device_mesh, old.placements, src_data_rank=None)
     if old.is_meta:
+        part = spread_like(value.to(old.device_mesh.device_type), old)
         owner.load_state_dict({name: part}, strict=False, assign=True)
     else:
         with torch.no_grad():
-            old.copy_(part)
+            fill(old, value)
 
 
 def _cast(value: torch.Tensor, old: torch.Tensor, dtype: Any) -> torch.Tensor:

@@ -10,7 +10,7 @@ from torch import nn
 from accel_bigmodel import init_empty_weights, load_checkpoint_in_model, prepare_pippy
 from accel_core.errors import CheckpointError, RemoteRankError
 from accel_core.process.world import ensure
-from accel_core.testing import world
+from accel_core.testing import requires, world
 
 
 def model() -> nn.Module:
@@ -19,15 +19,29 @@ def model() -> nn.Module:
     return nn.Sequential(*[layer for _ in range(4) for layer in (nn.Linear(4, 4), nn.ReLU())]).eval()
 
 
+class Named(nn.Module):
+    """Four layers, each an attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third, self.last = model()[::2]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Compute the output."""
+        return self.last(self.third(self.second(self.first(x)).relu()))
+
+
 @world(2)
-def test_a_pipeline_computes_what_the_model_does() -> None:
+@pytest.mark.parametrize("kind", ["named", pytest.param("sequential", marks=requires("torch:2.7"))])
+def test_a_pipeline_computes_what_the_model_does(kind: str) -> None:
     """The last process, or with gathering every one, has the model's output, for whole and odd batches."""
+    made = {"named": Named, "sequential": model}[kind]
     here = ensure()
     for gather in (False, True):
         for batch in (4, 3):
             x = torch.arange(batch * 4.0).reshape(batch, 4)
-            expected = model()(x)
-            staged = prepare_pippy(model(), split_points="auto", example_args=(x,), gather_output=gather)
+            expected = made()(x)
+            staged = prepare_pippy(made(), split_points="auto", example_args=(x,), gather_output=gather)
             assert len(staged.hf_split_points) == 1
             output = staged(x)
             if gather or here.is_last:

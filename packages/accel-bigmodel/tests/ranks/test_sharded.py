@@ -11,7 +11,7 @@ from torch.distributed.fsdp import fully_shard
 
 from accel_bigmodel import load_checkpoint_in_model
 from accel_core.process.world import ensure
-from accel_core.testing import world
+from accel_core.testing import requires, world
 
 
 def model() -> nn.Module:
@@ -20,27 +20,45 @@ def model() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 3))
 
 
-@world(2)
-@pytest.mark.parametrize("device", ["meta", "cpu"])
-@pytest.mark.parametrize("reads", ["each", "the first"])
-def test_each_process_takes_its_part(device: str, reads: str, tmp_path: Path) -> None:
-    """Whole tensors, read by every process or sent by the first, end up sharded and equal; the model trains on."""
-    here = ensure()
-    plain = model()
-    file = tmp_path / (f"{here.rank}.safetensors" if reads == "each" else "0.safetensors")
-    if here.is_main or reads == "each":
-        save_file(plain.state_dict(), file)
+def sharded_model(device: str) -> nn.Module:
+    """Make the model in parts, its weights not those of `model`."""
     with torch.device(device):
         sharded = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 3))
     mesh = init_device_mesh("cpu", (2,))
     for layer in sharded:
         fully_shard(layer, mesh=mesh)
     fully_shard(sharded, mesh=mesh)
+    return sharded
+
+
+@world(2)
+@pytest.mark.parametrize("device", ["meta", "cpu"])
+@pytest.mark.parametrize("reads", ["each", "the first"])
+def test_each_process_takes_its_part(device: str, reads: str, tmp_path: Path) -> None:
+    """Whole tensors, read by every process or sent by the first, end up sharded and equal."""
+    here = ensure()
+    plain = model()
+    file = tmp_path / (f"{here.rank}.safetensors" if reads == "each" else "0.safetensors")
+    if here.is_main or reads == "each":
+        save_file(plain.state_dict(), file)
+    sharded = sharded_model(device)
     keys = load_checkpoint_in_model(sharded, file, strict=True, broadcast_from_rank0=reads == "the first")
     assert keys == ([], [])
     for name, value in plain.state_dict().items():
         assert torch.equal(sharded.get_parameter(name).full_tensor(), value)
         assert sharded.get_parameter(name).to_local().shape != value.shape
+
+
+@requires("torch:2.7")
+@world(2)
+@pytest.mark.parametrize("device", ["meta", "cpu"])
+def test_what_was_loaded_in_parts_trains(device: str, tmp_path: Path) -> None:
+    """The model computes what the whole one does, and every parameter gets a gradient."""
+    plain = model()
+    file = tmp_path / f"{ensure().rank}.safetensors"
+    save_file(plain.state_dict(), file)
+    sharded = sharded_model(device)
+    load_checkpoint_in_model(sharded, file, strict=True)
     x = torch.ones(2, 4)
     torch.testing.assert_close(sharded(x), plain(x))
     sharded(x).sum().backward()

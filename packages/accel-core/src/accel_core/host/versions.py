@@ -53,6 +53,9 @@ class TorchFeature:
 TORCH_FEATURES = {
     "fsdp2_on_cpu": TorchFeature("FSDP2 on a CPU", "2.7", "use fsdp_version=1"),
     "fsdp2_whole": TorchFeature("FSDP2 with parameters that stay whole", "2.7", "use fsdp_version=1"),
+    "pipeline_of_sequential": TorchFeature(
+        "A pipeline of a model with an nn.Sequential", "2.7", "give the model attributes in place of it"
+    ),
 }
 """What not every torch from 2.6 on has, each asked for where it is needed; docs/installation.md shows them."""
 

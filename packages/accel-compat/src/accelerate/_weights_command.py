@@ -25,7 +25,9 @@ def merge_command(args: argparse.Namespace) -> None:
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("checkpoint_directory", help="Folder that holds the weights, such as pytorch_model_fsdp_0.")
+    parser.add_argument(
+        "checkpoint_directory", help="Folder that holds the weights, such as pytorch_model_fsdp_0 or pytorch_model."
+    )
     parser.add_argument("output_path", help="Folder for the merged weights.")
     parser.add_argument("--unsafe_serialization", action="store_true", help="Write torch's format, not safetensors.")
     parser.add_argument("--remove_checkpoint_dir", action="store_true", help="Remove the folder of weights afterwards.")

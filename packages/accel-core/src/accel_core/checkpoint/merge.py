@@ -1,4 +1,4 @@
-"""Whole weights out of a folder of shards, one piece at a time."""
+"""Whole weights out of a folder that holds them in parts, one piece at a time."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from accel_core.checkpoint.sharded.reader import ShardFolder
 from accel_core.checkpoint.shards import open_weights
 from accel_core.checkpoint.tensor_file import SpreadWeight
 from accel_core.checkpoint.weights import split, write_shards
+from accel_core.checkpoint.zero_folder import ZeroFolder, is_zero_folder, refuse_damage
 from accel_core.errors import CheckpointDamagedError, CheckpointMismatchError
 from accel_core.modules.sizes import convert_file_size_to_int
 
@@ -40,24 +41,54 @@ def merge_weights(
     all bits and not constant are ties: they are stored once, and the file notes the other names.
 
     Args:
-        source: Folder of shards that `torch.distributed.checkpoint` wrote, or of whole weights in several files.
+        source: Folder of shards that `torch.distributed.checkpoint` wrote, of an engine that DeepSpeed wrote (or the
+            checkpoint that it lies in), or of whole weights in several files.
         target: Folder for the files; made if it is not there.
         max_shard_size: Bytes of weights in one file, or words such as `"5GB"`. A larger tensor gets a file of its own.
         safe_serialization: Write safetensors rather than torch's format.
 
     Raises:
         CheckpointDamagedError: A shard is missing, cut off, or of another save.
-        CheckpointMismatchError: The folder holds the state of an optimizer, or only folders in it hold shards.
+        CheckpointMismatchError: The folder holds the state of an optimizer, or only folders in it hold shards; layers
+            are split over ranks by DeepSpeed's tensor parallel.
         CheckpointNotFoundError: There are no weights.
         CheckpointError: A value has no place in safetensors, or writing failed.
         UnsafeCheckpointError: Reading would run code, or leads out of the folder.
         ValueError: `max_shard_size` cannot be read.
     """
     limit = convert_file_size_to_int(max_shard_size)
-    source = Path(os.path.realpath(source))
+    source = _engine_in(Path(os.path.realpath(source)))
     _refuse_parent(source)
-    state = _in_shards(source) if (source / METADATA_NAME).exists() else _in_files(source)
+    state = _state_of(source)
     write_shards(target, split(state, limit), safe_serialization)
+
+
+def _state_of(source: Path) -> Mapping[str, object]:
+    if is_zero_folder(source):
+        refuse_damage(source)
+        return ZeroFolder(source).weights()
+    return _in_shards(source) if (source / METADATA_NAME).exists() else _in_files(source)
+
+
+def _engine_in(source: Path) -> Path:
+    """Return the folder of DeepSpeed's engine in that of a checkpoint; anything else as it is.
+
+    Raises:
+        CheckpointMismatchError: There are several engines, or other weights beside one.
+    """
+    if not source.is_dir() or is_zero_folder(source):
+        return source
+    entries = sorted(os.scandir(source), key=lambda entry: entry.name)
+    engines = [entry.name for entry in entries if entry.is_dir() and is_zero_folder(Path(entry.path))]
+    if not engines:
+        return source
+    whole = [entry.name for entry in entries if names.is_model(entry.name)]
+    if len(engines) > 1 or whole:
+        raise CheckpointMismatchError(
+            f"Weights of one model are merged; got {', '.join([*engines, *whole])} in {str(source)!r}. "
+            f"Pass {' or '.join(str(source / name) for name in engines)}."
+        )
+    return source / engines[0]
 
 
 def _refuse_parent(source: Path) -> None:

@@ -22,7 +22,7 @@ from accel_core.checkpoint.sharded.models import Stand
 from accel_core.checkpoint.staging import Buffers
 from accel_core.errors import CheckpointError
 from accel_core.modules.unwrap import canonical_state_dict
-from accel_core.strategies.deepspeed import states, whole
+from accel_core.strategies.deepspeed import resharding, states, whole
 from accel_core.strategies.deepspeed.engines import Engine
 
 __all__ = ["EngineFormat"]
@@ -103,10 +103,11 @@ class EngineFormat(PlainFormat):
         return True
 
     def files_of(self, source: Source, rank: int, size: int) -> Iterable[str]:
-        """Return all files but other ranks' parts."""
+        """Return all files but other ranks' parts, where as many ranks load as saved."""
+        own = self._in_turn and source.world_size == size
         for name in source.files():
             found = _OF_RANK.search(name)
-            if found is None or not self._in_turn or int(found.group(1)) == rank:
+            if found is None or not own or int(found.group(1)) == rank:
                 yield name
 
     def model_restorations(self, run: Run, models: Sequence[Any], source: Source) -> list[Restoration]:
@@ -121,21 +122,24 @@ class EngineFormat(PlainFormat):
         return found
 
     def _trained(self, own: Engine, index: int, source: Source, run: Run) -> Restoration:
-        component, rank, engine = f"model {index}", run.world.rank, own.deepspeed
-        wanted = states.expected(engine, source.folder, _tag(index))
-        problem = _difference(engine, _tag(index), wanted, source, run.world.size)
+        component, rank, engine, tag = f"model {index}", run.world.rank, own.deepspeed, _tag(index)
+        wanted = states.expected(engine, source.folder, tag)
+        moves = bool(engine.zero_optimization_stage()) and source.world_size != run.world.size
+        problem = _difference(engine, tag, wanted, source, moves)
         if problem is not None:
             return Restoration(component, findings=[Finding(component, "mismatch", problem, rank)])
         try:
-            known = {name: states.read(source.folder, name) for name in wanted}
+            read = resharding.contents if moves else states.contents
+            known = read(engine, source.folder, wanted)
         except (CheckpointError, OSError) as error:
             return Restoration(component, findings=[finding_of(error, component, rank)])
 
         def apply() -> None:
-            states.load_into(engine, source.folder, _tag(index), known)
+            states.load_into(engine, tag, known)
             own.zero_grad(None)
 
-        return Restoration(component, apply, files=frozenset(wanted))
+        there = [name for name in source.files() if name.startswith(f"{tag}/")]
+        return Restoration(component, apply, files=frozenset(there if moves else wanted))
 
     def _read_only(self, own: Any, index: int, source: Source, rank: int) -> Restoration:
         if not whole.is_sharded(own):
@@ -159,8 +163,8 @@ def _tag(index: int) -> str:
     return names.MODEL_NAME if index == 0 else f"{names.MODEL_NAME}_{index}"
 
 
-def _difference(engine: Any, tag: str, wanted: Sequence[str], source: Source, size: int) -> str | None:
-    """Return why an engine cannot be loaded from what lies in a folder, or `None`."""
+def _difference(engine: Any, tag: str, wanted: Sequence[str], source: Source, moves: bool) -> str | None:
+    """Return why an engine cannot be loaded from what lies in a folder, judged by names, or `None`."""
     there = [name for name in source.files() if name.startswith(f"{tag}/")]
     stage = engine.zero_optimization_stage()
     if not there:
@@ -168,12 +172,17 @@ def _difference(engine: Any, tag: str, wanted: Sequence[str], source: Source, si
             f"no folder {tag!r} of DeepSpeed is in the checkpoint, and an engine of stage {stage} goes on from its own "
             "files only: load the model before prepare()"
         )
-    if stage and source.world_size != size:
+    if engine.load_universal_checkpoint():
         return (
-            f"{source.world_size} ranks saved it, each its part of what stage {stage} shares out, and {size} load it: "
-            "load it on as many ranks, or make a universal checkpoint of it with DeepSpeed's ds_to_universal"
+            "checkpoint.load_universal is on in the DeepSpeed configuration, and load_state reads what save_state "
+            "wrote, on any number of ranks: take it out"
         )
-    missing = [name for name in wanted if name not in there]
+    if moves and whole.is_split(engine):
+        return (
+            f"{source.world_size} ranks saved it, and layers that tensor parallel splits go on with as many: load it "
+            "on as many ranks"
+        )
+    missing = [name for name in wanted if _OF_RANK.sub("", name) not in {_OF_RANK.sub("", each) for each in there}]
     if missing or (stage == 0 and any("_optim_states" in name for name in there)):
         return (
             f"it was saved in another stage of ZeRO, and stage {stage} reads {', '.join(wanted)} alone: set "

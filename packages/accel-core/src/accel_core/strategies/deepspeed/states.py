@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import importlib
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import torch
 
 from accel_core.checkpoint import pickles
 
-__all__ = ["RECOVERY", "expected", "load_into", "read", "save_from"]
+__all__ = ["RECOVERY", "classes", "contents", "expected", "load_into", "read", "save_from"]
 
 RECOVERY = "zero_to_fp32.py"
 """DeepSpeed's program that makes whole 32-bit weights of a folder; it puts a copy beside what it saves."""
@@ -49,8 +49,7 @@ class _Storage:
 
     def load(self, path: str, map_location: object = None) -> Any:
         """Return what the file holds, on the CPU."""
-        path = str(path)
-        return self.files[path] if path in self.files else read(Path(path).parent.parent, _name_of(path))
+        return self.files[str(path)]
 
 
 @contextmanager
@@ -98,22 +97,41 @@ def read(folder: Path, name: str) -> Any:
         CheckpointError: It is damaged, or reading it would run code.
         FileNotFoundError: There is no such file.
     """
-    allowed = [getattr(importlib.import_module(module), name) for module, name in _CLASSES]
-    with torch.serialization.safe_globals(allowed):
+    with torch.serialization.safe_globals(classes()):
         return pickles.read_object(folder, name)
 
 
-def load_into(engine: Any, folder: Path, tag: str, known: Mapping[str, Any]) -> None:
-    """Load an engine from a checkpoint; every rank calls it.
+def contents(engine: Any, folder: Path, wanted: Sequence[str]) -> dict[str, Any]:
+    """Return what the files of an engine hold that a rank reads, by name.
+
+    Args:
+        engine: The engine; not used.
+        folder: The checkpoint.
+        wanted: Names of the files.
+    """
+    return {name: read(folder, name) for name in wanted}
+
+
+def classes() -> list[Any]:
+    """Return DeepSpeed's own classes that lie in its files."""
+    return [getattr(importlib.import_module(module), name) for module, name in _CLASSES]
+
+
+def load_into(engine: Any, tag: str, known: Mapping[str, Any]) -> None:
+    """Load an engine from what its files hold; every rank calls it.
 
     Args:
         engine: The engine.
-        folder: The checkpoint.
-        tag: The folder of the engine's files.
+        tag: The folder of its files.
         known: What this rank's files hold, by name.
     """
-    with _instead(engine, {str(folder / name): content for name, content in known.items()}):
-        engine.load_checkpoint(str(folder), tag=tag, load_lr_scheduler_states=False)
+    with tempfile.TemporaryDirectory() as folder:
+        # DeepSpeed looks which files there are before it asks for what they hold.
+        (Path(folder) / tag).mkdir()
+        for name in known:
+            (Path(folder) / name).touch()
+        with _instead(engine, {str(Path(folder) / name): content for name, content in known.items()}):
+            engine.load_checkpoint(folder, tag=tag, load_lr_scheduler_states=False)
 
 
 def _name_of(path: str) -> str:

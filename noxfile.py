@@ -248,6 +248,18 @@ def clients(session: nox.Session) -> Environment:
     return Environment(session, "interop").provide([*groups["interop"], *groups["test"]], list(PACKAGES))
 
 
+def with_deepspeed(session: nox.Session) -> Environment:
+    """Return the environment of what runs on DeepSpeed: all packages, the libraries that train with it, the examples.
+
+    DeepSpeed compiles its operators when they are first used, which takes minutes and a C++ compiler.
+    """
+    packages = [name if name != "accel-core" else "accel-core[deepspeed]" for name in PACKAGES]
+    wanted = ("datasets", "peft", "transformers", "trl")
+    libraries = [text for text in PACKAGES["accelerate"].groups["interop"] if Requirement(text).name in wanted]
+    requirements = [*PACKAGES["accel-core"].groups["test"], *GROUPS["examples"], *libraries, "numpy", "tensorboard"]
+    return Environment(session, "deepspeed").provide(requirements, packages)
+
+
 def chosen_packages(session: nox.Session) -> tuple[list[Package], list[str]]:
     """Split a session's arguments into the packages that are named (all, if none is) and the rest."""
     names = [word for word in session.posargs if word in PACKAGES]
@@ -368,14 +380,11 @@ def integration(session: nox.Session) -> None:
 @nox.session(venv_backend="none")
 def deepspeed(session: nox.Session) -> None:
     """Test what runs on DeepSpeed, with the real library on the CPU; elsewhere these tests are skipped."""
-    packages = [name if name != "accel-core" else "accel-core[deepspeed]" for name in PACKAGES]
-    groups = PACKAGES["accel-core"].groups
-    environment = Environment(session, "deepspeed").provide(
-        [*groups["test"], "numpy", "transformers", "peft"], packages
-    )
+    environment = with_deepspeed(session)
     in_core = PACKAGES["accel-core"].folder / "tests"
     own = [in_core / "ranks" / "test_deepspeed.py", in_core / "unit" / "strategies" / "deepspeed"]
-    chosen = session.posargs or [*own, ROOT / "tests-integration" / "interop" / "test_deepspeed.py"]
+    together = [ROOT / "tests-integration" / folder / "test_deepspeed.py" for folder in ("interop", "newcomer")]
+    chosen = session.posargs or [*own, *together]
     pytest(environment, "deepspeed", *chosen, env={"DS_ACCELERATOR": "cpu"})
 
 
@@ -530,7 +539,7 @@ def bench(session: nox.Session) -> None:
     names = session.posargs or sorted(p.stem for p in folder.glob("*.py") if p.stem not in ("gpu", "record"))
     for name in names:
         # Accelerate looks for optional libraries at every step, so what only our tests need must not be there.
-        environment = clients(session) if name == "trainer" else tree(session)
+        environment = {"trainer": clients, "zero": with_deepspeed}.get(name, tree)(session)
         environment.run("python", folder / "record.py", name, "--peer", python)
 
 

@@ -106,9 +106,9 @@ def resolve(given: Arguments) -> tuple[Runtime, AcceleratorState]:
     window = _window(given)
     compilation = _compilation(given)
     precision = _precision(given, handlers)
-    parallelism = _parallelism(given)
     place = rendezvous.locate()
     rank, processes = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (place.rank, place.size)
+    parallelism = _parallelism(given, processes)
     choice = _choice(given, handlers, processes, parallelism)
     plugin = next(iter(choice.plugins), None)
     layout = choice.strategy.lay_out(rank, processes, parallelism, plugin)
@@ -130,6 +130,7 @@ def resolve(given: Arguments) -> tuple[Runtime, AcceleratorState]:
             accumulation=Accumulation(GradientState(window)),
             data=data,
             plugins=choice.plugins,
+            parallelism=parallelism,
         )
     )
     runtime = _wire(given, strategy, handlers, project)
@@ -278,13 +279,29 @@ def _project(given: Arguments) -> ProjectConfiguration:
     return project
 
 
-def _parallelism(given: Arguments) -> ParallelismConfig | None:
-    """Return the axes of the mesh: those given, those of the run that is set up, or those of the environment."""
+def _parallelism(given: Arguments, processes: int) -> ParallelismConfig | None:
+    """Return the axes of the mesh: those given, those of the run that is set up, or those of the environment.
+
+    Raises:
+        ConfigurationError: A plugin of tensor parallel has another size than the axes, or one that does not divide the
+            number of processes.
+    """
     found: ParallelismConfig | None = given.parallelism_config
     if found is None:
         found = AcceleratorState._shared_state.get("parallelism_config")
     if found is None and environ.flag("ACCELERATE_USE_PARALLELISM_CONFIG"):
         found = ParallelismConfig()
+    size = getattr(given.torch_tp_plugin, "tp_size", 1)
+    if size == 1:
+        return found
+    if found is None and processes % size == 0:
+        return ParallelismConfig(tp_size=size, dp_replicate_size=processes // size)
+    if found is None or found.tp_size != size:
+        raise ConfigurationError(
+            "The size of torch_tp_plugin is that of the axis for tensor parallel, and divides the number of processes; "
+            f"got tp_size={size}, {'no axes' if found is None else found.sizes} and {processes} processes. "
+            "Use ParallelismConfig(tp_size=...) alone."
+        )
     return found
 
 

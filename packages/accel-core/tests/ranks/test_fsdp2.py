@@ -354,7 +354,6 @@ def test_one_process_alone_shards_too(monkeypatch: pytest.MonkeyPatch) -> None:
     accelerator.end_training()
 
 
-@requires("transformers")  # tensor parallelism takes its plans from it
 @world(2)
 def test_what_cannot_be_sharded_is_refused_before_anything_changes() -> None:
     """Errors are named, come on every rank at once, and leave the model as it was."""
@@ -378,7 +377,7 @@ def test_what_cannot_be_sharded_is_refused_before_anything_changes() -> None:
     reset_all()
     for axes, error, match in (
         ({"dp_replicate_size": 2}, ConfigurationError, r"got the axes \['dp_replicate'\].*dp_shard_size"),
-        ({"tp_size": 2}, EngineUnavailableError, r"got the axes \['tp'\]"),
+        ({"cp_size": 2}, EngineUnavailableError, r"got the axes \['cp'\]"),
     ):
         with pytest.raises(error, match=match):
             Accelerator(fsdp_plugin=plugin(), parallelism_config=ParallelismConfig(**axes))

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import field, fields
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from accel_core._records import record
-from accel_core.errors import ConfigurationError, MissingDependencyError
-from accel_core.host import availability, versions
+from accel_core.errors import ConfigurationError
 from accel_core.mesh.layout import GROUPS, MESH_AXES
 from accel_core.options.option import option_named
-from accel_core.options.parallelism import (
-    BETA_TP_AVAILABLE_TRANSFORMERS_VERSION,
-    ParallelismOptions,
-)
+from accel_core.options.parallelism import ParallelismOptions
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -32,6 +29,15 @@ _REFUSED_ATTENTIONS = ("eager", "flex_attention")
 
 def _read(name: str) -> Any:
     return option_named(ParallelismOptions, name).read()
+
+
+def _written(handler: object) -> dict[str, Any]:
+    """Return the fields of a handler; of the styles of a plan, which JSON cannot hold, their names."""
+    found = vars(handler).copy()
+    if isinstance(found.get("tp_plan"), Mapping):
+        plan = found["tp_plan"].items()
+        found["tp_plan"] = {key: style if isinstance(style, str) else type(style).__name__ for key, style in plan}
+    return found
 
 
 @record
@@ -91,21 +97,24 @@ class TorchTensorParallelConfig:
     """How matrix products are split.
 
     Args:
-        enable_async_tp: Whether communication overlaps with the products.
+        enable_async_tp: Whether communication overlaps with the products, which needs compiled models on CUDA devices.
+        tp_plan: Which modules are split, and how: for patterns of dotted names ("layers.*.up"), styles of
+            `torch.distributed.tensor.parallel` or the names that transformers has for them. "auto" takes the plan that
+            a model has itself, as `tp_plan`, and models that arrive split. Not part of Accelerate.
 
     Raises:
-        MissingDependencyError: transformers, whose models carry the plan of the split, is missing or too old.
+        ConfigurationError: The plan is neither "auto" nor has entries.
     """
 
     enable_async_tp: bool = False
+    tp_plan: Mapping[str, Any] | Literal["auto"] = "auto"
 
     def __post_init__(self) -> None:
-        """Refuse if no installed library knows how a model is split."""
-        known = availability.is_transformers_available()
-        if not known or versions.compare_versions("transformers", "<", BETA_TP_AVAILABLE_TRANSFORMERS_VERSION):
-            raise MissingDependencyError(
-                "Tensor parallelism takes its plan from transformers "
-                f">= {BETA_TP_AVAILABLE_TRANSFORMERS_VERSION}, which is not installed. Run `pip install transformers`."
+        """Refuse what is no plan."""
+        if self.tp_plan != "auto" and not (isinstance(self.tp_plan, Mapping) and self.tp_plan):
+            raise ConfigurationError(
+                "A plan of tensor parallel maps patterns of module names to styles; got "
+                f"tp_plan={self.tp_plan!r}. Pass such a dict, or 'auto' for the plan that the model has."
             )
 
 
@@ -174,12 +183,6 @@ class ParallelismConfig:
                 "Context and sequence parallelism both split the sequence and exclude one another; "
                 f"got cp_size={self.cp_size} and sp_size={self.sp_size}. Set one of them to 1."
             )
-        if (self.tp_size > 1 or self.cp_size > 1) and self.dp_replicate_size > 1 and self.dp_shard_size == 1:  # type: ignore[operator]
-            raise ConfigurationError(
-                "Copies of the whole model cannot be combined with tensor or context parallelism alone; got "
-                f"dp_replicate_size={self.dp_replicate_size}, dp_shard_size=1, tp_size={self.tp_size}, "
-                f"cp_size={self.cp_size}. Set dp_shard_size above 1, or dp_replicate_size to 1."
-            )
         self._make_handlers()
 
     def _make_handlers(self) -> None:
@@ -209,7 +212,7 @@ class ParallelismConfig:
         """Return everything configured, as JSON can hold it."""
         values = {one.name: getattr(self, one.name) for one in fields(self) if one.init}
         return {
-            name: vars(value).copy() if name.endswith("_handler") and value is not None else value
+            name: _written(value) if name.endswith("_handler") and value is not None else value
             for name, value in values.items()
         }
 

@@ -13,6 +13,7 @@ from accel_core.optim.scheduler import AcceleratedScheduler
 from accel_core.plugins.compilation import TorchDynamoPlugin
 from accel_core.plugins.handlers import AutocastKwargs, GradScalerKwargs, KwargsHandler
 from accel_core.plugins.loading import DataLoaderConfiguration
+from accel_core.plugins.parallelism import ParallelismConfig
 from accel_core.process.world import World
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ class Parts:
         accumulation: The accumulation window.
         data: How loaders are prepared.
         plugins: The strategy's own plugins, in the order given.
+        parallelism: The axes of the mesh and their handlers, or `None`.
     """
 
     world: World
@@ -65,6 +67,7 @@ class Parts:
     accumulation: Accumulation
     data: DataLoaderConfiguration
     plugins: tuple[Any, ...] = ()
+    parallelism: ParallelismConfig | None = None
 
     @property
     def plugin(self) -> Any:

@@ -13,11 +13,24 @@ from typing import Any, cast
 
 import torch
 
-from accel_core.modules.compilation import compile_regions, has_compiled_regions, is_compiled_module, like_compiled
+from accel_core.modules.compilation import (
+    compile_regions,
+    compile_regions_in_place,
+    has_compiled_regions,
+    is_compiled_module,
+    like_compiled,
+)
 from accel_core.options.enums import DynamoBackend
 from accel_core.plugins.compilation import TorchDynamoPlugin
 
-__all__ = ["compile_blocks", "compile_in_place", "compile_whole", "inside", "keep_compiled"]
+__all__ = [
+    "compile_blocks",
+    "compile_blocks_in_place",
+    "compile_in_place",
+    "compile_whole",
+    "inside",
+    "keep_compiled",
+]
 
 
 def inside(model: torch.nn.Module) -> torch.nn.Module:
@@ -37,6 +50,12 @@ def compile_in_place(blocks: Iterable[torch.nn.Module], settings: TorchDynamoPlu
     if settings.backend != DynamoBackend.NO and settings.use_regional_compilation:
         for block in blocks:
             block.compile(**_arguments(settings))
+
+
+def compile_blocks_in_place(model: torch.nn.Module, settings: TorchDynamoPlugin) -> None:
+    """Compile the repeated blocks of a model where they stand, if the run compiles by region."""
+    if settings.backend != DynamoBackend.NO and settings.use_regional_compilation:
+        compile_regions_in_place(model, **_arguments(settings))
 
 
 def compile_whole(model: torch.nn.Module, settings: TorchDynamoPlugin) -> torch.nn.Module:

@@ -132,6 +132,7 @@ ORDER: tuple[Row, ...] = (
     ),
     Row(
         "mesh",
+        "accel_core.strategies.mesh.strategy:MeshStrategy",
         plugin="accel_core.plugins.parallelism:TorchTensorParallelPlugin",
         shown_as="torch_tp_plugin",
         claims=_needs_mesh,
@@ -182,7 +183,7 @@ def choose(request: Request) -> Choice:
     if foreign is not None:
         return Choice(foreign, _plugins_for(foreign, request.plugins))
     row = _claimant(request)
-    own = row.of(request.plugins) or ((_load(row.plugin)(),) if row.plugin and row.home else ())
+    own = row.of(request.plugins) or ((_load(row.plugin)(),) if row.plugin and row.home and row.claims is None else ())
     home = row.home(own[0]) if callable(row.home) else row.home
     if not home:
         raise EngineUnavailableError(

@@ -8,16 +8,11 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor.parallel import RowwiseParallel
 
-from accel_core.errors import ConfigurationError, MissingDependencyError
-from accel_core.host import availability
+from accel_core.errors import ConfigurationError
 from accel_core.plugins import parallelism
 from accel_core.plugins.parallelism import ParallelismConfig
-
-
-class _Handler(parallelism.TorchTensorParallelConfig):
-    def __post_init__(self) -> None:
-        """Do without transformers, which only the engine needs."""
 
 
 @pytest.fixture
@@ -66,7 +61,7 @@ def test_axes_are_named_by_their_job(
     sizes: dict[str, int], data: list[str], others: list[str], shard_cp: list[str], loss: list[str], fsdp: list[str]
 ) -> None:
     """Each list of axes holds those that do its job, in order."""
-    config = ParallelismConfig(**sizes, tp_handler=_Handler())  # type: ignore[arg-type]
+    config = ParallelismConfig(**sizes)  # type: ignore[arg-type]
     assert config.dp_dim_names == data
     assert config.non_dp_dim_names == others
     assert config.dp_shard_cp_dim_names == shard_cp
@@ -106,7 +101,6 @@ def test_sequence_parallelism_reads_the_environment(monkeypatch: pytest.MonkeyPa
         ({"tp_size": 0}, r"tp_size=0"),
         ({"dp_shard_size": -1}, r"dp_shard_size=-1"),
         ({"cp_size": 2, "sp_size": 2}, r"exclude one another.*cp_size=2 and sp_size=2"),
-        ({"dp_replicate_size": 2, "cp_size": 2}, r"dp_replicate_size=2.*cp_size=2"),
         ({"cp_backend": "rings"}, r"'rings'.*torch"),
         ({"sp_backend": "rings"}, r"'rings'.*deepspeed"),
         ({"cp_size": 2, "cp_handler": 3}, r"cp_handler.*int.*TorchContextParallelConfig"),
@@ -121,7 +115,7 @@ def test_layouts_that_cannot_be_are_refused(arguments: dict[str, Any], words: st
 @pytest.mark.usefixtures("ranks_24")
 def test_ranks_stand_in_the_stated_order() -> None:
     """Neighbours share a matrix product first, copies of the model are farthest apart."""
-    config = ParallelismConfig(dp_replicate_size=2, dp_shard_size=3, cp_size=2, tp_size=2, tp_handler=_Handler())
+    config = ParallelismConfig(dp_replicate_size=2, dp_shard_size=3, cp_size=2, tp_size=2)
     mesh = config.get_device_mesh("cpu")
     assert mesh is not None
     assert mesh.mesh_dim_names == ("dp_replicate", "dp_shard", "cp", "tp")
@@ -135,7 +129,7 @@ def test_ranks_stand_in_the_stated_order() -> None:
 @pytest.mark.filterwarnings("ignore:Slicing a flattened dim:UserWarning")
 def test_flattened_axes_can_be_had_by_name() -> None:
     """The mesh knows which ranks read different data, share parameters and average a loss."""
-    config = ParallelismConfig(dp_replicate_size=2, dp_shard_size=3, cp_size=2, tp_size=2, tp_handler=_Handler())
+    config = ParallelismConfig(dp_replicate_size=2, dp_shard_size=3, cp_size=2, tp_size=2)
     mesh = config.build_device_mesh("cpu")
     assert mesh is not None
     assert mesh["dp"].mesh.tolist() == [1, 5, 9, 13, 17, 21]
@@ -168,19 +162,21 @@ def test_deepspeed_lays_its_ranks_out_itself() -> None:
 
 def test_everything_can_be_written_as_json() -> None:
     """The configuration, with its handlers, survives JSON."""
-    config = ParallelismConfig(dp_shard_size=2, cp_size=2)
+    handler = parallelism.TorchTensorParallelConfig(tp_plan={"up": "colwise", "down": RowwiseParallel()})
+    config = ParallelismConfig(dp_shard_size=2, cp_size=2, tp_size=2, tp_handler=handler)
     written = json.loads(json.dumps(config.to_json()))
+    assert written["tp_handler"]["tp_plan"] == {"up": "colwise", "down": "RowwiseParallel"}
     assert written["cp_handler"] == {"cp_comm_strategy": "allgather"}
     assert written["dp_shard_size"] == 2
-    assert "total_size=4" in repr(config)
+    assert "total_size=8" in repr(config)
 
 
-def test_handlers_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A strategy or attention that does not exist, and tensor parallelism without its library, are refused."""
+def test_handlers_are_checked() -> None:
+    """A strategy or attention that does not exist, and what is no plan, are refused."""
     with pytest.raises(ConfigurationError, match=r"'post'.*allgather"):
         parallelism.TorchContextParallelConfig("post")
     with pytest.raises(ConfigurationError, match=r"'eager'.*sdpa"):
         parallelism.DeepSpeedSequenceParallelConfig(sp_attn_implementation="eager")
-    monkeypatch.setattr(availability, "is_transformers_available", lambda: False)
-    with pytest.raises(MissingDependencyError, match="pip install transformers"):
-        parallelism.TorchTensorParallelConfig()
+    for plan in ({}, "colwise", None):
+        with pytest.raises(ConfigurationError, match=f"got tp_plan={plan!r}"):
+            parallelism.TorchTensorParallelConfig(tp_plan=plan)  # type: ignore[arg-type]

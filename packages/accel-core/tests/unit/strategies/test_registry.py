@@ -16,6 +16,7 @@ from accel_core.plugins.megatron import MegatronLMPlugin
 from accel_core.plugins.parallelism import ParallelismConfig, TorchTensorParallelPlugin
 from accel_core.strategies import registry
 from accel_core.strategies.ddp import DataParallelStrategy
+from accel_core.strategies.mesh.strategy import MeshStrategy
 from accel_core.strategies.registry import Request, choose, register_strategy
 from accel_core.strategies.single import SingleStrategy
 
@@ -55,18 +56,11 @@ def test_settings_do_not_choose() -> None:
     assert choose(Request(1, (settings,))).strategy is SingleStrategy
 
 
-@pytest.mark.parametrize(
-    ("name", "plugin"),
-    [
-        ("megatron", MegatronLMPlugin),
-        ("mesh", TorchTensorParallelPlugin),
-    ],
-)
-def test_engine_asked_for_by_plugin_is_never_replaced(name: str, plugin: type) -> None:
+def test_engine_asked_for_by_plugin_is_never_replaced() -> None:
     """An engine that is not built is an error, on one process as on many."""
     for processes in (1, 2):
-        with pytest.raises(EngineUnavailableError, match=f"{name}.*Remove the plugin"):
-            choose(Request(processes, (plugin(),)))
+        with pytest.raises(EngineUnavailableError, match=r"megatron.*Remove the plugin"):
+            choose(Request(processes, (MegatronLMPlugin(),)))
 
 
 def test_the_version_chooses_the_way_to_shard() -> None:
@@ -91,9 +85,11 @@ def test_engine_asked_for_by_environment_is_never_replaced(variable: str) -> Non
 
 
 def test_mesh_is_asked_for_by_its_axes() -> None:
-    """An axis that shards asks for an engine; copies alone are data parallel."""
-    with pytest.raises(EngineUnavailableError, match="mesh"):
-        choose(Request(2, parallelism=ParallelismConfig(dp_shard_size=2)))
+    """An axis along which ranks share a replica asks for a mesh, as its plugin does; copies alone are data parallel."""
+    choice = choose(Request(2, parallelism=ParallelismConfig(cp_size=2)))
+    assert (choice.strategy, choice.plugins) == (MeshStrategy, ())
+    plugin = TorchTensorParallelPlugin(2)
+    assert choose(Request(2, (plugin,))).plugins == (plugin,)
     assert choose(Request(2, parallelism=ParallelismConfig(dp_replicate_size=2))).strategy is DataParallelStrategy
 
 

@@ -185,7 +185,7 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
                 if all(parameter is not one for one in whole):
                     self._flattened[parameter] = ref(model)
         self._wrappers[model] = ref(wrapper)
-        self._replicate(model, whole)
+        self.averaging.watch(model, whole)
         self._names.remember(model)
         return wrapper
 
@@ -355,7 +355,7 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
         Raises:
             PreparationError: The block stands inside `no_sync`: torch decides there in the forward pass.
         """
-        if not self._held.get(self._bare(model), False):
+        if not self.averaging.is_held(self._bare(model)):
             return nullcontext()
         raise PreparationError(
             "FSDP1 cannot synchronise gradients of a forward pass that ran under no_sync; got trigger_sync_in_backward "
@@ -366,14 +366,14 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
     def _unsynchronised(self, model: torch.nn.Module) -> Iterator[None]:
         bare = self._bare(model)
         wrapper: Any = self._wrapper_of(bare)
-        with self._holding(bare, True), nullcontext() if wrapper is None else wrapper.no_sync():
+        with self.averaging.holding(bare, True), nullcontext() if wrapper is None else wrapper.no_sync():
             yield
 
     def groups_of(self, parameter: torch.Tensor) -> tuple[Any, ...]:
         """Return the ranks that share a parameter's gradient: those of the shards, unless every rank holds it whole."""
         if self.plugin.sharding_strategy is ShardingStrategy.NO_SHARD:
             return ()
-        if self._replicated and any(parameter is whole for kept in self._replicated.values() for whole in kept):
+        if self.averaging.holds(parameter):
             return ()
         return self._shards
 

@@ -23,7 +23,13 @@ def is_sharded(model: torch.nn.Module) -> bool:
 
 
 def shard(
-    model: torch.nn.Module, plan: WrapPlan, plugin: FullyShardedDataParallelPlugin, mesh: DeviceMesh, world: World
+    model: torch.nn.Module,
+    plan: WrapPlan,
+    plugin: FullyShardedDataParallelPlugin,
+    mesh: DeviceMesh,
+    world: World,
+    *,
+    aligned: bool = False,
 ) -> None:
     """Shard the blocks of a plan, those inside others first, and then the rest; every rank calls it.
 
@@ -33,11 +39,12 @@ def shard(
         plugin: The settings.
         mesh: The ranks that hold shards, and copies of them.
         world: This process among its fellows.
+        aligned: Whether all ranks hold the values of the first already.
     """
     if world.is_main:
         plan.tell(model, plugin.mixed_precision_policy)
     arguments = _arguments(plugin, mesh, world.device)
-    from_main = starts_from_main(model, world, bool(plugin.cpu_ram_efficient_loading))
+    from_main = not aligned and starts_from_main(model, world, bool(plugin.cpu_ram_efficient_loading))
     with in_step(world, "prepare: fully_shard", views_of(model)):
         for block in (*(block for _, block in plan.blocks), model):
             handover = None

@@ -12,8 +12,10 @@ from torch.distributed.tensor import DTensor
 from accel_core.errors import PreparationError
 from accel_core.host.versions import require_torch
 from accel_core.strategies.fsdp2.in_place import is_sharded, shard
+from accel_core.strategies.parts import Parts
 from accel_core.strategies.sharding.strategy import ShardedStrategy
 from accel_core.strategies.sharding.wrapping import WrapPlan
+from accel_core.strategies.tensor.parallel import TensorParallel
 
 __all__ = ["FullyShardStrategy"]
 
@@ -33,6 +35,11 @@ class FullyShardStrategy(ShardedStrategy):
     """Parameters become `DTensor`s in place; blocks gather them for as long as they compute."""
 
     name = "fsdp2"
+    combines = ()
+
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts)
+        self.tensor = TensorParallel(parts) if parts.layout.size("tp") > 1 else None
 
     def check_model(self, model: torch.nn.Module) -> WrapPlan:
         """Also refuse what the installed torch cannot shard in place.
@@ -49,10 +56,30 @@ class FullyShardStrategy(ShardedStrategy):
 
     def _shard(self, model: torch.nn.Module, plan: WrapPlan) -> torch.nn.Module:
         """Shard the blocks of a plan, those inside others first, and then the rest."""
-        shard(model, plan, self.plugin, self.mesh, self.world)
+        shard(model, plan, self.plugin, self.mesh, self.world, aligned=self.tensor is not None)
         self._names.remember(model)
-        self._replicate(model, plan.whole(model))
+        self.averaging.watch(model, plan.whole(model))
         return model
+
+    def _check_spread(self, model: torch.nn.Module) -> None:
+        """Also refuse a model that cannot be split over the ranks of tensor parallel."""
+        if self.tensor is None:
+            super()._check_spread(model)
+        else:
+            self.tensor.check(model)
+
+    def _split(self, model: torch.nn.Module) -> None:
+        """Split a model over the ranks of tensor parallel."""
+        if self.tensor is not None:
+            bare = self._bare(model)
+            self.tensor.split(bare, self.tensor.check(bare), from_main=bool(self.plugin.cpu_ram_efficient_loading))
+            self.tensor.watch(bare)
+
+    def backward(self, loss: torch.Tensor, **kwargs: object) -> None:
+        """Also compare the first gradients of a model that ranks split among them."""
+        super().backward(loss, **kwargs)
+        if self.tensor is not None:
+            self.tensor.prove(loss, self.averaging)
 
     def _is_sharded(self, model: torch.nn.Module) -> bool:
         return is_sharded(model)
@@ -61,8 +88,10 @@ class FullyShardStrategy(ShardedStrategy):
         """Take over a model that was sharded before; what is whole in it is averaged here."""
         super()._adopt(model)
         bare = self._bare(model)
-        if bare not in self._replicated:
-            self._replicate(bare, [parameter for parameter in bare.parameters() if not isinstance(parameter, DTensor)])
+        if bare not in self.averaging:
+            self.averaging.watch(
+                bare, [parameter for parameter in bare.parameters() if not isinstance(parameter, DTensor)]
+            )
 
     def check_sharded(self, model: torch.nn.Module) -> None:
         """Refuse a model that was sharded before `prepare` over a part of the ranks.
@@ -93,8 +122,8 @@ class FullyShardStrategy(ShardedStrategy):
         if not self._is_sharded(sharded):
             yield
             return
-        before = not self._held.get(sharded, False)
-        with self._holding(sharded, not wanted):
+        before = not self.averaging.is_held(sharded)
+        with self.averaging.holding(sharded, not wanted):
             sharded.set_requires_gradient_sync(wanted)
             try:
                 yield

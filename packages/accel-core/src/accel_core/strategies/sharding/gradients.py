@@ -64,7 +64,9 @@ def groups_of(parameter: torch.Tensor) -> Groups:
     if not isinstance(parameter, DTensor):
         return ()
     mesh = parameter.device_mesh
-    return tuple(mesh.get_group(axis) for axis, placement in enumerate(parameter.placements) if placement.is_shard())
+    return tuple(
+        mesh.get_group(axis) for axis, placement in enumerate(parameter.placements) if not placement.is_replicate()
+    )
 
 
 def _unique(parameters: Iterable[torch.Tensor] | torch.Tensor) -> list[torch.Tensor]:

@@ -2,38 +2,44 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Collection
+
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from accel_core.errors import EngineUnavailableError, StateError
-from accel_core.mesh.layout import DATA_AXES
+from accel_core.mesh.layout import DATA_AXES, SHARD_AXES
 from accel_core.strategies.parts import Parts
 
 __all__ = ["data_mesh", "data_part"]
 
+_FLATTENED = "dp_shard_cp"
+
 
 def data_mesh(parts: Parts) -> DeviceMesh:
-    """Return the mesh of the axes along which ranks read different data: copies, if there are any, then shards.
+    """Return the mesh of the axes along which parameters are copied, if there are any, and then of those for shards.
 
-    Without `ParallelismConfig` the mesh is laid out here.
+    Shards lie along "cp" too: its ranks see parts of one sequence, so their gradients are added up as those of other
+    samples are. Along "tp" each rank shards what is its own. Without `ParallelismConfig` the mesh is laid out here.
     """
-    laid_out = {axis: size for axis, size in parts.layout.sizes if axis in DATA_AXES}
-    sizes = laid_out if parts.mesh is None else {axis: size for axis, size in laid_out.items() if size > 1}
     if parts.mesh is not None:
-        return parts.mesh[tuple(sizes)]
+        return _sharding_part(parts.mesh)
+    sizes = {axis: size for axis, size in parts.layout.sizes if axis in DATA_AXES}
     return init_device_mesh(parts.world.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
 
 
-def data_part(mesh: DeviceMesh | None, device: torch.device) -> DeviceMesh:
+def data_part(mesh: DeviceMesh | None, device: torch.device, combines: Collection[str] = ()) -> DeviceMesh:
     """Return the part of a mesh over which parameters are sharded and copied; one of all ranks where there is none.
 
     Args:
         mesh: The mesh of a run. One whose axes have no names is for sharding alone.
         device: Where the ranks compute.
+        combines: Axes along which ranks may read the same data.
 
     Raises:
-        EngineUnavailableError: It has an axis along which ranks read the same data.
+        EngineUnavailableError: It has another axis along which ranks read the same data.
         StateError: There is no mesh and no process group.
     """
     if mesh is None:
@@ -43,11 +49,28 @@ def data_part(mesh: DeviceMesh | None, device: torch.device) -> DeviceMesh:
             )
         return init_device_mesh(device.type, (dist.get_world_size(),), mesh_dim_names=("dp_shard",))
     names = mesh.mesh_dim_names or ()
-    others = [name for name in names if name not in DATA_AXES and mesh[name].size() > 1]
+    others = [name for name in names if name not in (*DATA_AXES, *combines) and mesh[name].size() > 1]
     if others:
         raise EngineUnavailableError(
-            f"FSDP is not combined with tensor, context or sequence parallel yet; got the axes {others}. "
+            f"FSDP is not combined with tensor, context or sequence parallel here; got the axes {others}. "
             "Use dp_replicate_size and dp_shard_size alone."
         )
-    axes = tuple(name for name in names if name in DATA_AXES)
-    return mesh[axes] if axes else mesh
+    return _sharding_part(mesh) if names else mesh
+
+
+def _sharding_part(mesh: DeviceMesh) -> DeviceMesh:
+    """Return the part of a mesh whose axes are for copies and shards; those for shards flattened where they are two."""
+    names = mesh.mesh_dim_names or ()
+    shards = tuple(name for name in names if name in SHARD_AXES)
+    copies = tuple(name for name in names if name in DATA_AXES and name not in SHARD_AXES)
+    if len(shards) < 2:
+        axes = (*copies, *shards)
+        return mesh[axes] if axes else mesh
+    flattened: DeviceMesh = mesh[shards]._flatten(_FLATTENED)
+    if not copies:
+        return flattened
+    with warnings.catch_warnings():
+        # There is no other way yet to a mesh of which one axis is flattened.
+        warnings.filterwarnings("ignore", "Slicing a flattened dim", UserWarning)
+        both = (*copies, _FLATTENED)
+        return mesh[both]

@@ -1,4 +1,4 @@
-"""Optimizers of sharded and whole parameters together."""
+"""Optimizers of parameters that are spread over different meshes, or whole."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _TOGETHER = ("foreach", "fused")
 
 
 def step_one_by_one(optimizer: torch.optim.Optimizer, may_mix: Callable[[], bool]) -> None:
-    """Let an optimizer update the parameters of a group one by one where some are sharded and others whole.
+    """Let an optimizer update the parameters of a group one by one where they are spread in different ways.
 
-    torch's operations on lists of tensors, its default on accelerators, cannot mix them. The settings of a group differ
-    during a step only, so that checkpoints hold those of the user.
+    torch's operations on lists of tensors, its default on accelerators, cannot mix meshes, or shards and whole tensors.
+    The settings of a group differ during a step only, so that checkpoints hold those of the user.
 
     Args:
         optimizer: The optimizer.
-        may_mix: Returns whether there are whole parameters at all.
+        may_mix: Returns whether there can be such groups at all.
     """
     changed: list[tuple[dict[str, Any], dict[str, Any]]] = []
 
@@ -29,7 +29,7 @@ def step_one_by_one(optimizer: torch.optim.Optimizer, may_mix: Callable[[], bool
         if not may_mix():
             return
         for group in optimizer.param_groups:
-            if len({isinstance(parameter, DTensor) for parameter in group["params"]}) > 1:
+            if len({_mesh_of(parameter) for parameter in group["params"]}) > 1:
                 given = {name: group[name] for name in _TOGETHER if name in group}
                 changed.append((group, given))
                 group.update(dict.fromkeys(given, False))
@@ -41,3 +41,7 @@ def step_one_by_one(optimizer: torch.optim.Optimizer, may_mix: Callable[[], bool
 
     optimizer.register_step_pre_hook(before)
     optimizer.register_step_post_hook(after)
+
+
+def _mesh_of(parameter: torch.Tensor) -> int | None:
+    return id(parameter.device_mesh) if isinstance(parameter, DTensor) else None

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, MutableMapping, Sequence
-from contextlib import contextmanager
-from typing import Any
-from weakref import ref
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import CPUOffload, CPUOffloadPolicy, FullStateDictConfig
 from torch.distributed.tensor import DTensor
-from torch.utils.weak import WeakIdKeyDictionary
 
 from accel_core.comm.control import in_step
-from accel_core.errors import ConfigurationError, EngineUnavailableError, PartView, PreparationError, StateError
-from accel_core.mesh.layout import Layout
+from accel_core.errors import ConfigurationError, EngineUnavailableError, PartView, PreparationError
+from accel_core.mesh.layout import GROUPS, Layout
 from accel_core.modules.unwrap import canonical_name
 from accel_core.optim.lomo import is_lomo
 from accel_core.optim.optimizer import Stepper
@@ -27,6 +24,7 @@ from accel_core.precision.fp8.backend import choose_backend
 from accel_core.precision.precision import Precision
 from accel_core.process.world import GroupNeeds
 from accel_core.strategies import recipe
+from accel_core.strategies.averaging import Averaging
 from accel_core.strategies.bundle import Bundle
 from accel_core.strategies.parts import Parts, PrecisionRequest
 from accel_core.strategies.placement import devices_of
@@ -41,9 +39,6 @@ from accel_core.strategies.strategy import Strategy
 
 __all__ = ["ShardedStrategy", "is_half", "keep_masters"]
 
-_unaveraged: MutableMapping[torch.nn.Module, bool] = WeakIdKeyDictionary()
-"""Models with whole parameters whose new gradients nobody has averaged yet."""
-
 
 def is_half(parameter: torch.Tensor) -> bool:
     """Return whether a parameter has a format of half precision."""
@@ -52,15 +47,26 @@ def is_half(parameter: torch.Tensor) -> bool:
 
 def keep_masters(model: torch.nn.Module) -> None:
     """Give what trains in half precision 32 bits: computing in fewer is the policy's part, and steps need them all."""
-    for parameter in model.parameters():
-        if parameter.requires_grad and parameter.dtype in (torch.float16, torch.bfloat16):
-            parameter.data = parameter.data.float()
+    made: dict[int, tuple[torch.Tensor, torch.nn.Parameter]] = {}
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is None or not parameter.requires_grad or not is_half(parameter):
+                continue
+            if not isinstance(parameter, DTensor):
+                parameter.data = parameter.data.float()
+                continue
+            # A spread tensor does not change its format in place; ties stay.
+            if id(parameter) not in made:
+                made[id(parameter)] = parameter, torch.nn.Parameter(parameter.detach().float())
+            module._parameters[name] = made[id(parameter)][1]
 
 
 class ShardedStrategy(Strategy):
     """Each rank holds a shard of every parameter, its gradient and its optimizer state."""
 
     plugin_type = FullyShardedDataParallelPlugin
+    combines: ClassVar[tuple[str, ...]] = ()
+    """Axes along which ranks read the same data, and with which sharding is combined."""
 
     def __init__(self, parts: Parts) -> None:
         super().__init__(parts)
@@ -69,8 +75,7 @@ class ShardedStrategy(Strategy):
             self.plugin.set_mixed_precision(parts.precision.name)
         self.mesh = data_mesh(parts)
         self.format = FullyShardedFormat(self.layout_of_states, self.whole_optimizer)
-        self._replicated: MutableMapping[torch.nn.Module, list[torch.nn.Parameter]] = WeakIdKeyDictionary()
-        self._held: MutableMapping[torch.nn.Module, bool] = WeakIdKeyDictionary()
+        self.averaging = Averaging(self.world.device, self._readers(parts))
 
     @classmethod
     def lay_out(cls, rank: int, world_size: int, parallelism: ParallelismConfig | None, plugin: Any) -> Layout:
@@ -82,12 +87,13 @@ class ShardedStrategy(Strategy):
         """
         if parallelism is None or parallelism.total_size == 1:
             return cls._without_axes(rank, world_size, plugin)
-        if parallelism.non_data_parallel_size > 1:
+        others = [axis for axis in parallelism.non_dp_dim_names if axis not in cls.combines]
+        if others:
             raise EngineUnavailableError(
-                "FSDP is not combined with tensor, context or sequence parallel yet; got the axes "
-                f"{parallelism.active_mesh_dims}. Use dp_replicate_size and dp_shard_size alone."
+                f"{cls.name.upper()} is not combined with tensor, context or sequence parallel in this way; got the "
+                f"axes {others}. Use dp_replicate_size and dp_shard_size alone."
             )
-        if not parallelism.dp_shard_enabled:
+        if not any(axis in cls.combines or axis == "dp_shard" for axis in parallelism.dp_shard_cp_dim_names):
             raise ConfigurationError(
                 f"FSDP needs an axis along which parameters are sharded; got the axes {parallelism.active_mesh_dims}. "
                 "Set dp_shard_size to 2 or more, or leave parallelism_config out to shard over all processes."
@@ -104,6 +110,13 @@ class ShardedStrategy(Strategy):
         offload = plugin.cpu_offload
         offloads = offload.offload_params if isinstance(offload, CPUOffload) else isinstance(offload, CPUOffloadPolicy)
         return GroupNeeds(alone=True, host=bool(offloads))
+
+    def _readers(self, parts: Parts) -> list[Any]:
+        """Return the groups of ranks over which gradients of whole parameters are averaged."""
+        if parts.mesh is not None and parts.layout.size("tp") > 1:
+            axes = [axis for axis in GROUPS["dp_cp"] if parts.layout.size(axis) > 1]
+            return [parts.mesh.get_group(axis) for axis in axes]
+        return [dist.group.WORLD] if self.world.size > 1 else []
 
     @property
     def layout_of_states(self) -> str:
@@ -153,6 +166,7 @@ class ShardedStrategy(Strategy):
         plan = plan.found_in(model)  # fp8 exchanges layers
         if self.parts.precision.name != "no":
             keep_masters(model)
+        self._split(model)
         if self.plugin.activation_checkpointing:
             recompute((block for _, block in plan.blocks), offload=bool(self.plugin.activation_checkpointing_offload))
         if given is not model:
@@ -165,9 +179,14 @@ class ShardedStrategy(Strategy):
         self._own(model)
         return model
 
+    def _split(self, model: torch.nn.Module) -> None:
+        """Split a model among ranks of one replica, before what each of them holds is sharded."""
+
     def distribute(self, model: torch.nn.Module) -> torch.nn.Module:
         """Shard a model as the plugin says."""
-        return self._shard(model, self.check_model(model))
+        plan = self.check_model(model)
+        self._split(model)
+        return self._shard(model, plan)
 
     @abstractmethod
     def _shard(self, model: torch.nn.Module, plan: wrapping.WrapPlan) -> torch.nn.Module:
@@ -219,13 +238,21 @@ class ShardedStrategy(Strategy):
                 "The gradient scaler of fp16 cannot mix sharded gradients with whole ones; got parameters that are not "
                 f"sharded: {', '.join(trained)}. Use mixed_precision='bf16', freeze them, or shard them."
             )
-        if any(isinstance(parameter, DTensor) for parameter in bare.parameters()):
-            raise PreparationError(
-                f"A model is sharded whole or not at all; got {type(bare).__name__}, parts of which are sharded. "
-                "Prepare the model as it was loaded, or shard all of it."
-            )
+        self._check_spread(bare)
         refuse_empty(bare, self.world)
         return plan
+
+    def _check_spread(self, model: torch.nn.Module) -> None:
+        """Refuse a model whose parameters are spread over ranks in a way that sharding does not combine with.
+
+        Raises:
+            PreparationError: Parts of it are sharded already.
+        """
+        if any(isinstance(parameter, DTensor) for parameter in model.parameters()):
+            raise PreparationError(
+                f"A model is sharded whole or not at all; got {type(model).__name__}, parts of which are sharded. "
+                "Prepare the model as it was loaded, or shard all of it."
+            )
 
     def _refuse_packed(self, model: torch.nn.Module) -> None:
         """Refuse packed weights of bitsandbytes whose parts do not compute what the whole did.
@@ -253,22 +280,6 @@ class ShardedStrategy(Strategy):
         """Take over a model that was sharded before."""
         self._names.remember(self._bare(model))
 
-    def _replicate(self, model: torch.nn.Module, parameters: Sequence[torch.nn.Parameter]) -> None:
-        """Note the parameters that every rank keeps whole: their gradients are averaged here."""
-        if not parameters:
-            return
-        self._replicated[model] = list(parameters)
-        kept = ref(model)
-
-        def note(_: torch.Tensor) -> None:
-            owner = kept()
-            if owner is not None:
-                _unaveraged[owner] = True
-
-        for parameter in parameters:
-            if parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(note)  # type: ignore[no-untyped-call]
-
     @abstractmethod
     def _is_sharded(self, model: torch.nn.Module) -> bool:
         """Return whether a bare model was sharded before."""
@@ -279,11 +290,7 @@ class ShardedStrategy(Strategy):
 
         def refuse(*_: object) -> None:
             nonlocal known
-            if self.world.size > 1 and any(model in _unaveraged for model in self._replicated):
-                raise StateError(
-                    "Gradients of parameters that are not sharded were not averaged over the ranks; got a step after "
-                    "loss.backward(). Call accelerator.backward(loss) instead."
-                )
+            self.averaging.refuse_unaveraged()
             if known:
                 return
             strange = self._names.strange(optimizer)
@@ -295,38 +302,13 @@ class ShardedStrategy(Strategy):
             known = True
 
         optimizer.register_step_pre_hook(refuse)
-        step_one_by_one(optimizer, lambda: bool(self._replicated))
+        step_one_by_one(optimizer, lambda: self.layout.size("tp") > 1 or bool(self.averaging))
         return None
 
     def backward(self, loss: torch.Tensor, **kwargs: object) -> None:
         """Compute gradients; those of parameters that are not sharded are averaged where a window ends."""
         super().backward(loss, **kwargs)
-        for model, parameters in list(self._replicated.items()):
-            if not self._held.get(model, False):
-                self._average([parameter for parameter in parameters if parameter.requires_grad])
-                _unaveraged.pop(model, None)
-
-    def _average(self, parameters: list[torch.nn.Parameter]) -> None:
-        """Average whole gradients over all ranks; one that no rank has stays away."""
-        if not parameters or self.world.size == 1:
-            return
-        there = torch.tensor([float(p.grad is not None) for p in parameters], device=self.world.device)
-        dist.all_reduce(there)
-        for parameter, ranks in zip(parameters, there.tolist(), strict=True):
-            if ranks:
-                parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-                dist.all_reduce(parameter.grad)
-                parameter.grad /= self.world.size
-
-    @contextmanager
-    def _holding(self, model: torch.nn.Module, held: bool) -> Iterator[None]:
-        """Hold the gradients of a model back in the block, or complete them."""
-        before = self._held.get(model, False)
-        self._held[model] = held
-        try:
-            yield
-        finally:
-            self._held[model] = before
+        self.averaging.complete()
 
     def clip_grad_norm_(
         self,
@@ -341,10 +323,7 @@ class ShardedStrategy(Strategy):
 
     def _now(self, parameters: Iterable[torch.Tensor] | torch.Tensor) -> list[torch.Tensor]:
         """Return parameters, and in place of those that sharding replaced the ones that have their gradients."""
-        given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-        if all(parameter.grad is not None or not parameter.requires_grad for parameter in given):
-            return given
-        return self._names.successors(given)
+        return self._names.trained(parameters)
 
     def groups_of(self, parameter: torch.Tensor) -> tuple[Any, ...]:
         """Return the groups of ranks that share a parameter's gradient; none where every rank holds it whole."""

@@ -1,0 +1,163 @@
+"""Gradients that each rank computes for itself, averaged where a window ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, MutableMapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+from weakref import ref
+
+import torch
+import torch.distributed as dist
+from torch.utils.weak import WeakIdKeyDictionary
+
+from accel_core.errors import StateError
+from accel_core.mesh.tensor import is_spread, local_part
+
+__all__ = ["Averaging"]
+
+_BUCKET = 25 * 2**20
+"""Bytes of gradients that are averaged together."""
+
+_unaveraged: MutableMapping[torch.nn.Module, bool] = WeakIdKeyDictionary()
+"""Models whose new gradients nobody has averaged yet."""
+
+
+class Averaging:
+    """Averages the gradients of parameters that several ranks hold alike, model by model.
+
+    Averaging twice changes nothing: what was averaged is equal on all ranks, so a mean leaves it as it is.
+
+    Args:
+        device: Where the ranks compute.
+        groups: The groups of ranks over which gradients are averaged, one after the other.
+    """
+
+    def __init__(self, device: torch.device, groups: Sequence[dist.ProcessGroup]) -> None:
+        self._device = device
+        self._groups = tuple(group for group in groups if group.size() > 1)
+        self._parameters: MutableMapping[torch.nn.Module, list[torch.nn.Parameter]] = WeakIdKeyDictionary()
+        self._held: MutableMapping[torch.nn.Module, bool] = WeakIdKeyDictionary()
+
+    def __contains__(self, model: torch.nn.Module) -> bool:
+        """Return whether gradients of a model are averaged here."""
+        return model in self._parameters
+
+    def __bool__(self) -> bool:
+        """Return whether gradients of any model are averaged here."""
+        return bool(self._parameters)
+
+    def watch(self, model: torch.nn.Module, parameters: Sequence[torch.nn.Parameter]) -> None:
+        """Note parameters of a model whose gradients are averaged here."""
+        if not parameters:
+            return
+        self._parameters[model] = list(parameters)
+        kept = ref(model)
+
+        def note(_: torch.Tensor) -> None:
+            owner = kept()
+            if owner is not None:
+                _unaveraged[owner] = True
+
+        for parameter in parameters:
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(note)  # type: ignore[no-untyped-call]
+
+    def holds(self, parameter: torch.Tensor) -> bool:
+        """Return whether the gradient of a parameter is averaged here."""
+        return any(parameter is own for parameters in self._parameters.values() for own in parameters)
+
+    def is_held(self, model: torch.nn.Module) -> bool:
+        """Return whether gradients of a model are held back now."""
+        return self._held.get(model, False)
+
+    @contextmanager
+    def holding(self, model: torch.nn.Module, held: bool) -> Iterator[None]:
+        """Hold the gradients of a model back in the block, or complete them."""
+        before = self.is_held(model)
+        self._held[model] = held
+        try:
+            yield
+        finally:
+            self._held[model] = before
+
+    def complete(self) -> None:
+        """Average the gradients of all models that are not held back; every rank calls it."""
+        for model, parameters in list(self._parameters.items()):
+            if not self.is_held(model):
+                self._average([parameter for parameter in parameters if parameter.requires_grad])
+                _unaveraged.pop(model, None)
+
+    @torch.no_grad()
+    def settle(self) -> None:
+        """Add up what ranks hold as summands of new gradients; `complete` does so too."""
+        for model, parameters in list(self._parameters.items()):
+            if model in _unaveraged:
+                _settle(parameters)
+
+    def refuse_unaveraged(self) -> None:
+        """Refuse a step with gradients that nobody averaged.
+
+        Raises:
+            StateError: There are some.
+        """
+        if self._groups and any(model in _unaveraged for model in self._parameters):
+            raise StateError(
+                "Gradients of parameters that every rank holds were not averaged over the ranks; got a step after "
+                "loss.backward(). Call accelerator.backward(loss) instead."
+            )
+
+    @torch.no_grad()
+    def _average(self, parameters: list[torch.nn.Parameter]) -> None:
+        """Average gradients; one that no rank has stays away."""
+        _settle(parameters)
+        if not parameters or not self._groups:
+            return
+        there = torch.tensor([float(p.grad is not None) for p in parameters], device=self._device)
+        for group in self._groups:
+            dist.all_reduce(there, group=group)
+        found = []
+        for parameter, ranks in zip(parameters, there.tolist(), strict=True):
+            if ranks:
+                parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                found.append(local_part(parameter.grad))
+        for bucket in _buckets(found):
+            self._average_together(bucket)
+
+    def _average_together(self, gradients: list[torch.Tensor]) -> None:
+        """Average gradients of one format on one device in one message."""
+        first = gradients[0]
+        alone = len(gradients) == 1 and first.is_contiguous()
+        flat = first if alone else torch.cat([gradient.reshape(-1) for gradient in gradients])
+        for group in self._groups:
+            dist.all_reduce(flat, group=group)
+            flat /= group.size()
+        if not alone:
+            parts = torch.split(flat, [each.numel() for each in gradients])
+            for gradient, mean in zip(gradients, parts, strict=True):
+                gradient.copy_(mean.view_as(gradient))
+
+
+def _settle(parameters: Sequence[torch.nn.Parameter]) -> None:
+    """Add up the parts of gradients that ranks of a mesh hold as summands of what their parameters hold whole."""
+    for parameter in parameters:
+        gradient: Any = parameter.grad
+        if is_spread(gradient) and gradient.placements != parameter.placements:  # type: ignore[attr-defined]
+            parameter.grad = gradient.redistribute(placements=parameter.placements)  # type: ignore[attr-defined]
+
+
+def _buckets(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    """Yield tensors of one format on one device together, in an order that is the same on all ranks."""
+    by_kind: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
+    for tensor in tensors:
+        by_kind.setdefault((tensor.device, tensor.dtype), []).append(tensor)
+    for kind in by_kind.values():
+        bucket: list[torch.Tensor] = []
+        size = 0
+        for tensor in kind:
+            if bucket and size + tensor.nbytes > _BUCKET:
+                yield bucket
+                bucket, size = [], 0
+            bucket.append(tensor)
+            size += tensor.nbytes
+        yield bucket

@@ -1,0 +1,127 @@
+"""Tensor parallel as a part of a strategy: which ranks, which plan, and the proof that their gradients agree."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableMapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.utils.weak import WeakIdKeyDictionary
+
+from accel_core.comm.control import Channel
+from accel_core.errors import ConfigurationError, PreparationError, StateError
+from accel_core.mesh.tensor import local_part
+from accel_core.strategies.averaging import Averaging
+from accel_core.strategies.parts import Parts
+from accel_core.strategies.tensor.plan import TensorPlan, plan_of
+from accel_core.strategies.tensor.split import check_arrived, is_split, split
+
+__all__ = ["TensorParallel"]
+
+_SHOWN = 8
+
+
+class TensorParallel:
+    """Splits models over the ranks of the axis "tp", and proves once for each that these ranks train one model.
+
+    What the plan leaves whole has a gradient on every rank, computed from the same numbers, and nobody averages it:
+    a reduction that a plan lacks, other data or other dropout on some ranks would let copies drift apart. So the first
+    complete gradients of each model are compared, and the loss that they come from.
+
+    Args:
+        parts: What the strategy is built from. Its mesh has the axis.
+    """
+
+    def __init__(self, parts: Parts) -> None:
+        self._world = parts.world
+        self._ranks = parts.layout.group("tp")
+        self.size = len(self._ranks)
+        self.mesh: DeviceMesh = parts.mesh["tp"]  # type: ignore[index]
+        handler = None if parts.parallelism is None else parts.parallelism.tp_handler
+        self._plan: Mapping[str, Any] | str = "auto" if handler is None else handler.tp_plan
+        self._unproved: MutableMapping[nn.Module, bool] = WeakIdKeyDictionary()
+        if parts.precision.name in ("fp16", "fp8"):
+            raise ConfigurationError(
+                "Tensor parallel trains in 32 bits or in bf16: torch's gradient scaler and layers in fp8 do not take "
+                f"parts of tensors; got mixed_precision={parts.precision.name!r}. Use mixed_precision='bf16' or 'no'."
+            )
+
+    def check(self, model: nn.Module) -> TensorPlan:
+        """Return how a bare model will be split: not at all where it arrived so.
+
+        Raises:
+            PreparationError: It cannot be split, or arrived split over other ranks.
+        """
+        if not is_split(model):
+            return plan_of(model, self._plan, self.size)
+        if not isinstance(self._plan, str):
+            raise PreparationError(
+                f"A model is split by one plan; got {type(model).__name__}, which arrived split, and a tp_plan. "
+                "Leave the plan out, or load the model whole."
+            )
+        check_arrived(model, self._ranks)
+        return TensorPlan()
+
+    def split(self, model: nn.Module, plan: TensorPlan, *, from_main: bool = False) -> None:
+        """Split a bare model in place; see `tensor.split`."""
+        split(model, plan, self.mesh, self._world, from_main=from_main)
+
+    def watch(self, model: nn.Module) -> None:
+        """Compare the first complete gradients of a bare model, if it has something to train."""
+        if any(parameter.requires_grad for parameter in model.parameters()):
+            self._unproved[model] = True
+
+    def prove(self, loss: torch.Tensor, averaging: Averaging) -> None:
+        """Compare what ranks of one replica hold of the same, for models whose first gradients are complete.
+
+        Args:
+            loss: What the gradients come from.
+            averaging: Knows whose gradients are held back.
+
+        Raises:
+            StateError: It differs; on every rank, before anything is updated.
+        """
+        for model in list(self._unproved):
+            if averaging.is_held(model) or all(parameter.grad is None for parameter in model.parameters()):
+                continue
+            found = self._differing(model, loss)
+            everywhere = Channel(self._world, "backward: tensor parallel").exchange(found)
+            names = list(dict.fromkeys(name for each in everywhere for name in each))
+            if names:
+                raise StateError(
+                    "Ranks of tensor parallel compute the same loss, and the same gradients of what every one of them "
+                    f"holds; got different ones of {', '.join(names[:_SHOWN])}{' …' if len(names) > _SHOWN else ''}. "
+                    "Give them the same batches and random seeds, and a plan whose modules take in and give out what "
+                    "their neighbours need."
+                )
+            self._unproved.pop(model, None)
+
+    @torch.no_grad()
+    def _differing(self, model: nn.Module, loss: torch.Tensor) -> list[str]:
+        """Return the names of parameters that every rank holds whose gradients differ, and "the loss" where it does."""
+        found = [("the loss", local_part(loss.detach()))]
+        found += [
+            (name, local_part(parameter.grad))
+            for name, parameter in model.named_parameters()
+            if parameter.grad is not None and self._everyone_holds(parameter)
+        ]
+        high = torch.stack([each.float().norm().to(self._world.device) for _, each in found])
+        low = high.clone()
+        dist.all_reduce(high, dist.ReduceOp.MAX, group=self.mesh.get_group())
+        dist.all_reduce(low, dist.ReduceOp.MIN, group=self.mesh.get_group())
+        # A reduction that is missing changes a sum by its own size; rounding, by far less than half of its digits.
+        tolerance = max(torch.finfo(each.dtype).eps for each in (high, *(each for _, each in found))) ** 0.5
+        apart = (high - low) > tolerance * high
+        return [name for (name, _), differs in zip(found, apart.tolist(), strict=True) if differs]
+
+    def _everyone_holds(self, parameter: torch.Tensor) -> bool:
+        """Return whether all ranks of tensor parallel hold the same of a parameter."""
+        if not isinstance(parameter, DTensor):
+            return True
+        mesh = parameter.device_mesh
+        cut = [axis for axis, placement in enumerate(parameter.placements) if not placement.is_replicate()]
+        return all(tuple(dist.get_process_group_ranks(mesh.get_group(axis))) != self._ranks for axis in cut)

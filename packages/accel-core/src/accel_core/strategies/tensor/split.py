@@ -1,0 +1,81 @@
+"""Splitting a model over the ranks of tensor parallel, and models that arrive split."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import parallelize_module
+
+from accel_core.comm.control import in_step
+from accel_core.errors import PreparationError
+from accel_core.process.world import World
+from accel_core.strategies.sharding.loading import receive, refuse_empty, starts_from_main, views_of
+from accel_core.strategies.tensor.plan import TensorPlan
+
+__all__ = ["check_arrived", "is_split", "split"]
+
+
+def is_split(model: nn.Module) -> bool:
+    """Return whether a part of a model's parameters is spread over ranks."""
+    return any(isinstance(parameter, DTensor) for parameter in model.parameters())
+
+
+def check_arrived(model: nn.Module, group: Sequence[int]) -> None:
+    """Refuse a model that arrived split over other ranks than those of tensor parallel.
+
+    Args:
+        model: The model.
+        group: The ranks with which this one shares products.
+
+    Raises:
+        PreparationError: It is split over others.
+    """
+    for name, parameter in model.named_parameters():
+        if not isinstance(parameter, DTensor):
+            continue
+        mesh = parameter.device_mesh
+        ranks = mesh.mesh.flatten().tolist()
+        if mesh.ndim != 1 or ranks != list(group):
+            raise PreparationError(
+                f"A model that arrives split is split over the ranks of tensor parallel, here {list(group)}; got "
+                f"{name} on a mesh of shape {tuple(mesh.shape)} with the ranks {ranks}. Load it with the sizes of "
+                "parallelism_config, or let prepare() split it."
+            )
+
+
+def split(model: nn.Module, plan: TensorPlan, mesh: DeviceMesh, world: World, *, from_main: bool = False) -> None:
+    """Split a bare model in place, with the values that the first rank has; every rank calls it.
+
+    Args:
+        model: The model.
+        plan: How. Without styles the model arrived split, and what is whole in it takes the values of the first rank.
+        mesh: The ranks that share products.
+        world: This process among its fellows.
+        from_main: Whether all ranks take the values of the first, also where theirs are equal.
+    """
+    refuse_empty(model, world)
+    if starts_from_main(model, world, asked=from_main):
+        receive(model.modules(), world.device)
+    with in_step(world, "prepare: tensor parallel", views_of(model)), _own_random_state(world.device):
+        for name, style in plan.styles:
+            parallelize_module(model.get_submodule(name), mesh, style)
+    for first, *others in plan.ties:
+        parameter = model.get_parameter(first)
+        for other in others:
+            owner, _, own = other.rpartition(".")
+            model.get_submodule(owner)._parameters[own] = parameter
+
+
+@contextmanager
+def _own_random_state(device: torch.device) -> Iterator[None]:
+    """Keep this rank's random numbers: where torch first spreads a tensor, it gives all ranks of a GPU the same."""
+    if device.type == "cpu":
+        yield
+        return
+    with torch.random.fork_rng(devices=[device], device_type=device.type):
+        yield

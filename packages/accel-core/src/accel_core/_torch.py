@@ -31,6 +31,8 @@ __all__ = [
     "group_gather",
     "pin_memory",
     "rebuilders",
+    "reduce_scatter_single",
+    "ring_attention",
     "sparse_to_validate",
     "storage_info",
     "tensor_rebuilders",
@@ -39,6 +41,9 @@ __all__ = [
 
 all_gather_single: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 """Gathers one tensor from all ranks into one tensor, which torch called otherwise until 2.13."""
+
+reduce_scatter_single: Callable[..., Any] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+"""Adds up one tensor of all ranks and leaves each a part of it, which torch called otherwise until 2.13."""
 
 
 def group_gather(group: Any) -> Callable[..., Any]:
@@ -52,6 +57,14 @@ def sparse_to_validate() -> list[Any]:
     ask = getattr(rebuilders, "_get_sparse_tensors_to_validate", None)
     found: list[Any] = rebuilders._sparse_tensors_to_validate if ask is None else ask()
     return found
+
+
+def ring_attention() -> Any:
+    """Return the module that has torch's ring of context parallel."""
+    # Imported late: it loads torch's sharding rules, which a run without context parallel does not need.
+    from torch.distributed.tensor.experimental._context_parallel import _attention
+
+    return _attention
 
 
 def storage_info(file: str, offset: int, length: int) -> Any:
@@ -135,6 +148,26 @@ PRIVATE_NAMES = (
         "torch._utils:_sparse_tensors_to_validate",
         "A load that failed leaves its sparse tensors there, for which torch would refuse the next one.",
         renamed="torch._utils:_get_sparse_tensors_to_validate",
+    ),
+    PrivateName(
+        "torch.distributed.tensor.experimental._attention:_templated_ring_attention",
+        "torch's ring is called with the kernel of CPUs too; its public context_parallel knows those of GPUs alone.",
+        renamed="torch.distributed.tensor.experimental._context_parallel._attention:_templated_ring_attention",
+    ),
+    PrivateName(
+        "torch.distributed.tensor.experimental._attention:_templated_ring_attention_backward",
+        "The same, backward.",
+        renamed="torch.distributed.tensor.experimental._context_parallel._attention:_templated_ring_attention_backward",
+    ),
+    PrivateName(
+        "torch.distributed.tensor.experimental._attention:_cp_options",
+        "A ring shares a causal mask evenly, or not, by this record, which only context_parallel sets.",
+        renamed="torch.distributed.tensor.experimental._context_parallel._attention:_cp_options",
+    ),
+    PrivateName(
+        "torch.distributed.tensor.experimental._attention:_RotateMethod",
+        "The public set_rotate_method cannot be asked what it was before.",
+        renamed="torch.distributed.tensor.experimental._context_parallel._attention:_RotateMethod",
     ),
     PrivateName(
         "torch.distributed:ProcessGroup._allgather_base",

@@ -51,6 +51,9 @@ class TorchFeature:
 
 
 TORCH_FEATURES = {
+    "context_ring": TorchFeature(
+        "Context parallel by cp_comm_strategy='alltoall'", "2.13", "use cp_comm_strategy='allgather'"
+    ),
     "fsdp2_on_cpu": TorchFeature("FSDP2 on a CPU", "2.7", "use fsdp_version=1"),
     "fsdp2_whole": TorchFeature("FSDP2 with parameters that stay whole", "2.7", "use fsdp_version=1"),
     "pipeline_of_sequential": TorchFeature(

@@ -1,0 +1,142 @@
+"""What becomes of calls of torch in a context block: attention goes over all ranks, what would go wrong is refused."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from typing import Any, NoReturn
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch.overrides import TorchFunctionMode
+
+from accel_core.errors import EngineUnavailableError
+from accel_core.strategies.context.attention import Attention, sdpa
+
+__all__ = ["attending", "refusing_recomputation"]
+
+_SOFTMAX = (torch.softmax, torch.Tensor.softmax, F.softmax)
+_RECURRENT = (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
+
+
+def _refuse(what: str, instead: str) -> NoReturn:
+    raise EngineUnavailableError(
+        f"A context-parallel block splits the sequence over ranks, and only scaled_dot_product_attention sees all of "
+        f"it; got {what}, which would see this rank's part. {instead}"
+    )
+
+
+class _Interception(TorchFunctionMode):
+    """Sends every `scaled_dot_product_attention` elsewhere, by whatever name it is called.
+
+    Args:
+        attend: What is called instead. In it, torch's own attention is what it is.
+        handlers: What is called instead of other functions, with the function and its arguments.
+    """
+
+    def __init__(self, attend: Callable[..., torch.Tensor], handlers: dict[Any, Callable[..., Any]]) -> None:
+        super().__init__()
+        self._attend: Callable[..., torch.Tensor] = torch.compiler.disable(attend)  # type: ignore[no-untyped-call]
+        self._attending = False
+        own: dict[Any, Callable[..., Any]] = {sdpa: self._attention, torch.Tensor.backward: self._backward}
+        self._handlers = own | handlers
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Handle one call of torch."""
+        handler = self._handlers.get(func)
+        if handler is None:
+            return func(*args, **(kwargs or {}))
+        return handler(func, *args, **(kwargs or {}))
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Intercept calls in the block.
+
+        While a function of Python in torch runs, no mode is active, and attention that it calls (multi-head attention
+        does) is looked up where users look it up. So it is exchanged there too.
+        """
+        before = F.scaled_dot_product_attention
+        F.scaled_dot_product_attention = partial(self._attention, sdpa)
+        try:
+            with self:
+                yield
+        finally:
+            F.scaled_dot_product_attention = before
+
+    def _attention(self, func: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if self._attending:
+            found: torch.Tensor = func(*args, **kwargs)
+            return found
+        self._attending = True
+        try:
+            return self._attend(*args, **kwargs)
+        finally:
+            self._attending = False
+
+    def _backward(self, func: Any, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+        """Stay active in a backward pass, which computes forward what activation checkpointing did not keep."""
+        given = inspect.signature(func).bind(tensor, *args, **kwargs).arguments
+        given.pop("self")
+        with self:
+            torch.autograd.backward(tensor, given.pop("gradient", None), **given)
+
+
+def attending(attention: Attention) -> AbstractContextManager[None]:
+    """Return a context in which attention goes over all ranks.
+
+    Functions that mix positions of a sequence otherwise are refused where they can be told from those that do not.
+
+    Args:
+        attention: What computes attention over all ranks.
+    """
+    own = attention.share.local_length
+
+    def multi_head_attention(func: Any, *args: Any, **kwargs: Any) -> Any:
+        given = inspect.signature(func).bind(*args, **kwargs).arguments
+        if given.get("need_weights", True):
+            _refuse("nn.MultiheadAttention with need_weights=True", "Pass need_weights=False.")
+        return func(*args, **kwargs)
+
+    def softmax(func: Any, given: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if given.dim() > 3 and tuple(given.shape[-2:]) == (own, own):
+            _refuse(
+                f"a softmax over scores of shape {tuple(given.shape)}",
+                'Choose the implementation "sdpa" of the model\'s attention.',
+            )
+        return func(given, *args, **kwargs)
+
+    def convolution(func: Any, given: torch.Tensor, weight: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if weight.shape[-1] > 1 and given.shape[-1] == own:
+            _refuse("a convolution along the sequence", "Train this model without context parallel.")
+        return func(given, weight, *args, **kwargs)
+
+    def recurrence(func: Any, given: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if own in given.shape[:2]:
+            _refuse("a recurrent layer", "Train this model without context parallel.")
+        return func(given, *args, **kwargs)
+
+    return _Interception(
+        attention,
+        {
+            F.multi_head_attention_forward: multi_head_attention,
+            torch.conv1d: convolution,
+            **dict.fromkeys(_SOFTMAX, softmax),
+            **dict.fromkeys(_RECURRENT, recurrence),
+        },
+    ).active()
+
+
+def refusing_recomputation() -> AbstractContextManager[None]:
+    """Return the context of a backward pass that must not compute attention again: its block has ended."""
+
+    def refuse(*args: Any, **kwargs: Any) -> NoReturn:
+        raise EngineUnavailableError(
+            "Activation checkpointing computes attention again, in a context-parallel block only; got a backward "
+            "pass after the block. Call accelerator.backward(loss) inside of it."
+        )
+
+    return _Interception(refuse, {}).active()

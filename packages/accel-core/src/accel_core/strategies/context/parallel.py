@@ -1,0 +1,104 @@
+"""Context parallel as a strategy uses it: one object for a run whose ranks share sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+import torch
+import torch.distributed as dist
+
+from accel_core.errors import StateError
+from accel_core.plugins.parallelism import TorchContextParallelConfig
+from accel_core.strategies.context.attention import Attention, GatheredAttention
+from accel_core.strategies.context.buffers import check_buffers, split_in_place
+from accel_core.strategies.context.interception import attending, refusing_recomputation
+from accel_core.strategies.context.models import CompleteInputs, check_attention, find_model
+from accel_core.strategies.context.order import Share
+from accel_core.strategies.context.ring import RingAttention
+
+__all__ = ["ContextParallel"]
+
+
+class ContextParallel:
+    """Ranks that share each sequence of a batch.
+
+    Args:
+        group: The ranks. All of them read the same batches.
+        settings: How they exchange keys and values.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, settings: TorchContextParallelConfig) -> None:
+        self.group = group
+        self._kind = RingAttention if settings.cp_comm_strategy == "alltoall" else GatheredAttention
+        self._attention: Attention | None = None
+        self._left_open = False
+
+    @property
+    def share(self) -> Share | None:
+        """This rank's part of the sequence while a block is open; `None` outside."""
+        return None if self._attention is None else self._attention.share
+
+    def check(self, model: torch.nn.Module) -> None:
+        """Refuse a model whose attention would not go over all ranks, where its configuration tells.
+
+        Raises:
+            PreparationError: It has another attention than torch's.
+        """
+        check_attention(model)
+
+    def watch(self, model: torch.nn.Module, *, compiled: bool = False) -> None:
+        """Complete what a model gets in a block, if it is one of transformers.
+
+        Args:
+            model: The bare model.
+            compiled: Whether it is, or will be, compiled.
+        """
+        module = find_model(model)
+        if module is None or any(isinstance(hook, CompleteInputs) for hook in module._forward_pre_hooks.values()):
+            return
+        module.register_forward_pre_hook(CompleteInputs(self.group, lambda: self.share, compiled), with_kwargs=True)
+
+    @contextmanager
+    def split(
+        self,
+        buffers: Sequence[torch.Tensor] | None,
+        buffer_seq_dims: Sequence[int] | None,
+        no_restore_buffers: Collection[torch.Tensor] | None,
+    ) -> Iterator[None]:
+        """Split buffers in the block, in which attention goes over all ranks.
+
+        Args:
+            buffers: Tensors that hold the whole sequence.
+            buffer_seq_dims: For each, its sequence dim.
+            no_restore_buffers: Those of them that stay split.
+
+        Raises:
+            ConfigurationError: The buffers cannot be split.
+            StateError: A block is open already.
+        """
+        if self._attention is not None:
+            raise StateError(
+                "A sequence is split once; got a context-parallel block inside another. Leave the first before the "
+                "next begins."
+            )
+        given, dims, kept = list(buffers or ()), list(buffer_seq_dims or ()), list(no_restore_buffers or ())
+        share = check_buffers(given, dims, kept, self.group.rank(), self.group.size())
+        attention = self._kind(self.group, share)
+        with split_in_place(given, dims, kept, share):
+            self._attention, self._left_open = attention, True
+            try:
+                with attending(attention):
+                    yield
+                attention.settle()
+            finally:
+                self._attention = None
+
+    def around_backward(self) -> AbstractContextManager[object]:
+        """Return the context of a backward pass, which belongs into the block of its forward pass."""
+        if self._attention is not None:
+            self._attention.settle()
+            self._left_open = False
+            return nullcontext()
+        # What was computed in a block may be computed again, by activation checkpointing, where no block is open.
+        return refusing_recomputation() if self._left_open else nullcontext()

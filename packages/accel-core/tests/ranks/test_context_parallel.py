@@ -1,0 +1,329 @@
+"""Sequences that ranks share, against one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from accel_core.errors import ConfigurationError, EngineUnavailableError, StateError
+from accel_core.plugins.parallelism import TorchContextParallelConfig
+from accel_core.process.world import ensure
+from accel_core.strategies.context.order import Share, in_order
+from accel_core.strategies.context.parallel import ContextParallel
+from accel_core.testing import requires, world
+
+BATCH, HEADS, LENGTH, SIZE = 2, 4, 32, 8
+KINDS = ("causal", "sliding", "packed", "padded")
+Results = list[torch.Tensor]
+
+
+def context(kind: str = "allgather") -> ContextParallel:
+    """Return context parallel over all ranks."""
+    ensure()
+    group = dist.group.WORLD
+    assert group is not None
+    return ContextParallel(group, TorchContextParallelConfig(kind))
+
+
+def part() -> Share:
+    """Return this rank's part of the sequence."""
+    here = ensure()
+    return Share(LENGTH, here.rank, here.size)
+
+
+@contextmanager
+def block(kind: str = "allgather", mask: torch.Tensor | None = None) -> Iterator[None]:
+    """Open a block that splits a mask along its queries, or some tokens."""
+    given, dim = (torch.zeros(BATCH, LENGTH), 1) if mask is None else (mask, 2)
+    with context(kind).split([given], [dim], None):
+        yield
+
+
+def mask_of(kind: str) -> torch.Tensor:
+    """Return a mask of the whole sequence; every query sees a key."""
+    places = torch.arange(LENGTH)
+    mask = places[None] <= places[:, None]
+    if kind == "sliding":
+        mask = mask & (places[:, None] - places[None] < 6)
+    if kind == "packed":
+        mask = mask & (places[None] // 10 == places[:, None] // 10)
+    mask = mask[None, None].repeat(BATCH, 1, 1, 1)
+    if kind == "padded":
+        mask[1, :, :, :5] = False
+        mask[1, 0, places, places] = True
+    return mask
+
+
+def tensors(dtype: torch.dtype = torch.float32, groups: int = HEADS) -> tuple[torch.Tensor, ...]:
+    """Return queries, keys, values and a gradient of the result, equal on all ranks."""
+    torch.manual_seed(0)
+    shapes = [(BATCH, heads, LENGTH, SIZE) for heads in (HEADS, groups, groups, HEADS)]
+    return tuple(torch.randn(shape).to(dtype) for shape in shapes)
+
+
+def attention(given: tuple[torch.Tensor, ...], gradient: torch.Tensor, **arguments: Any) -> Results:
+    """Return torch's attention, and the gradients of queries, keys and values."""
+    leaves = [tensor.detach().clone().requires_grad_() for tensor in given]
+    out = F.scaled_dot_product_attention(*leaves, **arguments)
+    out.backward(gradient)  # type: ignore[no-untyped-call]
+    return [out.detach(), *(leaf.grad for leaf in leaves if leaf.grad is not None)]
+
+
+def compare(groups: int, dtype: torch.dtype, kind: str = "allgather", masks: Any = (None,), **arguments: Any) -> None:
+    """Compare attention in a block with full attention, with a mask that is split, and one that is not."""
+    rest = arguments | ({"enable_gqa": True} if groups != HEADS else {})
+    *given, gradient = tensors(dtype, groups)
+    local = tuple(part().of(tensor, 2) for tensor in given)
+    for mask in masks:
+        whole = attention(tuple(given), gradient, attn_mask=mask, **rest)
+        for split in (None,) if mask is None else (None, mask.clone()):
+            with block(kind, split):
+                got = attention(local, part().of(gradient, 2), attn_mask=mask if split is None else split, **rest)
+            assert len(got) == len(whole) == 4
+            for one, other in zip(got, whole, strict=True):
+                limit = 8 * torch.finfo(dtype).eps * float(other.abs().max())  # in single precision, 1e-6 of it
+                assert float((one.double() - part().of(other, 2).double()).abs().max()) <= limit, (mask, split)
+
+
+def every_mask(kinds: tuple[str, ...] = KINDS) -> None:
+    """Compare all masks, as truth values and as numbers, in two formats, with as many keys as queries and fewer."""
+    for groups, dtype in ((HEADS, torch.float32), (2, torch.float32), (2, torch.bfloat16)):
+        masks = [mask_of(kind) for kind in kinds]
+        masks += [torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, -torch.inf) for mask in masks]
+        compare(groups, dtype, masks=masks)
+        compare(groups, dtype, is_causal=True, scale=0.5)
+        compare(groups, dtype)
+
+
+@world(2)
+def test_gathered_attention_equals_full_attention() -> None:
+    """Under any mask, two ranks compute what one does, forward and backward."""
+    every_mask()
+
+
+@world(4)
+def test_four_ranks_share_a_sequence() -> None:
+    """The same on four ranks, gathered and along the ring."""
+    every_mask(("sliding", "padded"))
+    compare(HEADS, torch.float32, "alltoall", is_causal=True)
+
+
+@requires("torch:2.13")
+@world(2)
+def test_the_ring_equals_full_attention() -> None:
+    """Causal attention and attention to everything go round, in both formats."""
+    for groups in (HEADS, 2):
+        for dtype in (torch.float32, torch.bfloat16):
+            compare(groups, dtype, "alltoall", is_causal=True, scale=0.5)
+            compare(groups, dtype, "alltoall")
+
+
+@world(2)
+def test_a_mask_of_a_ranks_own_tokens_is_refused_on_all_ranks() -> None:
+    """Padding that was split goes with its keys; what says nothing of the other keys, on one rank alone, is refused."""
+    *given, gradient = tensors()
+    seen = torch.arange(LENGTH).remainder(5).bool()[None, None, None].repeat(BATCH, 1, 1, 1)
+    whole = attention(tuple(given), gradient, attn_mask=seen)
+    local = tuple(part().of(tensor, 2) for tensor in given)
+    padding = seen.clone()
+    with context().split([padding], [-1], None):
+        got = attention(local, part().of(gradient, 2), attn_mask=padding)
+    torch.testing.assert_close(got, [part().of(tensor, 2) for tensor in whole])
+
+    square = torch.ones(LENGTH // 2, LENGTH // 2, dtype=torch.bool)
+    for kind, words in (("allgather", "which of all keys"), ("alltoall", "allgather")):
+        with pytest.raises(EngineUnavailableError, match=words), block(kind):
+            F.scaled_dot_product_attention(*local, attn_mask=square if dist.get_rank() else None)
+
+
+REFUSED: dict[str, tuple[str, Callable[..., Any]]] = {
+    "ring dropout": ("dropout_p=0.5", lambda q: F.scaled_dot_product_attention(q, q, q, dropout_p=0.5)),
+    "ring layout": ("queries of shape", lambda q: F.scaled_dot_product_attention(q[0], q[0], q[0])),
+    "other keys": ("to 4 keys", lambda q: F.scaled_dot_product_attention(q, q[:, :, :4], q[:, :, :4])),
+    "causal queries": (
+        "causal attention of 4",
+        lambda q: F.scaled_dot_product_attention(q[:, :, :4], q, q, is_causal=True),
+    ),
+    "two masks": (
+        "beside a mask",
+        lambda q: F.scaled_dot_product_attention(q, q, q, attn_mask=q.new_zeros(1, LENGTH), is_causal=True),
+    ),
+    "eager": ('"sdpa"', lambda q: (q @ q.transpose(2, 3)).softmax(-1)),
+    "convolution": ("convolution", lambda q: nn.Conv1d(SIZE, 2, 3)(q[:, 0].transpose(1, 2))),
+    "recurrent": ("recurrent", lambda q: nn.LSTM(SIZE, 2, batch_first=True)(q[:, 0])),
+    "weights": ("need_weights=False", lambda q: nn.MultiheadAttention(SIZE, 1, batch_first=True)(*[q[:, 0]] * 3)),
+}
+
+
+@world(2)
+def test_what_would_see_a_part_of_the_sequence_is_refused() -> None:
+    """Attention that a block cannot honour, and layers that mix positions by themselves, are refused by name."""
+    query = part().of(tensors()[0], 2)
+    for name, (words, call) in REFUSED.items():
+        ring = name.startswith("ring")
+        with torch.no_grad(), pytest.raises(EngineUnavailableError, match=words):  # noqa: SIM117
+            with block("alltoall" if ring else "allgather"):
+                call(query)
+        if not ring:
+            call(query) if name != "two masks" else None  # outside of a block it is torch's own affair
+    with block():
+        nn.Conv1d(SIZE, 2, 1)(query[:, 0].transpose(1, 2))
+        query.softmax(-1)
+
+
+@world(2)
+def test_buffers_are_split_in_place_and_put_back() -> None:
+    """Views of one batch hold their parts in the block, and after an error what they held; one may stay split."""
+    batch = torch.arange(BATCH * (LENGTH + 1)).view(BATCH, -1)
+    inputs, labels, rows = batch[:, :-1], batch[:, 1:], torch.randn(LENGTH, 3)
+    before = batch.clone()
+    expected = [part().of(tensor, dim).clone() for tensor, dim in ((inputs, 1), (labels, 1), (rows, 0))]
+    kept = rows.clone()
+    with pytest.raises(KeyError), context().split([inputs, labels, rows, kept], [1, -1, 0, 0], {kept}):  # noqa: PT012
+        torch.testing.assert_close([inputs, labels, rows], expected)
+        raise KeyError
+    torch.testing.assert_close(batch, before)
+    torch.testing.assert_close([inputs, labels], [before[:, :-1], before[:, 1:]])
+    assert inputs.data_ptr() == batch.data_ptr()
+    torch.testing.assert_close(kept, part().of(rows, 0))
+    parts = [torch.empty_like(expected[0]) for _ in range(2)]
+    dist.all_gather(parts, expected[0])
+    torch.testing.assert_close(in_order(parts, 1), inputs)
+
+
+class Layer(nn.Module):
+    """Attention by torch's own module, and a layer after it."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(size, 2, batch_first=True)
+        self.after = nn.Linear(size, size)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Attend causally."""
+        mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1])
+        attended, _ = self.attention(x, x, x, attn_mask=mask, is_causal=True, need_weights=False)
+        return x + self.after(x + attended).relu()
+
+
+class Model(nn.Module):
+    """A language model of torch's layers."""
+
+    def __init__(self, size: int = 16) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.tokens = nn.Embedding(11, size)
+        self.places = nn.Embedding(LENGTH, size)
+        self.layers = nn.ModuleList(Layer(size) for _ in range(2))
+        self.head = nn.Linear(size, 11)
+        self.recompute: bool | None = None
+
+    def forward(self, tokens: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        """Return a score for each token that may follow."""
+        x = self.tokens(tokens) + self.places(places)
+        for layer in self.layers:
+            x = layer(x) if self.recompute is None else checkpoint(layer, x, use_reentrant=self.recompute)
+        scores: torch.Tensor = self.head(x)
+        return scores
+
+
+def batch_of(step: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return tokens, the ones that follow, and their places."""
+    generator = torch.Generator().manual_seed(step)
+    tokens = torch.randint(11, (BATCH, LENGTH + 1), generator=generator)
+    return tokens[:, :-1], tokens[:, 1:], torch.arange(LENGTH)[None]
+
+
+def loss_of(model: nn.Module, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    """Return the mean loss over tokens."""
+    tokens, labels, places = batch
+    return F.cross_entropy(model(tokens, places).flatten(0, 1), labels.flatten())
+
+
+def averaged(model: nn.Module) -> Results:
+    """Return gradients, averaged over ranks."""
+    found = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+    for gradient in found:
+        dist.all_reduce(gradient)
+    return [gradient / dist.get_world_size() for gradient in found]
+
+
+@world(2)
+def test_a_model_of_torchs_layers_trains_in_a_block() -> None:
+    """Multi-head attention, recomputed activations and inference give in a block what they give on one process."""
+    model, batch = Model(), batch_of()
+    loss_of(model, batch).backward()  # type: ignore[no-untyped-call]
+    whole = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+    for recompute in (None, False, True):
+        model.zero_grad()
+        model.recompute = recompute
+        parallel = context()
+        with parallel.split(list(batch), [1, 1, 1], None):
+            loss = loss_of(model, batch)
+            with parallel.around_backward():
+                loss.backward()  # type: ignore[no-untyped-call]
+        torch.testing.assert_close(averaged(model), whole, rtol=1e-5, atol=1e-7)
+    encoder = nn.TransformerEncoderLayer(SIZE, 2, batch_first=True).eval()
+    states = tensors()[0][:, 0]
+    with torch.inference_mode():
+        whole_states = encoder(states)
+        with block():
+            part_of_states = encoder(part().of(states, 1))
+        torch.testing.assert_close(part_of_states, part().of(whole_states, 1), rtol=1e-5, atol=1e-6)
+        expected = model(batch[0], batch[2])
+        made_here = torch.zeros(BATCH, LENGTH)
+        with context().split([*batch, made_here], [1] * 4, None):
+            assert made_here.shape[1] == LENGTH // 2
+            got = model(batch[0], batch[2])
+        torch.testing.assert_close(got, part().of(expected, 1), rtol=1e-5, atol=1e-6)
+        assert made_here.shape[1] == LENGTH
+
+
+@world(2)
+def test_a_backward_pass_after_its_block_is_refused_where_it_computes_attention_again() -> None:
+    """Recomputed activations belong into the block; without them a backward pass may come later."""
+    model, batch = Model(), batch_of()
+    for recompute, words in ((True, "after the block"), (None, "")):
+        model.recompute = recompute
+        parallel = context()
+        with parallel.split(list(batch), [1, 1, 1], set(batch)):
+            loss = loss_of(model, batch)
+        with parallel.around_backward():
+            if words:
+                with pytest.raises(EngineUnavailableError, match=words):
+                    loss.backward()  # type: ignore[no-untyped-call]
+            else:
+                loss.backward()  # type: ignore[no-untyped-call]
+        batch = batch_of()
+
+
+@world(2)
+def test_a_compiled_model_attends_over_all_ranks() -> None:
+    """A model compiled before or in a block computes in it what one process computes, and outside too."""
+    model, batch = Model(), batch_of()
+    compiled = torch.compile(model, backend="eager")
+    expected = compiled(batch[0], batch[2])
+    with context().split(list(batch), [1, 1, 1], None):
+        got = compiled(batch[0], batch[2])
+    torch.testing.assert_close(got, part().of(expected, 1), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(compiled(batch[0], batch[2]), expected)
+
+
+@world(2)
+def test_blocks_that_cannot_be_opened_change_nothing() -> None:
+    """A block in a block, and buffers that fit nothing, are refused, and what was given is as it was."""
+    parallel, tokens = context(), torch.zeros(BATCH, LENGTH)
+    again = parallel.split([tokens], [1], None)
+    with parallel.split([tokens], [1], None), pytest.raises(StateError, match="inside another"), again:
+        pass
+    with pytest.raises(ConfigurationError, match="divisible by 4"), parallel.split([tokens[:, :6]], [1], None):
+        pass
+    assert tokens.shape == (BATCH, LENGTH)

@@ -328,6 +328,11 @@ def _choice(
         plugins += _listed(shown.get("deepspeed_plugins"))
     settings = _listed(handlers.get("DistributedDataParallelKwargs"))
     choice = strategies.choose(strategies.Request(processes, (*plugins, *settings), parallelism))
+    if parallelism is not None and parallelism.sp_enabled and choice.strategy.name != parallelism.sp_backend:
+        raise ConfigurationError(
+            f"Sequence parallel is done by the engine {parallelism.sp_backend!r}; got sp_size={parallelism.sp_size} "
+            f"and the engine {choice.strategy.name!r}. Pass a DeepSpeedPlugin (--use_deepspeed), or leave sp_size at 1."
+        )
     if settled is not None and choice.strategy is not settled.strategy:
         raise ConfigurationError(
             f"This process already trains with the engine {settled.strategy.name!r}; {choice.strategy.name!r} was "

@@ -270,7 +270,7 @@ class Runtime:
         prepared = prepare_data_loader(
             loader,
             self.world.device,
-            layout=self.layout,
+            layout=self.strategy.reading,
             split_batches=self.data.split_batches,
             put_on_device=self.device_placement if placement is None else placement,
             rng_types=list(self.rng_types),

@@ -21,10 +21,17 @@ __all__ = [
     "TorchContextParallelConfig",
     "TorchTensorParallelConfig",
     "TorchTensorParallelPlugin",
+    "is_shared",
 ]
 
 _H = TypeVar("_H")
-_REFUSED_ATTENTIONS = ("eager", "flex_attention")
+_SHARED_ATTENTIONS = ("sdpa", "flash_attention_2", "flash_attention_3")
+"""Attentions of transformers that work without a mask, on a part of the heads; kernels of the hub have owner/name."""
+
+
+def is_shared(attention: str) -> bool:
+    """Return whether ranks can share the heads of an attention, by its name in transformers."""
+    return attention in _SHARED_ATTENTIONS or "/" in attention
 
 
 def _read(name: str) -> Any:
@@ -73,7 +80,7 @@ class DeepSpeedSequenceParallelConfig:
         sp_attn_implementation: Attention that each rank computes on its heads, by its name in transformers.
 
     Raises:
-        ConfigurationError: An attention that cannot work on a part of the heads.
+        ConfigurationError: An attention that cannot work on a part of the heads, or no length where all have one.
     """
 
     sp_seq_length: int | None = None
@@ -85,10 +92,17 @@ class DeepSpeedSequenceParallelConfig:
         for name in ("sp_seq_length", "sp_seq_length_is_variable", "sp_attn_implementation"):
             if getattr(self, name) is None:
                 setattr(self, name, _read(name))
-        if self.sp_attn_implementation in _REFUSED_ATTENTIONS:
+        asked = self.sp_attn_implementation
+        if asked is not None and not is_shared(asked):
             raise ConfigurationError(
                 "Sequence parallelism needs an attention that computes on a part of the heads; got "
-                f"sp_attn_implementation={self.sp_attn_implementation!r}. Use 'sdpa' or a flash attention."
+                f"sp_attn_implementation={asked!r}. Use one of {', '.join(_SHARED_ATTENTIONS)}, or a flash attention "
+                "of the hub."
+            )
+        if not self.sp_seq_length_is_variable and self.sp_seq_length is None:
+            raise ConfigurationError(
+                "Sequences of one length need that length; got sp_seq_length_is_variable=False and no sp_seq_length "
+                "(PARALLELISM_CONFIG_SP_SEQ_LENGTH). Set it, or leave sp_seq_length_is_variable at True."
             )
 
 
@@ -192,6 +206,12 @@ class ParallelismConfig:
             self.cp_handler = self._handler("cp", self.cp_handler, TorchContextParallelConfig)
         if self.sp_enabled:
             self.sp_handler = self._handler("sp", self.sp_handler, DeepSpeedSequenceParallelConfig)
+            length = self.sp_handler.sp_seq_length
+            if not self.sp_handler.sp_seq_length_is_variable and length is not None and length % self.sizes["sp"]:
+                raise ConfigurationError(
+                    f"Ranks share a sequence in equal parts; got sp_seq_length={length} and sp_size={self.sp_size}. "
+                    "Change one of them."
+                )
 
     @staticmethod
     def _handler(axis: str, given: object, kind: type[_H]) -> _H:

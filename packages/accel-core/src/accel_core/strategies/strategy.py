@@ -140,6 +140,11 @@ class Strategy(ABC):
         """
         return precisions.choose(asked.name, self.world, asked.autocast, asked.scaler, asked.recipes)
 
+    @property
+    def reading(self) -> Layout:
+        """Which part of the data each rank reads from a prepared loader; `adapt_loader` may change it for one."""
+        return self.layout
+
     @abstractmethod
     def label(self) -> DistributedType:
         """Return what users see as `distributed_type`."""

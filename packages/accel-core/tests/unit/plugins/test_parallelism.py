@@ -95,6 +95,24 @@ def test_sequence_parallelism_reads_the_environment(monkeypatch: pytest.MonkeyPa
     assert handler.sp_attn_implementation == "sdpa"
 
 
+def _fixed(length: int) -> parallelism.DeepSpeedSequenceParallelConfig:
+    return parallelism.DeepSpeedSequenceParallelConfig(sp_seq_length=length, sp_seq_length_is_variable=False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"sp_attn_implementation": "own"}, r"sp_attn_implementation='own'"),
+        ({"sp_seq_length_is_variable": False}, r"no sp_seq_length"),
+    ],
+)
+def test_sequence_settings_that_cannot_be_are_refused(arguments: dict[str, Any], words: str) -> None:
+    """An attention that needs a mask, and a fixed length that nobody gives, are named; kernels of the hub are not."""
+    with pytest.raises(ConfigurationError, match=words):
+        parallelism.DeepSpeedSequenceParallelConfig(**arguments)
+    assert parallelism.DeepSpeedSequenceParallelConfig(sp_attn_implementation="kernels-community/flash-attn2")
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -103,6 +121,7 @@ def test_sequence_parallelism_reads_the_environment(monkeypatch: pytest.MonkeyPa
         ({"cp_size": 2, "sp_size": 2}, r"exclude one another.*cp_size=2 and sp_size=2"),
         ({"cp_backend": "rings"}, r"'rings'.*torch"),
         ({"sp_backend": "rings"}, r"'rings'.*deepspeed"),
+        ({"sp_size": 4, "sp_handler": _fixed(6)}, r"equal parts; got sp_seq_length=6 and sp_size=4"),
         ({"cp_size": 2, "cp_handler": 3}, r"cp_handler.*int.*TorchContextParallelConfig"),
     ],
 )

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeVar
 from weakref import ReferenceType, ref
 
 import torch
@@ -33,12 +34,14 @@ from accel_core.strategies.deepspeed.engines import (
 from accel_core.strategies.deepspeed.format import EngineFormat
 from accel_core.strategies.deepspeed.graph import engine_of
 from accel_core.strategies.deepspeed.optimizers import for_the_host
+from accel_core.strategies.deepspeed.ulysses import SequenceParallel
 from accel_core.strategies.parts import Kit, Parts, PrecisionRequest
 from accel_core.strategies.strategy import Strategy
 
 __all__ = ["DeepSpeedStrategy"]
 
 _logger = logging.getLogger(__name__)
+_L = TypeVar("_L")
 
 
 class DeepSpeedStrategy(Strategy):
@@ -53,10 +56,13 @@ class DeepSpeedStrategy(Strategy):
     divides_loss = False
 
     def __init__(self, parts: Parts) -> None:
+        self._sequences = SequenceParallel.of(parts)
+        if self._sequences is not None:
+            parts = replace(parts, mesh=self._sequences.mesh(parts.world.device.type))
         super().__init__(parts)
         for plugin in _plugins(parts):
             configuration.refuse_contradictions(plugin, self.world.device.type)
-        self.format = EngineFormat(self._engine_of, self.layout.replicas == self.world.size)
+        self.format = EngineFormat(self._engine_of, self.layout.size("tp") == 1)
         self._filling = configuration.Filling(parts)
         # Both hold what they know weakly: an engine goes with its prepared optimizer, as the user lets go of it.
         self._made: list[ReferenceType[Engine]] = []
@@ -64,21 +70,24 @@ class DeepSpeedStrategy(Strategy):
 
     @classmethod
     def lay_out(cls, rank: int, world_size: int, parallelism: ParallelismConfig | None, plugin: Any) -> Layout:
-        """Spread the data over all ranks, or over the groups of tensor parallel that the configuration makes.
+        """Spread the data over all ranks, or over the groups that share sequences, or layers by the configuration.
 
         Raises:
             ConfigurationError: The configuration contradicts itself.
-            EngineUnavailableError: Axes of a mesh, along which DeepSpeed does not shard.
+            EngineUnavailableError: Other axes of a mesh, along which DeepSpeed does not shard.
             MissingDependencyError: DeepSpeed is not installed.
         """
         library.require()
         configuration.refuse_contradictions(plugin)
-        if parallelism is not None and parallelism.total_size > 1:
-            raise EngineUnavailableError(
-                f"DeepSpeed is not combined with the axes of a mesh yet; got {parallelism.active_mesh_dims}. "
-                "Leave parallelism_config out: ZeRO shards over all processes."
-            )
         tensor_parallel = int(plugin.get_value("tensor_parallel.autotp_size", 0) or 1)
+        if parallelism is not None and parallelism.total_size > 1:
+            if not parallelism.sp_enabled or parallelism.tp_enabled or tensor_parallel > 1:
+                raise EngineUnavailableError(
+                    "DeepSpeed is combined with sequence parallel, and with no other axis of a mesh; got "
+                    f"{parallelism.active_mesh_dims} and tensor_parallel.autotp_size={tensor_parallel}. Leave "
+                    "parallelism_config out (ZeRO shards over all processes), or set sp_size with it alone."
+                )
+            return Layout.of(rank, world_size, parallelism.sizes)
         if world_size % tensor_parallel:
             raise ConfigurationError(
                 f"Groups of tensor parallel share out all processes; got tensor_parallel.autotp_size={tensor_parallel} "
@@ -108,6 +117,23 @@ class DeepSpeedStrategy(Strategy):
     def label(self) -> DistributedType:
         """Return the label of DeepSpeed."""
         return DistributedType.DEEPSPEED
+
+    @property
+    def reading(self) -> Layout:
+        """Give each rank data of its own, whole sequences too, until a loader is adapted to the model that it feeds."""
+        return self.layout if self._sequences is None else Layout.of(self.world.rank, self.world.size)
+
+    def adapt_loader(self, loader: _L, model: torch.nn.Module) -> _L:
+        """Let a loader give this rank's part of each sequence, in place; without sequence parallel, leave it.
+
+        It has as many batches as it has now, times the number of ranks that share a sequence.
+
+        Raises:
+            PreparationError: Its batches are made elsewhere, or ranks would read different numbers of them.
+        """
+        if self._sequences is not None:
+            self._sequences.adapt(loader, self.unwrap(model), fills=True)
+        return loader
 
     @property
     def _engines(self) -> list[Engine]:
@@ -143,6 +169,8 @@ class DeepSpeedStrategy(Strategy):
         for slot in bundle.models:
             placement.refuse_offloaded(slot.given)
             placement.refuse_misplaced(slot.given, self.world.device)
+        if self._sequences is not None:
+            self._sequences.refuse(bundle, self.parts)
         for model, optimizer in self._pairs(bundle):
             schedule = _schedule_of(bundle, optimizer)
             scheduled = None if schedule is None else schedule.given
@@ -185,6 +213,8 @@ class DeepSpeedStrategy(Strategy):
         sizes = self._sizes(bundle)
         for slot in bundle.loaders:
             slot.result = kit.prepare_loader(slot.given, slot.place)
+            if self._sequences is not None and bundle.models:
+                self._sequences.adapt(slot.result, self.unwrap(bundle.models[0].given), fills=False)
         pairs = self._pairs(bundle)
         for slot in bundle.models:
             if self._is_known(slot.given):
@@ -251,7 +281,10 @@ class DeepSpeedStrategy(Strategy):
             arguments["lr_scheduler"] = schedule
         if plugin.hf_ds_config.is_zero3():
             plugin.set_moe_leaf_modules(model)
+        if self._sequences is not None:
+            arguments["mpu"] = self._sequences.join(arguments["model"])
         made, *_ = deepspeed.initialize(**arguments)
+        self._refuse_other_groups(made)
         self._compile(made)
         engine = Engine(made)
         self._prepared[model] = ref(made)
@@ -259,6 +292,15 @@ class DeepSpeedStrategy(Strategy):
         if optimizer is not None:
             self._made.append(ref(engine))
         return engine
+
+    def _refuse_other_groups(self, made: Any) -> None:
+        """Refuse an engine that shares sequences as an earlier run of the process did: it keeps DeepSpeed's groups."""
+        asked = 1 if self._sequences is None else self._sequences.size
+        if made.sequence_parallel_size != asked:
+            raise StateError(
+                f"A process shares sequences among one number of ranks; got sp_size={asked} after "
+                f"{made.sequence_parallel_size}. Start a new process for it."
+            )
 
     def _follow_steps(self, config: dict[str, Any]) -> None:
         """Take the number of batches of a step from the configuration, where the script says none."""
@@ -314,6 +356,8 @@ class DeepSpeedStrategy(Strategy):
             return made
         if self.parts.device_placement if device_placement is None else device_placement:
             placement.move(model, self.world.device)
+        if self._sequences is not None:
+            self._sequences.join(model)
         model = recipe.compile_whole(recipe.compile_blocks(model, self.parts.compilation), self.parts.compilation)
         self._own(model)
         return model
@@ -349,8 +393,11 @@ class DeepSpeedStrategy(Strategy):
                 f"DeepSpeed's backward takes retain_graph and scale_wrt_gas; got {', '.join(unknown)}. Leave them out."
             )
         engine = engine_of(loss, self._engines)
-        if divide and accumulation.divisor != 1:
-            loss = loss / accumulation.divisor
+        divisor = accumulation.divisor if divide else 1
+        if self._sequences is not None:
+            divisor *= self._sequences.sums(engine.deepspeed)
+        if divisor != 1:
+            loss = loss / divisor
         ends = accumulation.gradient_state.sync_gradients and not engine.held
         engine.backward(loss, ends_window=ends, **kwargs)
 

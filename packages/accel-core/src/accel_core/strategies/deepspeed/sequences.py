@@ -1,0 +1,255 @@
+"""Batches whose sequences are shared out over ranks, and loaders that give them."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.utils.data import BatchSampler, IterableDataset
+
+from accel_core._records import record
+from accel_core.data.loader import DataLoaderShard, PreparedLoader
+from accel_core.data.samplers import BatchSamplerShard, CountedCollate, IndexShard, IterableDatasetShard
+from accel_core.errors import DataError, PreparationError
+from accel_core.mesh.layout import Layout
+from accel_core.plugins.loading import DataLoaderConfiguration
+from accel_core.state.gradient import GradientState
+
+__all__ = ["Sharing", "adapt", "feeds_parts", "refuse"]
+
+_IGNORED = -100
+"""The label that transformers' losses leave out."""
+
+
+@record(frozen=True)
+class Sharing:
+    """How the ranks of a run share sequences.
+
+    Attributes:
+        rank: Which part of each sequence is this rank's.
+        size: Into how many parts a sequence is cut.
+        length: Tokens of every sequence; `None` where they differ.
+        packs: Whether several sequences may stand in one row, which attention tells apart by their positions.
+    """
+
+    rank: int
+    size: int
+    length: int | None = None
+    packs: bool = False
+
+    def part_of(self, batch: object) -> dict[str, Any]:
+        """Return this rank's part of a batch: of each tensor its tokens, and labels shifted by one.
+
+        Args:
+            batch: A mapping with `input_ids` of shape (rows, tokens). Other tensors begin with the same two dims, or
+                have one entry a row. Positions are made where there are none; anything else stays as it is.
+
+        Raises:
+            DataError: It has another form, or sequences that cannot be cut.
+        """
+        if not isinstance(batch, Mapping) or not isinstance(batch.get("input_ids"), torch.Tensor):
+            raise DataError(
+                "Sequence parallel cuts batches that are mappings with a tensor of input_ids; got "
+                f"{sorted(map(str, batch)) if isinstance(batch, Mapping) else type(batch).__name__}. Let the collate "
+                "function return a dict."
+            )
+        found = dict(batch)
+        rows, tokens = found["input_ids"].shape[:2]
+        if tokens % self.size or (self.length is not None and tokens != self.length):
+            wanted = f"{self.length} tokens" if self.length is not None else f"a multiple of {self.size}"
+            raise DataError(
+                f"{self.size} ranks share a sequence in equal parts; got sequences of {tokens} tokens, where "
+                f"sp_seq_length and sp_size ask for {wanted}. Pad them "
+                f"(DataCollatorForLanguageModeling(pad_to_multiple_of={self.size}))."
+            )
+        found["position_ids"] = self._positions(found, rows, tokens)
+        if isinstance(found.get("labels"), torch.Tensor):
+            labels = torch.nn.functional.pad(found.pop("labels"), (0, 1), value=_IGNORED)
+            found["shift_labels"] = labels[:, 1:].contiguous()
+        each = tokens // self.size
+        own = slice(self.rank * each, (self.rank + 1) * each)
+        for name, value in found.items():
+            if isinstance(value, torch.Tensor) and value.dim() > 1:
+                if tuple(value.shape[:2]) != (rows, tokens):
+                    raise DataError(
+                        f"Tensors of a batch that is cut have the dims of input_ids first, ({rows}, {tokens}); got "
+                        f"{name} of shape {tuple(value.shape)}. Leave it out of the batch."
+                    )
+                found[name] = value[:, own].contiguous()
+        return found
+
+    def _positions(self, batch: Mapping[str, Any], rows: int, tokens: int) -> torch.Tensor:
+        """Return the positions of tokens, which go on to the end of each row unless sequences are packed.
+
+        Raises:
+            DataError: Something other than the ends of rows is padding, or sequences stand one behind the other in a
+                row and attention cannot tell.
+        """
+        like = batch["input_ids"]
+        mask = batch.get("attention_mask")
+        real = torch.ones_like(like, dtype=torch.bool)
+        if isinstance(mask, torch.Tensor) and mask.shape == like.shape:
+            real = mask.to(torch.bool)
+            if (real[:, 1:] & ~real[:, :-1]).any():
+                raise DataError(
+                    "Sequence parallel leaves masks out, which changes nothing where padding follows the tokens; got "
+                    "an attention_mask with padding before tokens. Pad on the right."
+                )
+        every = torch.arange(tokens, device=like.device)
+        given = batch.get("position_ids")
+        if not isinstance(given, torch.Tensor):
+            return every.expand(rows, tokens)
+        if self.packs:
+            return given
+        straight = given[:, :1] + every
+        if given.shape != like.shape or ((given != straight) & real).any():
+            raise DataError(
+                "Without a flash attention, tokens look at all that stand before them in their row; got position_ids "
+                "that begin anew inside a row, as packed sequences have them. Put one sequence in each row, or use "
+                "sp_attn_implementation='flash_attention_2'."
+            )
+        return straight
+
+
+class _SharedOut:
+    """A collate function that gives this rank's part of each batch.
+
+    Args:
+        collate_fn: The user's function.
+        sharing: How sequences are shared.
+    """
+
+    def __init__(self, collate_fn: Callable[[Any], Any], sharing: Sharing) -> None:
+        self.collate_fn = collate_fn
+        self.sharing = sharing
+
+    def __call__(self, samples: object) -> dict[str, Any]:
+        """Collate samples, and return a part of the batch."""
+        return self.sharing.part_of(self.collate_fn(samples))
+
+
+class _FilledUp(BatchSampler):
+    """Batches of indices, filled up with samples from the start until their number is a multiple.
+
+    Args:
+        batches: The batches.
+        multiple: Of what.
+    """
+
+    def __init__(self, batches: BatchSampler, multiple: int) -> None:
+        self.batch_sampler = batches
+        self.multiple = multiple
+        self.batch_size = batches.batch_size
+        self.drop_last = False
+
+    @property
+    def sampler(self) -> Any:  # type: ignore[override]
+        """The sampler that the batches are made from."""
+        return self.batch_sampler.sampler
+
+    def __len__(self) -> int:
+        return -(-len(self.batch_sampler) // self.multiple) * self.multiple
+
+    def __iter__(self) -> Iterator[list[int]]:
+        first: list[int] = []
+        given = 0
+        for batch in self.batch_sampler:
+            if given < self.multiple:
+                first += batch
+            given += 1
+            yield [*batch, *itertools.islice(itertools.cycle(first), max(0, self.batch_size - len(batch)))]
+        again = itertools.cycle(first)
+        for _ in range(-given % self.multiple):
+            yield list(itertools.islice(again, self.batch_size))
+
+
+def refuse(loader: Any, data: DataLoaderConfiguration, placed: bool) -> None:
+    """Refuse a loader, prepared or not, whose batches cannot be cut.
+
+    Args:
+        loader: The loader.
+        data: How the run prepares loaders.
+        placed: Whether its batches are moved to the device.
+
+    Raises:
+        PreparationError: Rank 0 reads it for all, batches are split over ranks, ranks read different numbers of them,
+            or it does not make batches.
+    """
+    if isinstance(loader, PreparedLoader):
+        return  # `adapt` looks at what was made
+    streams = isinstance(loader.dataset, IterableDataset)
+    dispatches = data.dispatch_batches or (data.dispatch_batches is None and streams and placed)
+    batches = (
+        streams or loader.batch_size is not None or isinstance(loader.batch_sampler or loader.sampler, BatchSampler)
+    )
+    if dispatches or data.split_batches or not data.even_batches or not batches:
+        raise _unfit(loader)
+
+
+def _unfit(loader: object) -> PreparationError:
+    return PreparationError(
+        "Sequence parallel cuts the batches of loaders of which each rank reads its own, equally many; got "
+        f"{type(loader).__name__} that batches otherwise. Use a DataLoader with a batch_size, and "
+        "DataLoaderConfiguration(dispatch_batches=False, split_batches=False, even_batches=True)."
+    )
+
+
+def adapt(loader: Any, layout: Layout, sharing: Sharing, *, fills: bool) -> None:
+    """Let a prepared loader give this rank's part of its sequences, in place; one that does so stays as it is.
+
+    Args:
+        loader: A prepared loader, which gives each rank of the world whole sequences of its own.
+        layout: Which rank reads what: those that share sequences read the same.
+        sharing: How sequences are shared.
+        fills: Whether an epoch becomes a whole multiple of that of the loader as it is, which fills up its own last
+            global batch: code that has its length counts on that. Else it has the batches that it would have without
+            sequence parallel.
+
+    Raises:
+        PreparationError: Its batches are made elsewhere, or ranks would read different numbers of them.
+    """
+    collate = _collate_of(loader)
+    if isinstance(collate, _SharedOut):
+        return
+    if not isinstance(loader, DataLoaderShard) or not _reads_its_own(loader):
+        raise _unfit(loader)
+    shard, stream = loader.shard, loader.dataset
+    made: dict[str, Any] = {}
+    if isinstance(stream, IterableDatasetShard):
+        whole = IterableDatasetShard(stream.dataset, stream.batch_size, stream.drop_last, layout.replicas, layout.part)
+        whole.tells_counts = stream.tells_counts
+        made["dataset"] = whole
+    elif shard is not None:
+        batches = shard.batch_sampler
+        if fills and not shard.drop_last and shard.batch_size is not None:
+            batches = _FilledUp(batches, layout.world_size)
+        again = BatchSamplerShard(batches, layout.replicas, layout.part, even_batches=layout.replicas > 1)
+        made["batch_sampler" if loader.batch_sampler is shard else "sampler"] = again
+    shared_out = _SharedOut(collate, sharing)
+    made["collate_fn"] = CountedCollate(shared_out) if isinstance(loader.collate_fn, CountedCollate) else shared_out
+    # What torch forbids to set on a loader: it has not begun to read.
+    loader.__dict__.update(made, _iterator=None)
+    loader.settings = dataclasses.replace(loader.settings, parts=layout.parts)
+
+
+def _reads_its_own(loader: DataLoaderShard) -> bool:
+    """Return whether ranks read batches of their own, equally many, which are made of single samples."""
+    spec, shard = loader.spec, loader.shard
+    shared = isinstance(loader.dataset, IterableDatasetShard) or (
+        shard is not None and not isinstance(shard, IndexShard)
+    )
+    return shared and not (loader.local_ranks or loader._iterates_itself() or spec.split) and spec.even
+
+
+def feeds_parts() -> bool:
+    """Return whether the loader that is being read gives parts of sequences."""
+    return isinstance(_collate_of(GradientState().active_dataloader), _SharedOut)
+
+
+def _collate_of(loader: object) -> Any:
+    """Return the function that makes a loader's batches, below the one that counts samples of a stream."""
+    found = getattr(loader, "collate_fn", None)
+    return found.collate_fn if isinstance(found, CountedCollate) else found

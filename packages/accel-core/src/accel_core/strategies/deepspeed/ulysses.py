@@ -1,0 +1,332 @@
+"""Ulysses sequence parallel: attention of transformers' models over ranks that share sequences.
+
+Each rank holds a part of every sequence. Before attention ranks exchange parts for heads, so that each computes some
+heads over whole sequences, and after it they exchange back. DeepSpeed does the exchange. It knows one model and one
+batch size, and takes every call for one on parts; here each model has its own, for batches of any size, and calls on
+whole sequences (evaluation, generation) are computed as without it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+from collections.abc import Callable, MutableMapping
+from typing import Any
+from weakref import ReferenceType, ref
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.utils.weak import WeakIdKeyDictionary
+
+from accel_core.errors import ConfigurationError, MissingDependencyError, PreparationError, StateError
+from accel_core.mesh.layout import Layout
+from accel_core.plugins.parallelism import DeepSpeedSequenceParallelConfig, is_shared
+from accel_core.strategies.bundle import Bundle
+from accel_core.strategies.deepspeed import sequences
+from accel_core.strategies.parts import Parts
+
+__all__ = ["SequenceParallel", "Ulysses", "groups_of", "refuse"]
+
+_Attention = Callable[..., tuple[torch.Tensor, Any]]
+
+_SHARDED = 3
+"""The stage of ZeRO in which weights lie in parts."""
+_WHOLE_LAYERS = ("full_attention", "attention")
+"""Types of layers that look at whole sequences through the one function of attention."""
+_BY_HEAD = ("position_bias", "s_aux")
+"""Arguments of attention that hold a value for each head, which nobody shares out."""
+
+_shared: MutableMapping[torch.nn.Module, tuple[ReferenceType[Ulysses], Any]] = WeakIdKeyDictionary()
+"""For each module of a model on parts, who exchanges, and how many heads share keys and values."""
+_installed: set[str] = set()
+
+
+class SequenceParallel:
+    """How the ranks of a run share sequences: its groups, the models on parts, and the loaders that give them.
+
+    Args:
+        layout: Which rank does what.
+        handler: What the run says about sequences and attention.
+    """
+
+    def __init__(self, layout: Layout, handler: DeepSpeedSequenceParallelConfig) -> None:
+        self.size = layout.size("sp")
+        self._layout = layout
+        self._handler = handler
+        self._attentions: list[Ulysses] = []
+
+    @classmethod
+    def of(cls, parts: Parts) -> SequenceParallel | None:
+        """Return it for a run, or `None` where no rank shares sequences."""
+        handler = None if parts.parallelism is None else parts.parallelism.sp_handler
+        return None if handler is None or parts.layout.size("sp") == 1 else cls(parts.layout, handler)
+
+    def mesh(self, device_type: str) -> DeviceMesh:
+        """Lay out the mesh by which scripts find the ranks that share sequences, under "sp"; every rank calls it."""
+        axes = {axis: size for axis, size in self._layout.sizes if size > 1}
+        return init_device_mesh(device_type, tuple(axes.values()), mesh_dim_names=tuple(axes))
+
+    def refuse(self, bundle: Bundle, parts: Parts) -> None:
+        """Refuse models and loaders that cannot be shared out.
+
+        Raises:
+            ConfigurationError: DeepSpeed's configuration adds up the gradients of some parameters and not of others.
+            PreparationError: There is one.
+        """
+        config = parts.plugin.hf_ds_config
+        if config.is_zero3() and config.is_false("zero_optimization.reduce_scatter"):
+            raise ConfigurationError(
+                "In stage 3 ranks that share sequences have gradients of one size by reduce_scatter alone; got "
+                "zero_optimization.reduce_scatter=false. Set it to true."
+            )
+        for slot in bundle.models:
+            refuse(slot.given, self.size, self._handler)
+        for slot in bundle.loaders if bundle.models else ():
+            sequences.refuse(slot.given, parts.data, parts.device_placement if slot.place is None else slot.place)
+
+    def join(self, model: torch.nn.Module) -> Any:
+        """Let a model compute on parts of sequences; return DeepSpeed's groups, for its engine. Every rank calls it."""
+        groups = groups_of(self.size)
+        self._attentions.append(Ulysses(model, groups))
+        return groups
+
+    def sums(self, engine: Any) -> int:
+        """Return of how many ranks an engine adds the gradients up where it would else take the mean over all ranks.
+
+        DeepSpeed means to add them up for ranks that share a sequence, and in stage 3 takes the mean all the same.
+        """
+        return self.size if engine.zero_optimization_stage() < _SHARDED else 1
+
+    def adapt(self, loader: Any, model: torch.nn.Module, *, fills: bool) -> None:
+        """Let a prepared loader give parts of sequences; see `sequences.adapt`."""
+        handler, layout = self._handler, self._layout
+        length = None if handler.sp_seq_length_is_variable else handler.sp_seq_length
+        packs = _packs(_text_config(model)._attn_implementation)
+        sharing = sequences.Sharing(layout.place(("sp",)), self.size, length, packs)
+        sequences.adapt(loader, layout, sharing, fills=fills)
+
+
+def _packs(implementation: str) -> bool:
+    """Return whether an attention tells sequences that stand in one row apart, by their positions."""
+    return implementation != "sdpa"
+
+
+def refuse(model: torch.nn.Module, size: int, handler: DeepSpeedSequenceParallelConfig) -> None:
+    """Refuse a model whose attention cannot be computed over ranks that share sequences.
+
+    Args:
+        model: The model.
+        size: Number of ranks that share a sequence.
+        handler: What the run says about attention.
+
+    Raises:
+        PreparationError: It is not one of transformers', uses another attention, has too few heads, or computes
+            something else over the sequence.
+    """
+    kind, config = type(model).__name__, _text_config(model)
+    used = getattr(config, "_attn_implementation", None)
+    if config is None or used is None:
+        raise PreparationError(
+            "Sequence parallel exchanges what transformers' models give to their attention; got a model of type "
+            f"{kind} without a configuration of transformers. Train it without sp_size."
+        )
+    asked = handler.sp_attn_implementation or used
+    if used != asked or not is_shared(used) or used not in _functions():
+        raise PreparationError(
+            "Sequence parallel needs an attention that works without a mask, the one that the model uses; got "
+            f"{kind} with {used!r} and sp_attn_implementation={handler.sp_attn_implementation!r}. Load the model with "
+            "attn_implementation='sdpa' or a flash attention, and name the same one."
+        )
+    heads, shared = getattr(config, "num_attention_heads", 0), getattr(config, "num_key_value_heads", None)
+    if shared is None:
+        raise PreparationError(
+            "Sequence parallel needs a model that hands the positions of its tokens to its attention; got "
+            f"{kind}, whose configuration has no num_key_value_heads. Use another model (Llama, Qwen, Mistral, …)."
+        )
+    if heads % size or (shared % size and size % shared):
+        raise PreparationError(
+            f"Ranks that share a sequence share out its heads; got {heads} heads and {shared} of keys and values for "
+            f"sp_size={size}. Use an sp_size that divides both."
+        )
+    _refuse_layers(model, config, used, handler)
+
+
+def _refuse_layers(model: torch.nn.Module, config: Any, used: str, handler: DeepSpeedSequenceParallelConfig) -> None:
+    """Refuse layers that are not whole, causal attention."""
+    kinds = set(getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or ())
+    window = getattr(config, "sliding_window", None)
+    if not kinds and window is not None:
+        kinds = {"sliding_attention"}
+    fixed = None if handler.sp_seq_length_is_variable else handler.sp_seq_length
+    if _packs(used) or (fixed is not None and window is not None and fixed <= window):
+        kinds.discard("sliding_attention")
+    wrong = sorted(kinds.difference(_WHOLE_LAYERS))
+    if wrong:
+        raise PreparationError(
+            f"With {used!r} sequence parallel computes attention over whole sequences, and no other layer that mixes "
+            f"tokens; got {type(model).__name__} with {', '.join(wrong)}. Use a flash attention for sliding windows, "
+            "or a model of full attention."
+        )
+    open_ended = [name for name, module in model.named_modules() if getattr(module, "is_causal", True) is False]
+    if open_ended or getattr(config, "is_encoder_decoder", False):
+        raise PreparationError(
+            "Sequence parallel leaves masks out, so attention has to be causal; got "
+            f"{type(model).__name__} with {', '.join(open_ended[:3]) or 'an encoder'}. Train it without sp_size."
+        )
+
+
+def _text_config(model: torch.nn.Module) -> Any:
+    config: Any = getattr(model, "config", None)
+    return config.get_text_config() if hasattr(config, "get_text_config") else config
+
+
+def _functions() -> Any:
+    return importlib.import_module("transformers.modeling_utils").ALL_ATTENTION_FUNCTIONS
+
+
+def groups_of(size: int) -> Any:
+    """Return DeepSpeed's groups of ranks that share sequences; the first call makes them, on every rank.
+
+    Args:
+        size: Number of ranks that share a sequence.
+
+    Raises:
+        StateError: The process shares sequences among another number of ranks already.
+    """
+    importlib.import_module("deepspeed").init_distributed(verbose=False)
+    groups = importlib.import_module("deepspeed.runtime.sequence_parallel.parallel_state_sp")
+    try:
+        found = groups.get_sequence_parallel_world_size()
+    except AssertionError:  # as it says that there are none yet
+        groups.initialize_sequence_parallel(size)
+        return groups
+    if found != size:
+        raise StateError(
+            f"A process shares sequences among one number of ranks; got sp_size={size} after {found}. "
+            "Start a new process for it."
+        )
+    return groups
+
+
+class Ulysses:
+    """The attention of one model, whose calls on parts of sequences are exchanged.
+
+    Args:
+        model: The model; `refuse` let it through.
+        groups: DeepSpeed's groups.
+
+    Raises:
+        MissingDependencyError: A library that DeepSpeed's exchange needs is not installed.
+    """
+
+    def __init__(self, model: torch.nn.Module, groups: Any) -> None:
+        try:
+            library = importlib.import_module("deepspeed.runtime.sequence_parallel.ulysses_sp")
+        except ImportError as error:
+            raise MissingDependencyError(
+                f"DeepSpeed's sequence parallel needs a library more; got {error} from its import. "
+                "Run `pip install einops`."
+            ) from error
+        config: Any = _text_config(model)
+        self._exchange = library.UlyssesSPAttentionHF
+        self._group = groups.get_sequence_parallel_group()
+        self._size = groups.get_sequence_parallel_world_size()
+        self._packs = _packs(config._attn_implementation)
+        self._facts: dict[str, Any] = {
+            "attn_head_count": config.num_attention_heads,
+            "attn_head_size": getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+            "kv_head_count": config.num_key_value_heads,
+            "num_hidden_layers": config.num_hidden_layers,
+            "process_group": self._group,
+            "seq_length_is_variable": True,
+        }
+        self._by_rows: dict[int, Any] = {}
+        self._known: set[tuple[int, int]] = set()
+        for module in model.modules():
+            _shared[module] = ref(self), getattr(module, "num_key_value_groups", None)
+        _install(config._attn_implementation)
+
+    def __call__(
+        self, core: _Attention, module: Any, query: torch.Tensor, key: torch.Tensor, *given: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, Any]:
+        """Compute attention: with an exchange for parts of sequences, else as the model does.
+
+        Args:
+            core: The attention that the model uses.
+            module: The layer.
+            query: Of shape (rows, heads, tokens, size of a head).
+            key: Of the same shape, with as many heads as keys have.
+            *given: Value, mask and what follows.
+            **kwargs: What the model hands on.
+
+        Raises:
+            PreparationError: A model that trains was given whole sequences, or the layer says no positions.
+        """
+        if not self._holds_parts(module, query, key, kwargs.get("position_ids")):
+            return core(module, query, key, *given, **kwargs)
+        for name in _BY_HEAD:
+            if kwargs.get(name) is not None:
+                raise PreparationError(
+                    f"Sequence parallel shares out heads, and not what attention knows of each; got {name} from "
+                    f"{type(module).__name__}. Train this model without sp_size."
+                )
+        rows = query.shape[0]
+        if rows not in self._by_rows:
+            self._by_rows[rows] = self._exchange(attn=core, batch_size=rows, **self._facts)
+        value, _, *others = given  # the mask is of this rank's part alone, and causal attention needs none
+        found: tuple[torch.Tensor, Any] = self._by_rows[rows](module, query, key, value, None, *others, **kwargs)
+        return found
+
+    def _holds_parts(self, module: Any, query: torch.Tensor, key: torch.Tensor, positions: Any) -> bool:
+        """Return whether a call is one on parts of sequences, the same on all ranks that share them."""
+        fed = sequences.feeds_parts()
+        if query.shape[2] != key.shape[2] or not (module.training or fed):
+            return False
+        if positions is None:
+            raise PreparationError(
+                "Sequence parallel needs the positions of tokens in every layer of attention; got none in "
+                f"{type(module).__name__}. Train this model without sp_size."
+            )
+        shape = (query.shape[0], query.shape[2])
+        # Asked at the first batch of each shape: the answer waits for the device. A model that is read may be given
+        # either, a prompt inside a loop of parts too.
+        if self._packs or (module.training and fed and shape in self._known):
+            return fed
+        continues = self._continues(positions)
+        if module.training and not continues:
+            raise PreparationError(
+                "A model trains on parts of sequences under sequence parallel; got whole ones, of "
+                f"{shape[1]} tokens, whose positions do not go on from rank to rank. Prepare the loader together with "
+                "the model, or call accelerator.deepspeed_ulysses_dl_adapter(loader, model)."
+            )
+        if continues:
+            self._known.add(shape)
+        return continues
+
+    def _continues(self, positions: torch.Tensor) -> bool:
+        """Return whether positions go on from each rank to the next."""
+        ends = positions[0, [0, -1]].to(torch.int64).contiguous()
+        found = [torch.empty_like(ends) for _ in range(self._size)]
+        torch.distributed.all_gather(found, ends, group=self._group)
+        pairs = torch.stack(found).tolist()
+        return all(after[0] == before[1] + 1 for before, after in itertools.pairwise(pairs))
+
+
+def _install(implementation: str) -> None:
+    """Put a function that knows models on parts in place of an attention of transformers, once for a process."""
+    functions = _functions()
+    if implementation in _installed:
+        return
+    core: _Attention = functions[implementation]
+
+    def attention(module: torch.nn.Module, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, Any]:
+        reference, shared = _shared.get(module, (None, None))
+        own = None if reference is None else reference()
+        if own is None:
+            return core(module, *args, **kwargs)
+        if shared is not None:
+            module.num_key_value_groups = shared  # DeepSpeed changes it where ranks hold copies of keys and values
+        return own(core, module, *args, **kwargs)
+
+    functions[implementation] = attention
+    _installed.add(implementation)

@@ -224,6 +224,12 @@ def run_spawned(function: Callable[..., Any], args: Sequence[Any], processes: in
             raised = forked.first_exception()
             if raised is None and isinstance(error, ProcessExitedException):
                 message = f"Rank {error.error_index} failed first: {error.msg}"
-                raise SpawnedRankExitError(message, error.error_index, error.error_pid, error.exit_code) from None
+                raise SpawnedRankExitError(message, error.error_index, _pid_of(error), error.exit_code) from None
             rank, told = raised or (error.error_index, error.msg)
-            raise SpawnedRankError(f"Rank {rank} failed first: {told}", rank, error.error_pid) from None
+            raise SpawnedRankError(f"Rank {rank} failed first: {told}", rank, _pid_of(error)) from None
+
+
+def _pid_of(error: ProcessException) -> int:
+    """Return the process that failed, which torch up to 2.6 calls otherwise than its error's own slot."""
+    found: int = error.pid if hasattr(error, "pid") else error.error_pid
+    return found

@@ -15,7 +15,7 @@ from accel_core.errors import ConfigurationError
 from accel_core.options.enums import RNGType
 from accel_core.process import rendezvous
 from accel_core.process.world import current, ensure
-from accel_core.state.run import data_part
+from accel_core.state.run import loss_part
 
 __all__ = ["set_seed", "synchronize_rng_state", "synchronize_rng_states"]
 
@@ -27,14 +27,14 @@ def set_seed(seed: int, device_specific: bool = False, deterministic: bool = Fal
 
     Args:
         seed: The seed.
-        device_specific: Add the number of the data's part that this process reads, so that processes with other data
-            draw other numbers, and those that share one replica of the model (tensor parallel, say) draw the same. The
-            part is known once an Accelerator was made; before, the rank is added.
+        device_specific: Add the number of the part of the loss that this process computes, so that processes with other
+            data, or other tokens of it (context parallel), draw other numbers, and those that split a model's products
+            (tensor parallel) draw the same. The part is known once an Accelerator was made; before, the rank is added.
         deterministic: Make torch use algorithms that give the same result each time, and raise where it has none.
     """
     if device_specific:
         world = current()
-        seed += rendezvous.locate().rank if world is None else data_part(world)
+        seed += rendezvous.locate().rank if world is None else loss_part(world)
     random.seed(seed)
     if importlib.util.find_spec("numpy") is not None:
         importlib.import_module("numpy").random.seed(seed % _NUMPY_SEEDS)

@@ -13,9 +13,14 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from accel_core.accelerator import Accelerator
 from accel_core.errors import ConfigurationError, EngineUnavailableError, StateError
-from accel_core.plugins.parallelism import TorchContextParallelConfig
+from accel_core.plugins.fsdp import FullyShardedDataParallelPlugin
+from accel_core.plugins.parallelism import ParallelismConfig, TorchContextParallelConfig
 from accel_core.process.world import ensure
+from accel_core.random import set_seed
+from accel_core.state import reset_all
+from accel_core.strategies.context import shift_labels
 from accel_core.strategies.context.order import Share, in_order
 from accel_core.strategies.context.parallel import ContextParallel
 from accel_core.testing import requires, world
@@ -327,3 +332,123 @@ def test_blocks_that_cannot_be_opened_change_nothing() -> None:
     with pytest.raises(ConfigurationError, match="divisible by 4"), parallel.split([tokens[:, :6]], [1], None):
         pass
     assert tokens.shape == (BATCH, LENGTH)
+
+
+class Documents(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
+    """Tokens, the ones that follow and their places; a different number of them count in each document."""
+
+    def __len__(self) -> int:
+        """Return their number."""
+        return 8
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        """Return one document."""
+        tokens = torch.randint(11, (LENGTH,), generator=torch.Generator().manual_seed(index))
+        labels = shift_labels(tokens)
+        labels[: 3 * index] = -100
+        return {"tokens": tokens, "labels": labels, "places": torch.arange(LENGTH), "index": torch.tensor(index)}
+
+
+def summed(model: nn.Module, batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the summed loss over the tokens that count, and their number."""
+    labels = batch["labels"]
+    scores = model(batch["tokens"], batch["places"]).flatten(0, 1)
+    return F.cross_entropy(scores, labels.flatten(), ignore_index=-100, reduction="sum"), (labels != -100).sum()
+
+
+def alone() -> tuple[list[float], Results]:
+    """Train on one process: windows of four documents in two batches, clipped; return losses and weights."""
+    model = Model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+    documents, losses = Documents(), []
+    for _ in range(3):
+        for window in range(2):
+            batch = torch.utils.data.default_collate([documents[4 * window + place] for place in range(4)])
+            loss, count = summed(model, batch)
+            (loss / count).backward()  # type: ignore[no-untyped-call]
+            nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(float(loss.detach() / count))
+    return losses, [parameter.detach() for parameter in model.parameters()]
+
+
+def together(accelerator: Accelerator) -> tuple[list[float], Results]:
+    """Do the same on all ranks, which share each sequence."""
+    model: Any = Model()
+    size = 4 // accelerator.gradient_accumulation_steps // accelerator.parallelism_config.data_parallel_size
+    data = torch.utils.data.DataLoader(Documents(), batch_size=size)
+    model, optimizer, data = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9), data)
+    losses, seen = [], []
+    for _ in range(3):
+        window = torch.zeros(2)
+        for batch in data:
+            seen += accelerator.gather_for_metrics(batch["index"]).tolist()
+            buffers = [batch[name] for name in ("tokens", "labels", "places")]
+            with accelerator.accumulate(model), accelerator.maybe_context_parallel(buffers, [1, 1, 1], set(buffers)):
+                loss, count = summed(model, batch)
+                accelerator.backward(loss, weight=count)
+                window += torch.stack([loss.detach(), count])
+                if accelerator.sync_gradients:
+                    accelerator.clip_grad_norm_(model.parameters(), 0.05)
+                    total = accelerator.reduce(window, "sum")
+                    losses.append(float(total[0] / total[1]))
+                    window = torch.zeros(2)
+                optimizer.step()
+                optimizer.zero_grad()
+    assert seen == list(range(8)) * 3, "every sample counts once"
+    state = accelerator.get_state_dict(model)
+    return losses, [state[name] for name, _ in Model().named_parameters()] if state else []
+
+
+def equals_one_process(accelerator: Accelerator) -> None:
+    """Compare losses and weights with those of one process."""
+    losses, weights = together(accelerator)
+    expected_losses, expected = alone()
+    torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected_losses), rtol=1e-5, atol=1e-6)
+    if weights:
+        torch.testing.assert_close(weights, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["allgather", "alltoall"])
+@world(2)
+def test_ranks_that_share_sequences_train_as_one_process(kind: str) -> None:
+    """With whole parameters on each rank: accumulated, weighted and clipped; without the average over them not."""
+    handler = TorchContextParallelConfig(kind)
+    axes = ParallelismConfig(cp_size=2, cp_handler=handler)
+    accelerator = Accelerator(cpu=True, parallelism_config=axes, gradient_accumulation_steps=2)
+    equals_one_process(accelerator)
+    set_seed(1, device_specific=True)
+    draws = accelerator.gather(torch.rand(1)).tolist()
+    assert len(set(draws)) == 2, "dropout differs between parts of a sequence"
+    if kind == "allgather":
+        reset_all()
+        broken: Any = Accelerator(cpu=True, parallelism_config=axes, gradient_accumulation_steps=2)
+        broken._runtime.strategy.averaging._groups = ()
+        with pytest.raises(AssertionError, match="not close"):
+            equals_one_process(broken)
+
+
+def fully_sharded(**sizes: int) -> Accelerator:
+    """Return an Accelerator that shards each layer, over sequences too."""
+    plugin = FullyShardedDataParallelPlugin(fsdp_version=2, auto_wrap_policy="size_based_wrap", min_num_params=100)
+    plugin.activation_checkpointing = True
+    axes = ParallelismConfig(cp_size=2, **sizes)
+    return Accelerator(cpu=True, fsdp_plugin=plugin, parallelism_config=axes, gradient_accumulation_steps=2)
+
+
+@requires("torch:2.7")
+@world(2)
+def test_parameters_are_sharded_over_ranks_that_share_sequences() -> None:
+    """FSDP2 over the same two ranks, with activations computed again, trains as one process."""
+    equals_one_process(fully_sharded())
+
+
+@requires("torch:2.7")
+@world(4)
+def test_copies_and_shards_of_a_model_share_sequences_in_pairs() -> None:
+    """Two by two ranks train as one process: shards of a model by parts of sequences, and copies by parts."""
+    axes = ParallelismConfig(cp_size=2, dp_replicate_size=2)
+    equals_one_process(Accelerator(cpu=True, parallelism_config=axes, gradient_accumulation_steps=2))
+    reset_all()
+    equals_one_process(fully_sharded(dp_shard_size=2))

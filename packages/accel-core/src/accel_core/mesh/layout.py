@@ -95,6 +95,11 @@ class Layout:
         return self.place(DATA_AXES)
 
     @property
+    def loss_part(self) -> int:
+        """Which part of the loss this rank computes: that of its data, and of its tokens where sequences are shared."""
+        return self.place(GROUPS["dp_cp"])
+
+    @property
     def replicas(self) -> int:
         """Into how many parts the data is split."""
         return self.size(*DATA_AXES)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from accel_core.mesh.layout import Layout
     from accel_core.plugins.parallelism import ParallelismConfig
 
-__all__ = ["AcceleratorState", "data_part", "is_initialized", "settle_precision"]
+__all__ = ["AcceleratorState", "is_initialized", "loss_part", "settle_precision"]
 
 
 def is_initialized() -> bool:
@@ -26,10 +26,10 @@ def is_initialized() -> bool:
     return AcceleratorState._shared_state != {}
 
 
-def data_part(world: World) -> int:
-    """Return which part of the data this rank reads in the run that is set up; without a run, its rank."""
+def loss_part(world: World) -> int:
+    """Return which part of the loss this rank computes in the run that is set up; without a run, its rank."""
     layout: Layout | None = AcceleratorState._shared_state.get("_layout")
-    return world.rank if layout is None else layout.part
+    return world.rank if layout is None else layout.loss_part
 
 
 def settle_precision(wanted: str | None, cpu: bool = False) -> str:

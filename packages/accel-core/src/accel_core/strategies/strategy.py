@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, MutableMapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from weakref import ReferenceType, ref
 
 import torch
@@ -18,10 +18,11 @@ from accel_core.checkpoint.plain import PLAIN
 from accel_core.errors import PreparationError, StateError
 from accel_core.mesh.layout import Layout
 from accel_core.mesh.tensor import whole
+from accel_core.modules.compilation import is_compiled_module
 from accel_core.modules.unwrap import canonical_state_dict, extract_model_from_parallel, register_container
 from accel_core.optim.optimizer import Stepper
 from accel_core.optim.rebind import ParameterNames
-from accel_core.options.enums import DistributedType
+from accel_core.options.enums import DistributedType, DynamoBackend
 from accel_core.plugins.parallelism import ParallelismConfig
 from accel_core.precision import registry as precisions
 from accel_core.precision.precision import Precision
@@ -29,6 +30,9 @@ from accel_core.process.world import GroupNeeds
 from accel_core.strategies import placement, recipe
 from accel_core.strategies.bundle import Bundle, Kind
 from accel_core.strategies.parts import Kit, Parts, PrecisionRequest
+
+if TYPE_CHECKING:
+    from accel_core.strategies.context.parallel import ContextParallel
 
 __all__ = ["Strategy", "strategy_of", "sync_next_backward"]
 
@@ -86,6 +90,7 @@ class Strategy(ABC):
         world: The processes.
         layout: Which rank does what.
         number_format: What `precision` returned.
+        context: What splits sequences, on a mesh whose ranks share them.
     """
 
     name: ClassVar[str]
@@ -100,6 +105,8 @@ class Strategy(ABC):
 
     format: CheckpointFormat = PLAIN
     """How models and optimizers lie in a checkpoint. A strategy with several forms sets its own when it is made."""
+
+    context: ContextParallel | None = None
 
     def __init__(self, parts: Parts) -> None:
         self.parts = parts
@@ -167,6 +174,8 @@ class Strategy(ABC):
         for slot in bundle.models:
             placement.refuse_offloaded(slot.given)
             placement.refuse_misplaced(slot.given, self.world.device)
+            if self.context is not None:
+                self.context.check(slot.given)
         for slot in bundle.optimizers:
             self._names.check(slot.given)
 
@@ -255,7 +264,8 @@ class Strategy(ABC):
             **kwargs: Passed to `Tensor.backward`.
         """
         scaler = self.number_format.scaler
-        (loss if scaler is None else scaler.scale(loss)).backward(**kwargs)  # type: ignore[no-untyped-call]
+        with nullcontext() if self.context is None else self.context.around_backward():
+            (loss if scaler is None else scaler.scale(loss)).backward(**kwargs)  # type: ignore[no-untyped-call]
 
     def scale_gradients(self, factor: float, models: Sequence[torch.nn.Module], optimizers: Sequence[Any]) -> None:
         """Multiply the gradients of a window, complete on every rank, wherever they live.
@@ -313,7 +323,9 @@ class Strategy(ABC):
         no_restore_buffers: set[torch.Tensor] | None,
     ) -> AbstractContextManager[None]:
         """Return a context that splits buffers along their sequence dims; without context parallel, it does nothing."""
-        return nullcontext()
+        if self.context is None:
+            return nullcontext()
+        return self.context.split(buffers, buffer_seq_dims, no_restore_buffers)
 
     def adapt_loader(self, loader: _L, model: torch.nn.Module) -> _L:
         """Adapt a loader to sequence parallel; without it, the loader is right as it is."""
@@ -376,3 +388,6 @@ class Strategy(ABC):
     def _own(self, model: torch.nn.Module) -> None:
         """Note that a model is this strategy's, for `strategy_of`: it prepared it, here or before it was pickled."""
         _owners[model] = ref(self)
+        if self.context is not None:
+            compiled = is_compiled_module(model) or self.parts.compilation.backend != DynamoBackend.NO
+            self.context.watch(self._bare(model), compiled=compiled)

@@ -16,6 +16,7 @@ from accel_core.strategies.context.interception import attending, refusing_recom
 from accel_core.strategies.context.models import CompleteInputs, check_attention, find_model
 from accel_core.strategies.context.order import Share
 from accel_core.strategies.context.ring import RingAttention
+from accel_core.strategies.parts import Parts
 
 __all__ = ["ContextParallel"]
 
@@ -33,6 +34,17 @@ class ContextParallel:
         self._kind = RingAttention if settings.cp_comm_strategy == "alltoall" else GatheredAttention
         self._attention: Attention | None = None
         self._left_open = False
+
+    @classmethod
+    def of(cls, parts: Parts) -> ContextParallel | None:
+        """Return what splits the sequences of a run; `None` where each rank has whole ones.
+
+        Args:
+            parts: What the run's strategy is built from.
+        """
+        if parts.layout.size("cp") == 1 or parts.mesh is None or parts.parallelism is None:
+            return None
+        return cls(parts.mesh.get_group("cp"), parts.parallelism.cp_handler or TorchContextParallelConfig())
 
     @property
     def share(self) -> Share | None:

@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from accel_core.errors import PreparationError
 from accel_core.host.versions import require_torch
+from accel_core.strategies.context.parallel import ContextParallel
 from accel_core.strategies.fsdp2.in_place import is_sharded, shard
 from accel_core.strategies.parts import Parts
 from accel_core.strategies.sharding.strategy import ShardedStrategy
@@ -35,10 +36,11 @@ class FullyShardStrategy(ShardedStrategy):
     """Parameters become `DTensor`s in place; blocks gather them for as long as they compute."""
 
     name = "fsdp2"
-    combines = ()
+    combines = ("cp",)
 
     def __init__(self, parts: Parts) -> None:
         super().__init__(parts)
+        self.context = ContextParallel.of(parts)
         self.tensor = TensorParallel(parts) if parts.layout.size("tp") > 1 else None
 
     def check_model(self, model: torch.nn.Module) -> WrapPlan:

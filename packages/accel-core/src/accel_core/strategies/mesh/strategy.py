@@ -18,6 +18,7 @@ from accel_core.plugins.parallelism import ParallelismConfig, TorchTensorParalle
 from accel_core.strategies import placement, recipe
 from accel_core.strategies.averaging import Averaging
 from accel_core.strategies.bundle import Bundle
+from accel_core.strategies.context.parallel import ContextParallel
 from accel_core.strategies.parts import Parts
 from accel_core.strategies.sharding import gradients
 from accel_core.strategies.sharding.format import FullyShardedFormat
@@ -36,7 +37,7 @@ class MeshStrategy(Strategy):
 
     name = "mesh"
     plugin_type = TorchTensorParallelPlugin
-    combines: ClassVar[tuple[str, ...]] = ("tp",)
+    combines: ClassVar[tuple[str, ...]] = ("cp", "tp")
     """Axes along which ranks train one replica together."""
 
     def __init__(self, parts: Parts) -> None:
@@ -44,6 +45,7 @@ class MeshStrategy(Strategy):
         axes = [axis for axis in GROUPS["dp_cp"] if parts.layout.size(axis) > 1]
         mesh = parts.mesh
         self.averaging = Averaging(self.world.device, [mesh.get_group(axis) for axis in axes] if mesh else [])
+        self.context = ContextParallel.of(parts)
         self.tensor = TensorParallel(parts) if parts.layout.size("tp") > 1 else None
         if self.tensor is not None:
             self.format = FullyShardedFormat(

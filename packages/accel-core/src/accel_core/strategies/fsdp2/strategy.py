@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from accel_core.errors import PreparationError
@@ -21,22 +23,26 @@ from accel_core.strategies.tensor.parallel import TensorParallel
 __all__ = ["FullyShardStrategy"]
 
 
-def _covers(parameter: DTensor, ranks: int) -> bool:
-    """Return whether a parameter's gradient is reduced over so many ranks: it is sharded, or sharded and copied."""
+def _covers(parameter: DTensor, ranks: int, split: tuple[int, ...]) -> bool:
+    """Return whether a parameter's gradient is reduced over so many ranks: it is sharded, or sharded and copied.
+
+    Args:
+        parameter: The parameter.
+        ranks: The number of ranks that read different data.
+        split: The ranks of tensor parallel, none of which reduces.
+    """
     mesh = parameter.device_mesh
-    axes = [placement for axis, placement in enumerate(parameter.placements) if mesh.size(axis) > 1]
-    return (
-        mesh.size() == ranks
-        and all(each.is_replicate() for each in axes[:-1])
-        and all(each.is_shard() for each in axes[-1:])
-    )
+    groups = [tuple(dist.get_process_group_ranks(group)) for group in mesh.get_all_groups()]
+    axes = [axis for axis, group in enumerate(groups) if len(group) > 1 and group != split]
+    cut = [not parameter.placements[axis].is_replicate() for axis in axes]
+    return math.prod(mesh.size(axis) for axis in axes) == ranks and not any(cut[:-1]) and all(cut[-1:])
 
 
 class FullyShardStrategy(ShardedStrategy):
     """Parameters become `DTensor`s in place; blocks gather them for as long as they compute."""
 
     name = "fsdp2"
-    combines = ("cp",)
+    combines = ("cp", "tp")
 
     def __init__(self, parts: Parts) -> None:
         super().__init__(parts)
@@ -90,6 +96,8 @@ class FullyShardStrategy(ShardedStrategy):
         """Take over a model that was sharded before; what is whole in it is averaged here."""
         super()._adopt(model)
         bare = self._bare(model)
+        if self.tensor is not None:
+            self.tensor.watch(bare)
         if bare not in self.averaging:
             self.averaging.watch(
                 bare, [parameter for parameter in bare.parameters() if not isinstance(parameter, DTensor)]
@@ -102,7 +110,9 @@ class FullyShardStrategy(ShardedStrategy):
             PreparationError: Gradients of its shards would not be reduced over all ranks that read data.
         """
         for name, parameter in model.named_parameters():
-            if isinstance(parameter, DTensor) and not _covers(parameter, self.world.size):
+            if not isinstance(parameter, DTensor) or self.averaging.holds(parameter):
+                continue
+            if not _covers(parameter, self.world.size // self.layout.size("tp"), self.layout.group("tp")):
                 mesh = parameter.device_mesh
                 raise PreparationError(
                     "A model that arrives sharded has to be sharded over all processes, or copied and sharded; got "

@@ -28,6 +28,7 @@ from accel_core.strategies.sharding.whole import gather
 from accel_core.strategies.strategy import Strategy
 from accel_core.strategies.tensor.parallel import TensorParallel
 from accel_core.strategies.tensor.plan import TensorPlan
+from accel_core.strategies.tensor.split import is_split, settle
 
 __all__ = ["MeshStrategy"]
 
@@ -131,7 +132,10 @@ class MeshStrategy(Strategy):
         forward_before = model.__dict__.get("forward")
         model = self.number_format.convert(model)
         if self.parts.device_placement if device_placement is None else device_placement:
-            placement.move(model, self.world.device)
+            if is_split(model):
+                settle(model, self.world.device)
+            else:
+                placement.move(model, self.world.device)
         model = self.number_format.wrap(model)
         self._share(self._bare(model), plan)
         if given is not recipe.inside(given):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping
+import zlib
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
@@ -10,9 +11,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
+from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakIdKeyDictionary
 
 from accel_core.comm.control import Channel
+from accel_core.comm.tree import tree_leaves
 from accel_core.errors import ConfigurationError, PreparationError, StateError
 from accel_core.mesh.tensor import local_part
 from accel_core.strategies.averaging import Averaging
@@ -44,6 +47,7 @@ class TensorParallel:
         handler = None if parts.parallelism is None else parts.parallelism.tp_handler
         self._plan: Mapping[str, Any] | str = "auto" if handler is None else handler.tp_plan
         self._unproved: MutableMapping[nn.Module, bool] = WeakIdKeyDictionary()
+        self._other_batches: MutableMapping[nn.Module, bool] = WeakIdKeyDictionary()
         if parts.precision.name in ("fp16", "fp8"):
             raise ConfigurationError(
                 "Tensor parallel trains in 32 bits or in bf16: torch's gradient scaler and layers in fp8 do not take "
@@ -72,8 +76,9 @@ class TensorParallel:
 
     def watch(self, model: nn.Module) -> None:
         """Compare the first complete gradients of a bare model, if it has something to train."""
-        if any(parameter.requires_grad for parameter in model.parameters()):
+        if model not in self._unproved and any(parameter.requires_grad for parameter in model.parameters()):
             self._unproved[model] = True
+            _batches[model] = self, model.register_forward_pre_hook(_compare_batch, with_kwargs=True)
 
     def prove(self, loss: torch.Tensor, averaging: Averaging) -> None:
         """Compare what ranks of one replica hold of the same, for models whose first gradients are complete.
@@ -85,10 +90,12 @@ class TensorParallel:
         Raises:
             StateError: It differs; on every rank, before anything is updated.
         """
-        for model in list(self._unproved):
+        for model in [model for model, unproved in self._unproved.items() if unproved]:
             if averaging.is_held(model) or all(parameter.grad is None for parameter in model.parameters()):
                 continue
             found = self._differing(model, loss)
+            if self._other_batches.pop(model, False):
+                found.insert(0, "the batch")
             everywhere = Channel(self._world, "backward: tensor parallel").exchange(found)
             names = list(dict.fromkeys(name for each in everywhere for name in each))
             if names:
@@ -98,7 +105,21 @@ class TensorParallel:
                     "Give them the same batches and random seeds, and a plan whose modules take in and give out what "
                     "their neighbours need."
                 )
-            self._unproved.pop(model, None)
+            self._unproved[model] = False
+
+    def compare_batch(self, model: nn.Module, batch: object) -> None:
+        """Note whether ranks of one replica got different batches: a sum over ranks can hide that from the loss.
+
+        The error is raised where gradients are complete, because there every rank comes along.
+        """
+        tensors = [local_part(each) for each in tree_leaves(batch) if isinstance(each, torch.Tensor)]
+        shapes = zlib.crc32(repr([tuple(each.shape) for each in tensors]).encode())
+        high = torch.stack([torch.tensor(float(shapes)), _content(tensors)]).to(self._world.device)
+        low = high.clone()
+        dist.all_reduce(high, dist.ReduceOp.MAX, group=self.mesh.get_group())
+        dist.all_reduce(low, dist.ReduceOp.MIN, group=self.mesh.get_group())
+        if bool(((high - low) > 1e-4).any()):
+            self._other_batches[model] = True
 
     @torch.no_grad()
     def _differing(self, model: nn.Module, loss: torch.Tensor) -> list[str]:
@@ -125,3 +146,29 @@ class TensorParallel:
         mesh = parameter.device_mesh
         cut = [axis for axis, placement in enumerate(parameter.placements) if not placement.is_replicate()]
         return all(tuple(dist.get_process_group_ranks(mesh.get_group(axis))) != self._ranks for axis in cut)
+
+
+@torch.no_grad()
+def _content(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return a number near 0 that other values, or the same in another order, make another."""
+    total = torch.zeros(())
+    for place, tensor in enumerate(tensors, 1):
+        values = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+        values = values.detach().flatten().float()
+        weights = torch.arange(values.numel(), device=values.device).cos()
+        total += place * ((values * weights).sum() / values.abs().sum().clamp_min(1e-30)).cpu()
+    return total
+
+
+_batches: MutableMapping[nn.Module, tuple[TensorParallel, RemovableHandle]] = WeakIdKeyDictionary()
+"""Models whose first batch is compared, by whom, and how that ends."""
+
+
+def _compare_batch(model: nn.Module, args: object, kwargs: object) -> None:
+    """Compare the first batch of a model; a function of the module, so that the model can be pickled."""
+    if torch.compiler.is_compiling():
+        return
+    parallel, handle = _batches.pop(model, (None, None))
+    if parallel is not None and handle is not None:
+        handle.remove()
+        parallel.compare_batch(model, (args, kwargs))

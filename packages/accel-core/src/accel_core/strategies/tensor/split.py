@@ -17,7 +17,7 @@ from accel_core.process.world import World
 from accel_core.strategies.sharding.loading import receive, refuse_empty, starts_from_main, views_of
 from accel_core.strategies.tensor.plan import TensorPlan
 
-__all__ = ["check_arrived", "is_split", "split"]
+__all__ = ["check_arrived", "is_split", "settle", "split"]
 
 
 def is_split(model: nn.Module) -> bool:
@@ -46,6 +46,13 @@ def check_arrived(model: nn.Module, group: Sequence[int]) -> None:
                 f"{name} on a mesh of shape {tuple(mesh.shape)} with the ranks {ranks}. Load it with the sizes of "
                 "parallelism_config, or let prepare() split it."
             )
+
+
+def settle(model: nn.Module, device: torch.device) -> None:
+    """Move what is whole in a model that arrived split; its parts are on the devices of their mesh."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        if not isinstance(tensor, DTensor) and tensor.device != device:
+            tensor.data = tensor.data.to(device)
 
 
 def split(model: nn.Module, plan: TensorPlan, mesh: DeviceMesh, world: World, *, from_main: bool = False) -> None:

@@ -1,0 +1,93 @@
+"""A Llama of transformers split over two ranks, by transformers or by its own plan, in a loop and by the Trainer."""
+
+import os
+from typing import Any
+
+import torch
+from models import llama, report, sequences
+from torch.distributed.tensor import DTensor
+from transformers import LlamaForCausalLM, Trainer, TrainingArguments, set_seed
+from transformers.distributed import DistributedConfig
+
+from accelerate import Accelerator, ParallelismConfig, load_checkpoint_in_model
+from accelerate.state import AcceleratorState
+
+WORLD = int(os.environ.get("WORLD_SIZE", "1"))
+SPLIT: dict[str, Any] = {"distributed_config": DistributedConfig(tp_size=WORLD)} if WORLD > 1 else {}
+
+
+def _accelerator() -> Accelerator:
+    AcceleratorState._reset_state(True)
+    return Accelerator(cpu=True, parallelism_config=ParallelismConfig(tp_size=WORLD))
+
+
+def _found(accelerator: Any, net: Any, losses: list[float], norms: list[float]) -> dict[str, Any]:
+    state = accelerator.get_state_dict(net)
+    flat = torch.cat([tensor.float().reshape(-1) for _, tensor in sorted(state.items())])
+    return {
+        "losses": losses,
+        "norms": norms,
+        "weights": flat[:: max(1, flat.numel() // 200)].tolist(),
+        "split": sorted(name for name, each in net.named_parameters() if isinstance(each, DTensor)),
+    }
+
+
+def _loop(accelerator: Any, net: Any) -> dict[str, Any]:
+    """Take steps of two batches each, and clip them."""
+    net, optimizer = accelerator.prepare(net, torch.optim.AdamW(net.parameters(), lr=0.01))
+    accelerator.gradient_accumulation_steps = 2
+    rows, losses, norms = sequences(8), [], []
+    for index in range(6):
+        part = rows[index % 2 * 4 :][:4]
+        with accelerator.accumulate(net):
+            loss = net(**{name: torch.stack([row[name] for row in part]) for name in part[0]}).loss
+            accelerator.backward(loss)
+            losses.append(float(loss))
+            if accelerator.sync_gradients:
+                norms.append(float(accelerator.clip_grad_norm_(net.parameters(), 0.5)))
+            optimizer.step()
+            optimizer.zero_grad()
+    return _found(accelerator, net, losses, norms)
+
+
+def _arrived() -> dict[str, Any]:
+    """Train a model that transformers split while it loaded it; what is saved loads whole."""
+    accelerator = _accelerator()
+    if accelerator.is_main_process:
+        llama().save_pretrained("whole")
+    accelerator.wait_for_everyone()
+    net = LlamaForCausalLM.from_pretrained("whole", **SPLIT)
+    found = _loop(accelerator, net)
+    accelerator.save_model(accelerator._models[0], "saved")
+    accelerator.wait_for_everyone()
+    again = LlamaForCausalLM.from_pretrained("whole")
+    load_checkpoint_in_model(again, "saved")
+    flat = torch.cat([tensor.float().reshape(-1) for _, tensor in sorted(again.state_dict().items())])
+    return {**found, "saved": flat[:: max(1, flat.numel() // 200)].tolist()}
+
+
+def _trained() -> dict[str, Any]:
+    """Let the Trainer train one that transformers split."""
+    AcceleratorState._reset_state(True)
+    set_seed(7)
+    arguments = TrainingArguments(
+        output_dir="trainer",
+        per_device_train_batch_size=4,
+        num_train_epochs=1,
+        learning_rate=1e-2,
+        logging_steps=1,
+        report_to=[],
+        use_cpu=True,
+        save_strategy="no",
+        disable_tqdm=True,
+    )
+    net = LlamaForCausalLM.from_pretrained("whole", **SPLIT)
+    trainer = Trainer(model=net, args=arguments, train_dataset=sequences(20))
+    trainer.train()
+    history = trainer.state.log_history
+    losses, norms = ([row[name] for row in history if name in row] for name in ("loss", "grad_norm"))
+    return _found(trainer.accelerator, trainer.model, losses, norms)
+
+
+if __name__ == "__main__":
+    report({"arrived": _arrived(), "own plan": _loop(_accelerator(), llama()), "trainer": _trained()})

@@ -43,6 +43,11 @@ BUILT_IN: dict[str, _Entry] = {
     "estimate-memory": _Entry("Look", "Estimate how much memory a model needs (accel-bigmodel).", None),
     "plan": _Entry("Look", "Plan where a model's weights go (accel-bigmodel).", None),
     "trackers": _Entry("Look", "Show and replay what trackers recorded (accel-trackers).", None),
+    "doctor": _Entry(
+        "Look",
+        "Examine this machine for what makes runs fail, with a remedy for each finding.",
+        "accel_launch.commands.doctor",
+    ),
     "env": _Entry("Look", "Show versions, devices and configuration, for a bug report.", "accel_launch.commands.env"),
 }
 """Commands of the help: topic, one sentence, and the module that holds `COMMAND`; None where it is elsewhere."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from accel_core.errors import LaunchError
 
-__all__ = ["check_agreement", "check_main_machine", "facts_of_machine", "own_address"]
+__all__ = ["check_agreement", "check_free", "check_main_machine", "facts_of_machine", "own_address"]
 
 _CONNECT_TIMEOUT_S = 300.0
 
@@ -37,7 +37,7 @@ def check_main_machine(host: str, port: int, *, own: bool, seconds: float = _CON
             f"The address of machine 0 is unknown; {host!r} gives: {error.strerror or error}. Check --main-process-ip."
         ) from None
     if own:
-        _check_free(port)
+        check_free(port)
         return
     deadline = time.monotonic() + seconds
     told = False
@@ -81,7 +81,15 @@ def own_address(host: str, port: int) -> str | None:
         return address
 
 
-def _check_free(port: int) -> None:
+def check_free(port: int) -> None:
+    """Check that nothing on this machine uses a port.
+
+    Args:
+        port: The port.
+
+    Raises:
+        LaunchError: It is taken.
+    """
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

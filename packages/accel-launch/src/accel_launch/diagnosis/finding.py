@@ -1,0 +1,69 @@
+"""What an examination found."""
+
+from typing import Literal, NamedTuple
+
+from accel_core.errors import AccelError
+
+__all__ = ["Finding", "State", "from_error", "ok", "problem", "warning"]
+
+State = Literal["ok", "warning", "problem"]
+"""Nothing to do; worth a look; runs will fail or go wrong."""
+
+
+class Finding(NamedTuple):
+    """One thing that was examined.
+
+    Attributes:
+        topic: Heading under which it is shown.
+        state: How it is.
+        what: What was found, in one line.
+        remedy: What to do about it, in one line; empty where nothing has to be done.
+    """
+
+    topic: str
+    state: State
+    what: str
+    remedy: str = ""
+
+
+def ok(topic: str, what: str) -> Finding:
+    """Return a finding that needs no remedy.
+
+    Args:
+        topic: Heading under which it is shown.
+        what: What was found.
+    """
+    return Finding(topic, "ok", what)
+
+
+def warning(topic: str, what: str, remedy: str) -> Finding:
+    """Return a finding that may explain trouble, and does not stop a run.
+
+    Args:
+        topic: Heading under which it is shown.
+        what: What was found.
+        remedy: What to do about it.
+    """
+    return Finding(topic, "warning", what, remedy)
+
+
+def problem(topic: str, what: str, remedy: str) -> Finding:
+    """Return a finding with which runs fail or go wrong.
+
+    Args:
+        topic: Heading under which it is shown.
+        what: What was found.
+        remedy: What to do about it.
+    """
+    return Finding(topic, "problem", what, remedy)
+
+
+def from_error(topic: str, error: AccelError) -> Finding:
+    """Return the problem that an error describes: its message says what is wrong, and then what to do.
+
+    Args:
+        topic: Heading under which it is shown.
+        error: What a part of accel raised.
+    """
+    what, _, remedy = str(error).partition(". ")
+    return problem(topic, what, remedy)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from accel_core.checkpoint import background, progress, stateful
+from accel_core.checkpoint import background, deferred_delete, progress, stateful
 from accel_core.checkpoint.agreement import together
 from accel_core.checkpoint.format import Exchange, Part, Run
 from accel_core.checkpoint.places import saved_to
@@ -92,7 +92,13 @@ def save_state(
         return given
     own = background.own_ranks(run.world)
     run.project.iteration += 1
-    return background.start(lambda: transaction.finish(parts, hooked, own), given)
+
+    def write() -> None:
+        transaction.finish(parts, hooked, own)
+        # Here, and not where the next save begins: that would keep the run waiting.
+        deferred_delete.wait()
+
+    return background.start(write, given)
 
 
 def load_state(

@@ -145,6 +145,14 @@ PRIVATE_NAMES = (
         "A module that overrides it, as torch documents, decides itself what it takes: names are then not compared.",
     ),
     PrivateName(
+        "torch:Tensor._make_wrapper_subclass",
+        "A tensor of which a rank holds a part has the shape of the whole and no memory for it.",
+    ),
+    PrivateName(
+        "torch.distributed.fsdp._flat_param:FlatParamHandle.needs_unshard",
+        "An evaluation leaves weights whole beside the shards, with which torch goes on; no public name tells.",
+    ),
+    PrivateName(
         "torch._utils:_sparse_tensors_to_validate",
         "A load that failed leaves its sparse tensors there, for which torch would refuse the next one.",
         renamed="torch._utils:_get_sparse_tensors_to_validate",

@@ -237,12 +237,17 @@ def _has_own_loading(module: torch.nn.Module) -> bool:
     """Return whether a part of the model wants to see the state dict that is loaded into it."""
     plain = torch.nn.Module._load_from_state_dict
     for part in module.modules():
-        if part._load_state_dict_pre_hooks or part._load_state_dict_post_hooks:
+        if part._load_state_dict_post_hooks or not all(map(_is_fsdps, part._load_state_dict_pre_hooks.values())):
             return True
         method = type(part)._load_from_state_dict
         if method is not plain and not type(part).__module__.startswith("torch.nn.modules."):
             return True
     return False
+
+
+def _is_fsdps(hook: Any) -> bool:
+    """Return whether `fully_shard` put a hook there: it shards what is whole, as the one for saving has done."""
+    return str(getattr(getattr(hook, "hook", hook), "__module__", "")).startswith("torch.distributed.fsdp.")
 
 
 def _same_as_known(name: str, weights: StoredWeights, actual: dict[str, str]) -> bool:

@@ -3,38 +3,77 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from typing import TypeVar
 
 import torch
 
-__all__ = ["fill", "is_spread", "local_box", "local_part", "placed_like", "spread_like", "whole", "whole_on_first"]
+from accel_core.mesh.flat import Box, FlatPart
+
+__all__ = [
+    "empty_like",
+    "fill",
+    "is_spread",
+    "local_part",
+    "local_parts",
+    "placed_like",
+    "spread_alike",
+    "spread_like",
+    "whole",
+    "whole_on_first",
+]
 
 _T = TypeVar("_T")
 
 
 def is_spread(value: object) -> bool:
-    """Return whether a value is a tensor of which this rank holds its part of a mesh only (a `DTensor`)."""
+    """Return whether a value is a tensor of which this rank holds its part only: a `DTensor`, or a `FlatPart`."""
+    return isinstance(value, FlatPart) or _is_dtensor(value)
+
+
+def _is_dtensor(value: object) -> bool:
     module = sys.modules.get("torch.distributed.tensor")  # whoever made one has imported it
     return module is not None and isinstance(value, module.DTensor)
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
     """Return the memory that this rank holds of a tensor: the tensor itself where it is not spread."""
-    return tensor.to_local() if is_spread(tensor) else tensor  # type: ignore[attr-defined]
+    if isinstance(tensor, FlatPart):
+        return tensor.run
+    return tensor.to_local() if _is_dtensor(tensor) else tensor  # type: ignore[attr-defined]
 
 
-def local_box(tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return where in the whole tensor this rank's part begins, and its size; of one that is not spread, all of it."""
-    if not is_spread(tensor):
-        return (0,) * tensor.dim(), tuple(tensor.shape)
-    # What torch's own planners ask; a tensor on a mesh has one part on each rank.
-    (part,) = tensor.__create_chunk_list__()  # type: ignore[attr-defined]
-    return tuple(part.offsets), tuple(part.sizes)
+def local_parts(tensor: torch.Tensor) -> Iterator[tuple[Box, torch.Tensor]]:
+    """Yield the boxes of the whole tensor that this rank holds, with their memory; of one not spread, all of it."""
+    if isinstance(tensor, FlatPart):
+        yield from tensor.parts()
+    elif _is_dtensor(tensor):
+        # What torch's own planners ask; a tensor on a mesh has one part on each rank.
+        (part,) = tensor.__create_chunk_list__()  # type: ignore[attr-defined]
+        yield (tuple(part.offsets), tuple(part.sizes)), local_part(tensor)
+    else:
+        yield ((0,) * tensor.dim(), tuple(tensor.shape)), tensor
+
+
+def spread_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether this rank holds the same part of two tensors of one shape."""
+    if isinstance(one, FlatPart) and isinstance(other, FlatPart):
+        return (one.lengths, one.place) == (other.lengths, other.place)
+    if _is_dtensor(one) and _is_dtensor(other):
+        return (one.device_mesh, one.placements) == (other.device_mesh, other.placements)  # type: ignore[attr-defined]
+    return not is_spread(one) and not is_spread(other)
+
+
+def empty_like(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return a tensor without values, of another dtype, that is spread as `tensor` is."""
+    if isinstance(tensor, FlatPart):
+        return tensor.with_run(torch.empty_like(tensor.run, dtype=dtype))
+    return torch.empty_like(tensor.detach(), dtype=dtype)
 
 
 def whole(value: _T) -> _T:
-    """Return a tensor whole; every rank of its mesh calls it. Anything that is not spread comes back as it is."""
-    return value.full_tensor() if is_spread(value) else value  # type: ignore[attr-defined]
+    """Return a tensor whole; every rank of its mesh calls it. Anything that is on no mesh comes back as it is."""
+    return value.full_tensor() if _is_dtensor(value) else value  # type: ignore[attr-defined]
 
 
 def whole_on_first(value: torch.Tensor) -> torch.Tensor:
@@ -70,6 +109,8 @@ def spread_like(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
     It goes where `like` is, or stays where it is while that has no memory yet.
     """
+    if isinstance(like, FlatPart):
+        return like.part_of(value)
     module = sys.modules["torch.distributed.tensor"]
     mesh = like.device_mesh  # type: ignore[attr-defined]
     everywhere = module.DTensor.from_local(

@@ -16,8 +16,9 @@ from accel_core.checkpoint.format import Source
 from accel_core.checkpoint.report import Finding, Restoration, finding_of
 from accel_core.checkpoint.sharded.models import damages, is_sharded, shards_of
 from accel_core.checkpoint.sharded.reader import ShardFolder
+from accel_core.checkpoint.tensor_file import storage_key
 from accel_core.errors import CheckpointDamagedError, CheckpointError
-from accel_core.mesh.tensor import is_spread
+from accel_core.mesh.tensor import empty_like, is_spread, local_part, spread_alike
 from accel_core.modules.unwrap import canonical_name, extract_model_from_parallel
 
 __all__ = ["NamedOptimizer", "named_optimizer", "restoration", "state_by_names"]
@@ -131,8 +132,38 @@ def restoration(own: NamedOptimizer, index: int, source: Source, rank: int) -> R
 
 def _apply(own: NamedOptimizer, stored: _Stored, groups: list[dict[str, Any]]) -> None:
     held = [name for group in groups for name in group["params"]]
-    state = {name: stored.entries(name, own.like[name]) for name in held if name in stored.of_parameters}
+    memory = _Memory(own)
+    state = {name: stored.entries(name, own.like[name], memory) for name in held if name in stored.of_parameters}
     own.load({"state": state, "param_groups": groups})
+
+
+class _Memory:
+    """The memory of an optimizer's state, which what is read takes again: fresh memory costs more than reading.
+
+    Args:
+        own: The optimizer.
+    """
+
+    def __init__(self, own: NamedOptimizer) -> None:
+        self._state = own.state
+        self._taken = set[tuple[Any, ...]]()
+
+    def of(self, path: _Path, like: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return memory for an entry of the state of a parameter, spread as the parameter is."""
+        held = self._state.get(like, {}).get(path[0]) if len(path) == 1 else None
+        if isinstance(held, Tensor) and held.dtype == dtype and _is_laid_out_as(held, like):
+            key = storage_key(held)
+            if key not in self._taken:  # entries that share memory would get the values of the last one
+                self._taken.add(key)
+                return held
+        return empty_like(like, dtype)
+
+
+def _is_laid_out_as(tensor: Tensor, like: Tensor) -> bool:
+    """Return whether two tensors have the same shape, device and strides, and are spread over ranks alike."""
+    if type(local_part(tensor)) is not Tensor or tensor.device != like.device:
+        return False
+    return (tensor.shape, tensor.stride()) == (like.shape, like.stride()) and spread_alike(tensor, like)
 
 
 _Path = tuple[str | int, ...]
@@ -205,22 +236,24 @@ class _Stored:
             for parameter, entries in self.of_parameters.items()
         }
 
-    def entries(self, parameter: str, like: Tensor) -> dict[str, Any]:
+    def entries(self, parameter: str, like: Tensor, memory: _Memory) -> dict[str, Any]:
         """Return the state of one parameter; of an entry of its shape, this rank's part if the parameter is spread."""
-        return self._built({path: self._value(name, like) for path, name in self.of_parameters[parameter].items()})
+        stored = self.of_parameters[parameter]
+        return self._built({path: self._value_like(name, path, like, memory) for path, name in stored.items()})
 
     @staticmethod
     def _built(values: Mapping[_Path, Any]) -> dict[str, Any]:
         built: dict[str, Any] = _nested(values)
         return built
 
-    def _value(self, name: str, like: Tensor | None = None) -> Any:
+    def _value(self, name: str) -> Any:
+        return self.shards.read(name) if name in self.shards.tensors else self.shards.read_object(name)
+
+    def _value_like(self, name: str, path: _Path, like: Tensor, memory: _Memory) -> Any:
         stored = self.shards.tensors.get(name)
-        if stored is None:
-            return self.shards.read_object(name)
-        if like is None or not is_spread(like) or not stored.shape or stored.shape != like.shape:
-            return self.shards.read(name)
-        made = torch.empty_like(like.detach(), dtype=stored.dtype)
+        if stored is None or not is_spread(like) or not stored.shape or stored.shape != like.shape:
+            return self._value(name)
+        made = memory.of(path, like, stored.dtype)
         self.shards.read_into(name, made)
         return made
 

@@ -18,7 +18,7 @@ from accel_core.checkpoint.report import listed
 from accel_core.checkpoint.sharded.metadata import METADATA_NAME, Box, Metadata, Place, StoredTensor, decode, overlap
 from accel_core.checkpoint.tensor_file import buffer_of
 from accel_core.errors import CheckpointDamagedError, CheckpointNotFoundError
-from accel_core.mesh.tensor import local_box, local_part
+from accel_core.mesh.tensor import local_parts
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -159,8 +159,8 @@ class ShardFolder:
         Raises:
             CheckpointDamagedError: A piece of it is damaged or not there.
         """
-        offsets, sizes = local_box(destination)
-        self._fill(name, Box(offsets, sizes), local_part(destination))
+        for (offsets, sizes), memory in local_parts(destination):
+            self._fill(name, Box(offsets, sizes), memory)
 
     def sample(self, name: str) -> bytes:
         """Return some bytes out of the middle of each piece of one tensor: equal values have equal ones.

@@ -43,6 +43,7 @@ from accel_core.checkpoint.format import Exchange
 from accel_core.checkpoint.manifest import Entry
 from accel_core.checkpoint.sharded.metadata import METADATA_NAME
 from accel_core.checkpoint.staging import Buffers
+from accel_core.checkpoint.tensor_file import buffer_of
 
 __all__ = ["ShardPart", "plan"]
 
@@ -146,4 +147,10 @@ def _shard_of(rank: int) -> str:
 def _own_memory(tensor: Tensor) -> Tensor:
     """Return a tensor on the CPU in memory of its own size: `torch.save` writes all the memory that it looks into."""
     tensor = tensor.detach().cpu()
-    return tensor if tensor.untyped_storage().size() == tensor.nbytes else tensor.clone()
+    if tensor.untyped_storage().size() == tensor.nbytes:
+        return tensor
+    seen_as_stored = not (tensor.is_conj() or tensor.is_neg() or tensor.is_quantized)
+    if type(tensor) is not Tensor or not tensor.numel() or not tensor.is_contiguous() or not seen_as_stored:
+        return tensor.clone()
+    # The same memory, good for as long as the tensor is: fresh memory costs more than writing.
+    return torch.frombuffer(buffer_of(tensor), dtype=torch.uint8).view(tensor.dtype).view(tensor.shape)

@@ -19,7 +19,7 @@ from accel_core.checkpoint.sharded import writer
 from accel_core.checkpoint.sharded.models import Stand
 from accel_core.checkpoint.sharded.optimizers import NamedOptimizer
 from accel_core.errors import CheckpointError
-from accel_core.strategies.fsdp1 import states
+from accel_core.strategies.fsdp1 import flat, states
 from accel_core.strategies.sharding.format import FullyShardedFormat
 
 __all__ = ["WrappedFormat", "named_optimizer"]
@@ -35,6 +35,8 @@ class _Owner(Protocol):
     def ties_of(self, model: torch.nn.Module) -> list[list[str]]: ...
 
     def order(self, wrapper: torch.nn.Module, named: dict[str, Any]) -> list[str]: ...
+
+    def held_state(self, wrapper: torch.nn.Module) -> dict[str, Any] | None: ...
 
     def whole_state(self, model: torch.nn.Module, *, keep: bool) -> dict[str, Any]: ...
 
@@ -88,7 +90,9 @@ class WrappedFormat(FullyShardedFormat):
         wrapper = self._owner.wrapper_of(model)
         if wrapper is None:
             return super().state_of(model)
-        return states.state_of(wrapper) if states.in_shards(wrapper) else self._owner.whole_state(model, keep=True)
+        if not states.in_shards(wrapper):
+            return self._owner.whole_state(model, keep=True)
+        return self._owner.held_state(wrapper) or states.state_of(wrapper)
 
     def optimizer_of(self, optimizer: Any, models: Sequence[Any]) -> dict[str, Any]:
         """Return an optimizer's state by names, of each tensor what this rank holds; every rank calls it."""
@@ -96,6 +100,9 @@ class WrappedFormat(FullyShardedFormat):
         if wrapper is None:
             return super().optimizer_of(optimizer, models)
         if states.in_shards(wrapper):
+            held = self._owner.held_state(wrapper)
+            if held is not None:
+                return flat.optimizer_state(optimizer, wrapper, held)
             return states.optimizer_of(wrapper, states.inside(optimizer))
         state = self._owner.whole_optimizer(optimizer, True)
         order = [name for group in self._named(optimizer, wrapper).names for name in group]
@@ -113,20 +120,18 @@ class WrappedFormat(FullyShardedFormat):
     def _model(self, own: Any, index: int, source: Source, run: Run) -> Restoration:
         if stored_models.holds_local(source, index):
             return self._local(own, index, source, run)
-        wrapper = self._owner.wrapper_of(own)
-        sharded = wrapper is not None and states.in_shards(wrapper)
-        state = self.state_of(own) if sharded else self._owner.whole_state(own, keep=True)
-        stand = Stand(state, self._owner.ties_of(own))
-        plan = stored_models.restoration(stand, index, source, run.world.rank)
-
-        def apply() -> None:
-            plan.apply()
-            if wrapper is not None and sharded:
-                states.load_state(wrapper, stand.state)
-            else:
-                self._owner.load_whole_state(own, stand.state)
-
-        return replace(plan, apply=apply)
+        wrapper, rank = self._owner.wrapper_of(own), run.world.rank
+        if wrapper is None or not states.in_shards(wrapper):
+            whole = Stand(self._owner.whole_state(own, keep=True), self._owner.ties_of(own))
+            return _then(
+                stored_models.restoration(whole, index, source, rank),
+                lambda: self._owner.load_whole_state(own, whole.state),
+            )
+        held = None if source.model_kwargs else self._owner.held_state(wrapper)
+        stand = Stand(states.state_of(wrapper) if held is None else held, self._owner.ties_of(own))
+        plan = stored_models.restoration(stand, index, source, rank)
+        # What is held are the weights themselves; what torch made of them has to be put back.
+        return plan if held is not None else _then(plan, lambda: states.load_state(wrapper, stand.state))
 
     def _local(self, own: Any, index: int, source: Source, run: Run) -> Restoration:
         """Compare what this rank held with what it holds now: as many ranks, flattened in the same way."""
@@ -166,12 +171,25 @@ class WrappedFormat(FullyShardedFormat):
     def _named(self, own: Any, wrapper: torch.nn.Module) -> NamedOptimizer:
         """Return an optimizer of a wrapped model by the names of its parameters, which have shapes and no values."""
         if states.in_shards(wrapper):
+            held = self._owner.held_state(wrapper)
+            if held is not None:
+                return flat.named_optimizer_of(own, wrapper, held)
             return named_optimizer(own, wrapper, partial(self._owner.order, wrapper))
         shapes = self._owner.whole_shapes(wrapper)
         like = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
         named = self._owner.whole_named(wrapper, own)
         order = self._owner.order(wrapper, named)
         return _seen(named, order, like, lambda _: partial(self._owner.load_whole_optimizer, own))
+
+
+def _then(plan: Restoration, finish: Callable[[], None]) -> Restoration:
+    """Return a plan that does something more at its end."""
+
+    def apply() -> None:
+        plan.apply()
+        finish()
+
+    return replace(plan, apply=apply)
 
 
 def named_optimizer(own: Any, wrapper: torch.nn.Module, order: Callable[[dict[str, Any]], list[str]]) -> NamedOptimizer:

@@ -35,8 +35,9 @@ from accel_core.precision.precision import Precision
 from accel_core.process import rendezvous
 from accel_core.strategies import placement, recipe
 from accel_core.strategies.bundle import Bundle
+from accel_core.strategies.fsdp1 import flat
 from accel_core.strategies.fsdp1.format import WrappedFormat
-from accel_core.strategies.fsdp1.states import inside
+from accel_core.strategies.fsdp1.states import in_shards, inside
 from accel_core.strategies.parts import Parts, PrecisionRequest
 from accel_core.strategies.sharding.loading import Empty, receive, views_of
 from accel_core.strategies.sharding.strategy import ShardedStrategy, is_half
@@ -448,6 +449,26 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
         """Return the wrapper around a prepared model, if it has one."""
         return self._wrapper_of(self._bare(model))
 
+    def held_state(self, wrapper: torch.nn.Module) -> dict[str, Any] | None:
+        """Return a model's state as runs of elements that this rank holds, if it can be had so; every rank calls it."""
+        if not self.plugin.use_orig_params:
+            return None
+        bare = self._bare(wrapper)
+        return flat.held_state(
+            wrapper,
+            self._shapes[bare],
+            {id(parameter) for parameter in self._replicated.get(bare, ())},
+            Channel(self.world, "the state of a sharded model", patient=True).exchange,
+            self._holders,
+            self.world.rank,
+        )
+
+    @property
+    def _holders(self) -> list[int]:
+        """The ranks that share parameters with this one, in the order of their shards."""
+        rows: list[list[int]] = self.mesh.mesh.reshape(-1, self.mesh.size(self.mesh.ndim - 1)).tolist()
+        return next(row for row in rows if self.world.rank in row)
+
     def ties_of(self, model: torch.nn.Module) -> list[list[str]]:
         """Return the groups of names that were one tensor before a model was flattened."""
         return self._ties.get(self._bare(model), [])
@@ -503,7 +524,12 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
         return found[0] if found else None
 
     def weights(self, model: torch.nn.Module) -> Iterable[tuple[str, Any]]:
-        """Return the names and weights that `save_model` writes, on the ranks that may write."""
+        """Return the names and weights that `save_model` writes: to be gathered, or on the ranks that may write."""
+        wrapper = self._wrapper_of(self._bare(model))
+        if wrapper is not None and in_shards(wrapper):
+            held = self.held_state(wrapper)
+            if held is not None:
+                return flat.spread_weights(held, self._holders, *self._shards)
         return list(self.whole_state(model, keep=self.world.is_local_main).items())
 
 

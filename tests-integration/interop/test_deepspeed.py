@@ -6,20 +6,32 @@ from typing import Any
 import pytest
 
 pytestmark = pytest.mark.skipif(find_spec("deepspeed") is None, reason="deepspeed is not installed: `nox -s deepspeed`")
+WITH_TRL = pytest.mark.skipif(find_spec("trl") is None, reason="trl is not installed")
 WITH_PEFT = pytest.mark.skipif(find_spec("peft") is None, reason="peft is not installed")
 
 
 @pytest.mark.parametrize(
     "case",
-    ["stage 2, dict", "stage 3, template", "stage 3, loaded", pytest.param("stage 3, adapters", marks=WITH_PEFT)],
+    [
+        "stage 2, dict",
+        "stage 2, file",
+        "stage 3, dict",
+        "stage 3, template",
+        "stage 3, loaded",
+        pytest.param("stage 3, adapters", marks=WITH_PEFT),
+        pytest.param("stage 3, trl", marks=WITH_TRL),
+    ],
 )
 def test_the_trainer_runs_engines(sharded: Any, case: str) -> None:
     """Losses, gradient norms, rates and whole weights are those of one process, also after resuming."""
     two, one = (side[case] for side in sharded("deepspeed_trainer"))
-    plain = "PeftModel" if case.endswith("adapters") else "LlamaForCausalLM"
-    assert (two["engine"], one["engine"]) == ("DeepSpeedEngine", plain)
+    adapted = case.endswith(("adapters", "trl"))
+    assert (two["engine"], one["engine"]) == (
+        "DeepSpeedEngine",
+        {True: "PeftModel", False: "LlamaForCausalLM"}[adapted],
+    )
     # DeepSpeed moves a schedule that it owns in the step itself, before the Trainer logs the rate.
-    left_out = {"engine"} if case == "stage 2, dict" else {"engine", "rates"}
+    left_out = {"engine"} if case.startswith("stage 2") else {"engine", "rates"}
     for key in one.keys() - left_out:
         assert two[key] == pytest.approx(one[key], rel=1e-4, abs=1e-5), key
     if "resumed" in two:

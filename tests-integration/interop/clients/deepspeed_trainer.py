@@ -74,7 +74,7 @@ TEMPLATE = {
 """What users of the Trainer copy for stage 3 with offloading."""
 
 
-def _arguments(name: str, config: Any, **others: Any) -> TrainingArguments:
+def _arguments(name: str, config: Any, kind: Any = TrainingArguments, **others: Any) -> Any:
     settings: dict[str, Any] = {
         "output_dir": name,
         "per_device_train_batch_size": 4 // WORLD,
@@ -87,12 +87,15 @@ def _arguments(name: str, config: Any, **others: Any) -> TrainingArguments:
         "disable_tqdm": True,
         **others,
     }
-    return TrainingArguments(**settings, **({"deepspeed": config} if WORLD > 1 else {}))
+    return kind(**settings, **({"deepspeed": config} if WORLD > 1 else {}))
 
 
 def _train(arguments: TrainingArguments, model: Any, resume: str | None = None) -> dict[str, Any]:
     set_seed(7)
-    trainer = Trainer(model=model, args=arguments, train_dataset=sequences(20))
+    return _result(Trainer(model=model, args=arguments, train_dataset=sequences(20)), resume)
+
+
+def _result(trainer: Trainer, resume: str | None = None) -> dict[str, Any]:
     trainer.train(resume_from_checkpoint=resume)
     state = trainer.accelerator.get_state_dict(trainer.model_wrapped)
     flat = torch.cat([tensor.float().reshape(-1) for _, tensor in sorted(state.items())]) if state else torch.zeros(1)
@@ -122,21 +125,45 @@ def _arrived(file: str) -> dict[str, Any]:
     return {**found, "resumed": resumed["weights"], "resumed losses": resumed["losses"]}
 
 
+def _fine_tuned() -> dict[str, Any]:
+    """Train an adapter by trl's trainer for instructions."""
+    from datasets import Dataset
+    from peft import LoraConfig
+    from text import sentence, tokenizer
+    from trl import SFTConfig, SFTTrainer
+
+    set_seed(7)
+    arguments = _arguments("sft", THIRD, SFTConfig, max_length=8, bf16=False, gradient_checkpointing=False)
+    trainer = SFTTrainer(
+        model=llama(),
+        args=arguments,
+        train_dataset=Dataset.from_list([{"text": sentence(seed)} for seed in range(16)]),
+        processing_class=tokenizer(),
+        peft_config=LoraConfig(r=4, target_modules=["q_proj", "v_proj"]),
+    )
+    return _result(trainer)
+
+
 def main() -> None:
     """Run every case and print what came out."""
     state = PartialState(cpu=True)
     if state.is_main_process:
+        Path("second.json").write_text(json.dumps(SECOND))
         Path("third.json").write_text(json.dumps(THIRD))
         Path("template.json").write_text(json.dumps(TEMPLATE))
         llama().save_pretrained("stored")
     state.wait_for_everyone()
     found = {
         "stage 2, dict": _train(_arguments("two", SECOND, gradient_accumulation_steps=3), llama()),
+        "stage 2, file": _train(_arguments("file", "second.json", max_grad_norm=0.1), llama()),
+        "stage 3, dict": _train(_arguments("dict", THIRD), llama()),
         "stage 3, template": _train(_arguments("three", "template.json"), llama()),
         "stage 3, loaded": _arrived("third.json"),
     }
     if find_spec("peft") is not None:
         found["stage 3, adapters"] = _train(_arguments("adapters", "third.json"), _adapted())
+    if find_spec("trl") is not None:
+        found["stage 3, trl"] = _fine_tuned()
     report(found)
 
 

@@ -23,9 +23,12 @@ from accel_core.errors import (
     PreparationError,
 )
 from accel_core.process.world import GroupNeeds, ensure
-from accel_core.testing import world
+from accel_core.testing import requires, world
 from accel_core.testing.world import run
 from accelerate.utils import FullyShardedDataParallelPlugin, compile_regions_fsdp2, fsdp_utils
+
+VERSION_2 = pytest.param(2, marks=requires("torch:2.7"))
+"""Version 2 of FSDP trains on CPUs from that torch on."""
 
 
 class Block(nn.Module):
@@ -86,6 +89,7 @@ def whole(sharded: nn.Module) -> dict[str, torch.Tensor]:
     return {name: t.full_tensor() if isinstance(t, DTensor) else t for name, t in sharded.state_dict().items()}
 
 
+@requires("torch:2.7")
 @world(2)
 def test_a_model_prepared_by_hand_trains_like_one_process() -> None:
     """Blocks are sharded in place, with activations recomputed and dropout alike, over any mesh of data axes."""
@@ -107,6 +111,7 @@ def test_a_model_prepared_by_hand_trains_like_one_process() -> None:
             torch.testing.assert_close(parameter.grad.full_tensor(), expected.grad, msg=name)  # type: ignore[union-attr]
 
 
+@requires("torch:2.7")
 @world(2)
 def test_half_masters_and_ignored_modules_of_a_prepared_model() -> None:
     """What trains gets 32 bits under mixed precision, what is frozen keeps its own; ignored modules stay whole."""
@@ -137,6 +142,7 @@ def test_only_the_first_rank_needs_weights() -> None:
         assert prepared.head.weight is prepared.words.weight
 
 
+@requires("torch:2.7")
 @pytest.mark.slow
 @world(2)
 @pytest.mark.parametrize("device", ["cpu", "meta"])
@@ -304,7 +310,7 @@ def values(sharded: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, An
 
 @pytest.mark.slow
 @world(2)
-@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("version", [1, VERSION_2])
 @pytest.mark.parametrize("kind", ["FULL_STATE_DICT", "SHARDED_STATE_DICT"])
 def test_a_model_and_its_optimizer_are_saved_and_loaded(tmp_path: Path, version: int, kind: str) -> None:
     """What Accelerate's names hold brings another model and optimizer to the same values; a misfit changes nothing."""
@@ -360,7 +366,7 @@ def test_what_version_1_does_not_shard_is_saved_and_loaded(tmp_path: Path, size:
 
 
 @world(2)
-@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("version", [1, VERSION_2])
 def test_an_optimizer_that_never_stepped_stays_so(tmp_path: Path, version: int) -> None:
     """Saving and loading make no state where there is none, and what is loaded into a used optimizer ends its state."""
     ensure()
@@ -379,6 +385,7 @@ def held(sharded: nn.Module) -> dict[str, Any]:
     return {name: p.to_local().clone() for name, p in sharded.named_parameters()}  # type: ignore[attr-defined]
 
 
+@requires("torch:2.7")
 @world(2)
 def test_only_the_form_that_is_asked_for_is_read(tmp_path: Path) -> None:
     """Other forms of a model in the folder are left alone; a failed save leaves the form that was there."""

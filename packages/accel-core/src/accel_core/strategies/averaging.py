@@ -63,6 +63,10 @@ class Averaging:
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(note)  # type: ignore[no-untyped-call]
 
+    def of(self, model: torch.nn.Module) -> list[torch.nn.Parameter]:
+        """Return the parameters of a model whose gradients are averaged here."""
+        return list(self._parameters.get(model, ()))
+
     def holds(self, parameter: torch.Tensor) -> bool:
         """Return whether the gradient of a parameter is averaged here."""
         return any(parameter is own for parameters in self._parameters.values() for own in parameters)

@@ -457,7 +457,7 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
         return flat.held_state(
             wrapper,
             self._shapes[bare],
-            {id(parameter) for parameter in self._replicated.get(bare, ())},
+            {id(parameter) for parameter in self.averaging.of(bare)},
             Channel(self.world, "the state of a sharded model", patient=True).exchange,
             self._holders,
             self.world.rank,

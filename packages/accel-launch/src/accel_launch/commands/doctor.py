@@ -1,4 +1,4 @@
-"""`accel doctor`: its options. What it examines is in `accel_launch.diagnosis`."""
+"""`accel doctor`: its options. What it does is in `accel_launch.commands.examine`."""
 
 import argparse
 import math
@@ -35,7 +35,7 @@ COMMAND = Command(
     "doctor",
     "Examine this machine for what makes runs fail, with a remedy for each finding.",
     _add_arguments,
-    "accel_launch.diagnosis.report:diagnose",
+    "accel_launch.commands.examine:diagnose",
     "Each finding is ok, a warning or a problem; the exit status is 1 where there is a problem. Libraries are imported "
     "and ranks started in processes of their own.",
 )

@@ -1,23 +1,25 @@
 """The configuration file, and the settings that it and the environment make together."""
 
+from collections.abc import Callable, Sequence
+
 from accel_core.errors import AccelError
-from accel_launch.commands.launch import launch_command_parser
-from accel_launch.commands.start import settings_from
 from accel_launch.diagnosis.finding import Finding, from_error, ok, warning
 from accel_launch.diagnosis.network import check_port
 from accel_launch.settings.checks import check_installed, check_settings
 from accel_launch.settings.file import load
+from accel_launch.settings.resolve import Settings
 
 __all__ = ["check_configuration"]
 
 _TOPIC = "Configuration"
 
 
-def check_configuration(path: str | None) -> list[Finding]:
+def check_configuration(path: str | None, settings_of: Callable[[Sequence[str]], Settings]) -> list[Finding]:
     """Examine the configuration file, and what a launch without flags would be.
 
     Args:
         path: The file; None for the default one.
+        settings_of: Resolves the words of a command line.
     """
     try:
         file = load(path)
@@ -28,7 +30,7 @@ def check_configuration(path: str | None) -> list[Finding]:
                 warning(_TOPIC, f"{file.path} has keys of older versions: {'; '.join(file.changes)}", remedy)
             )
         words = [] if path is None else ["--config-file", path]
-        settings = settings_from(launch_command_parser().parse_args(words))
+        settings = settings_of(words)
         check_settings(settings)
         check_installed(settings)
     except AccelError as error:

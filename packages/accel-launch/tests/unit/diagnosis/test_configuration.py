@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from accel_launch.commands.examine import settings_of
 from accel_launch.diagnosis.configuration import check_configuration
 
 
@@ -16,7 +17,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_no_file_is_fine() -> None:
     """Without a file defaults apply."""
-    assert [(each.state, each.what) for each in check_configuration(None)] == [
+    assert [(each.state, each.what) for each in check_configuration(None, settings_of)] == [
         ("ok", "no configuration file; defaults apply"),
         ("ok", "settings of file and environment go together"),
     ]
@@ -39,7 +40,7 @@ def test_a_file_that_does_not_hold(tmp_path: Path, text: str | None, what: str, 
     path = tmp_path / "config.yaml"
     if text is not None:
         path.write_text(text)
-    [found] = check_configuration(str(path))
+    [found] = check_configuration(str(path), settings_of)
     assert (found.state, found.what) == ("problem", what.format(path=path))
     assert found.remedy.startswith(remedy)
 
@@ -49,7 +50,7 @@ def test_a_variable_that_contradicts_the_file(tmp_path: Path, monkeypatch: pytes
     path = tmp_path / "config.yaml"
     path.write_text("distributed_type: FSDP\n")
     monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
-    [found] = check_configuration(str(path))
+    [found] = check_configuration(str(path), settings_of)
     assert found.what.startswith(
         "These settings exclude each other; got use_deepspeed from ACCELERATE_USE_DEEPSPEED and"
     )
@@ -62,5 +63,5 @@ def test_a_port_of_the_file_that_is_taken(tmp_path: Path) -> None:
     with socket.create_server(("", 0)) as server:
         port = server.getsockname()[1]
         path.write_text(f"num_processes: 2\nmain_process_port: {port}\n")
-        *_, found = check_configuration(str(path))
+        *_, found = check_configuration(str(path), settings_of)
     assert (found.state, found.what) == ("problem", f"port {port} from {path}:2 is taken")

@@ -4,9 +4,11 @@ import argparse
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from accel_launch.commands.launch import launch_command_parser
+from accel_launch.commands.start import settings_from
 from accel_launch.diagnosis.collective import check_collective
 from accel_launch.diagnosis.configuration import check_configuration
 from accel_launch.diagnosis.finding import Finding
@@ -17,9 +19,10 @@ from accel_launch.diagnosis.packages import check_packages
 from accel_launch.diagnosis.variables import check_variables
 from accel_launch.settings import environ
 from accel_launch.settings.layout import counted
+from accel_launch.settings.resolve import Settings
 from accel_launch.terminal import colours_wanted, flush_output, paint, say
 
-__all__ = ["diagnose"]
+__all__ = ["diagnose", "settings_of"]
 
 _KINDS = {"ok": "good", "warning": "warning", "problem": "error"}
 
@@ -56,7 +59,7 @@ def _examine(args: argparse.Namespace) -> Iterator[Finding]:
     yield from check_shared_memory()
     yield from check_open_files()
     yield from check_variables(environment)
-    yield from check_configuration(args.config_file)
+    yield from check_configuration(args.config_file, settings_of)
     _progress("Importing libraries ...")
     seen = probe.findings(args.timeout)
     yield from seen
@@ -66,6 +69,11 @@ def _examine(args: argparse.Namespace) -> Iterator[Finding]:
     yield check_collective("--cpu", environment, args.timeout)
     if sum(" computes" in each.what for each in seen if each.topic == "Devices") > 1:
         yield check_collective("--multi-gpu", environment, args.timeout)
+
+
+def settings_of(words: Sequence[str]) -> Settings:
+    """Return the settings of a launch, every value with its origin."""
+    return settings_from(launch_command_parser().parse_args(words))
 
 
 def _progress(text: str) -> None:

@@ -229,15 +229,15 @@ def test_replicas_of_a_mesh_train_data_parallel() -> None:
 @world(2)
 def test_mesh_of_another_size_is_refused() -> None:
     """Axes that do not multiply to the number of processes are an error on every rank, before anything is set up."""
-    from accel_core.errors import ConfigurationError, EngineUnavailableError
+    from accel_core.errors import ConfigurationError
     from accel_core.plugins.parallelism import ParallelismConfig
 
     with pytest.raises(ConfigurationError, match="multiply to the number of processes; got 3 and 2 processes"):
         Accelerator(parallelism_config=ParallelismConfig(dp_replicate_size=3))
     with pytest.raises(ConfigurationError, match=r"\['dp_shard'\] and no plugin of FSDP"):
         Accelerator(parallelism_config=ParallelismConfig(dp_shard_size=2))
-    with pytest.raises(EngineUnavailableError, match=r"got the axes \['cp'\]"):
-        Accelerator(parallelism_config=ParallelismConfig(cp_size=2))
+    with pytest.raises(ConfigurationError, match="sp_size=2 and the engine 'mesh'"):
+        Accelerator(parallelism_config=ParallelismConfig(sp_size=2))
     assert not torch.distributed.is_initialized()
 
 

@@ -329,6 +329,9 @@ def test_blocks_that_cannot_be_opened_change_nothing() -> None:
     again = parallel.split([tokens], [1], None)
     with parallel.split([tokens], [1], None), pytest.raises(StateError, match="inside another"), again:
         pass
+    version_1 = FullyShardedDataParallelPlugin(fsdp_version=1)
+    with pytest.raises(EngineUnavailableError, match=r"FSDP1 .*\['cp'\]"):
+        Accelerator(cpu=True, fsdp_plugin=version_1, parallelism_config=ParallelismConfig(cp_size=2))
     with pytest.raises(ConfigurationError, match="divisible by 4"), parallel.split([tokens[:, :6]], [1], None):
         pass
     assert tokens.shape == (BATCH, LENGTH)

@@ -49,11 +49,10 @@ def axes(plan: Any, **sizes: int) -> ParallelismConfig:
     return ParallelismConfig(tp_size=2, tp_handler=TorchTensorParallelConfig(tp_plan=plan), **sizes)
 
 
-class TestTensorParallel(StrategyConformance):
+class Split(StrategyConformance):
     """The two layers of the model are split over two ranks."""
 
     strategy = MeshStrategy
-    sizes = (2,)
     plan: ClassVar[dict[str, Any]] = {"0": "colwise", "2": "rowwise"}
 
     def arguments(self) -> dict[str, Any]:
@@ -85,7 +84,7 @@ class TestTensorParallel(StrategyConformance):
         ]
 
 
-class Sharded(TestTensorParallel):
+class Sharded(Split):
     """What each rank holds of the two layers is sharded over two more."""
 
     strategy = FullyShardStrategy
@@ -118,10 +117,16 @@ def _everything(tests: StrategyConformance, folder: Path) -> None:
         reset_all()
 
 
+@world(2)
+def test_a_split_model_equals_one_process(tmp_path: Path) -> None:
+    """A model that is split over two ranks passes the whole suite."""
+    _everything(Split(), tmp_path)
+
+
 @world(4)
 def test_a_split_model_beside_its_copy_equals_one_process(tmp_path: Path) -> None:
     """Two copies of a model, each split over two ranks, pass the whole suite."""
-    _everything(TestTensorParallel(), tmp_path)
+    _everything(Split(), tmp_path)
 
 
 @world(4)
@@ -260,7 +265,7 @@ def test_what_would_let_ranks_drift_apart_is_named() -> None:
 @world(4)
 def test_copies_that_are_not_averaged_fail() -> None:
     """The suite notices that the gradients of copies are not averaged."""
-    tests = TestTensorParallel()
+    tests = Split()
     accelerator = tests._accelerator()
     assert accelerator.tensor_parallel_rank == accelerator.process_index % 2
     assert accelerator.data_parallel_rank == accelerator.process_index // 2

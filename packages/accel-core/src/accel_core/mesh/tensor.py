@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -73,7 +73,14 @@ def empty_like(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 def whole(value: _T) -> _T:
     """Return a tensor whole; every rank of its mesh calls it. Anything that is on no mesh comes back as it is."""
-    return value.full_tensor() if _is_dtensor(value) else value  # type: ignore[attr-defined]
+    if not _is_dtensor(value):
+        return value
+    spread: Any = value
+    if spread.device_mesh.ndim > 1 and type(spread.placements[0]).__name__ == "_StridedShard":
+        # What was cut last is put together first; asked for both at once, torch warns of the two steps.
+        replicate = sys.modules["torch.distributed.tensor"].Replicate()
+        spread = spread.redistribute(placements=[replicate, *spread.placements[1:]])
+    return spread.full_tensor()  # type: ignore[no-any-return]
 
 
 def whole_on_first(value: torch.Tensor) -> torch.Tensor:

@@ -111,7 +111,7 @@ class TorchTensorParallelConfig:
     """How matrix products are split.
 
     Args:
-        enable_async_tp: Whether communication overlaps with the products, which needs compiled models on CUDA devices.
+        enable_async_tp: Whether communication overlaps with the products; answered by a warning, as in Accelerate.
         tp_plan: Which modules are split, and how: for patterns of dotted names ("layers.*.up"), styles of
             `torch.distributed.tensor.parallel` or the names that transformers has for them. "auto" takes the plan that
             a model has itself, as `tp_plan`, and models that arrive split. Not part of Accelerate.

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
+
+from accel_core.mesh.tensor import whole
 
 __all__ = ["gather"]
 
@@ -25,9 +26,9 @@ def gather(content: Any, *, keep: bool, memo: dict[int, Any] | None = None) -> A
     memo = {} if memo is None else memo
     if isinstance(content, torch.Tensor):
         if id(content) not in memo:
-            whole = content.full_tensor() if isinstance(content, DTensor) else content
+            found = whole(content)
             # The first entry keeps the tensor alive, so that no other gets its identity.
-            memo[id(content)] = content, (whole.detach().cpu() if keep else None)
+            memo[id(content)] = content, (found.detach().cpu() if keep else None)
         return memo[id(content)][1]
     if isinstance(content, Mapping):
         return {key: gather(value, keep=keep, memo=memo) for key, value in content.items()}

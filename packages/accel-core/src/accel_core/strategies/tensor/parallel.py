@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 import zlib
 from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
@@ -17,6 +18,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from accel_core.comm.control import Channel
 from accel_core.comm.tree import tree_leaves
 from accel_core.errors import ConfigurationError, PreparationError, StateError
+from accel_core.mesh.layout import GROUPS
 from accel_core.mesh.tensor import local_part
 from accel_core.strategies.averaging import Averaging
 from accel_core.strategies.parts import Parts
@@ -44,10 +46,18 @@ class TensorParallel:
         self._ranks = parts.layout.group("tp")
         self.size = len(self._ranks)
         self.mesh: DeviceMesh = parts.mesh["tp"]  # type: ignore[index]
+        axes = [axis for axis in GROUPS["dp_cp"] if parts.layout.size(axis) > 1]
+        self._copies = [parts.mesh.get_group(axis) for axis in axes]  # type: ignore[union-attr]
         handler = None if parts.parallelism is None else parts.parallelism.tp_handler
         self._plan: Mapping[str, Any] | str = "auto" if handler is None else handler.tp_plan
         self._unproved: MutableMapping[nn.Module, bool] = WeakIdKeyDictionary()
         self._other_batches: MutableMapping[nn.Module, bool] = WeakIdKeyDictionary()
+        if handler is not None and handler.enable_async_tp:
+            warnings.warn(
+                "Tensor parallel does not overlap products with what travels; got enable_async_tp=True. Results are "
+                "the same without it.",
+                stacklevel=2,
+            )
         if parts.precision.name in ("fp16", "fp8"):
             raise ConfigurationError(
                 "Tensor parallel trains in 32 bits or in bf16: torch's gradient scaler and layers in fp8 do not take "
@@ -72,7 +82,7 @@ class TensorParallel:
 
     def split(self, model: nn.Module, plan: TensorPlan, *, from_main: bool = False) -> None:
         """Split a bare model in place; see `tensor.split`."""
-        split(model, plan, self.mesh, self._world, from_main=from_main)
+        split(model, plan, self.mesh, self._world, self._copies, from_main=from_main)
 
     def watch(self, model: nn.Module) -> None:
         """Compare the first complete gradients of a bare model, if it has something to train."""

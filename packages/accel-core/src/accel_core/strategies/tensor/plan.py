@@ -149,6 +149,12 @@ def _check_size(name: str, module: nn.Module, style: ParallelStyle, size: int) -
             "Name another module in the plan, or use a style of your own."
         )
     whole = getattr(module, cut[0])
+    weight: Any = module.weight
+    if not weight.is_floating_point() or weight.shape[cut[1]] != whole:
+        raise PreparationError(
+            f"Packed weights cannot be split by columns and rows; got {name}, a {type(module).__name__} whose weight "
+            f"of {cut[0]}={whole} is {tuple(weight.shape)} in {weight.dtype}. Load the model unpacked."
+        )
     if whole % size:
         raise PreparationError(
             f"Ranks of tensor parallel hold parts of equal size; got {cut[0]}={whole} of {name} and {size} ranks. "

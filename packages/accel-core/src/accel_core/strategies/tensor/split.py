@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
@@ -55,7 +56,15 @@ def settle(model: nn.Module, device: torch.device) -> None:
             tensor.data = tensor.data.to(device)
 
 
-def split(model: nn.Module, plan: TensorPlan, mesh: DeviceMesh, world: World, *, from_main: bool = False) -> None:
+def split(
+    model: nn.Module,
+    plan: TensorPlan,
+    mesh: DeviceMesh,
+    world: World,
+    copies: Sequence[dist.ProcessGroup],
+    *,
+    from_main: bool = False,
+) -> None:
     """Split a bare model in place, with the values that the first rank has; every rank calls it.
 
     Args:
@@ -63,11 +72,14 @@ def split(model: nn.Module, plan: TensorPlan, mesh: DeviceMesh, world: World, *,
         plan: How. Without styles the model arrived split, and what is whole in it takes the values of the first rank.
         mesh: The ranks that share products.
         world: This process among its fellows.
+        copies: The groups of ranks that hold the same part, of a model that arrived split.
         from_main: Whether all ranks take the values of the first, also where theirs are equal.
     """
     refuse_empty(model, world)
     if starts_from_main(model, world, asked=from_main):
         receive(model.modules(), world.device)
+    if not plan.styles:
+        _align(model, copies)
     with in_step(world, "prepare: tensor parallel", views_of(model)), _own_random_state(world.device):
         for name, style in plan.styles:
             parallelize_module(model.get_submodule(name), mesh, style)
@@ -76,6 +88,20 @@ def split(model: nn.Module, plan: TensorPlan, mesh: DeviceMesh, world: World, *,
         for other in others:
             owner, _, own = other.rpartition(".")
             model.get_submodule(owner)._parameters[own] = parameter
+
+
+@torch.no_grad()
+def _align(model: nn.Module, copies: Sequence[dist.ProcessGroup]) -> None:
+    """Give ranks that hold the same part of a model the values of the first of them."""
+    for parameter in model.parameters():
+        if not isinstance(parameter, DTensor):
+            continue
+        part = parameter.to_local()
+        sent = part.contiguous()
+        for group in copies:
+            dist.broadcast(sent, dist.get_global_rank(group, 0), group=group)
+        if sent is not part:
+            part.copy_(sent)
 
 
 @contextmanager

@@ -382,9 +382,10 @@ def deepspeed(session: nox.Session) -> None:
     """Test what runs on DeepSpeed, with the real library on the CPU; elsewhere these tests are skipped."""
     environment = with_deepspeed(session)
     in_core = PACKAGES["accel-core"].folder / "tests"
-    own = [in_core / "ranks" / "test_deepspeed.py", in_core / "unit" / "strategies" / "deepspeed"]
-    together = [ROOT / "tests-integration" / folder / "test_deepspeed.py" for folder in ("interop", "newcomer")]
-    chosen = session.posargs or [*own, *together]
+    own = [in_core / "ranks" / f"test_{name}.py" for name in ("deepspeed", "ulysses")]
+    together = [("interop", "deepspeed"), ("interop", "ulysses"), ("newcomer", "deepspeed")]
+    clients = [ROOT / "tests-integration" / folder / f"test_{name}.py" for folder, name in together]
+    chosen = session.posargs or [*own, in_core / "unit" / "strategies" / "deepspeed", *clients]
     pytest(environment, "deepspeed", *chosen, env={"DS_ACCELERATOR": "cpu"})
 
 

@@ -15,10 +15,11 @@ from accel_core.comm.objects import swap
 from accel_core.comm.tree import recursively_apply, tree_leaves
 from accel_core.data.rows import count_rows, join_rows, take_rows
 from accel_core.data.shard import ShardSpec, StepCounts
-from accel_core.errors import RankDisagreementError
+from accel_core.errors import DataError, RankDisagreementError
 from accel_core.process.world import World, ensure
 
 if TYPE_CHECKING:
+    from accel_core.data.settings import LoaderSettings
     from accel_core.state.gradient import GradientState
 
 __all__ = ["drop_duplicates", "gather_for_metrics"]
@@ -55,10 +56,12 @@ def gather_for_metrics(
 
     Raises:
         CollectiveError: An object cannot be pickled.
+        DataError: Ranks hold parts of samples.
         RemoteRankError: Another rank failed.
     """
     world = ensure()
     loader = gradient_state.active_dataloader
+    _refuse_cut(input_data, loader)
     if world.size == 1:
         whole = gather(input_data) if not use_gather_object and _all_tensors(input_data) else input_data
         return _cut_to_last_batch(whole, loader)
@@ -79,6 +82,18 @@ def gather_for_metrics(
     held = [_part_size(loader)] * world.size if counts is None else _chosen(counts, order)
     merged = _merge([parts[rank] for rank in order], held, as_list=use_gather_object)
     return _to_device(merged, input_data)
+
+
+def _refuse_cut(value: object, loader: object) -> None:
+    """Refuse rows of samples that are cut over ranks: one rank's part of them would count for all."""
+    settings: LoaderSettings | None = getattr(loader, "settings", None)
+    if settings is None or not settings.cut:
+        return
+    if any(not isinstance(leaf, torch.Tensor) or leaf.dim() for leaf in tree_leaves(value)):
+        raise DataError(
+            "Metrics count whole samples; got rows while a loader is read whose samples are cut over ranks. Evaluate "
+            "with a loader that is prepared by itself, without the model, or use gather."
+        )
 
 
 _Held = Sequence["int | tuple[int, int] | None"]

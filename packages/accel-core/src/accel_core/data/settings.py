@@ -37,6 +37,7 @@ class LoaderSettings:
         uneven_end: What happens when streams of the ranks differ in length: "drop", "repeat" or "empty".
         local_ranks: Number of parts where each rank's loader gives the rank's own already, 0 otherwise.
         parts: For each rank of the world, which part of the data it reads; `None` where each reads its own.
+        cut: Whether ranks that read the same hold a part of each sample.
     """
 
     device: torch.device | None = None
@@ -51,6 +52,7 @@ class LoaderSettings:
     uneven_end: str = "drop"
     local_ranks: int = 0
     parts: tuple[int, ...] | None = None
+    cut: bool = False
 
 
 class _Configured(Protocol):

@@ -64,8 +64,15 @@ class Filling:
             config.setdefault("zero_allow_untested_optimizer", True)
         values = self._values(trial, model, optimizer, schedule, sizes)
         trial.deepspeed_config_process(must_match=False, **values)
+        self._count_readers(config)
         _refuse_batches(config, self._parts.layout.replicas)
         return config
+
+    def _count_readers(self, config: dict[str, Any]) -> None:
+        """Take a total that counts every process, as transformers fills it in, for one of those that read data."""
+        micro, total, steps = config.get(_MICRO), config.get(_GLOBAL), config.get(_STEPS, 1)
+        if isinstance(micro, int) and total == micro * steps * self._parts.layout.world_size:
+            config[_GLOBAL] = micro * steps * self._parts.layout.replicas
 
     def fill(
         self,

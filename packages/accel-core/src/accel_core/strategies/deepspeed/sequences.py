@@ -232,7 +232,7 @@ def adapt(loader: Any, layout: Layout, sharing: Sharing, *, fills: bool) -> None
     made["collate_fn"] = CountedCollate(shared_out) if isinstance(loader.collate_fn, CountedCollate) else shared_out
     # What torch forbids to set on a loader: it has not begun to read.
     loader.__dict__.update(made, _iterator=None)
-    loader.settings = dataclasses.replace(loader.settings, parts=layout.parts)
+    loader.settings = dataclasses.replace(loader.settings, parts=layout.parts, cut=True)
 
 
 def _reads_its_own(loader: DataLoaderShard) -> bool:

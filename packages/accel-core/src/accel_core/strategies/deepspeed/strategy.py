@@ -357,6 +357,7 @@ class DeepSpeedStrategy(Strategy):
         if self.parts.device_placement if device_placement is None else device_placement:
             placement.move(model, self.world.device)
         if self._sequences is not None:
+            library.load(self.world.device, self.world.local_rank)
             self._sequences.join(model)
         model = recipe.compile_whole(recipe.compile_blocks(model, self.parts.compilation), self.parts.compilation)
         self._own(model)

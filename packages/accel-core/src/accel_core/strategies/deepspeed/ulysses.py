@@ -20,7 +20,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from accel_core.errors import ConfigurationError, MissingDependencyError, PreparationError, StateError
 from accel_core.mesh.layout import Layout
-from accel_core.plugins.parallelism import DeepSpeedSequenceParallelConfig, is_shared
+from accel_core.plugins.parallelism import DeepSpeedSequenceParallelConfig, ParallelismConfig, is_shared
 from accel_core.strategies.bundle import Bundle
 from accel_core.strategies.deepspeed import sequences
 from accel_core.strategies.parts import Parts
@@ -46,25 +46,35 @@ class SequenceParallel:
 
     Args:
         layout: Which rank does what.
+        parallelism: The axes of the mesh.
         handler: What the run says about sequences and attention.
     """
 
-    def __init__(self, layout: Layout, handler: DeepSpeedSequenceParallelConfig) -> None:
+    def __init__(
+        self, layout: Layout, parallelism: ParallelismConfig, handler: DeepSpeedSequenceParallelConfig
+    ) -> None:
         self.size = layout.size("sp")
         self._layout = layout
+        self._parallelism = parallelism
         self._handler = handler
         self._attentions: list[Ulysses] = []
 
     @classmethod
     def of(cls, parts: Parts) -> SequenceParallel | None:
         """Return it for a run, or `None` where no rank shares sequences."""
-        handler = None if parts.parallelism is None else parts.parallelism.sp_handler
-        return None if handler is None or parts.layout.size("sp") == 1 else cls(parts.layout, handler)
+        axes, layout = parts.parallelism, parts.layout
+        if axes is None or axes.sp_handler is None or layout.size("sp") == 1:
+            return None
+        return cls(layout, axes, axes.sp_handler)
 
     def mesh(self, device_type: str) -> DeviceMesh:
-        """Lay out the mesh by which scripts find the ranks that share sequences, under "sp"; every rank calls it."""
-        axes = {axis: size for axis, size in self._layout.sizes if size > 1}
-        return init_device_mesh(device_type, tuple(axes.values()), mesh_dim_names=tuple(axes))
+        """Return the mesh by which scripts find the ranks that share sequences, under "sp"; every rank calls it."""
+        if self._parallelism.device_mesh is None:  # another Accelerator of the run may have laid it out
+            axes = {axis: size for axis, size in self._layout.sizes if size > 1}
+            self._parallelism.device_mesh = init_device_mesh(
+                device_type, tuple(axes.values()), mesh_dim_names=tuple(axes)
+            )
+        return self._parallelism.device_mesh
 
     def refuse(self, bundle: Bundle, parts: Parts) -> None:
         """Refuse models and loaders that cannot be shared out.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from typing import Any
 
 import pytest
@@ -63,6 +64,14 @@ def test_what_is_open_comes_from_loaders_and_run(said: dict[str, str]) -> None:
     assert config["gradient_clipping"] == 0.0
     assert plugin.deepspeed_config == config
     assert plugin.deepspeed_config is not config
+
+
+def test_a_total_that_counts_every_process_is_that_of_the_readers() -> None:
+    """The total that transformers writes counts all processes; where ranks share sequences, fewer of them read data."""
+    run = dataclasses.replace(parts(steps=3), layout=Layout.of(0, 4, {"dp_shard": 2, "sp": 2}))
+    assert fill(zero(train_batch_size=4 * 3 * 4), run)["train_batch_size"] == 4 * 3 * 2
+    with pytest.raises(ConfigurationError, match="got 36 for 4 × 3 × 2"):
+        fill(zero(train_batch_size=36), run)
 
 
 def test_a_second_model_fills_what_the_first_one_filled() -> None:

@@ -359,9 +359,8 @@ def summed(model: nn.Module, batch: dict[str, torch.Tensor]) -> tuple[torch.Tens
     return F.cross_entropy(scores, labels.flatten(), ignore_index=-100, reduction="sum"), (labels != -100).sum()
 
 
-def alone() -> tuple[list[float], Results]:
+def alone(model: nn.Module) -> tuple[list[float], Results]:
     """Train on one process: windows of four documents in two batches, clipped; return losses and weights."""
-    model = Model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
     documents, losses = Documents(), []
     for _ in range(3):
@@ -376,9 +375,9 @@ def alone() -> tuple[list[float], Results]:
     return losses, [parameter.detach() for parameter in model.parameters()]
 
 
-def together(accelerator: Accelerator) -> tuple[list[float], Results]:
+def together(accelerator: Accelerator, model: Any) -> tuple[list[float], Results]:
     """Do the same on all ranks, which share each sequence."""
-    model: Any = Model()
+    names = [name for name, _ in model.named_parameters()]
     size = 4 // accelerator.gradient_accumulation_steps // accelerator.parallelism_config.data_parallel_size
     data = torch.utils.data.DataLoader(Documents(), batch_size=size)
     model, optimizer, data = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9), data)
@@ -401,13 +400,13 @@ def together(accelerator: Accelerator) -> tuple[list[float], Results]:
                 optimizer.zero_grad()
     assert seen == list(range(8)) * 3, "every sample counts once"
     state = accelerator.get_state_dict(model)
-    return losses, [state[name] for name, _ in Model().named_parameters()] if state else []
+    return losses, [state[name] for name in names] if state else []
 
 
-def equals_one_process(accelerator: Accelerator) -> None:
+def equals_one_process(accelerator: Accelerator, kind: type[nn.Module] = Model) -> None:
     """Compare losses and weights with those of one process."""
-    losses, weights = together(accelerator)
-    expected_losses, expected = alone()
+    losses, weights = together(accelerator, kind())
+    expected_losses, expected = alone(kind())
     torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected_losses), rtol=1e-5, atol=1e-6)
     if weights:
         torch.testing.assert_close(weights, expected, rtol=1e-5, atol=1e-6)
@@ -445,6 +444,39 @@ def fully_sharded(**sizes: int) -> Accelerator:
 def test_parameters_are_sharded_over_ranks_that_share_sequences() -> None:
     """FSDP2 over the same two ranks, with activations computed again, trains as one process."""
     equals_one_process(fully_sharded())
+
+
+class Projected(nn.Module):
+    """A language model whose attention heads ranks can share as well."""
+
+    tp_plan = {"query": "colwise", "key": "colwise", "value": "colwise", "out": "rowwise"}
+
+    def __init__(self, size: int = 16) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.tokens = nn.Embedding(11, size)
+        self.places = nn.Embedding(LENGTH, size)
+        self.query, self.key, self.value, self.out = (nn.Linear(size, size, bias=False) for _ in range(4))
+        self.head = nn.Linear(size, 11)
+
+    def forward(self, tokens: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        """Return a score for each token that may follow."""
+        x = self.tokens(tokens) + self.places(places)
+        heads = (each(x).unflatten(-1, (-1, 4)).transpose(1, 2) for each in (self.query, self.key, self.value))
+        attended = F.scaled_dot_product_attention(*heads, is_causal=True)
+        scores: torch.Tensor = self.head(x + self.out(attended.transpose(1, 2).flatten(2)))
+        return scores
+
+
+@requires("torch:2.7")
+@world(4)
+def test_ranks_share_sequences_and_products() -> None:
+    """Two by two ranks share parts of sequences and heads of attention, sharded or not, and train as one process."""
+    axes = ParallelismConfig(cp_size=2, tp_size=2)
+    accelerator = Accelerator(cpu=True, parallelism_config=axes, gradient_accumulation_steps=2)
+    equals_one_process(accelerator, Projected)
+    reset_all()
+    equals_one_process(fully_sharded(tp_size=2), Projected)
 
 
 @requires("torch:2.7")

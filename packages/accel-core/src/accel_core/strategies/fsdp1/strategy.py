@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -39,6 +39,7 @@ from accel_core.strategies.fsdp1 import flat
 from accel_core.strategies.fsdp1.format import WrappedFormat
 from accel_core.strategies.fsdp1.states import in_shards, inside
 from accel_core.strategies.parts import Parts, PrecisionRequest
+from accel_core.strategies.sharding import gradients
 from accel_core.strategies.sharding.loading import Empty, receive, views_of
 from accel_core.strategies.sharding.strategy import ShardedStrategy, is_half
 from accel_core.strategies.sharding.whole import gather
@@ -370,13 +371,28 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
         with self.averaging.holding(bare, True), nullcontext() if wrapper is None else wrapper.no_sync():
             yield
 
+    def clip_grad_norm_(
+        self,
+        parameters: Iterable[torch.Tensor] | torch.Tensor,
+        max_norm: float,
+        norm_type: float = 2.0,
+        *,
+        models: Sequence[torch.nn.Module] = (),
+    ) -> torch.Tensor:
+        """Scale gradients, flattened or whole, down to a common norm; returns a plain scalar, the same on all ranks."""
+        shards = self._shards if self._splits else ()
+        # Nothing stays whole as a rule: then all parameters are shared alike, and none has to be looked for.
+        groups = self.groups_of if self.averaging else lambda _: shards
+        return gradients.clip_norm(self._now(parameters), max_norm, norm_type, groups)
+
     def groups_of(self, parameter: torch.Tensor) -> tuple[Any, ...]:
         """Return the ranks that share a parameter's gradient: those of the shards, unless every rank holds it whole."""
-        if self.plugin.sharding_strategy is ShardingStrategy.NO_SHARD:
-            return ()
-        if self.averaging.holds(parameter):
-            return ()
-        return self._shards
+        return self._shards if self._splits and not self.averaging.holds(parameter) else ()
+
+    @property
+    def _splits(self) -> bool:
+        """Whether ranks hold pieces of flattened parameters."""
+        return self.plugin.sharding_strategy is not ShardingStrategy.NO_SHARD
 
     def whole_state(self, model: torch.nn.Module, *, keep: bool) -> dict[str, Any]:
         """Gather a model's state under its bare names; every rank calls it.

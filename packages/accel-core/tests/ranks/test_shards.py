@@ -192,6 +192,23 @@ def test_weights_that_an_evaluation_left_whole_are_saved_and_loaded(tmp_path: Pa
     assert_equal(own.everything(), before)
 
 
+@world(2)
+def test_moments_that_are_not_by_element_are_refused(tmp_path: Path) -> None:
+    """A state of which nobody knows what other ranks hold is refused on all ranks, and what lies there stays."""
+    own = Trained("fsdp1")
+    own.train(1)
+    own.accelerator.save_state(str(tmp_path / "ckpt"))
+    before = own.everything()
+    if own.accelerator.is_main_process:
+        next(iter(own.optimizer.state.values()))["factors"] = torch.zeros(3, 3)
+    with pytest.raises(CheckpointError, match=r"got factors of .*a Tensor of shape \(3, 3\) for \d+ elements"):
+        own.accelerator.save_state(str(tmp_path / "ckpt"))
+    for entries in own.optimizer.state.values():
+        entries.pop("factors", None)
+    own.accelerator.load_state(str(tmp_path / "ckpt"))
+    assert_equal(own.everything(), before)
+
+
 @pytest.mark.parametrize("kind", ["fsdp2", "fsdp1"])
 @world(2)
 def test_torch_reads_what_is_written_and_saves_run_in_the_background(kind: str, tmp_path: Path) -> None:

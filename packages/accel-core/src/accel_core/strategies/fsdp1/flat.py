@@ -18,6 +18,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 
 from accel_core.checkpoint.sharded.optimizers import NamedOptimizer, named_optimizer, state_by_names
 from accel_core.checkpoint.tensor_file import SpreadWeight
+from accel_core.errors import CheckpointError
 from accel_core.mesh.flat import FlatPart
 from accel_core.modules.unwrap import canonical_name
 
@@ -133,7 +134,7 @@ def optimizer_state(own: Any, model: torch.nn.Module, parts: Mapping[str, Any]) 
     """
     named = state_by_names(own, [model])
     of_parameters = {
-        name: {key: _part(value, parts.get(name)) for key, value in entries.items()}
+        name: {key: _part(f"{key} of {name}", value, parts.get(name)) for key, value in entries.items()}
         for name, entries in named["state"].items()
     }
     return {**named, "state": of_parameters}
@@ -148,7 +149,7 @@ def named_optimizer_of(own: Any, model: torch.nn.Module, parts: Mapping[str, Any
         for group, names in zip(seen.param_groups, seen.names, strict=True)
     ]
     state = {
-        like[name]: {key: _part(value, like[name]) for key, value in seen.state[parameter].items()}
+        like[name]: {key: _part(f"{key} of {name}", v, like[name]) for key, v in seen.state[parameter].items()}
         for name, parameter in seen.like.items()
         if parameter in seen.state
     }
@@ -175,11 +176,21 @@ def _own(value: Any) -> Any:
     return value.clone() if isinstance(value, torch.Tensor) and not value.dim() else value
 
 
-def _part(value: Any, like: object) -> Any:
-    """Return an entry of an optimizer's state as a part of what the parameter is a part of."""
-    if isinstance(value, torch.Tensor) and isinstance(like, FlatPart) and value.dim() and value.shape == like.run.shape:
-        return like.with_run(value)
-    return value
+def _part(name: str, value: Any, like: object) -> Any:
+    """Return an entry of an optimizer's state as a part of what the parameter is a part of.
+
+    Raises:
+        CheckpointError: It has other elements than the parameter, of which nobody knows what the other ranks hold.
+    """
+    if not isinstance(value, torch.Tensor) or not isinstance(like, FlatPart) or not value.dim():
+        return value
+    if type(value) is not torch.Tensor or value.shape != like.run.shape:
+        raise CheckpointError(
+            "A state of an optimizer is written in shards where it has an element for each of its parameter; got "
+            f"{name}, a {type(value).__name__} of shape {tuple(value.shape)} for {like.run.numel()} elements. "
+            "Use another optimizer, or fsdp_version=2."
+        )
+    return like.with_run(value)
 
 
 def _state(wrapper: torch.nn.Module) -> Iterator[tuple[str, Any]]:

@@ -32,6 +32,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+sys.path.append(str(Path(__file__).resolve().parents[1] / "docs" / "site"))
+import drawing
+
 RANKS, FILES = (8, 64, 512, 4096), (10, 100, 1000, 10_000, 100_000)
 KIB, MIB = 2**10, 2**20
 STEPS = 20
@@ -399,44 +402,6 @@ def table(by_ranks: dict[int, dict[str, float]], by_files: dict[int, dict[str, f
     return "\n".join(lines)
 
 
-WIDTH, HEIGHT, LEFT, TOP = 440, 280, 62, 34
-COLOURS = ("#1f6fb4", "#c2541b", "#2c8a4b", "#7a4fa3", "#888888")
-
-
-def panel(title: str, across: str, curves: dict[str, list[tuple[float, float]]], x: int, y: int) -> str:
-    """Draw curves on two logarithmic axes, a mark at every measured point."""
-    points = [point for curve in curves.values() for point in curve if point[1] > 0]
-    low, high = (math.floor(math.log10(min(p[1] for p in points))), math.ceil(math.log10(max(p[1] for p in points))))
-    high = max(high, low + 1)
-    first, last = (math.log10(edge(p[0] for p in points)) for edge in (min, max))
-
-    def place(point: tuple[float, float]) -> tuple[float, float]:
-        along = (math.log10(point[0]) - first) / max(last - first, 1e-9)
-        up = (math.log10(point[1]) - low) / (high - low)
-        return LEFT + along * (WIDTH - LEFT - 20), TOP + (1 - up) * (HEIGHT - TOP - 76)
-
-    bottom = place((10**first, 10**low))[1]
-    out = [f'<g transform="translate({x},{y})"><text x="{LEFT}" y="18" font-weight="bold">{title}</text>']
-    for power in range(low, high + 1):
-        at = place((10**first, 10**power))[1]
-        out.append(f'<line x1="{LEFT}" x2="{WIDTH - 20}" y1="{at:.1f}" y2="{at:.1f}" stroke="#ddd"/>')
-        out.append(f'<text x="{LEFT - 6}" y="{at + 4:.1f}" text-anchor="end">{10**power:,g}</text>')
-    for value in sorted({point[0] for point in points}):
-        at = place((value, 10**low))[0]
-        out.append(f'<text x="{at:.1f}" y="{bottom + 16:.1f}" text-anchor="middle">{value:,g}</text>')
-    out.append(f'<text x="{(LEFT + WIDTH) / 2}" y="{bottom + 32:.1f}" text-anchor="middle">{across}</text>')
-    for number, (name, curve) in enumerate(curves.items()):
-        colour = COLOURS[number % len(COLOURS)]
-        places = [place(point) for point in curve if point[1] > 0]
-        line = " ".join(f"{px:.1f},{py:.1f}" for px, py in places)
-        out.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        out += [f'<circle cx="{px:.1f}" cy="{py:.1f}" r="3.5" fill="{colour}"/>' for px, py in places]
-        at = LEFT + (number % 2) * 190, bottom + 50 + 15 * (number // 2)
-        out.append(f'<rect x="{at[0]}" y="{at[1] - 9:.1f}" width="10" height="10" fill="{colour}"/>')
-        out.append(f'<text x="{at[0] + 15}" y="{at[1]:.1f}">{name}</text>')
-    return "\n".join([*out, "</g>"])
-
-
 def svg(by_ranks: dict[int, dict[str, float]], by_files: dict[int, dict[str, float]]) -> str:
     """Draw what was measured: times and bytes by ranks, and manifests by files."""
 
@@ -444,20 +409,19 @@ def svg(by_ranks: dict[int, dict[str, float]], by_files: dict[int, dict[str, flo
         return [(float(size), figures[key] * factor) for size, figures in found.items() if figures.get(key)]
 
     panels = [
-        panel("one rank's time, ms", "ranks", {
+        drawing.panel("one rank's time, ms", "ranks", {
             "prepare": of(by_ranks, "prepare ms"), "save_state": of(by_ranks, "save ms"),
             "gather of 1 KiB": of(by_ranks, "gather ms"), "layout": of(by_ranks, "layout ms"),
             "sharding, a step": of(by_ranks, "shard us a step", 1e-3)}, 0, 0),
-        panel("one rank receives, KiB", "ranks", {
+        drawing.panel("one rank receives, KiB", "ranks", {
             "gather of 1 KiB": of(by_ranks, "gather received", 1 / KIB),
-            "save_state": of(by_ranks, "save received", 1 / KIB)}, WIDTH, 0),
-        panel("manifest, ms", "files", {
-            "write and flush": of(by_files, "write ms"), "read and check": of(by_files, "read ms")}, 0, HEIGHT),
-        panel("manifest, KiB", "files", {"size": of(by_files, "bytes", 1 / KIB)}, WIDTH, HEIGHT),
+            "save_state": of(by_ranks, "save received", 1 / KIB)}, drawing.WIDTH, 0),
+        drawing.panel("manifest, ms", "files", {
+            "write and flush": of(by_files, "write ms"), "read and check": of(by_files, "read ms")}, 0, drawing.HEIGHT),
+        drawing.panel("manifest, KiB", "files", {
+            "size": of(by_files, "bytes", 1 / KIB)}, drawing.WIDTH, drawing.HEIGHT),
     ]  # fmt: skip
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {2 * WIDTH} {2 * HEIGHT + 10}" '
-    style = 'font-family="sans-serif" font-size="11" fill="#222">\n<rect width="100%" height="100%" fill="white"/>'
-    return "\n".join([head + style, *panels, "</svg>", ""])
+    return drawing.picture("\n".join(panels), 2 * drawing.WIDTH, 2 * drawing.HEIGHT + 10, paper=True)
 
 
 def separate(task: str, number: int) -> dict[str, float]:

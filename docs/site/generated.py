@@ -19,6 +19,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+import diagrams
 import reference
 from mkdocs.structure.files import InclusionLevel
 
@@ -130,6 +131,40 @@ def requirements() -> str:
         extras = ", ".join(f"`[{name}]`" for name in project.get("optional-dependencies", {}))
         rows.append((project["name"], f"`{project['requires-python']}`", needs, extras))
     return _table(("package", "Python", "needs", "extras"), rows)
+
+
+def packages_diagram() -> str:
+    """Return the diagram of the packages, from their metadata."""
+    projects = [tomllib.loads(path.read_text())["project"] for path in (ROOT / "packages").glob("*/pyproject.toml")]
+    ours = {project["name"] for project in projects}
+    needs = {
+        project["name"]: {re.split(r"[^\w-]", text)[0] for text in project["dependencies"]} for project in projects
+    }
+    return _drawing(diagrams.packages({name: needs[name] & ours for name in sorted(needs)}))
+
+
+def run_diagram() -> str:
+    """Return the diagram of what happens in a run."""
+    return _drawing(diagrams.from_text("run"))
+
+
+def checkpoint_diagram() -> str:
+    """Return the diagram of what is on disk during a save, and what a crash leaves."""
+    return _drawing(diagrams.from_text("checkpoint"))
+
+
+def accumulation_diagram() -> str:
+    """Return the diagram of the two loops of gradient accumulation."""
+    return _drawing(diagrams.from_text("accumulation"))
+
+
+def parameters_diagram() -> str:
+    """Return the picture of where weights, gradients and optimizer state live."""
+    return _drawing(diagrams.parameters())
+
+
+def _drawing(svg: str) -> str:
+    return f'<div class="accel-drawing">\n{svg}</div>\n'
 
 
 def torch_features() -> str:

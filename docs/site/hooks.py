@@ -22,6 +22,7 @@ from mkdocs.structure.pages import Page
 
 sys.path.insert(0, str(Path(__file__).parent))
 import generated
+import plots
 import reference
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -126,6 +127,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     """Fill in what is made from the source, and turn the repository's links into the site's."""
     if page.file.src_uri.startswith(("reference/api/", "source/", "packages/")):
         page.meta.setdefault("search", {"boost": 0.3})  # a search finds what explains a thing before what lists it
+    if _shows_results(page):
+        markdown = plots.added(markdown)
     markdown = _MARK.sub(lambda match: getattr(generated, match[1])(), markdown)
     place, here = _place(page.file.src_uri), PurePosixPath(page.file.src_uri).parent
 
@@ -144,6 +147,11 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         parts += [_LINK.sub(linked, markdown[end : block.start()]), _coloured(block[0])]
         end = block.end()
     return "".join([*parts, _LINK.sub(linked, markdown[end:])])
+
+
+def _shows_results(page: Page) -> bool:
+    """Return whether a page shows what was measured."""
+    return _sources.get(page.file.src_uri) == "benchmarks/RESULTS.md"
 
 
 def _coloured(block: str) -> str:

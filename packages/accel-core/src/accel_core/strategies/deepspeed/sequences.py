@@ -17,11 +17,9 @@ from accel_core.errors import DataError, PreparationError
 from accel_core.mesh.layout import Layout
 from accel_core.plugins.loading import DataLoaderConfiguration
 from accel_core.state.gradient import GradientState
+from accel_core.strategies.context.labels import shift_labels
 
 __all__ = ["Sharing", "adapt", "feeds_parts", "refuse"]
-
-_IGNORED = -100
-"""The label that transformers' losses leave out."""
 
 
 @record(frozen=True)
@@ -65,19 +63,21 @@ class Sharing:
                 f"sp_seq_length and sp_size ask for {wanted}. Pad them "
                 f"(DataCollatorForLanguageModeling(pad_to_multiple_of={self.size}))."
             )
+        for name, value in found.items():
+            # What stands for a row alone stays whole; labels stand for tokens, or a part of the row would be judged.
+            least = 1 if name == "labels" else 2
+            if isinstance(value, torch.Tensor) and value.dim() >= least and tuple(value.shape[:2]) != (rows, tokens):
+                raise DataError(
+                    f"Tensors of a batch that is cut have the dims of input_ids first, ({rows}, {tokens}); got "
+                    f"{name} of shape {tuple(value.shape)}. Leave it out of the batch."
+                )
         found["position_ids"] = self._positions(found, rows, tokens)
         if isinstance(found.get("labels"), torch.Tensor):
-            labels = torch.nn.functional.pad(found.pop("labels"), (0, 1), value=_IGNORED)
-            found["shift_labels"] = labels[:, 1:].contiguous()
+            found["shift_labels"] = shift_labels(found.pop("labels"))
         each = tokens // self.size
         own = slice(self.rank * each, (self.rank + 1) * each)
         for name, value in found.items():
             if isinstance(value, torch.Tensor) and value.dim() > 1:
-                if tuple(value.shape[:2]) != (rows, tokens):
-                    raise DataError(
-                        f"Tensors of a batch that is cut have the dims of input_ids first, ({rows}, {tokens}); got "
-                        f"{name} of shape {tuple(value.shape)}. Leave it out of the batch."
-                    )
                 found[name] = value[:, own].contiguous()
         return found
 

@@ -65,6 +65,7 @@ def test_packed_rows_keep_their_positions_where_attention_knows_them() -> None:
         (lambda given: {"labels": given["labels"]}, r"got \['labels'\]"),
         (lambda given: batch(tokens=5), r"got sequences of 5 tokens.*a multiple of 2.*pad_to_multiple_of=2"),
         (lambda given: given | {"extra": torch.ones(2, 3)}, r"got extra of shape \(2, 3\)"),
+        (lambda given: given | {"labels": torch.ones(2)}, r"got labels of shape \(2,\)"),
         (lambda given: given | {"attention_mask": torch.tensor([[0, 1, 1, 1]] * 2)}, r"padding before tokens"),
         (lambda given: given | {"position_ids": torch.tensor([[0, 1, 0, 1]] * 2)}, r"begin anew inside a row"),
     ],

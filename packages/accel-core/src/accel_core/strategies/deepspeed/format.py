@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
@@ -135,7 +136,8 @@ class EngineFormat(PlainFormat):
             return Restoration(component, findings=[finding_of(error, component, rank)])
 
         def apply() -> None:
-            states.load_into(engine, tag, known)
+            with states.placeholders(known) if moves else nullcontext(source.folder) as folder:
+                states.load_into(engine, folder, tag, known)
             own.zero_grad(None)
 
         there = [name for name in source.files() if name.startswith(f"{tag}/")]

@@ -14,7 +14,7 @@ import torch
 
 from accel_core.checkpoint import pickles
 
-__all__ = ["RECOVERY", "classes", "contents", "expected", "load_into", "read", "save_from"]
+__all__ = ["RECOVERY", "classes", "contents", "expected", "load_into", "placeholders", "read", "save_from"]
 
 RECOVERY = "zero_to_fp32.py"
 """DeepSpeed's program that makes whole 32-bit weights of a folder; it puts a copy beside what it saves."""
@@ -49,7 +49,8 @@ class _Storage:
 
     def load(self, path: str, map_location: object = None) -> Any:
         """Return what the file holds, on the CPU."""
-        return self.files[str(path)]
+        path = str(path)
+        return self.files[path] if path in self.files else read(Path(path).parent.parent, _name_of(path))
 
 
 @contextmanager
@@ -117,21 +118,32 @@ def classes() -> list[Any]:
     return [getattr(importlib.import_module(module), name) for module, name in _CLASSES]
 
 
-def load_into(engine: Any, tag: str, known: Mapping[str, Any]) -> None:
-    """Load an engine from what its files hold; every rank calls it.
+@contextmanager
+def placeholders(known: Mapping[str, Any]) -> Iterator[Path]:
+    """Provide a folder of empty files: DeepSpeed looks which there are before it asks for what they hold.
+
+    Args:
+        known: What this rank's files would hold, by name.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        for name in known:
+            path = Path(folder) / name
+            path.parent.mkdir(exist_ok=True)
+            path.touch()
+        yield Path(folder)
+
+
+def load_into(engine: Any, folder: Path, tag: str, known: Mapping[str, Any]) -> None:
+    """Load an engine from a checkpoint; every rank calls it.
 
     Args:
         engine: The engine.
-        tag: The folder of its files.
+        folder: The checkpoint.
+        tag: The folder of the engine's files.
         known: What this rank's files hold, by name.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        # DeepSpeed looks which files there are before it asks for what they hold.
-        (Path(folder) / tag).mkdir()
-        for name in known:
-            (Path(folder) / name).touch()
-        with _instead(engine, {str(Path(folder) / name): content for name, content in known.items()}):
-            engine.load_checkpoint(folder, tag=tag, load_lr_scheduler_states=False)
+    with _instead(engine, {str(folder / name): content for name, content in known.items()}):
+        engine.load_checkpoint(str(folder), tag=tag, load_lr_scheduler_states=False)
 
 
 def _name_of(path: str) -> str:

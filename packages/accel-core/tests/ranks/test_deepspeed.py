@@ -29,6 +29,7 @@ from accel_core.host import availability
 from accel_core.plugins.accumulation import set_default_short_window
 from accel_core.plugins.deepspeed import DeepSpeedPlugin, DummyOptim, DummyScheduler
 from accel_core.state import reset_all
+from accel_core.strategies.deepspeed import gradients
 from accel_core.strategies.deepspeed.strategy import DeepSpeedStrategy
 from accel_core.testing import requires, world
 from accel_core.testing.conformance.strategy import CASES, Case, StrategyConformance, model, plain, samples, train
@@ -269,6 +270,35 @@ def several_losses(net: Any, x: torch.Tensor, y: torch.Tensor, back: Callable[..
         back(first, retain_graph=True)
         back(second)
     back(net(x).square().mean())
+
+
+@world(2, timeout=300)
+def test_gradients_that_change_after_clipping_are_looked_at_again() -> None:
+    """A step takes the norm from clipping where nothing changed; a NaN that was put there meanwhile stops it."""
+    begin()
+    for stage, of_zero in EVERYWHERE[1:4]:
+        accelerator = Accelerator(cpu=True, deepspeed_plugin=plugin(stage, of_zero))
+        net = model(dtype=torch.float)
+        net, optimizer = accelerator.prepare(net, adam(net))
+        x = samples(BATCH, torch.float)[:][0]
+        for spoiled in (False, True):
+            before = {name: value.clone() for name, value in accelerator.get_state_dict(net).items()}
+            accelerator.backward(net(x).square().mean())
+            norm = accelerator.clip_grad_norm_(net.parameters(), 1e-3)
+            assert norm > 1e-3
+            if spoiled:
+                gradients.parts_of(net)[0].fill_(torch.nan)
+            optimizer.step()
+            assert optimizer.step_was_skipped is spoiled
+            assert "_get_norm_groups" not in vars(net.optimizer)
+            assert "scaled_global_norm" not in vars(net.optimizer)
+            if not spoiled:
+                assert float(net.get_global_grad_norm()) == pytest.approx(1e-3, rel=1e-3)
+            optimizer.zero_grad()
+            after = dict(accelerator.get_state_dict(net))
+            changed = [name for name in after if not torch.equal(after[name], before[name])]
+            assert len(changed) == (0 if spoiled else len(after)), (stage, spoiled)
+        reset_all()
 
 
 @world(2, timeout=300)

@@ -38,6 +38,7 @@ class Engine:
         self._complete = False
         self._skipped = False
         self._kept_graph = False
+        self._norm: gradients.KnownNorm | None = None
 
     @property
     def is_complete(self) -> bool:
@@ -83,10 +84,17 @@ class Engine:
         if earlier:
             gradients.add(self.deepspeed, earlier)
 
-    def clip(self, factor: torch.Tensor, norm: torch.Tensor) -> None:
-        """Multiply gradients by `factor`, and show the norm that they had as that of the step."""
+    def clip(self, factor: torch.Tensor, norm: torch.Tensor, own: torch.Tensor) -> None:
+        """Multiply gradients by a factor, and show the norm that they had as that of the step.
+
+        Args:
+            factor: At most 1.
+            norm: That of all engines together.
+            own: That of this engine.
+        """
         if factor < 1:
             gradients.scale(self.deepspeed, factor)
+        self._norm = gradients.known(self.deepspeed, own * factor)
         self.deepspeed._global_grad_norm = norm.item()
 
     def step(self, closure: Callable[[], Any] | None) -> object:
@@ -102,7 +110,9 @@ class Engine:
         if not self._complete:
             return None
         self.deepspeed.set_gradient_accumulation_boundary(True)
-        self.deepspeed.step()
+        with gradients.using(self.deepspeed, self._norm):
+            self.deepspeed.step()
+        self._norm = None
         self._complete = False
         self._skipped = not self.deepspeed.was_step_applied()
         return None

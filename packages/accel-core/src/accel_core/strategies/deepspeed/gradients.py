@@ -6,13 +6,15 @@ DeepSpeed has no public access to the parts before its step, so this is the one 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
+from accel_core._records import record
 from accel_core.errors import PreparationError
 
-__all__ = ["add", "clear", "norm_of", "parts_of", "scale"]
+__all__ = ["KnownNorm", "add", "clear", "known", "norm_of", "parts_of", "scale", "using"]
 
 _NO_STEP_YET = -1
 
@@ -55,6 +57,61 @@ def norm_of(engine: Any) -> torch.Tensor:
         norm = torch.nn.utils.get_total_norm(parts_of(engine))
     norm = torch.as_tensor(norm, device=engine.device)
     return torch.where(torch.isfinite(norm) & (norm >= 0), norm / _loss_scale(engine), torch.inf)
+
+
+@record(frozen=True)
+class KnownNorm:
+    """The 2-norm of the gradients of an engine, and what they were when it was taken.
+
+    Attributes:
+        norm: The norm, as `norm_of` returns it.
+        stand: Which tensors held them, each with the number of changes that torch counted.
+    """
+
+    norm: torch.Tensor
+    stand: tuple[tuple[int, int], ...]
+
+
+def known(engine: Any, norm: torch.Tensor) -> KnownNorm | None:
+    """Return the norm that complete gradients of a window have as they stand now; `None` where no step can use it."""
+    if not norm.isfinite() or _taker(engine.optimizer) is None:
+        return None
+    return KnownNorm(norm, _stand_of(engine))
+
+
+def _taker(optimizer: Any) -> str | None:
+    """Return the name of the method by which a step takes the norm of the gradients, where nothing depends on it."""
+    name = next((name for name in ("scaled_global_norm", "_get_norm_groups") if hasattr(optimizer, name)), None)
+    if name is None or optimizer.clip_grad > 0 or optimizer.dynamic_loss_scale:
+        return None
+    # Muon's norm is that of other values than the gradients; those on a disk cannot be looked at.
+    is_muon = "Muon" in type(optimizer.optimizer).__name__
+    return None if is_muon or getattr(optimizer, "swap_optimizer", False) else name
+
+
+def _stand_of(engine: Any) -> tuple[tuple[int, int], ...]:
+    return tuple((id(part), part._version) for part in parts_of(engine))
+
+
+@contextmanager
+def using(engine: Any, found: KnownNorm | None) -> Iterator[None]:
+    """Spare a step of DeepSpeed the norm that was taken to clip, where gradients stand as they stood then.
+
+    DeepSpeed would take it again, with another exchange between ranks, to skip a step of infinite gradients. What
+    `deepspeed.utils.safe_set_full_grad` writes in between leaves no trace, so a NaN that is written so is stepped, as
+    torch would.
+    """
+    optimizer = engine.optimizer
+    name = _taker(optimizer)
+    if found is None or name is None or found.stand != _stand_of(engine):
+        yield
+        return
+    norm = found.norm * _loss_scale(engine)
+    setattr(optimizer, name, (lambda: norm) if name == "scaled_global_norm" else (lambda: [norm]))
+    try:
+        yield
+    finally:
+        delattr(optimizer, name)
 
 
 def clear(engine: Any) -> None:

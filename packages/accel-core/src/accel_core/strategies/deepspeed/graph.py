@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 import torch
@@ -18,8 +19,7 @@ _RECOMPUTED = "CheckpointFunction"
 def engine_of(loss: torch.Tensor, engines: Sequence[Engine]) -> Engine:
     """Return the engine that a loss comes from.
 
-    One engine is asked for one parameter, which the first steps from the loss find; of several engines the whole graph
-    is searched.
+    One engine is asked for one parameter, the nearest to the loss; of several engines the whole graph is searched.
 
     Args:
         loss: The loss.
@@ -30,11 +30,11 @@ def engine_of(loss: torch.Tensor, engines: Sequence[Engine]) -> Engine:
         StateError: It comes from none.
     """
     found: list[Engine] = []
-    nodes = [loss.grad_fn]
+    nodes = deque([loss.grad_fn])
     seen: set[object] = set()
     hidden = False
     while nodes:
-        node = nodes.pop()
+        node = nodes.popleft()
         if node is None or node in seen:
             continue
         seen.add(node)
@@ -46,7 +46,7 @@ def engine_of(loss: torch.Tensor, engines: Sequence[Engine]) -> Engine:
             if own is not None and own not in found:
                 found.append(own)
         hidden = hidden or _RECOMPUTED in type(node).__name__
-        nodes += [following for following, _ in reversed(node.next_functions)]
+        nodes += [following for following, _ in node.next_functions]
     if not found and hidden and len(engines) == 1:
         return engines[0]
     if not found:

@@ -502,8 +502,8 @@ class DeepSpeedStrategy(Strategy):
         norms = [gradients.norm_of(engine.deepspeed) for engine in complete]
         total: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms))
         factor = torch.clamp(max_norm / (total + 1e-6), max=1.0) if torch.isfinite(total) else torch.ones(())
-        for engine in complete:
-            engine.clip(factor, total)
+        for engine, norm in zip(complete, norms, strict=True):
+            engine.clip(factor, total, norm)
         return total
 
     def clip_grad_value_(

@@ -10,17 +10,35 @@ from typing import Any
 
 import torch
 
+from accel_core._records import record
 from accel_core.errors import ConfigurationError, DeviceUnavailableError, PreparationError
 from accel_core.plugins.deepspeed import DeepSpeedPlugin, DummyOptim, DummyScheduler
 from accel_core.strategies.parts import Parts
 
-__all__ = ["Filling", "refuse_contradictions", "refuse_format", "refuse_stand_ins", "steps_of"]
+__all__ = ["Filling", "Members", "refuse_contradictions", "refuse_format", "refuse_stand_ins", "steps_of"]
 
 _logger = logging.getLogger(__name__)
 
 _MICRO, _GLOBAL, _STEPS = "train_micro_batch_size_per_gpu", "train_batch_size", "gradient_accumulation_steps"
 _CLIPPING = "gradient_clipping"
 _OF_MODEL = ("reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold")
+
+
+@record(frozen=True)
+class Members:
+    """What an engine is made of, and what its model reads.
+
+    Attributes:
+        model: The model.
+        optimizer: Its optimizer or `DummyOptim`; `None` for a model that is only read.
+        schedule: Its schedule or `DummyScheduler`; `None` without one.
+        sizes: How many samples this rank reads at once from each loader; `None` of one that does not say.
+    """
+
+    model: torch.nn.Module
+    optimizer: Any = None
+    schedule: Any = None
+    sizes: Sequence[int | None] = ()
 
 
 class Filling:
@@ -35,22 +53,12 @@ class Filling:
         self._filled: dict[int, tuple[object, dict[str, Any]]] = {}
         self._told = False
 
-    def plan(
-        self,
-        plugin: DeepSpeedPlugin,
-        model: torch.nn.Module,
-        optimizer: Any,
-        schedule: Any,
-        sizes: Sequence[int | None],
-    ) -> dict[str, Any]:
+    def plan(self, plugin: DeepSpeedPlugin, members: Members) -> dict[str, Any]:
         """Return the configuration of an engine, and change nothing.
 
         Args:
             plugin: Whose configuration.
-            model: The model that the engine is for.
-            optimizer: Its optimizer or `DummyOptim`; `None` without one.
-            schedule: Its schedule or `DummyScheduler`; `None` without one.
-            sizes: Batch sizes of the loaders that this rank reads.
+            members: What the engine is made of.
 
         Raises:
             ConfigurationError: The configuration and the run say different things, or something is open that nobody
@@ -60,9 +68,9 @@ class Filling:
         config = trial.deepspeed_config
         config.setdefault(_CLIPPING, "auto")  # without the key DeepSpeed clips to 1
         trial.set_mixed_precision(self._parts.precision.name)
-        if optimizer is not None and not isinstance(optimizer, DummyOptim):
+        if members.optimizer is not None and not isinstance(members.optimizer, DummyOptim):
             config.setdefault("zero_allow_untested_optimizer", True)
-        values = self._values(trial, model, optimizer, schedule, sizes)
+        values = self._values(trial, members)
         trial.deepspeed_config_process(must_match=False, **values)
         self._count_readers(config)
         _refuse_batches(config, self._parts.layout.replicas)
@@ -74,16 +82,9 @@ class Filling:
         if isinstance(micro, int) and total == micro * steps * self._parts.layout.world_size:
             config[_GLOBAL] = micro * steps * self._parts.layout.replicas
 
-    def fill(
-        self,
-        plugin: DeepSpeedPlugin,
-        model: torch.nn.Module,
-        optimizer: Any,
-        schedule: Any,
-        sizes: Sequence[int | None],
-    ) -> dict[str, Any]:
+    def fill(self, plugin: DeepSpeedPlugin, members: Members) -> dict[str, Any]:
         """Return a copy of the configuration that `plan` returns, after making it that of the plugin."""
-        filled = self.plan(plugin, model, optimizer, schedule, sizes)
+        filled = self.plan(plugin, members)
         before = self._opened(plugin).deepspeed_config
         waiting = _waiting({_CLIPPING: "auto", **before})
         self._tell_of_clipping(waiting)
@@ -107,15 +108,8 @@ class Filling:
                     node[last] = "auto"
         return opened
 
-    def _values(
-        self,
-        plugin: DeepSpeedPlugin,
-        model: torch.nn.Module,
-        optimizer: Any,
-        schedule: Any,
-        sizes: Sequence[int | None],
-    ) -> dict[str, Any]:
-        config = plugin.hf_ds_config.config
+    def _values(self, plugin: DeepSpeedPlugin, members: Members) -> dict[str, Any]:
+        config, optimizer, schedule = plugin.hf_ds_config.config, members.optimizer, members.schedule
         steps = steps_of(plugin, self._parts.accumulation.gradient_state.num_steps)
         values: dict[str, Any] = {
             _STEPS: steps,
@@ -125,13 +119,14 @@ class Filling:
         }
         if _MICRO not in config and _GLOBAL not in config:
             config[_MICRO] = "auto"
+        sizes = members.sizes
         if optimizer is None:  # a model that is only read has no batches of its own
             sizes = [1] if plugin.is_auto(_MICRO) else []
         micro = _micro_batch(config, plugin, sizes)
         if micro is not None:
             values |= {_MICRO: micro, _GLOBAL: micro * steps * self._parts.layout.replicas}
         if any(plugin.is_auto(f"zero_optimization.{key}") for key in _OF_MODEL):
-            values |= _sizes_of(model)
+            values |= _sizes_of(members.model)
         if isinstance(optimizer, DummyOptim):
             values |= {f"optimizer.params.{key}": value for key, value in optimizer.kwargs.items()}
             values |= {"optimizer.params.lr": optimizer.lr, "optimizer.params.weight_decay": optimizer.weight_decay}

@@ -25,6 +25,7 @@ from accel_core.process.world import GroupNeeds
 from accel_core.strategies import placement, recipe
 from accel_core.strategies.bundle import Bundle, Kind, Slot
 from accel_core.strategies.deepspeed import configuration, gradients, library, whole
+from accel_core.strategies.deepspeed.configuration import Members
 from accel_core.strategies.deepspeed.engines import (
     DeepSpeedEngineWrapper,
     DeepSpeedOptimizerWrapper,
@@ -177,11 +178,11 @@ class DeepSpeedStrategy(Strategy):
             if optimizer is None:
                 configuration.refuse_stand_ins(plugin, None, scheduled)
                 if plugin.hf_ds_config.is_zero3():
-                    self._filling.plan(plugin, model.given, None, None, [])
+                    self._filling.plan(plugin, Members(model.given))
                 continue
             configuration.refuse_stand_ins(plugin, optimizer.given, scheduled)
             for_the_host(optimizer.given, plugin, dry_run=True)
-            self._filling.plan(plugin, model.given, optimizer.given, scheduled, self._sizes(bundle))
+            self._filling.plan(plugin, Members(model.given, optimizer.given, scheduled, self._sizes(bundle)))
 
     def _pairs(self, bundle: Bundle) -> list[tuple[Slot, Slot | None]]:
         """Return the models that are new, each with its optimizer.
@@ -239,7 +240,7 @@ class DeepSpeedStrategy(Strategy):
             model.result = kit.prepare_model(model.given, model.place)
             return
         given = None if schedule is None else schedule.given
-        engine = self._initialize(model.given, optimizer.given, given, sizes)
+        engine = self._initialize(Members(model.given, optimizer.given, given, sizes))
         model.result = engine.deepspeed
         kit.keep_model(engine.deepspeed)
         wrapper = DeepSpeedOptimizerWrapper(engine.deepspeed.optimizer, engine, self.parts.accumulation.gradient_state)
@@ -253,18 +254,12 @@ class DeepSpeedStrategy(Strategy):
             schedule.result = kit.prepare_scheduler(given)
             schedule.result.optimizers = [wrapper]
 
-    def _initialize(self, model: torch.nn.Module, optimizer: Any, schedule: Any, sizes: Sequence[int | None]) -> Engine:
-        """Make an engine.
-
-        Args:
-            model: The model.
-            optimizer: Its optimizer or `DummyOptim`; `None` for a model that is only read.
-            schedule: Its schedule or `DummyScheduler`, or `None`.
-            sizes: Batch sizes of the loaders.
-        """
+    def _initialize(self, members: Members) -> Engine:
+        """Make an engine."""
+        model, optimizer, schedule = members.model, members.optimizer, members.schedule
         plugin: DeepSpeedPlugin = self.parts.plugin
         deepspeed = library.load(self.world.device, self.world.local_rank)
-        config = self._filling.fill(plugin, model, optimizer, schedule, sizes)
+        config = self._filling.fill(plugin, members)
         self._follow_steps(config)
         arguments: dict[str, Any] = {"model": recipe.compile_blocks(model, self.parts.compilation), "config": config}
         if isinstance(optimizer, DummyOptim):
@@ -352,7 +347,7 @@ class DeepSpeedStrategy(Strategy):
             known: torch.nn.Module = self._known(model)
             return known
         if self.parts.plugin.hf_ds_config.is_zero3():
-            made: torch.nn.Module = self._initialize(model, None, None, []).deepspeed
+            made: torch.nn.Module = self._initialize(Members(model)).deepspeed
             return made
         if self.parts.device_placement if device_placement is None else device_placement:
             placement.move(model, self.world.device)

@@ -20,7 +20,7 @@ from accel_core.plugins.loading import DataLoaderConfiguration
 from accel_core.process.world import ensure
 from accel_core.state.gradient import GradientState
 from accel_core.strategies.deepspeed import configuration
-from accel_core.strategies.deepspeed.configuration import Filling
+from accel_core.strategies.deepspeed.configuration import Filling, Members
 from accel_core.strategies.parts import Parts, PrecisionRequest
 
 pytestmark = pytest.mark.usefixtures("fresh_state")
@@ -51,7 +51,7 @@ def fill(plugin: DeepSpeedPlugin, run: Parts | None = None, sizes: Any = (4,), *
     """Fill a configuration for a small model."""
     net = given.pop("model", None) or torch.nn.Linear(2, 2)
     optimizer = given.get("optimizer") or torch.optim.SGD(net.parameters())
-    return Filling(run or parts()).fill(plugin, net, optimizer, given.get("schedule"), sizes)
+    return Filling(run or parts()).fill(plugin, Members(net, optimizer, given.get("schedule"), sizes))
 
 
 @pytest.mark.parametrize("said", [{}, {"gradient_clipping": "auto"}])
@@ -79,11 +79,11 @@ def test_a_second_model_fills_what_the_first_one_filled() -> None:
     plugin = zero()
     filling, net = Filling(parts()), torch.nn.Linear(2, 2)
     optimizer = torch.optim.SGD(net.parameters())
-    filling.fill(plugin, net, optimizer, None, [4])
-    assert filling.fill(plugin, net, optimizer, None, [6])["train_micro_batch_size_per_gpu"] == 6
+    filling.fill(plugin, Members(net, optimizer, None, [4]))
+    assert filling.fill(plugin, Members(net, optimizer, None, [6]))["train_micro_batch_size_per_gpu"] == 6
     plugin.deepspeed_config["train_micro_batch_size_per_gpu"] = 5
     with pytest.raises(ConfigurationError, match="got train_micro_batch_size_per_gpu=5 and loaders of 6"):
-        filling.fill(plugin, net, optimizer, None, [6])
+        filling.fill(plugin, Members(net, optimizer, None, [6]))
 
 
 @pytest.mark.parametrize(("smallest", "expected"), [(True, 4), (False, 8)])

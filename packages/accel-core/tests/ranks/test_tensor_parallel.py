@@ -20,6 +20,7 @@ from torch.distributed.tensor.parallel import (
     SequenceParallel,
     parallelize_module,
 )
+from torch.distributed.tensor.placement_types import _StridedShard
 
 from accel_core.accelerator import Accelerator
 from accel_core.checkpoint.weights import load_model
@@ -292,6 +293,18 @@ def test_models_that_arrive_split_are_taken_over() -> None:
     accelerator = Accelerator(cpu=True, parallelism_config=axes("auto"))
     with pytest.raises(PreparationError, match=r"here \[0, 1\]; got blocks\.0\.up\.weight .* the ranks \[1, 0\]"):
         accelerator.prepare(arrived([1, 0]))
+    packed = nn.Linear(4, 8)
+    packed.weight = nn.Parameter(
+        distribute_tensor(packed.weight.detach(), DeviceMesh("cpu", [0, 1]), [_StridedShard(0, split_factor=2)])
+    )
+    with pytest.raises(PreparationError, match=r"got weight with .*, as packed projections are split"):
+        accelerator.prepare(packed)
+    accelerator.gradient_accumulation_steps = 2
+    net = arrived([0, 1])
+    net._tp_plan = {"norm": "replicated_with_grad_allreduce"}
+    with pytest.raises(PreparationError, match="got Norms, which has such layers, and gradient accumulation"):
+        accelerator.prepare(net)
+    accelerator.gradient_accumulation_steps = 1
     net = arrived([0, 1])
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
     net, optimizer = accelerator.prepare(net, optimizer)

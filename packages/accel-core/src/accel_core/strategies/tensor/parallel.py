@@ -28,6 +28,7 @@ from accel_core.strategies.tensor.split import check_arrived, is_split, split
 __all__ = ["TensorParallel"]
 
 _SHOWN = 8
+_SUMMED = "replicated_with_grad_allreduce"
 
 
 class TensorParallel:
@@ -43,6 +44,7 @@ class TensorParallel:
 
     def __init__(self, parts: Parts) -> None:
         self._world = parts.world
+        self._accumulation = parts.accumulation
         self._ranks = parts.layout.group("tp")
         self.size = len(self._ranks)
         self.mesh: DeviceMesh = parts.mesh["tp"]  # type: ignore[index]
@@ -78,6 +80,13 @@ class TensorParallel:
                 "Leave the plan out, or load the model whole."
             )
         check_arrived(model, self._ranks)
+        styles = getattr(model, "_tp_plan", None) or {}
+        if _SUMMED in styles.values() and self._accumulation.gradient_state.num_steps > 1:
+            raise PreparationError(
+                f"transformers adds up the gradients of a {_SUMMED!r} layer over ranks after every batch, those of "
+                f"earlier batches again; got {type(model).__name__}, which has such layers, and gradient accumulation. "
+                "Set gradient_accumulation_steps=1, or load the model whole and pass a tp_plan."
+            )
         return TensorPlan()
 
     def split(self, model: nn.Module, plan: TensorPlan, *, from_main: bool = False) -> None:

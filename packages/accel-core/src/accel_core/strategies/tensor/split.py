@@ -47,6 +47,12 @@ def check_arrived(model: nn.Module, group: Sequence[int]) -> None:
                 f"{name} on a mesh of shape {tuple(mesh.shape)} with the ranks {ranks}. Load it with the sizes of "
                 "parallelism_config, or let prepare() split it."
             )
+        if type(parameter.placements[0]).__name__ == "_StridedShard":
+            raise PreparationError(
+                "A rank's part of a weight lies in one place of it, or checkpoints would mix parts up; got "
+                f"{name} with {parameter.placements}, as packed projections are split. Load the model whole, and split "
+                "its other layers by a tp_plan."
+            )
 
 
 def settle(model: nn.Module, device: torch.device) -> None:

@@ -48,9 +48,8 @@ class FlatPart(Tensor):
 
     torch's planners of checkpoints ask it what to write. It cannot be computed with.
 
-    Args:
+    Attributes:
         run: The elements that this rank holds, in one dimension; none are a run too.
-        shape: The shape of the whole.
         lengths: How many elements each rank holds that has a part of it, one after the other.
         place: Which of these ranks this one is.
     """
@@ -61,7 +60,14 @@ class FlatPart(Tensor):
 
     @staticmethod
     def __new__(cls, run: Tensor, shape: Sequence[int], lengths: Sequence[int], place: int) -> FlatPart:
-        """Make what stands for the whole."""
+        """Make what stands for the whole.
+
+        Args:
+            run: The elements that this rank holds, in one dimension.
+            shape: The shape of the whole.
+            lengths: How many elements each rank holds.
+            place: Which of these ranks this one is.
+        """
         made: FlatPart = Tensor._make_wrapper_subclass(cls, torch.Size(shape), dtype=run.dtype, device=run.device)
         made.run, made.lengths, made.place = run.detach(), tuple(lengths), place
         return made

@@ -60,14 +60,7 @@ class FlatPart(Tensor):
 
     @staticmethod
     def __new__(cls, run: Tensor, shape: Sequence[int], lengths: Sequence[int], place: int) -> FlatPart:
-        """Make what stands for the whole.
-
-        Args:
-            run: The elements that this rank holds, in one dimension.
-            shape: The shape of the whole.
-            lengths: How many elements each rank holds.
-            place: Which of these ranks this one is.
-        """
+        """Make what stands for the whole, which has a given shape."""
         made: FlatPart = Tensor._make_wrapper_subclass(cls, torch.Size(shape), dtype=run.dtype, device=run.device)
         made.run, made.lengths, made.place = run.detach(), tuple(lengths), place
         return made

@@ -20,6 +20,8 @@ __all__ = ["attending", "refusing_recomputation"]
 _SOFTMAX = (torch.softmax, torch.Tensor.softmax, F.softmax)
 _RECURRENT = (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
 
+_Function = Callable[..., Any]
+
 
 def _refuse(what: str, instead: str) -> NoReturn:
     raise EngineUnavailableError(
@@ -44,8 +46,8 @@ class _Interception(TorchFunctionMode):
         self._handlers = own | handlers
 
     def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+        self, func: _Function, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> object:
         """Handle one call of torch."""
         handler = self._handlers.get(func)
         if handler is None:
@@ -67,7 +69,7 @@ class _Interception(TorchFunctionMode):
         finally:
             F.scaled_dot_product_attention = before
 
-    def _attention(self, func: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def _attention(self, func: _Function, *args: object, **kwargs: object) -> torch.Tensor:
         if self._attending:
             found: torch.Tensor = func(*args, **kwargs)
             return found
@@ -77,7 +79,7 @@ class _Interception(TorchFunctionMode):
         finally:
             self._attending = False
 
-    def _backward(self, func: Any, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+    def _backward(self, func: _Function, tensor: torch.Tensor, *args: object, **kwargs: object) -> None:
         """Stay active in a backward pass, which computes forward what activation checkpointing did not keep."""
         given = inspect.signature(func).bind(tensor, *args, **kwargs).arguments
         given.pop("self")
@@ -95,13 +97,13 @@ def attending(attention: Attention) -> AbstractContextManager[None]:
     """
     own = attention.share.local_length
 
-    def multi_head_attention(func: Any, *args: Any, **kwargs: Any) -> Any:
+    def multi_head_attention(func: _Function, *args: object, **kwargs: object) -> object:
         given = inspect.signature(func).bind(*args, **kwargs).arguments
         if given.get("need_weights", True):
             _refuse("nn.MultiheadAttention with need_weights=True", "Pass need_weights=False.")
         return func(*args, **kwargs)
 
-    def softmax(func: Any, given: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    def softmax(func: _Function, given: torch.Tensor, *args: object, **kwargs: object) -> object:
         if given.dim() > 3 and tuple(given.shape[-2:]) == (own, own):
             _refuse(
                 f"a softmax over scores of shape {tuple(given.shape)}",
@@ -109,12 +111,14 @@ def attending(attention: Attention) -> AbstractContextManager[None]:
             )
         return func(given, *args, **kwargs)
 
-    def convolution(func: Any, given: torch.Tensor, weight: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    def convolution(
+        func: _Function, given: torch.Tensor, weight: torch.Tensor, *args: object, **kwargs: object
+    ) -> object:
         if weight.shape[-1] > 1 and given.shape[-1] == own:
             _refuse("a convolution along the sequence", "Train this model without context parallel.")
         return func(given, weight, *args, **kwargs)
 
-    def recurrence(func: Any, given: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    def recurrence(func: _Function, given: torch.Tensor, *args: object, **kwargs: object) -> object:
         if own in given.shape[:2]:
             _refuse("a recurrent layer", "Train this model without context parallel.")
         return func(given, *args, **kwargs)
@@ -133,7 +137,7 @@ def attending(attention: Attention) -> AbstractContextManager[None]:
 def refusing_recomputation() -> AbstractContextManager[None]:
     """Return the context of a backward pass that must not compute attention again: its block has ended."""
 
-    def refuse(*args: Any, **kwargs: Any) -> NoReturn:
+    def refuse(*_: object, **__: object) -> NoReturn:
         raise EngineUnavailableError(
             "Activation checkpointing computes attention again, in a context-parallel block only; got a backward "
             "pass after the block. Call accelerator.backward(loss) inside of it."

@@ -128,13 +128,13 @@ class _Ring(torch.autograd.Function):
 def _options(is_causal: bool) -> Iterator[Any]:
     """Let torch's ring send from rank to rank, in the order in which a causal mask is shared evenly, for one call."""
     ring = _torch.ring_attention()
-    before = vars(ring._cp_options).copy()
-    ring._cp_options.rotate_method = ring._RotateMethod.ALL_TO_ALL
-    ring._cp_options.enable_load_balance = is_causal
+    options = vars(ring._cp_options)
+    before = options.copy()
+    options.update(rotate_method=ring._RotateMethod.ALL_TO_ALL, enable_load_balance=is_causal)
     try:
         yield ring
     finally:
-        vars(ring._cp_options).update(before)
+        options.update(before)
 
 
 def _kernels(device: str) -> tuple[Callable[..., Any], Callable[..., Any]]:

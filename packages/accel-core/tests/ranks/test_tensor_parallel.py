@@ -236,6 +236,30 @@ def test_norms_and_ties_train_as_in_one_process() -> None:
         assert bool(whole) == (plan == "auto")
 
 
+@world(2)
+def test_split_models_are_compiled_and_compute_in_bf16() -> None:
+    """A compiled model has the losses of one process; one in bf16 has them to its precision, with weights in fp32."""
+    torch.manual_seed(3)
+    expected = float(loss_of(Norms()))
+    for given, tolerance in (({"dynamo_backend": "eager"}, 1e-6), ({"mixed_precision": "bf16"}, 2e-2)):
+        reset_all()
+        accelerator = Accelerator(cpu=True, parallelism_config=axes("auto"), **given)
+        torch.manual_seed(3)
+        net = Norms()
+        net, optimizer = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
+        loss = loss_of(net)
+        assert float(loss) == pytest.approx(expected, rel=tolerance)
+        accelerator.backward(loss)
+        optimizer.step()
+        assert float(loss_of(net)) < expected
+        assert all(parameter.dtype is torch.float32 for parameter in net.parameters())
+
+
+def loss_of(net: nn.Module) -> torch.Tensor:
+    """Return how badly a model foretells the next token."""
+    return nn.functional.cross_entropy(net(tokens()).flatten(0, 1).float(), tokens().roll(1, 1).flatten())
+
+
 class Forgetful(ParallelStyle):
     """Splits a layer by columns, and forgets to add up the gradients of its input."""
 

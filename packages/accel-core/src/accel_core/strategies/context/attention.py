@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
-from torch.nn.attention.bias import causal_lower_right
 
 from accel_core.errors import EngineUnavailableError
 from accel_core.strategies.context.exchange import gather_keys_and_values
@@ -149,6 +148,9 @@ class GatheredAttention(Attention):
     def _causal_mask(self, queries: int, keys: int, device: torch.device) -> torch.Tensor:
         """Return a mask of the last queries; accelerators have kernels that need not read one."""
         if device.type != "cpu":
+            # Imported late: it loads torch's compiler, which takes seconds.
+            from torch.nn.attention.bias import causal_lower_right
+
             bias: torch.Tensor = causal_lower_right(queries, keys)
             return bias
         if (queries, keys) not in self._causal:

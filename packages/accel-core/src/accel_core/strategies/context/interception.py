@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -15,8 +16,9 @@ from torch.overrides import TorchFunctionMode
 from accel_core.errors import EngineUnavailableError
 from accel_core.strategies.context.attention import Attention, sdpa
 
-__all__ = ["attending", "refusing_recomputation"]
+__all__ = ["attending", "refusing_recomputation", "uncompiled"]
 
+_R = TypeVar("_R")
 _SOFTMAX = (torch.softmax, torch.Tensor.softmax, F.softmax)
 _RECURRENT = (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
 
@@ -30,6 +32,14 @@ def _refuse(what: str, instead: str) -> NoReturn:
     )
 
 
+def uncompiled(function: Callable[..., _R]) -> Callable[..., _R]:
+    """Return a function that compiled code calls as it is; loading the compiler only for that would take seconds."""
+    if "torch._dynamo" not in sys.modules:
+        return function
+    found: Callable[..., _R] = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
+    return found
+
+
 class _Interception(TorchFunctionMode):
     """Sends every `scaled_dot_product_attention` elsewhere, by whatever name it is called.
 
@@ -40,7 +50,7 @@ class _Interception(TorchFunctionMode):
 
     def __init__(self, attend: Callable[..., torch.Tensor], handlers: dict[Any, Callable[..., Any]]) -> None:
         super().__init__()
-        self._attend: Callable[..., torch.Tensor] = torch.compiler.disable(attend)  # type: ignore[no-untyped-call]
+        self._attend = uncompiled(attend)
         self._attending = False
         own: dict[Any, Callable[..., Any]] = {sdpa: self._attention, torch.Tensor.backward: self._backward}
         self._handlers = own | handlers

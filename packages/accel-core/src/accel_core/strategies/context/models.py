@@ -68,7 +68,6 @@ class CompleteInputs:
     def __reduce__(self) -> tuple[Callable[[], Any], tuple[()]]:
         return _nothing_to_complete, ()  # another process has groups of its own
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:

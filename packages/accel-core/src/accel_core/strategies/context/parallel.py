@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -12,7 +13,7 @@ from accel_core.errors import StateError
 from accel_core.plugins.parallelism import TorchContextParallelConfig
 from accel_core.strategies.context.attention import Attention, GatheredAttention
 from accel_core.strategies.context.buffers import check_buffers, split_in_place
-from accel_core.strategies.context.interception import attending, refusing_recomputation
+from accel_core.strategies.context.interception import attending, refusing_recomputation, uncompiled
 from accel_core.strategies.context.models import CompleteInputs, check_attention, find_model
 from accel_core.strategies.context.order import Share
 from accel_core.strategies.context.ring import RingAttention
@@ -34,6 +35,7 @@ class ContextParallel:
         self._kind = RingAttention if settings.cp_comm_strategy == "alltoall" else GatheredAttention
         self._attention: Attention | None = None
         self._left_open = False
+        self._watched: WeakSet[torch.nn.Module] = WeakSet()
 
     @classmethod
     def of(cls, parts: Parts) -> ContextParallel | None:
@@ -67,9 +69,11 @@ class ContextParallel:
             compiled: Whether it is, or will be, compiled.
         """
         module = find_model(model)
-        if module is None or any(isinstance(hook, CompleteInputs) for hook in module._forward_pre_hooks.values()):
+        if module is None or module in self._watched:
             return
-        module.register_forward_pre_hook(CompleteInputs(self.group, lambda: self.share, compiled), with_kwargs=True)
+        self._watched.add(module)
+        hook = CompleteInputs(self.group, lambda: self.share, compiled)
+        module.register_forward_pre_hook(uncompiled(hook) if compiled else hook, with_kwargs=True)
 
     @contextmanager
     def split(

@@ -982,7 +982,11 @@ class Accelerator:
 
         Returns:
             The nest over all processes, each sample once, in the order of the sampler.
+
+        Raises:
+            DataError: Ranks hold parts of samples.
         """
+        self._runtime.strategy.check_metrics(input_data)
         return gather_for_metrics(input_data, self.gradient_state, use_gather_object, gather=self.gather)
 
     def reduce(self, tensor: object, reduction: str = "sum", scale: float = 1.0) -> Any:

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from accel_core.accelerator import Accelerator
-from accel_core.errors import ConfigurationError, EngineUnavailableError, StateError
+from accel_core.errors import ConfigurationError, DataError, EngineUnavailableError, StateError
 from accel_core.plugins.fsdp import FullyShardedDataParallelPlugin
 from accel_core.plugins.parallelism import ParallelismConfig, TorchContextParallelConfig
 from accel_core.process.world import ensure
@@ -388,6 +388,8 @@ def together(accelerator: Accelerator, model: Any) -> tuple[list[float], Results
             seen += accelerator.gather_for_metrics(batch["index"]).tolist()
             buffers = [batch[name] for name in ("tokens", "labels", "places")]
             with accelerator.accumulate(model), accelerator.maybe_context_parallel(buffers, [1, 1, 1], set(buffers)):
+                with pytest.raises(DataError, match="of each sequence"):
+                    accelerator.gather_for_metrics(batch["labels"])
                 loss, count = summed(model, batch)
                 accelerator.backward(loss, weight=count)
                 window += torch.stack([loss.detach(), count])

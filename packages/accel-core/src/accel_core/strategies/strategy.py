@@ -327,6 +327,15 @@ class Strategy(ABC):
             return nullcontext()
         return self.context.split(buffers, buffer_seq_dims, no_restore_buffers)
 
+    def check_metrics(self, value: object) -> None:
+        """Refuse to count values as those of whole samples where ranks hold a part of each.
+
+        Raises:
+            DataError: They do.
+        """
+        if self.context is not None:
+            self.context.check_metrics(value)
+
     def adapt_loader(self, loader: _L, model: torch.nn.Module) -> _L:
         """Adapt a loader to sequence parallel; without it, the loader is right as it is."""
         return loader

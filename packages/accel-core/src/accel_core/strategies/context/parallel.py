@@ -9,7 +9,8 @@ from weakref import WeakSet
 import torch
 import torch.distributed as dist
 
-from accel_core.errors import StateError
+from accel_core.comm.tree import tree_leaves
+from accel_core.errors import DataError, StateError
 from accel_core.plugins.parallelism import TorchContextParallelConfig
 from accel_core.strategies.context.attention import Attention, GatheredAttention
 from accel_core.strategies.context.buffers import check_buffers, split_in_place
@@ -109,6 +110,23 @@ class ContextParallel:
                 attention.settle()
             finally:
                 self._attention = None
+
+    def check_metrics(self, value: object) -> None:
+        """Refuse values that have this rank's part of a sequence, in a block: one rank's part would count for all.
+
+        Raises:
+            DataError: There are some.
+        """
+        share = self.share
+        if share is None:
+            return
+        for leaf in tree_leaves(value):
+            if isinstance(leaf, torch.Tensor) and share.local_length in leaf.shape[1:]:
+                raise DataError(
+                    "Metrics count whole samples; got a tensor of shape "
+                    f"{tuple(leaf.shape)} in a context-parallel block, where a rank has {share.local_length} tokens of "
+                    "each sequence. Reduce it to numbers first, or use gather."
+                )
 
     def around_backward(self) -> AbstractContextManager[object]:
         """Return the context of a backward pass, which belongs into the block of its forward pass."""

@@ -27,6 +27,7 @@ from accel_core.checkpoint.weights import load_model
 from accel_core.errors import CheckpointError, ConfigurationError, EngineUnavailableError, PreparationError, StateError
 from accel_core.host import availability
 from accel_core.plugins.accumulation import set_default_short_window
+from accel_core.plugins.compilation import TorchDynamoPlugin
 from accel_core.plugins.deepspeed import DeepSpeedPlugin, DummyOptim, DummyScheduler
 from accel_core.state import reset_all
 from accel_core.strategies.deepspeed import gradients
@@ -118,6 +119,26 @@ def test_every_stage_equals_one_process(kind: str, tmp_path: Path) -> None:
     ):
         check()
         reset_all()
+
+
+class Compiled(Zero2):
+    """An engine whose model is compiled whole."""
+
+    def arguments(self) -> dict[str, Any]:
+        """Return a plugin, and one that compiles."""
+        return {**super().arguments(), "dynamo_plugin": TorchDynamoPlugin(backend="eager")}
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+@world(2, timeout=300)
+def test_compiled_engines_equal_one_process(stage: int) -> None:
+    """A model that is compiled whole inside its engine trains as one process does."""
+    begin()
+    conformance = Compiled()
+    conformance.stage = stage
+    before = torch._dynamo.utils.counters["frames"]["ok"]
+    conformance._equals_one_process(Case(accumulation=2, clip=0.05))
+    assert torch._dynamo.utils.counters["frames"]["ok"] > before
 
 
 HOST = {"offload_optimizer": {"device": "cpu", "pin_memory": False}}

@@ -13,7 +13,7 @@ from accel_core.testing import requires
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train_digits.py"
 
 SCRIPT = """
-import random
+import pathlib
 import sys
 import torch
 from torch.utils.data import DataLoader, Dataset
@@ -46,7 +46,11 @@ class Own(torch.utils.data.Sampler):
     def __len__(self):
         return 24
     def __iter__(self):
-        yield from random.SystemRandom().sample(range(24), 24)
+        asked = pathlib.Path(__file__).with_name("asked")
+        with asked.open("a") as file:
+            file.write(".")
+        first = asked.stat().st_size  # no two runs begin with the same sample
+        yield from [*range(first, 24), *range(first)]
 """
 
 

@@ -11,16 +11,26 @@ import torch
 import torch.distributed as dist
 from torch.utils.weak import WeakIdKeyDictionary
 
-from accel_core.errors import StateError
+from accel_core.errors import PreparationError, StateError
+from accel_core.mesh.layout import GROUPS
 from accel_core.mesh.tensor import is_spread, local_part
+from accel_core.optim.rebind import ParameterNames
+from accel_core.strategies.parts import Parts
 
-__all__ = ["Averaging"]
+__all__ = ["Averaging", "reading_groups"]
 
 _BUCKET = 25 * 2**20
 """Bytes of gradients that are averaged together."""
 
 _unaveraged: MutableMapping[torch.nn.Module, bool] = WeakIdKeyDictionary()
 """Models whose new gradients nobody has averaged yet."""
+
+
+def reading_groups(parts: Parts) -> list[dist.ProcessGroup]:
+    """Return this rank's group along each axis of the mesh on which ranks see other samples, or other tokens of one."""
+    if parts.mesh is None:
+        return []
+    return [parts.mesh.get_group(axis) for axis in GROUPS["dp_cp"] if parts.layout.size(axis) > 1]
 
 
 class Averaging:
@@ -110,6 +120,28 @@ class Averaging:
                 "Gradients of parameters that every rank holds were not averaged over the ranks; got a step after "
                 "loss.backward(). Call accelerator.backward(loss) instead."
             )
+
+    def guard(self, optimizer: torch.optim.Optimizer, names: ParameterNames) -> None:
+        """Let steps of an optimizer refuse what nobody averages: gradients, and parameters of no prepared model.
+
+        Args:
+            optimizer: The optimizer.
+            names: Knows the parameters of prepared models.
+        """
+        known = False
+
+        def refuse(*_: object) -> None:
+            nonlocal known
+            self.refuse_unaveraged()
+            strange = [] if known else names.strange(optimizer)
+            if strange:
+                raise PreparationError(
+                    f"The optimizer {type(optimizer).__name__} holds parameters of no prepared model, whose gradients "
+                    f"nobody averages; got {', '.join(strange)}. Prepare the model that they belong to."
+                )
+            known = True
+
+        optimizer.register_step_pre_hook(refuse)
 
     @torch.no_grad()
     def _average(self, parameters: list[torch.nn.Parameter]) -> None:

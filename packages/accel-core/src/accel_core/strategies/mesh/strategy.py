@@ -10,13 +10,13 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from accel_core.errors import ConfigurationError, EngineUnavailableError, PreparationError
-from accel_core.mesh.layout import GROUPS, Layout
+from accel_core.mesh.layout import Layout
 from accel_core.optim.lomo import is_lomo
 from accel_core.optim.optimizer import Stepper
 from accel_core.options.enums import DistributedType
 from accel_core.plugins.parallelism import ParallelismConfig, TorchTensorParallelPlugin
 from accel_core.strategies import placement, recipe
-from accel_core.strategies.averaging import Averaging
+from accel_core.strategies.averaging import Averaging, reading_groups
 from accel_core.strategies.bundle import Bundle
 from accel_core.strategies.context.parallel import ContextParallel
 from accel_core.strategies.parts import Parts
@@ -43,9 +43,7 @@ class MeshStrategy(Strategy):
 
     def __init__(self, parts: Parts) -> None:
         super().__init__(parts)
-        axes = [axis for axis in GROUPS["dp_cp"] if parts.layout.size(axis) > 1]
-        mesh = parts.mesh
-        self.averaging = Averaging(self.world.device, [mesh.get_group(axis) for axis in axes] if mesh else [])
+        self.averaging = Averaging(self.world.device, reading_groups(parts))
         self.context = ContextParallel.of(parts)
         self.tensor = TensorParallel(parts) if parts.layout.size("tp") > 1 else None
         if self.tensor is not None:
@@ -166,20 +164,7 @@ class MeshStrategy(Strategy):
 
     def stepper(self, optimizer: torch.optim.Optimizer) -> Stepper | None:
         """Return none, and let steps refuse what nobody averages: parameters of no prepared model, and gradients."""
-        known = False
-
-        def refuse(*_: object) -> None:
-            nonlocal known
-            self.averaging.refuse_unaveraged()
-            strange = [] if known else self._names.strange(optimizer)
-            if strange:
-                raise PreparationError(
-                    f"The optimizer {type(optimizer).__name__} holds parameters of no prepared model, whose gradients "
-                    f"nobody averages; got {', '.join(strange)}. Prepare the model that they belong to."
-                )
-            known = True
-
-        optimizer.register_step_pre_hook(refuse)
+        self.averaging.guard(optimizer, self._names)
         step_one_by_one(optimizer, lambda: self.tensor is not None)
         return None
 

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from accel_core.comm.control import in_step
 from accel_core.errors import ConfigurationError, EngineUnavailableError, PartView, PreparationError
-from accel_core.mesh.layout import GROUPS, Layout
+from accel_core.mesh.layout import Layout
 from accel_core.modules.unwrap import canonical_name
 from accel_core.optim.lomo import is_lomo
 from accel_core.optim.optimizer import Stepper
@@ -24,7 +24,7 @@ from accel_core.precision.fp8.backend import choose_backend
 from accel_core.precision.precision import Precision
 from accel_core.process.world import GroupNeeds
 from accel_core.strategies import recipe
-from accel_core.strategies.averaging import Averaging
+from accel_core.strategies.averaging import Averaging, reading_groups
 from accel_core.strategies.bundle import Bundle
 from accel_core.strategies.parts import Parts, PrecisionRequest
 from accel_core.strategies.placement import devices_of
@@ -113,9 +113,8 @@ class ShardedStrategy(Strategy):
 
     def _readers(self, parts: Parts) -> list[Any]:
         """Return the groups of ranks over which gradients of whole parameters are averaged."""
-        if parts.mesh is not None and parts.layout.size("tp") > 1:
-            axes = [axis for axis in GROUPS["dp_cp"] if parts.layout.size(axis) > 1]
-            return [parts.mesh.get_group(axis) for axis in axes]
+        if parts.layout.size("tp") > 1:
+            return reading_groups(parts)
         return [dist.group.WORLD] if self.world.size > 1 else []
 
     @property
@@ -286,22 +285,7 @@ class ShardedStrategy(Strategy):
 
     def stepper(self, optimizer: torch.optim.Optimizer) -> Stepper | None:
         """Return none, and let steps refuse what nobody averages: parameters of no prepared model, and gradients."""
-        known = False
-
-        def refuse(*_: object) -> None:
-            nonlocal known
-            self.averaging.refuse_unaveraged()
-            if known:
-                return
-            strange = self._names.strange(optimizer)
-            if strange:
-                raise PreparationError(
-                    f"The optimizer {type(optimizer).__name__} holds parameters of no prepared model, whose gradients "
-                    f"nobody averages; got {', '.join(strange)}. Prepare the model that they belong to."
-                )
-            known = True
-
-        optimizer.register_step_pre_hook(refuse)
+        self.averaging.guard(optimizer, self._names)
         step_one_by_one(optimizer, lambda: self.layout.size("tp") > 1 or bool(self.averaging))
         return None
 

@@ -18,9 +18,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 from accel_core.comm.control import Channel
 from accel_core.comm.tree import tree_leaves
 from accel_core.errors import ConfigurationError, PreparationError, StateError
-from accel_core.mesh.layout import GROUPS
 from accel_core.mesh.tensor import local_part
-from accel_core.strategies.averaging import Averaging
+from accel_core.strategies.averaging import Averaging, reading_groups
 from accel_core.strategies.parts import Parts
 from accel_core.strategies.tensor.plan import TensorPlan, plan_of
 from accel_core.strategies.tensor.split import check_arrived, is_split, split
@@ -48,8 +47,7 @@ class TensorParallel:
         self._ranks = parts.layout.group("tp")
         self.size = len(self._ranks)
         self.mesh: DeviceMesh = parts.mesh["tp"]  # type: ignore[index]
-        axes = [axis for axis in GROUPS["dp_cp"] if parts.layout.size(axis) > 1]
-        self._copies = [parts.mesh.get_group(axis) for axis in axes]  # type: ignore[union-attr]
+        self._copies = reading_groups(parts)
         handler = None if parts.parallelism is None else parts.parallelism.tp_handler
         self._plan: Mapping[str, Any] | str = "auto" if handler is None else handler.tp_plan
         self._unproved: MutableMapping[nn.Module, bool] = WeakIdKeyDictionary()

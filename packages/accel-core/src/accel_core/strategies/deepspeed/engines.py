@@ -84,7 +84,7 @@ class Engine:
         if earlier:
             gradients.add(self.deepspeed, earlier)
 
-    def clip(self, factor: torch.Tensor, norm: torch.Tensor, own: torch.Tensor) -> None:
+    def clip(self, factor: float, norm: float, own: float) -> None:
         """Multiply gradients by a factor, and show the norm that they had as that of the step.
 
         Args:
@@ -95,7 +95,7 @@ class Engine:
         if factor < 1:
             gradients.scale(self.deepspeed, factor)
         self._norm = gradients.known(self.deepspeed, own * factor)
-        self.deepspeed._global_grad_norm = norm.item()
+        self.deepspeed._global_grad_norm = norm
 
     def step(self, closure: Callable[[], Any] | None) -> object:
         """Update the parameters, and move the schedule that DeepSpeed runs.

@@ -5,6 +5,7 @@ DeepSpeed has no public access to the parts before its step, so this is the one 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 
 from accel_core._records import record
+from accel_core._torch import foreach_mul_
 from accel_core.errors import PreparationError
 
 __all__ = ["KnownNorm", "add", "clear", "known", "norm_of", "parts_of", "scale", "using"]
@@ -39,24 +41,24 @@ def parts_of(engine: Any) -> list[torch.Tensor]:
 def scale(engine: Any, factor: float | torch.Tensor) -> bool:
     """Multiply the complete gradients of a window; return whether there were any."""
     parts = parts_of(engine)
-    for part in parts:
-        part.mul_(factor)
+    if parts:
+        foreach_mul_(parts, factor)
     _note_norms(engine.optimizer)
     return bool(parts)
 
 
-def norm_of(engine: Any) -> torch.Tensor:
+def norm_of(engine: Any) -> float:
     """Return the 2-norm of all gradients of an engine, on every rank; infinite where one of them is no number."""
     optimizer = engine.optimizer
     if hasattr(optimizer, "scaled_global_norm"):
-        norm = optimizer.scaled_global_norm()
+        norms = [float(optimizer.scaled_global_norm())]
     elif hasattr(optimizer, "_get_norm_groups"):
-        norms = [torch.as_tensor(each, dtype=torch.double) for each in optimizer._get_norm_groups()]
-        norm = torch.linalg.vector_norm(torch.stack(norms)) if all(each >= 0 for each in norms) else torch.inf
+        norms = [float(each) for each in optimizer._get_norm_groups()]
     else:
-        norm = torch.nn.utils.get_total_norm(parts_of(engine))
-    norm = torch.as_tensor(norm, device=engine.device)
-    return torch.where(torch.isfinite(norm) & (norm >= 0), norm / _loss_scale(engine), torch.inf)
+        norms = [float(torch.nn.utils.get_total_norm(parts_of(engine)))]
+    # One host number, and no tensor arithmetic on it: on a small model that costs more than the norm itself.
+    is_valid = all(0 <= each < math.inf for each in norms)
+    return math.hypot(*norms) / _loss_scale(engine) if is_valid else math.inf
 
 
 @record(frozen=True)
@@ -68,13 +70,13 @@ class KnownNorm:
         stand: Which tensors held them, each with the number of changes that torch counted.
     """
 
-    norm: torch.Tensor
+    norm: float
     stand: tuple[tuple[int, int], ...]
 
 
-def known(engine: Any, norm: torch.Tensor) -> KnownNorm | None:
+def known(engine: Any, norm: float) -> KnownNorm | None:
     """Return the norm that complete gradients of a window have as they stand now; `None` where no step can use it."""
-    if not norm.isfinite() or _taker(engine.optimizer) is None:
+    if not math.isfinite(norm) or _taker(engine.optimizer) is None:
         return None
     return KnownNorm(norm, _stand_of(engine))
 
@@ -106,7 +108,7 @@ def using(engine: Any, found: KnownNorm | None) -> Iterator[None]:
     if found is None or name is None or found.stand != _stand_of(engine):
         yield
         return
-    norm = found.norm * _loss_scale(engine)
+    norm = torch.tensor(found.norm * _loss_scale(engine), device=engine.device)
     setattr(optimizer, name, (lambda: norm) if name == "scaled_global_norm" else (lambda: [norm]))
     try:
         yield

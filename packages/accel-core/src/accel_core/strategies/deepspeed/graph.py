@@ -32,7 +32,6 @@ def engine_of(loss: torch.Tensor, engines: Sequence[Engine]) -> Engine:
     found: list[Engine] = []
     nodes = deque([loss.grad_fn])
     seen: set[object] = set()
-    hidden = False
     while nodes:
         node = nodes.popleft()
         if node is None or node in seen:
@@ -45,9 +44,8 @@ def engine_of(loss: torch.Tensor, engines: Sequence[Engine]) -> Engine:
                 return own
             if own is not None and own not in found:
                 found.append(own)
-        hidden = hidden or _RECOMPUTED in type(node).__name__
         nodes += [following for following, _ in node.next_functions]
-    if not found and hidden and len(engines) == 1:
+    if not found and len(engines) == 1 and any(_RECOMPUTED in type(node).__name__ for node in seen):
         return engines[0]
     if not found:
         raise StateError(

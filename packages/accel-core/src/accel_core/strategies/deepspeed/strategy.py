@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -495,11 +496,11 @@ class DeepSpeedStrategy(Strategy):
         if not complete:
             return torch.tensor(float(engines[0].deepspeed.get_global_grad_norm() or 0.0), device=self.world.device)
         norms = [gradients.norm_of(engine.deepspeed) for engine in complete]
-        total: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms))
-        factor = torch.clamp(max_norm / (total + 1e-6), max=1.0) if torch.isfinite(total) else torch.ones(())
+        total = math.hypot(*norms)
+        factor = min(1.0, float(max_norm) / (total + 1e-6)) if math.isfinite(total) else 1.0
         for engine, norm in zip(complete, norms, strict=True):
             engine.clip(factor, total, norm)
-        return total
+        return torch.tensor(total, device=self.world.device)
 
     def clip_grad_value_(
         self,

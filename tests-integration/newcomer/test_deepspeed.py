@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import json
 import os
 import re
@@ -131,6 +132,29 @@ def test_a_template_trains_as_one_process(kind: str, tmp_path: Path) -> None:
     near = {"rel": 0.05, "abs": 0.02} if sixteen else {"rel": 1e-4, "abs": 1e-5}
     for key in ("norms", "weights"):
         assert found[key] == pytest.approx(expected[key], **near), key
+
+
+@requires("deepspeed", "accelerate", "transformers")
+def test_sequences_are_shared_by_flags_alone(tmp_path: Path) -> None:
+    """A script without a word of DeepSpeed shares its sequences over ranks, with weights that are made in parts."""
+    transformers = importlib.import_module("transformers")
+    sizes = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
+    config = transformers.LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2)
+    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / "model")
+    script = [str(HERE / "sequences_script.py"), str(tmp_path / "model")]
+    done = started(script, tmp_path, ACCELERATE_USE_CPU="true")
+    assert done.returncode == 0, done.stderr
+    expected = dict(json.loads(done.stdout.splitlines()[-1]))
+    sharded = ["--use_deepspeed", "--zero_stage=3", "--zero3_init_flag=true", "--zero3_save_16bit_model=true"]
+    axes = ["size=2", "backend=deepspeed"]
+    shared = ["--use_parallelism_config", *(f"--parallelism_config_sp_{axis}" for axis in axes)]
+    done = launched(["--cpu", "--num_processes", "2", *sharded, *shared, *script], tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = dict(json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{"))))
+    assert (found["world"], found["stage"], found["made in parts"]) == (2, 3, True)
+    assert (found["tokens"], expected["tokens"]) == (4, 8)
+    for key in ("norms", "weights"):
+        assert found[key] == pytest.approx(expected[key], rel=1e-4, abs=1e-5), key
 
 
 @requires("deepspeed")

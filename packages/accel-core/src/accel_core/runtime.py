@@ -266,6 +266,7 @@ class Runtime:
             if all(kept is not loader for kept in self.dataloaders):
                 self.dataloaders.append(loader)
             return loader
+        self.strategy.check_loader(loader)
         extra: dict[str, Any] = {} if self.data.uneven_end == "drop" else {"uneven_end": self.data.uneven_end}
         prepared = prepare_data_loader(
             loader,

@@ -15,6 +15,8 @@ from accel_core import checkpoint
 from accel_core._torch import foreach_mul_
 from accel_core.checkpoint.format import CheckpointFormat
 from accel_core.checkpoint.plain import PLAIN
+from accel_core.data.loader import PreparedLoader
+from accel_core.data.presharded import check_read_alike
 from accel_core.errors import PreparationError, StateError
 from accel_core.mesh.layout import Layout
 from accel_core.mesh.tensor import whole
@@ -32,6 +34,8 @@ from accel_core.strategies.bundle import Bundle, Kind
 from accel_core.strategies.parts import Kit, Parts, PrecisionRequest
 
 if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
+
     from accel_core.strategies.context.parallel import ContextParallel
 
 __all__ = ["Strategy", "strategy_of", "sync_next_backward"]
@@ -168,8 +172,8 @@ class Strategy(ABC):
         """Refuse objects that cannot train this way, before anything is changed.
 
         Raises:
-            PreparationError: A model that is trained has weights on disk, packed weights are on another device, or an
-                optimizer holds parameters that its model lost.
+            PreparationError: A model that is trained has weights on disk, packed weights are on another device, an
+                optimizer holds parameters that its model lost, or ranks of a replica would read different data.
         """
         for slot in bundle.models:
             placement.refuse_offloaded(slot.given)
@@ -178,6 +182,17 @@ class Strategy(ABC):
                 self.context.check(slot.given)
         for slot in bundle.optimizers:
             self._names.check(slot.given)
+        for slot in bundle.loaders:
+            self.check_loader(slot.given)
+
+    def check_loader(self, loader: DataLoader[Any]) -> None:
+        """Refuse a loader by which ranks of one replica would read different data.
+
+        Raises:
+            PreparationError: It is split by rank, and not by replica.
+        """
+        if not isinstance(loader, PreparedLoader):
+            check_read_alike(loader, self.reading)
 
     def prepare(self, bundle: Bundle, kit: Kit) -> None:
         """Prepare a bundle: fill the `result` of its slots.

@@ -45,9 +45,10 @@ class FullyShardStrategy(ShardedStrategy):
     combines = ("cp", "tp")
 
     def __init__(self, parts: Parts) -> None:
+        # First, because it may refuse the run: the plugin is then as it was.
+        self.tensor = TensorParallel(parts) if parts.layout.size("tp") > 1 else None
         super().__init__(parts)
         self.context = ContextParallel.of(parts)
-        self.tensor = TensorParallel(parts) if parts.layout.size("tp") > 1 else None
 
     def check_model(self, model: torch.nn.Module) -> WrapPlan:
         """Also refuse what the installed torch cannot shard in place.

@@ -42,10 +42,10 @@ class MeshStrategy(Strategy):
     """Axes along which ranks train one replica together."""
 
     def __init__(self, parts: Parts) -> None:
+        self.tensor = TensorParallel(parts) if parts.layout.size("tp") > 1 else None
         super().__init__(parts)
         self.averaging = Averaging(self.world.device, reading_groups(parts))
         self.context = ContextParallel.of(parts)
-        self.tensor = TensorParallel(parts) if parts.layout.size("tp") > 1 else None
         if self.tensor is not None:
             self.format = FullyShardedFormat(
                 "SHARDED_STATE_DICT", lambda own, keep: gather(own.state_dict(), keep=keep)

@@ -18,6 +18,12 @@ from accel_core.errors import PreparationError
 __all__ = ["TensorPlan", "plan_of"]
 
 _HEADS = ("num_attention_heads", "num_key_value_heads")
+_HEAD_SIZES = ("head_dim", "attention_head_size")
+"""How models of transformers, and others, call the size of one head in their modules of attention."""
+
+_PACKED = re.compile(r"(?i)(^|_)(w?qkv|kqv|c_attn|gate_up)(_|$)")
+"""Last parts of names of layers whose columns are several products, one behind the other."""
+
 _CUT = {
     (nn.Linear, ColwiseParallel): ("out_features", 0),
     (nn.Linear, RowwiseParallel): ("in_features", 1),
@@ -70,6 +76,9 @@ def plan_of(model: nn.Module, given: Mapping[str, ParallelStyle | str] | str, si
                 )
             if style is not None:
                 _check_size(name, modules[name], style, size)
+                if not own:
+                    _check_heads(model, name, style, size)
+                    _check_packed(name, style)
                 styles[name] = style
     if not styles:
         raise PreparationError(_nowhere(model, ", ".join(patterns), modules))
@@ -160,6 +169,36 @@ def _check_size(name: str, module: nn.Module, style: ParallelStyle, size: int) -
             f"Ranks of tensor parallel hold parts of equal size; got {cut[0]}={whole} of {name} and {size} ranks. "
             "Use a tp_size that divides it, or leave the module out of the plan."
         )
+
+
+def _check_heads(model: nn.Module, name: str, style: ParallelStyle, size: int) -> None:
+    """Refuse to cut a head of attention in two: one rank computes all that belongs to it."""
+    attention, _, _ = name.rpartition(".")
+    known = (getattr(model.get_submodule(attention), attribute, None) for attribute in _HEAD_SIZES)
+    head = next((value for value in known if isinstance(value, int)), 0)
+    cut = _cut(module := model.get_submodule(name), style)
+    width = getattr(module, cut[0]) if cut is not None and _stays_split(style) else 0
+    if head and width % head == 0 and width // head % size:
+        raise PreparationError(
+            f"Heads of attention are divided among the ranks of tensor parallel; got {width // head} of {name}, "
+            f"each of {head} features, and {size} ranks. Use a tp_size that divides them, or leave attention out of the plan."
+        )
+
+
+def _check_packed(name: str, style: ParallelStyle) -> None:
+    """Refuse to give each rank a run of columns that are several products: it would get the wrong ones, unnoticed."""
+    if type(style) is ColwiseParallel and _stays_split(style) and _PACKED.search(name.rpartition(".")[2]):
+        raise PreparationError(
+            f"Columns that belong to several products would be mixed up; got {name}, whose name says that it holds "
+            'some one behind the other. Name it in the plan as "colwise_gather_output", or use a style of your own.'
+        )
+
+
+def _stays_split(style: ParallelStyle) -> bool:
+    """Return whether what lies beside a cut, the output of columns or the input of rows, is a part on each rank."""
+    if isinstance(style, ColwiseParallel):
+        return not any(layout.is_replicate() for layout in style.output_layouts)
+    return isinstance(style, RowwiseParallel) and not any(layout.is_replicate() for layout in style.input_layouts)
 
 
 def _cut(module: nn.Module, style: ParallelStyle | None) -> tuple[str, int] | None:

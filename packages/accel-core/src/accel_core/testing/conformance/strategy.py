@@ -30,6 +30,7 @@ from accel_core.comm.objects import broadcast_object_list, gather_object
 from accel_core.data.prepare import prepare_data_loader
 from accel_core.errors import ConfigurationError, PreparationError, StateError
 from accel_core.host.environ import patch_environment
+from accel_core.mesh.layout import GROUPS
 from accel_core.process.world import ensure
 from accel_core.random import set_seed
 from accel_core.strategies.registry import register_strategy
@@ -230,7 +231,7 @@ class StrategyConformance:
         self._on_ranks("_prepares_twice", size)
 
     def test_seeds_are_equal_inside_a_replica(self, size: int) -> None:
-        """With device-specific seeds, ranks that read the same data draw the same numbers, and all others differ."""
+        """With device-specific seeds, ranks that compute the same loss draw the same numbers, and all others differ."""
         self._on_ranks("_seeds", size)
 
     @pytest.mark.parametrize("dispatch", [False, True], ids=["own part", "dispatched"])
@@ -371,8 +372,8 @@ class StrategyConformance:
         accelerator = self._accelerator()
         layout = accelerator._runtime.layout
         set_seed(5, device_specific=True)
-        drawn = gather_object([(layout.part, torch.initial_seed())])
-        assert sorted(set(drawn)) == [(part, 5 + part) for part in range(layout.replicas)]
+        drawn = gather_object([(layout.loss_part, torch.initial_seed())])
+        assert sorted(set(drawn)) == [(part, 5 + part) for part in range(layout.size(*GROUPS["dp_cp"]))]
 
     def _reads_once(self, *, dispatch: bool) -> None:
         accelerator = self._accelerator()

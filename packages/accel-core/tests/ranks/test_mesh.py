@@ -1,0 +1,190 @@
+"""Meshes of several axes: what they refuse, and eight ranks on three axes, by the conformance suite."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.fsdp import FullStateDictConfig
+from torch.utils.data import DataLoader, DistributedSampler
+
+from accel_core.accelerator import Accelerator
+from accel_core.data.prepare import prepare_data_loader
+from accel_core.data.presharded import already_sharded
+from accel_core.errors import AccelError, ConfigurationError, EngineUnavailableError, PreparationError
+from accel_core.plugins.fsdp import FullyShardedDataParallelPlugin
+from accel_core.plugins.parallelism import ParallelismConfig, TorchTensorParallelConfig
+from accel_core.process.world import ensure
+from accel_core.state import reset_all
+from accel_core.state.run import AcceleratorState
+from accel_core.strategies.fsdp2.strategy import FullyShardStrategy
+from accel_core.strategies.mesh.strategy import MeshStrategy
+from accel_core.testing import requires, world
+from accel_core.testing.conformance.strategy import Case, StrategyConformance, model
+
+PLAN = {"0": "colwise", "2": "rowwise"}
+
+
+def axes(**sizes: int) -> ParallelismConfig:
+    """Return the axes of a mesh, with a plan for the suite's model."""
+    return ParallelismConfig(**sizes, tp_handler=TorchTensorParallelConfig(tp_plan=PLAN))
+
+
+def sharded(version: int = 2) -> FullyShardedDataParallelPlugin:
+    """Return a plugin of FSDP that gives every rank whole states, and shards each layer."""
+    whole = FullStateDictConfig(offload_to_cpu=False, rank0_only=False)
+    return FullyShardedDataParallelPlugin(
+        fsdp_version=version,
+        state_dict_type="FULL_STATE_DICT",
+        state_dict_config=whole,
+        auto_wrap_policy="size_based_wrap",
+        min_num_params=5,
+    )
+
+
+def prepared_once() -> None:
+    """Train one step on a mesh of two ranks."""
+    accelerator = Accelerator(cpu=True, parallelism_config=axes(tp_size=2))
+    net = model(dtype=torch.float32)
+    net, optimizer = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
+    accelerator.backward(net(torch.ones(2, 4)).sum())
+    optimizer.step()
+    assert net[0].weight.to_local().shape == (3, 4)
+
+
+RUNS: dict[str, tuple[type[AccelError], str, Callable[[], dict[str, Any]]]] = {
+    "sizes": (ConfigurationError, "got 4 and 2 processes", lambda: {"parallelism_config": axes(tp_size=4)}),
+    "shards without FSDP": (
+        ConfigurationError,
+        "no plugin of FSDP",
+        lambda: {"parallelism_config": axes(dp_shard_size=2)},
+    ),
+    "FSDP without shards": (
+        ConfigurationError,
+        r"got the axes \['tp'\]",
+        lambda: {"parallelism_config": axes(tp_size=2), "fsdp_plugin": sharded()},
+    ),
+    "FSDP1 and products": (
+        EngineUnavailableError,
+        r"FSDP1 .*\['tp'\]",
+        lambda: {"parallelism_config": axes(tp_size=2), "fsdp_plugin": sharded(1)},
+    ),
+    "sequences without DeepSpeed": (
+        ConfigurationError,
+        "got sp_size=2 and the engine 'mesh'",
+        lambda: {"parallelism_config": ParallelismConfig(sp_size=2)},
+    ),
+    "fp8": (
+        ConfigurationError,
+        "got mixed_precision='fp8'",
+        lambda: {"parallelism_config": axes(tp_size=2), "mixed_precision": "fp8"},
+    ),
+}
+
+
+@world(2)
+def test_runs_that_a_mesh_does_not_do_are_refused() -> None:
+    """Sizes, engines and formats that do not fit are named, no run is set up, and the next one trains."""
+    for name, (error, words, given) in RUNS.items():
+        with pytest.raises(AccelError, match=words) as refusal:
+            Accelerator(cpu=True, **given())
+        assert type(refusal.value) is error, name
+        assert AcceleratorState._shared_state == {}, name
+    prepared_once()
+
+
+@world(2)
+def test_objects_that_a_mesh_does_not_train_are_refused() -> None:
+    """A LOMO optimizer and loaders split by rank are named, with the model as it was; one split by replica is read."""
+    library = pytest.importorskip("lomo_optim", reason="needs the library lomo_optim, not installed here")
+    rows = list(range(4))
+    by_rank = DistributedSampler(rows, 2, ensure().rank)
+    for sizes in ({"tp_size": 2}, {"cp_size": 2}):
+        accelerator = Accelerator(cpu=True, parallelism_config=axes(**sizes))
+        net = model()
+        refused = {
+            "LOMO": lambda net=net: library.Lomo(net, lr=0.1),
+            "part 0 of 1; got .* by already_sharded": lambda: already_sharded(DataLoader(rows)),
+            r"DistributedSampler \(rank=\d, num_replicas=2\)": lambda: DataLoader(rows, sampler=by_rank),
+        }
+        for words, make in refused.items():
+            before = dict(net.named_parameters())
+            with pytest.raises(PreparationError, match=words):
+                accelerator.prepare(net, make())
+            assert all(before[name] is parameter for name, parameter in net.named_parameters())
+            assert accelerator._models == []
+        with pytest.raises(PreparationError, match="by already_sharded"):
+            accelerator.prepare_data_loader(already_sharded(DataLoader(rows)))
+        mine = prepare_data_loader(DataLoader(rows), sharding="local", torch_device_mesh=accelerator.torch_device_mesh)
+        assert [int(batch) for batch in accelerator.prepare(mine)] == rows
+        reset_all()
+
+
+@world(4)
+def test_a_loader_that_is_split_by_replica_is_read_as_it_is() -> None:
+    """Ranks of a replica that give the same part may say so, and each sample counts once; other splits are refused."""
+    accelerator = Accelerator(cpu=True, parallelism_config=axes(dp_replicate_size=2, tp_size=2))
+    rows, part = list(range(6)), accelerator.data_parallel_rank
+    loader = DataLoader(rows, sampler=DistributedSampler(rows, 2, part, shuffle=False))
+    found: list[int] = []
+    for batch in accelerator.prepare(already_sharded(loader)):
+        found += accelerator.gather_for_metrics(batch).tolist()
+    assert sorted(found) == rows
+    wrong = already_sharded(DataLoader(rows, sampler=DistributedSampler(rows, 4, ensure().rank, shuffle=False)))
+    with pytest.raises(PreparationError, match=rf"here part {part} of 2; got .*num_replicas=4"):
+        accelerator.prepare(wrong)
+
+
+class OnThreeAxes(StrategyConformance):
+    """The suite on a mesh of some sizes."""
+
+    def __init__(self, **sizes: int) -> None:
+        self.sizes_of_axes = sizes
+        self.shards = "dp_shard_size" in sizes
+        self.strategy = FullyShardStrategy if self.shards else MeshStrategy  # type: ignore[misc]
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the axes, and a plugin where parameters are sharded."""
+        plugin = {"fsdp_plugin": sharded()} if self.shards else {}
+        return {"parallelism_config": axes(**self.sizes_of_axes), **plugin}
+
+
+@requires("torch:2.7")
+@world(8)
+def test_eight_ranks_on_three_axes_equal_one_process(tmp_path: Path) -> None:
+    """Copies of shards of a split model, and shards along sequences of one, are trained, resumed and fed as by one."""
+    case = Case(accumulation=3, weighted=True, clip=0.05, uneven=True)
+    copies = OnThreeAxes(dp_replicate_size=2, dp_shard_size=2, tp_size=2)
+    sequences = OnThreeAxes(dp_shard_size=2, cp_size=2, tp_size=2)
+    for check in (
+        partial(copies._equals_one_process, case),
+        partial(copies._restores, tmp_path, fresh=True),
+        partial(sequences._equals_one_process, case),
+        sequences._seeds,
+        partial(sequences._reads_once, dispatch=True),
+    ):
+        check()
+        reset_all()
+
+
+@world(2)
+def test_ranks_that_share_sequences_pass_the_suite(tmp_path: Path) -> None:
+    """Two ranks that share sequences do what every strategy has to do."""
+    tests = OnThreeAxes(cp_size=2)
+    for check in (
+        partial(tests._equals_one_process, Case(accumulation=2, weighted=True, clip=0.05)),
+        tests._synchronises_late,
+        tests._trains_on_nothing,
+        tests._prepares_twice,
+        tests._seeds,
+        partial(tests._restores, tmp_path / "state", fresh=True),
+        partial(tests._saves_model, tmp_path / "model"),
+        partial(tests._reads_once, dispatch=False),
+        tests._refuses,
+    ):
+        check()
+        reset_all()

@@ -147,16 +147,17 @@ def compare(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Confi
 
 
 @pytest.fixture(scope="session")
-def sharded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[dict[str, Any], dict[str, Any]]]:
-    """Return a function that gives what a client finds on the drop-in: on two ranks, where it shards, and on one."""
-    found: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {}
+def sharded(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[dict[str, Any], dict[str, Any]]]:
+    """Return a function that gives what a client finds on the drop-in: on some ranks, which share it, and on one."""
+    found: dict[tuple[str, int], dict[str, Any]] = {}
 
-    def run(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
-        if name not in found:
-            folder, client = tmp_path_factory.mktemp(name), str(CLIENTS / f"{name}.py")
-            two = run_client(sys.executable, [*_launch(2), client], folder / "two", OMP_NUM_THREADS="1")
-            found[name] = two, run_client(sys.executable, [client], folder / "one", OMP_NUM_THREADS="1")
-        return found[name]
+    def run(name: str, ranks: int = 2) -> tuple[dict[str, Any], dict[str, Any]]:
+        for size in (ranks, 1):
+            if (name, size) not in found:
+                words = [*_launch(size), str(CLIENTS / f"{name}.py")]
+                folder = tmp_path_factory.mktemp(f"{name}_{size}") / "run"
+                found[name, size] = run_client(sys.executable, words, folder, OMP_NUM_THREADS="1")
+        return found[name, ranks], found[name, 1]
 
     return run
 

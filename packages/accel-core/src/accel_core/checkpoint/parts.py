@@ -8,10 +8,38 @@ from typing import Any, Literal
 
 from accel_core._records import record
 from accel_core.checkpoint import json_file, pickles, tensor_file
+from accel_core.checkpoint.digest import HashingFile
 from accel_core.checkpoint.manifest import Entry
 from accel_core.checkpoint.staging import Buffers
 
-__all__ = ["FilePart"]
+__all__ = ["BytesPart", "FilePart"]
+
+
+@record(frozen=True)
+class BytesPart:
+    """One small file of a checkpoint whose bytes are known.
+
+    Attributes:
+        name: Path below the checkpoint, with forward slashes.
+        content: What is written.
+        concurrent: It may be written in a thread, beside others.
+    """
+
+    name: str
+    content: bytes
+    concurrent: bool = True
+
+    def write(self, folder: Path, rank: int) -> list[Entry]:
+        """Write into `folder`, flush to disk, and return what was written."""
+        path = folder / self.name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with HashingFile(path) as file:
+            file.write(self.content)
+        return [Entry(self.name, file.size, file.digest, rank)]
+
+    def snapshot(self, buffers: Buffers) -> BytesPart:
+        """Return the same: nothing changes it."""
+        return self
 
 
 @record(frozen=True)

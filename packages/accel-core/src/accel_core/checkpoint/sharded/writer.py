@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -54,7 +54,12 @@ Placed = tuple[MetadataIndex, int, int]
 """A value of a shard: which, its first byte, and how many."""
 
 
-def plan(states: Mapping[str, Mapping[str, Any]], rank: int, exchange: Exchange) -> list[ShardPart]:
+def plan(
+    states: Mapping[str, Mapping[str, Any]],
+    rank: int,
+    exchange: Exchange,
+    made: Callable[[], DefaultSavePlanner] = DefaultSavePlanner,
+) -> list[ShardPart]:
     """Agree on who writes which piece of some states, and return what this rank writes; every rank calls it.
 
     Args:
@@ -62,8 +67,9 @@ def plan(states: Mapping[str, Mapping[str, Any]], rank: int, exchange: Exchange)
             hold them, anything else once.
         rank: This rank.
         exchange: How ranks tell one another their plans.
+        made: Makes the planner; an engine with tensors of its own kind has one for them.
     """
-    planners = {folder: DefaultSavePlanner() for folder in states}
+    planners = {folder: made() for folder in states}
     for folder, planner in planners.items():
         planner.set_up_planner(dict(states[folder]), is_coordinator=rank == 0)
     everybody = exchange({folder: planner.create_local_plan() for folder, planner in planners.items()})

@@ -7,20 +7,15 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from importlib import resources
-from pathlib import Path
 from typing import Any, Literal
 
-from accel_core._records import record
 from accel_core.checkpoint import model as stored_model
 from accel_core.checkpoint import names
-from accel_core.checkpoint.digest import HashingFile
 from accel_core.checkpoint.format import Exchange, Part, Run, Source
-from accel_core.checkpoint.manifest import Entry
-from accel_core.checkpoint.parts import FilePart
+from accel_core.checkpoint.parts import BytesPart, FilePart
 from accel_core.checkpoint.plain import PlainFormat
 from accel_core.checkpoint.report import Finding, Restoration, finding_of
 from accel_core.checkpoint.sharded.models import Stand
-from accel_core.checkpoint.staging import Buffers
 from accel_core.errors import CheckpointError
 from accel_core.modules.unwrap import canonical_state_dict
 from accel_core.strategies.deepspeed import resharding, states, whole
@@ -30,30 +25,6 @@ __all__ = ["EngineFormat"]
 
 _LATEST = "latest"
 _OF_RANK = re.compile(r"zero_pp_rank_(\d+)_mp_rank_")
-
-
-@record(frozen=True)
-class _TextPart:
-    """A small text of a checkpoint.
-
-    Attributes:
-        name: Its file.
-        text: What it says.
-    """
-
-    name: str
-    text: str
-    concurrent: bool = True
-
-    def write(self, folder: Path, rank: int) -> list[Entry]:
-        """Write it, and flush it to disk."""
-        with HashingFile(folder / self.name) as file:
-            file.write(self.text.encode())
-        return [Entry(self.name, file.size, file.digest, rank)]
-
-    def snapshot(self, buffers: Buffers) -> _TextPart:
-        """Return the same: nothing changes it."""
-        return self
 
 
 class EngineFormat(PlainFormat):
@@ -96,7 +67,7 @@ class EngineFormat(PlainFormat):
             if writes:
                 found.append(FilePart(names.model_name(index, safe=safe_serialization), kind, state))
         if writes and tags:
-            found += [_TextPart(_LATEST, tags[-1]), _TextPart(states.RECOVERY, _recovery())]
+            found += [BytesPart(_LATEST, tags[-1].encode()), BytesPart(states.RECOVERY, _recovery())]
         return found
 
     def recognises(self, source: Source) -> bool:
@@ -193,6 +164,6 @@ def _difference(engine: Any, tag: str, wanted: Sequence[str], source: Source, mo
     return None
 
 
-def _recovery() -> str:
+def _recovery() -> bytes:
     """Return DeepSpeed's program that makes whole weights of a folder."""
-    return resources.files("deepspeed.utils").joinpath(states.RECOVERY).read_text(encoding="utf-8")
+    return resources.files("deepspeed.utils").joinpath(states.RECOVERY).read_bytes()

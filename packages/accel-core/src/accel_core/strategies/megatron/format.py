@@ -1,0 +1,195 @@
+"""How an engine lies in a checkpoint: as `megatron.core.dist_checkpointing` lays it, listed and digested as all is.
+
+megatron-core decides which rank writes which piece, and reads the folder again on any number of ranks. What lies there
+is a folder of shards of `torch.distributed.checkpoint`, with two files more: what is the same on all ranks, and in
+which format megatron-core finds it.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from accel_core.checkpoint import pickles
+from accel_core.checkpoint.format import Exchange, Part, Run, Source
+from accel_core.checkpoint.parts import BytesPart
+from accel_core.checkpoint.plain import PlainFormat
+from accel_core.checkpoint.report import Finding, Restoration, finding_of, listed
+from accel_core.checkpoint.sharded import models as stored_models
+from accel_core.checkpoint.sharded import writer
+from accel_core.checkpoint.sharded.metadata import METADATA_NAME
+from accel_core.checkpoint.sharded.reader import ShardFolder
+from accel_core.errors import CheckpointError
+from accel_core.strategies.megatron import library
+from accel_core.strategies.megatron.engine import MegatronEngine
+
+__all__ = ["EngineFormat"]
+
+_FOLDER = "pytorch_model_megatron"
+_COMMON = "common.pt"
+_BACKEND = ("torch_dist", 1)
+
+_CONTENT = {
+    # Optimizer states lie like the weights that they belong to, so that any degrees can read them.
+    "distrib_optim_sharding_type": "fully_reshardable",
+    "chained_optim_avoid_prefix": True,
+}
+"""How megatron-core lays out a checkpoint."""
+
+
+class EngineFormat(PlainFormat):
+    """An engine in megatron-core's own files."""
+
+    def weights(self, run: Run) -> list[dict[str, Any]]:
+        """Return nothing: an engine is not whole on any rank."""
+        return []
+
+    def parts(
+        self,
+        run: Run,
+        weights: Sequence[dict[str, Any]],
+        *,
+        writes: bool,
+        exchange: Exchange,
+        safe_serialization: bool,
+        **kwargs: object,
+    ) -> list[Part]:
+        """Return what this rank writes; see `CheckpointFormat.parts`."""
+        found: list[Part] = []
+        for engine in _engines(run.models):
+            shards, common = _planned(engine)
+            found += writer.plan({_FOLDER: shards}, run.world.rank, exchange, _planner)
+            found += [BytesPart(f"{_FOLDER}/{name}", content) for name, content in common.items()]
+        return found
+
+    def recognises(self, source: Source) -> bool:
+        """Return true: of anything else, `model_restorations` says that it cannot be loaded into an engine."""
+        return True
+
+    def model_restorations(self, run: Run, models: Sequence[Any], source: Source) -> list[Restoration]:
+        """Compare with the engine, changing nothing, and return how it is restored."""
+        return [_restoration(engine, source, run.world.rank) for engine in _engines(models)]
+
+    def optimizer_restorations(self, run: Run, source: Source) -> list[Restoration]:
+        """Return nothing to do: an engine restores its optimizer with its model."""
+        return [Restoration(f"optimizer {index}") for index, _ in enumerate(run.optimizers)]
+
+
+def _engines(models: Iterable[Any]) -> list[MegatronEngine]:
+    return [model for model in models if isinstance(model, MegatronEngine)]
+
+
+def _bare(chunk: Any) -> Any:
+    """Return a part of a model without what wraps it."""
+    while isinstance(getattr(chunk, "module", None), nn.Module):
+        chunk = chunk.module
+    return chunk
+
+
+def _named(engine: MegatronEngine) -> Iterator[tuple[str, Any]]:
+    """Yield the parts of a model with their names in a checkpoint, as Megatron-LM calls them."""
+    several = len(engine.module) > 1
+    for index, chunk in enumerate(engine.module):
+        yield (f"model{index}" if several else "model"), _bare(chunk)
+
+
+def _state(engine: MegatronEngine, *, optimizer: bool, loading: bool) -> dict[str, Any]:
+    """Return what megatron-core saves of an engine, or loads into it; every rank calls it."""
+    weights = {name: chunk.sharded_state_dict(metadata=dict(_CONTENT)) for name, chunk in _named(engine)}
+    state: dict[str, Any] = dict(weights)
+    if optimizer and engine.optimizer is not None:
+        whole = weights.get("model", weights)
+        state["optimizer"] = engine.optimizer.sharded_state_dict(whole, is_loading=loading, metadata=dict(_CONTENT))
+    return state
+
+
+def _planned(engine: MegatronEngine) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """Return the values of an engine by their names among shards, and the small files that rank 0 writes."""
+    state = _state(engine, optimizer=not engine.plugin.no_save_optim, loading=False)
+    state |= engine.progress()
+    strategies = library.core("dist_checkpointing.strategies.torch")
+    catching = _catching()
+    with tempfile.TemporaryDirectory() as folder:
+        library.core("dist_checkpointing").save(
+            state, folder, sharded_strategy=catching, content_metadata=dict(_CONTENT)
+        )
+        common = {path.name: path.read_bytes() for path in sorted(Path(folder).iterdir())}
+    shards, _, _ = strategies._replace_state_dict_keys_with_sharded_keys(catching.caught, True)
+    return strategies.mcore_to_pyt_state_dict(shards, False), common
+
+
+def _catching() -> Any:
+    """Return a strategy of megatron-core that keeps what it is given to write."""
+    base = library.core("dist_checkpointing.strategies.base").SaveShardedStrategy
+
+    class Catching(base):  # type: ignore[misc, valid-type]
+        can_handle_sharded_objects = True
+
+        def save(self, sharded_state_dict: dict[str, Any], checkpoint_dir: object) -> None:
+            self.caught = sharded_state_dict
+
+    return Catching(*_BACKEND)
+
+
+def _planner() -> Any:
+    return library.core("dist_checkpointing.strategies.torch").MCoreSavePlanner(flatten_state_dict=False)
+
+
+def _restoration(engine: MegatronEngine, source: Source, rank: int) -> Restoration:
+    component = "model 0"
+    if f"{_FOLDER}/{METADATA_NAME}" not in source.files():
+        problem = f"no folder {_FOLDER!r} of Megatron is in the checkpoint, and an engine goes on from such files only"
+        return Restoration(component, findings=[Finding(component, "mismatch", problem, rank)])
+    try:
+        shards = stored_models.shards_of(source, _FOLDER)
+        common = pickles.read_object(source.folder, f"{_FOLDER}/{_COMMON}")
+        for name in shards.metadata.objects:  # megatron-core reads them by pickle: here it is seen that nothing runs
+            shards.read_object(name)
+        findings = [*_differences(engine, shards, component, rank)]
+    except (CheckpointError, OSError) as error:
+        return Restoration(component, findings=[finding_of(error, component, rank)])
+    findings += stored_models.damages(shards, source, component, rank)
+    wants_optimizer = engine.optimizer is not None and not engine.plugin.no_load_optim
+    if wants_optimizer and not any(name.startswith("optimizer.") for name in shards.tensors):
+        problem = "it holds no states of the optimizer: set no_load_optim of MegatronLMPlugin to begin with new ones"
+        findings.append(Finding(component, "mismatch", problem, rank))
+
+    def apply() -> None:
+        _load(engine, source.folder / _FOLDER, optimizer=wants_optimizer)
+        engine.go_on_from(common)
+
+    files = frozenset({*shards.files(), *(f"{_FOLDER}/{name}" for name in (_COMMON, "metadata.json"))})
+    holds = {shards.file(file): held for file, held in shards.contents().items()}
+    return Restoration(component, apply, findings, files=files, holds=holds)
+
+
+def _differences(engine: MegatronEngine, shards: ShardFolder, component: str, rank: int) -> Iterator[Finding]:
+    """Yield what of a model is not there, or has another shape."""
+    mapping = library.core("dist_checkpointing.mapping")
+    values = library.core("dist_checkpointing.dict_utils").nested_values
+    state = _state(engine, optimizer=False, loading=True)
+    mapping.apply_factories(state)
+    wanted = {one.key: one for one in values(state) if isinstance(one, mapping.ShardedTensor)}
+    missing = sorted(set(wanted) - set(shards.tensors))
+    if missing:
+        yield Finding(component, "missing", listed(missing), rank)
+    for name in sorted(set(wanted) & set(shards.tensors)):
+        own, stored = tuple(wanted[name].global_shape), tuple(shards.tensors[name].shape)
+        if own != stored and not wanted[name].allow_shape_mismatch:
+            yield Finding(component, "mismatch", f"{name} has shape {stored} and the model has {own}", rank)
+
+
+def _load(engine: MegatronEngine, folder: Path, *, optimizer: bool) -> None:
+    """Load an engine from megatron-core's files, whatever degrees wrote them; every rank calls it."""
+    state = _state(engine, optimizer=optimizer, loading=True)
+    loaded = library.core("dist_checkpointing").load(state, str(folder))
+    for name, chunk in _named(engine):
+        chunk.load_state_dict(loaded[name])
+    if optimizer:
+        engine.optimizer.load_state_dict(loaded["optimizer"])
+    elif engine.optimizer is not None:
+        engine.optimizer.reload_model_params()

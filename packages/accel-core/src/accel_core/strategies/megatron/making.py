@@ -1,0 +1,96 @@
+"""Making an engine step by step, for those who call these functions themselves."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import nn
+
+from accel_core.errors import PreparationError
+from accel_core.strategies.megatron import arguments, groups, models, optimizers
+from accel_core.strategies.megatron.run import current
+
+__all__ = [
+    "finish_mpu_init",
+    "initialize",
+    "prepare_model_optimizer_scheduler",
+    "prepare_optimizer",
+    "prepare_scheduler",
+]
+
+
+def initialize(
+    accelerator: object,
+    extra_args_provider: Callable[[ArgumentParser], Any] | None = None,
+    args_defaults: Mapping[str, Any] | None = None,
+) -> None:
+    """Gather the arguments of Megatron-LM, and make its groups of processes; every rank calls it.
+
+    Args:
+        accelerator: The Accelerator of the run.
+        extra_args_provider: Adds arguments of the user's own to a parser, and returns it; their defaults count.
+        args_defaults: Arguments by name, which the plugin's own override.
+
+    Raises:
+        ConfigurationError: Arguments that nobody knows, or that do not fit together.
+    """
+    run = current()
+    run.arguments = arguments.build(
+        run.plugin, run.world.size, extra_args_provider=extra_args_provider, args_defaults=args_defaults
+    )
+    finish_mpu_init()
+
+
+def finish_mpu_init() -> None:
+    """Make Megatron's groups of processes, once in a process; every rank calls it.
+
+    Raises:
+        StateError: The process has groups of other sizes.
+    """
+    groups.join(current())
+
+
+def prepare_model_optimizer_scheduler(accelerator: object) -> tuple[list[nn.Module], Any, Any]:
+    """Build what this rank holds of the model, its optimizer, and its schedule; every rank calls it.
+
+    Args:
+        accelerator: The Accelerator of the run.
+
+    Returns:
+        The parts of the model, the optimizer and the schedule; `None` for those that nobody passed.
+    """
+    run = current()
+    chunks = models.build(run)
+    optimizer = None if run.optimizer is None else prepare_optimizer(accelerator, chunks)
+    schedule = None if run.schedule is None else prepare_scheduler(accelerator, optimizer, run.schedule)
+    return chunks, optimizer, schedule
+
+
+def prepare_optimizer(accelerator: object, model: Any) -> Any:
+    """Build the optimizer of a model.
+
+    Args:
+        accelerator: The Accelerator of the run.
+        model: The parts of the model that this rank holds, in megatron-core's data parallelism.
+    """
+    return optimizers.build_optimizer(current(), model if isinstance(model, list | tuple) else [model])
+
+
+def prepare_scheduler(accelerator: object, optimizer: Any, scheduler: object) -> Any:
+    """Build the schedule of an optimizer.
+
+    Args:
+        accelerator: The Accelerator of the run.
+        optimizer: What `prepare_optimizer` returned.
+        scheduler: A `MegatronLMDummyScheduler`.
+
+    Raises:
+        ConfigurationError: Any other schedule.
+        PreparationError: There is no optimizer.
+    """
+    optimizers.refuse_schedule(scheduler)
+    if optimizer is None:
+        raise PreparationError("A schedule moves an optimizer; got none. Pass the optimizer to prepare() too.")
+    return optimizers.build_schedule(current(), optimizer)

@@ -1,0 +1,157 @@
+"""The optimizer and the schedule of megatron-core, made like those that a user passed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+
+from accel_core.errors import ConfigurationError, PreparationError
+from accel_core.plugins.megatron import MegatronLMDummyScheduler
+from accel_core.strategies.megatron import library
+from accel_core.strategies.megatron.arguments import configured, number_format
+from accel_core.strategies.megatron.run import Run
+
+__all__ = ["build_optimizer", "build_schedule", "refuse_groups", "refuse_schedule", "settings_of"]
+
+
+def refuse_groups(optimizer: Any) -> None:
+    """Refuse groups of parameters that megatron-core's optimizer would not have.
+
+    It has two by itself: without weight decay for biases and norms, with it for all other weights.
+
+    Raises:
+        PreparationError: Groups differ in more than weight decay that one of them has not.
+    """
+    groups = optimizer.param_groups
+    decays = {group.get("weight_decay", 0) for group in groups} - {0}
+    others = {
+        name
+        for group in groups
+        for name, value in group.items()
+        if name not in ("params", "weight_decay") and value != groups[0].get(name)
+    }
+    if others or len(decays) > 1:
+        raise PreparationError(
+            "megatron-core groups parameters by itself, with and without weight decay; got groups of "
+            f"{type(optimizer).__name__} that differ in {', '.join(sorted(others)) or 'weight_decay'}. Use one value, "
+            "or no_wd_decay_cond, scale_lr_cond and lr_mult of MegatronLMPlugin."
+        )
+
+
+def settings_of(optimizer: Any) -> dict[str, Any]:
+    """Return those settings of an optimizer that its groups have and its defaults may not."""
+    groups = optimizer.param_groups
+    decays = [group["weight_decay"] for group in groups if group.get("weight_decay")]
+    adam = "adam" in type(optimizer).__name__.lower()
+    return {
+        "lr": groups[0]["lr"],
+        "weight_decay": decays[0] if decays else 0.0,
+        **({"decoupled_weight_decay": type(optimizer).__name__.lower() != "adam"} if adam else {}),
+    }
+
+
+def build_optimizer(run: Run, chunks: Sequence[nn.Module]) -> Any:
+    """Return megatron-core's optimizer of a model.
+
+    Args:
+        run: The run.
+        chunks: The parts of the model that this rank holds, in megatron-core's data parallelism.
+    """
+    arguments, optimizers = run.arguments, library.core("optimizer")
+    config = configured(
+        optimizers.OptimizerConfig,
+        arguments,
+        params_dtype=number_format(arguments),
+        clip_grad=float(arguments.clip_grad or 0.0),
+    )
+    overrides = _overrides(run, config)
+    return optimizers.get_megatron_optimizer(config, list(chunks), config_overrides=overrides)
+
+
+def _overrides(run: Run, config: Any) -> Any:
+    """Return how parameters are grouped: as megatron-core does it, unless the plugin has conditions."""
+    optimizers = library.core("optimizer")
+    plugin = run.plugin
+    found = {} if plugin.no_wd_decay_cond is not None else optimizers.get_standard_config_overrides(config=config)
+    keys = library.core("optimizer.optimizer_config")
+    for name, condition, values in (
+        ("no weight decay", plugin.no_wd_decay_cond, {"wd_mult": 0.0}),
+        (
+            "scaled rate",
+            plugin.scale_lr_cond,
+            {"max_lr": config.lr * plugin.lr_mult, "min_lr": (config.min_lr or 0.0) * plugin.lr_mult},
+        ),
+    ):
+        if condition is not None:
+            found[_key(keys, name, condition)] = values
+    return found
+
+
+def _key(keys: Any, name: str, condition: Any) -> Any:
+    return keys.ParamKey(
+        with_name_predicate=keys.ParamWithNamePredicate(name=name, fn=lambda parameter, own: condition(own, parameter))
+    )
+
+
+def refuse_schedule(schedule: Any) -> None:
+    """Refuse a schedule that megatron-core cannot make.
+
+    Raises:
+        ConfigurationError: A schedule of the user's own, or one without a length.
+    """
+    if not isinstance(schedule, MegatronLMDummyScheduler):
+        raise ConfigurationError(
+            f"Megatron moves the learning rate itself; got {type(schedule).__name__}. Pass a "
+            "MegatronLMDummyScheduler(optimizer, total_num_steps, warmup_num_steps), and set lr_decay_style of "
+            "MegatronLMPlugin."
+        )
+
+
+def build_schedule(run: Run, optimizer: Any) -> Any:
+    """Return megatron-core's schedule of an optimizer, which counts samples.
+
+    Args:
+        run: The run, whose arguments say how long it is.
+        optimizer: What `build_optimizer` returned.
+
+    Raises:
+        ConfigurationError: Nothing says how long the run is, or megatron-core refuses the numbers.
+    """
+    arguments = run.arguments
+    batch = arguments.global_batch_size
+    samples = arguments.lr_decay_samples or arguments.train_samples
+    steps = arguments.lr_decay_iters or arguments.train_iters
+    decay = steps * batch if steps else samples
+    if not decay:
+        raise ConfigurationError(
+            "A schedule of Megatron needs the length of the run; got none. Pass total_num_steps to "
+            "MegatronLMDummyScheduler, or set train_iters or train_samples of MegatronLMPlugin."
+        )
+    warmup = arguments.lr_warmup_samples or (arguments.lr_warmup_iters or 0) * batch
+    if arguments.lr_warmup_fraction is not None:
+        warmup = arguments.lr_warmup_fraction * decay
+    start, end = arguments.start_weight_decay, arguments.end_weight_decay
+    if arguments.weight_decay_incr_style == "constant":
+        start = end = arguments.weight_decay
+    try:
+        return library.core("optimizer_param_scheduler").OptimizerParamScheduler(
+            optimizer,
+            init_lr=getattr(arguments, "lr_warmup_init", 0.0),
+            max_lr=arguments.lr,
+            min_lr=arguments.min_lr,
+            lr_warmup_steps=warmup,
+            lr_decay_steps=decay,
+            lr_decay_style=arguments.lr_decay_style,
+            start_wd=start,
+            end_wd=end,
+            wd_incr_steps=(arguments.train_iters or 0) * batch or decay,
+            wd_incr_style=arguments.weight_decay_incr_style,
+        )
+    except (AssertionError, TypeError) as error:
+        raise ConfigurationError(
+            f"Megatron's schedule rises for fewer steps than it falls, from lr down to min_lr; got lr={arguments.lr}, "
+            f"min_lr={arguments.min_lr}, {warmup} samples of warmup in {decay}, weight decay from {start} to {end}. "
+            "Change MegatronLMPlugin or MegatronLMDummyScheduler."
+        ) from error

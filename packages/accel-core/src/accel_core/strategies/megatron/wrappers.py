@@ -1,0 +1,61 @@
+"""The optimizer and the schedule of an engine as they look from outside: the engine moves both in its own step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from accel_core.optim.optimizer import AcceleratedOptimizer
+from accel_core.optim.scheduler import AcceleratedScheduler
+
+__all__ = ["MegatronLMOptimizerWrapper", "MegatronLMSchedulerWrapper"]
+
+
+class MegatronLMOptimizerWrapper(AcceleratedOptimizer):
+    """The optimizer of an engine, which steps when the model is called.
+
+    Args:
+        optimizer: The optimizer of megatron-core.
+    """
+
+    def __init__(self, optimizer: Any) -> None:
+        super().__init__(optimizer, device_placement=False, scaler=None)
+        self.skipped = False
+
+    @property
+    def step_was_skipped(self) -> bool:
+        """Whether the last step was skipped because of infinite or NaN gradients."""
+        return self.skipped
+
+    def step(self) -> None:  # type: ignore[override]
+        """Do nothing: the engine stepped when the model was called."""
+
+    def zero_grad(self, set_to_none: bool | None = None) -> None:
+        """Do nothing: the engine clears gradients before it computes new ones."""
+
+
+class MegatronLMSchedulerWrapper(AcceleratedScheduler):
+    """A schedule that the engine moves in its own step.
+
+    Args:
+        scheduler: The schedule of megatron-core.
+        optimizers: The optimizer that it belongs to, or a list of them.
+    """
+
+    def __init__(self, scheduler: object, optimizers: object) -> None:
+        super().__init__(scheduler, optimizers)
+
+    def step(self, *args: object, **kwargs: object) -> None:
+        """Do nothing: the engine moved the schedule when the model was called."""
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        """Go on from where a schedule was.
+
+        Args:
+            state_dict: What `state_dict` returned.
+        """
+        self.scheduler.num_steps = 0  # megatron-core counts on from here
+        self.scheduler.load_state_dict(state_dict)
+
+    def get_last_lr(self) -> list[float]:
+        """Return the learning rate of each group of parameters."""
+        return [group["lr"] for group in self.scheduler.optimizer.param_groups]

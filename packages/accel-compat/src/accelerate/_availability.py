@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from accel_core.errors import ConfigurationError, MissingDependencyError
 from accel_core.host import environ
 from accel_core.host.availability import (
+    OLDEST_TORCHAO,
     USE_TORCH_XLA,
     has_library,
     has_module,
@@ -81,7 +82,6 @@ __all__ = [
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
-_OLDEST_TORCHAO = "0.6.1"
 _OLDEST_STATEFUL_TORCHDATA = "0.8.0"
 
 
@@ -451,7 +451,7 @@ def torchao_required(func: _F) -> _F:
     def guarded(*args: object, **kwargs: object) -> Any:
         if not is_torchao_available():
             raise MissingDependencyError(
-                f"`{func.__name__}` needs torchao {_OLDEST_TORCHAO} or later, which is not installed. "
+                f"`{func.__name__}` needs torchao {OLDEST_TORCHAO} or later, which is not installed. "
                 "Run `pip install torchao`."
             )
         return func(*args, **kwargs)

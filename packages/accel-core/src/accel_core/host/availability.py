@@ -16,6 +16,7 @@ from accel_core.host import environ
 from accel_core.host.versions import compare_versions
 
 __all__ = [
+    "OLDEST_TORCHAO",
     "USE_TORCH_XLA",
     "has_library",
     "has_module",
@@ -33,7 +34,8 @@ __all__ = [
 USE_TORCH_XLA = environ.flag("USE_TORCH_XLA", True)
 """Whether torch_xla is used where it is installed; read from USE_TORCH_XLA when this module is imported."""
 
-_OLDEST_TORCHAO = "0.6.1"
+OLDEST_TORCHAO = "0.6.1"
+"""The first torchao that trains in fp8 as a run asks for it."""
 
 
 def has_library(module: str, *distributions: str) -> bool:
@@ -106,7 +108,7 @@ def is_msamp_available() -> bool:
 
 def is_torchao_available() -> bool:
     """Return whether torchao 0.6.1 or later is installed."""
-    return has_library("torchao") and compare_versions("torchao", ">=", _OLDEST_TORCHAO)
+    return has_library("torchao") and compare_versions("torchao", ">=", OLDEST_TORCHAO)
 
 
 def is_deepspeed_available() -> bool:

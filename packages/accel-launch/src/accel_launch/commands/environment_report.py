@@ -1,4 +1,4 @@
-"""What `accel env` shows: versions, devices, variables and configuration. Imports torch."""
+"""What `accel env` shows: versions, devices, engines, variables and configuration. Imports torch."""
 
 import argparse
 import json
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from accel_launch.settings import environ
+from accel_launch.settings.engines import describe, engine_rows
 from accel_launch.settings.location import default_file
 
 __all__ = ["environment_report", "show_env"]
@@ -83,11 +84,15 @@ def show_env(args: argparse.Namespace) -> int:
     found = environment_report()
     configuration = _configuration(args.config_file)
     if args.json:
-        print(json.dumps({"facts": found, "environment": _variables(), "configuration": configuration}, indent=2))
+        facts = {"facts": found, "engines": engine_rows()}
+        print(json.dumps({**facts, "environment": _variables(), "configuration": configuration}, indent=2))
         return 0
     print("\nCopy and paste the text below into your report:\n")
     for name, value in found.items():
         print(f"- {name}: {value}")
+    print("- Engines:")
+    for engine in engine_rows():
+        print(f"\t- {engine['name']}: {describe(engine)}")
     variables = _variables()
     print("- Environment:" + ("" if variables else " nothing that concerns accel"))
     for name, value in variables.items():

@@ -10,6 +10,7 @@ from typing import Any
 from accel_launch.launchers.launcher import Launcher
 from accel_launch.settings.batch import batch_of
 from accel_launch.settings.deepspeed_file import said_by_file
+from accel_launch.settings.engines import asked_for, describe, engine_rows
 from accel_launch.settings.layout import counted, layout_of
 from accel_launch.settings.mesh import Mesh, mesh_of
 from accel_launch.settings.resolve import Resolved, Settings
@@ -19,6 +20,7 @@ from accel_launch.terminal import colours_wanted, paint
 __all__ = ["explanation", "plan", "print_explanation", "print_plan"]
 
 _SECRET = ("secret", "access_key")
+_ENGINES = "engines"
 _LINES = 4
 """Lines along an axis that are shown to a person."""
 
@@ -30,9 +32,10 @@ def explanation(settings: Settings) -> list[dict[str, Any]]:
         settings: Settings of the run.
 
     Returns:
-        One object per setting: key, value, origin, where, and the values of weaker sources.
+        One object per setting: key, value, origin, where, and the values of weaker sources. The last one, of the key
+        `engines`, has the engines that accel knows, what is installed of them, and whether the settings choose them.
     """
-    return [
+    rows = [
         {
             "key": key,
             "value": _shown(key, said.value),
@@ -46,6 +49,12 @@ def explanation(settings: Settings) -> list[dict[str, Any]]:
         }
         for key, said in {**settings.said, **_decided_by_deepspeed(settings)}.items()
     ]
+    return [*rows, {"key": _ENGINES, "value": _engines(settings), "origin": "installed", "where": "", "over": []}]
+
+
+def _engines(settings: Settings) -> list[dict[str, Any]]:
+    chosen = [engine.name for engine in asked_for(settings)]
+    return [{**row, "chosen": row["name"] in chosen} for row in engine_rows()]
 
 
 def _decided_by_deepspeed(settings: Settings) -> dict[str, Resolved]:
@@ -71,6 +80,7 @@ def print_explanation(settings: Settings, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(rows, indent=2, default=str))
         return
+    engines = rows.pop()
     colours = colours_wanted(sys.stdout)
     print(f"Configuration file: {settings.file or 'none'}")
     topic = ""
@@ -83,6 +93,10 @@ def print_explanation(settings: Settings, *, as_json: bool) -> None:
         origin = row["origin"] if row["origin"] == "default" else f"{row['origin']}: {row['where']}{weaker}"
         line = f"  {row['key']:<{width}}  {row['value']!s:<14} {origin}"
         print(paint(line, "faint", colours) if row["origin"] == "default" else line)
+    print(f"\n{paint('Engines (* chosen by these settings):', 'heading', colours)}")
+    for engine in engines["value"]:
+        line = f"{'*' if engine['chosen'] else ' '} {engine['name']:<10}{describe(engine)}"
+        print(line if engine["chosen"] else paint(line, "faint", colours))
 
 
 def plan(settings: Settings, launcher: Launcher) -> dict[str, Any]:

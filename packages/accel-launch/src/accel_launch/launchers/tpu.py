@@ -2,9 +2,9 @@
 
 import sys
 from collections.abc import Mapping
-from importlib.util import find_spec
 
-from accel_core.errors import ConfigurationError, MissingDependencyError
+from accel_core.errors import ConfigurationError
+from accel_core.options.engines import named
 from accel_launch.launchers.launcher import Launcher
 from accel_launch.settings.resolve import Settings
 
@@ -61,11 +61,7 @@ class TpuLauncher(Launcher):
             MissingDependencyError: torch-xla is not installed.
             ConfigurationError: A pod is asked for without its name.
         """
-        if find_spec("torch_xla") is None:
-            raise MissingDependencyError(
-                "A TPU run needs torch-xla; it is not installed. Install torch-xla on the TPU machine, or leave "
-                "--tpu out."
-            )
+        named("xla").require()
         if settings["tpu_use_cluster"] and not settings.config.get("tpu_name"):
             raise ConfigurationError(
                 "A TPU pod is reached by its name; the configuration file has no tpu_name. Write one with `accel "

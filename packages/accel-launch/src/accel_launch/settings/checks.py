@@ -2,10 +2,10 @@
 
 import math
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 from accel_core.errors import ConfigurationError, MissingDependencyError
+from accel_core.options.engines import Engine, named
 from accel_launch.settings.deepspeed_file import check_deepspeed_file, said_by_file
 from accel_launch.settings.deepspeed_hosts import check_hosts, launcher_of
 from accel_launch.settings.layout import layout_of
@@ -91,13 +91,21 @@ def check_installed(settings: Settings) -> None:
         settings: Settings of the run.
 
     Raises:
-        MissingDependencyError: The library is not installed.
+        MissingDependencyError: The library is not installed, or is too old.
     """
-    here = settings["use_deepspeed"] and launcher_of(settings) is None and not settings["no_python"]
-    if here and find_spec("deepspeed") is None:
+    if settings["no_python"] or launcher_of(settings) is not None:
+        return
+    for name, key in (("deepspeed", "use_deepspeed"), ("megatron", "use_megatron_lm")):
+        if settings[key]:
+            _require(named(name), f"{key} from {settings.source(key)}")
+
+
+def _require(engine: Engine, asked: str) -> None:
+    found = engine.presence()
+    if found.problem:
         raise MissingDependencyError(
-            f"A DeepSpeed run needs the library deepspeed; got none in {sys.executable}, and use_deepspeed from "
-            f"{settings.source('use_deepspeed')}. Run `pip install deepspeed`."
+            f"A run with {engine.title} needs the library {engine.library}; got {found.version or 'none'} in "
+            f"{sys.executable}, and {asked}. Run `{found.remedy}`."
         )
 
 

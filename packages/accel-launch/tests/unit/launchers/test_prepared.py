@@ -68,7 +68,7 @@ def test_tpu_command_and_missing_library(tmp_path: Path) -> None:
         "a",
     ]
     assert launcher.environ(said)["XLA_USE_BF16"] == "1"
-    with pytest.raises(MissingDependencyError, match="torch-xla"):
+    with pytest.raises(MissingDependencyError, match="torch_xla"):
         launcher.run(said)
     (tmp_path / "pod.yaml").write_text("distributed_type: XLA\ntpu_name: pod\ntpu_use_cluster: true\ntpu_vm: [v1]\n")
     pod = settings("--config-file", str(tmp_path / "pod.yaml"), "s.py")

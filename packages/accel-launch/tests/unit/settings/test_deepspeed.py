@@ -1,5 +1,6 @@
 """Settings of DeepSpeed runs: file, hosts and filters are checked before anything starts, with both places named."""
 
+import importlib
 import json
 from pathlib import Path
 
@@ -209,14 +210,17 @@ def test_a_scheduler_starts_the_machines(monkeypatch: pytest.MonkeyPatch) -> Non
     assert launcher_of(run_of("--deepspeed-multinode-launcher", "slurm")) == "slurm"
 
 
-def test_a_library_that_is_not_installed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_that_is_not_installed_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A run whose ranks could not import DeepSpeed is refused, but where another program than Python is started."""
-    monkeypatch.setattr("accel_launch.settings.checks.find_spec", lambda name: None)
+    importlib.import_module("packaging.version")  # found now, and not on the path that follows
+    monkeypatch.setattr("sys.path", [str(tmp_path)])
     with pytest.raises(MissingDependencyError, match=r"got none in .* and use_deepspeed from --use-deepspeed"):
         check_installed(run_of("--num-processes", "2"))
     check_installed(run_of("--num-processes", "2", "--no-python"))
     check_installed(run_of(*MACHINES, "--deepspeed-hostfile", "hosts"))
-    monkeypatch.setattr("accel_launch.settings.checks.find_spec", lambda name: object())
+    info = tmp_path / "deepspeed-0.19.8.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: deepspeed\nVersion: 0.19.8\n")
     check_installed(run_of("--num-processes", "2"))
 
 

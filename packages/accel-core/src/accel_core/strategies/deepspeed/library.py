@@ -1,4 +1,4 @@
-"""The library DeepSpeed: found before a run starts, imported when the first engine is made."""
+"""The library DeepSpeed, imported when the first engine is made."""
 
 from __future__ import annotations
 
@@ -8,30 +8,10 @@ from typing import Any
 
 import torch
 
-from accel_core.errors import ConfigurationError, MissingDependencyError
-from accel_core.host import availability, environ, versions
+from accel_core.errors import ConfigurationError
+from accel_core.host import environ
 
-__all__ = ["load", "require"]
-
-_OLDEST = "0.18.2"
-
-
-def require() -> None:
-    """Refuse a run with DeepSpeed where it is not installed, without importing it.
-
-    Raises:
-        MissingDependencyError: It is not installed, or is too old.
-    """
-    if not availability.is_deepspeed_available():
-        raise MissingDependencyError(
-            "This run asks for DeepSpeed, which has to be installed; got no library of that name. "
-            "Run `pip install deepspeed ninja`."
-        )
-    if versions.compare_versions("deepspeed", "<", _OLDEST):
-        found = versions.installed_version("deepspeed")
-        raise MissingDependencyError(
-            f"Gradients are accumulated by DeepSpeed {_OLDEST} or newer; got {found}. Run `pip install -U deepspeed`."
-        )
+__all__ = ["load"]
 
 
 def load(device: torch.device, local_rank: int) -> ModuleType:

@@ -17,6 +17,7 @@ from accel_core.errors import ConfigurationError, EngineUnavailableError, Prepar
 from accel_core.mesh.layout import Layout
 from accel_core.optim.optimizer import AcceleratedOptimizer
 from accel_core.optim.scheduler import AcceleratedScheduler
+from accel_core.options import engines
 from accel_core.options.enums import DistributedType, DynamoBackend
 from accel_core.plugins.deepspeed import DeepSpeedPlugin, DummyOptim, DummyScheduler
 from accel_core.plugins.parallelism import ParallelismConfig
@@ -79,7 +80,7 @@ class DeepSpeedStrategy(Strategy):
             EngineUnavailableError: Other axes of a mesh, along which DeepSpeed does not shard.
             MissingDependencyError: DeepSpeed is not installed.
         """
-        library.require()
+        engines.named("deepspeed").require()
         configuration.refuse_contradictions(plugin)
         tensor_parallel = int(plugin.get_value("tensor_parallel.autotp_size", 0) or 1)
         if parallelism is not None and parallelism.total_size > 1:

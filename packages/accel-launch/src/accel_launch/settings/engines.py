@@ -1,0 +1,78 @@
+"""Which of the engines that accel knows a run asks for, and which are installed here. Imports none of them."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from accel_core.options.engines import ENGINES, Engine
+from accel_launch.settings.child import active
+from accel_launch.settings.layout import layout_of
+from accel_launch.settings.mesh import mesh_of
+from accel_launch.settings.resolve import Settings
+
+__all__ = ["asked_for", "describe", "engine_rows"]
+
+_SWITCHES = {"deepspeed": "use_deepspeed", "megatron": "use_megatron_lm", "xla": "tpu"}
+_FP8 = "fp8-"
+
+
+def asked_for(settings: Settings) -> list[Engine]:
+    """Return the engines that the settings of a run choose; a script may choose others.
+
+    Args:
+        settings: Settings of the run.
+    """
+    names = set(_names(settings))
+    return [engine for engine in ENGINES if engine.name in names]
+
+
+def _names(settings: Settings) -> Iterator[str]:
+    switched = [name for name, switch in _SWITCHES.items() if settings[switch]]
+    yield from switched
+    if settings["use_fsdp"]:
+        yield f"fsdp{settings['fsdp_version']}"
+    elif not switched and layout_of(settings).processes > 1:
+        yield "ddp"
+    if active("parallelism", settings):
+        yield from (axis for axis, size in mesh_of(settings).sizes.items() if size > 1)
+    if settings["mixed_precision"] == "fp8":
+        yield _FP8 + str(settings["fp8_backend"]).lower() if settings["fp8_backend"] else _first_fp8()
+
+
+def _first_fp8() -> str:
+    """Return the engine that a process takes for 8 bits where none is named: the first that is installed."""
+    known = [engine for engine in ENGINES if engine.name.startswith(_FP8)]
+    return next((engine for engine in known if not engine.presence().problem), known[0]).name
+
+
+def engine_rows() -> list[dict[str, Any]]:
+    """Return every engine that accel knows, with what is installed of it.
+
+    Returns:
+        One object per engine: name, title, library, its installed version or None, what is missing, and the command
+        that mends that.
+    """
+    found = []
+    for engine in ENGINES:
+        here = engine.presence()
+        found.append(
+            {
+                "name": engine.name,
+                "title": engine.title,
+                "library": engine.library,
+                "version": here.version,
+                "problem": here.problem,
+                "remedy": here.remedy,
+            }
+        )
+    return found
+
+
+def describe(row: dict[str, Any]) -> str:
+    """Return what there is to say of an engine, in one line.
+
+    Args:
+        row: One of `engine_rows`.
+    """
+    if row["problem"]:
+        return f"{row['title']}: {row['problem']}; run `{row['remedy']}`"
+    return f"{row['title']}: {row['library']} {row['version']}"

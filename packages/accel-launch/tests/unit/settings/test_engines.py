@@ -1,0 +1,89 @@
+"""Which engines the settings of a run choose, and how what is installed is shown."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from accel_core.errors import MissingDependencyError
+from accel_core.options.engines import ENGINES
+from accel_launch import cli
+from accel_launch.commands.launch import launch_command_parser
+from accel_launch.commands.start import settings_from
+from accel_launch.settings.checks import check_installed
+from accel_launch.settings.engines import asked_for
+from accel_launch.settings.resolve import Settings
+
+MESH = ["--use-fsdp", "--fsdp-version", "2", "--use-parallelism-config", "--parallelism-config-dp-shard-size", "2"]
+
+
+def settings(*words: str) -> Settings:
+    """Resolve a command line."""
+    return settings_from(launch_command_parser().parse_args(list(words)))
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        (["--cpu"], []),
+        (["--cpu", "--num-processes", "2"], ["ddp"]),
+        (["--use-fsdp"], ["fsdp1"]),
+        ([*MESH, "--num-processes", "4", "--parallelism-config-tp-size", "2"], ["fsdp2", "tp"]),
+        (["--use-deepspeed", "--num-processes", "2"], ["deepspeed"]),
+        (["--use-megatron-lm", "--num-processes", "2"], ["megatron"]),
+        (["--tpu"], ["xla"]),
+        (["--cpu", "--mixed-precision", "fp8", "--fp8-backend", "te"], ["fp8-te"]),
+    ],
+)
+def test_settings_choose_engines(words: list[str], wanted: list[str]) -> None:
+    """Switches, sizes of a mesh, processes and the number format name the engines."""
+    assert [engine.name for engine in asked_for(settings(*words, "s.py"))] == wanted
+
+
+def test_fp8_without_a_library_is_the_first_that_is_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Where no fp8 library is named the first installed one is chosen, as in a training process."""
+    said = settings("--cpu", "--mixed-precision", "fp8", "s.py")
+    monkeypatch.setattr("sys.path", [str(tmp_path)])
+    assert [engine.name for engine in asked_for(said)] == ["fp8-ao"]
+    info = tmp_path / "ms_amp-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: ms-amp\nVersion: 1.0\n")
+    assert [engine.name for engine in asked_for(said)] == ["fp8-msamp"]
+
+
+def test_explain_and_env_name_every_engine(capsys: pytest.CaptureFixture[str]) -> None:
+    """--explain and `accel env` list all engines with version or remedy, for people and as JSON."""
+    assert cli.main(["launch", "--cpu", "--num-processes", "2", "--explain", "--json", "s.py"]) == 0
+    (last,) = [row for row in json.loads(capsys.readouterr().out) if row["key"] == "engines"]
+    assert [row["name"] for row in last["value"]] == [engine.name for engine in ENGINES]
+    assert [row["name"] for row in last["value"] if row["chosen"]] == ["ddp"]
+    assert all(bool(row["version"]) or row["remedy"].startswith("pip install ") for row in last["value"])
+    assert cli.main(["launch", "--cpu", "--num-processes", "2", "--explain", "s.py"]) == 0
+    shown = capsys.readouterr().out
+    assert "* ddp       DistributedDataParallel: torch " in shown
+    assert cli.main(["env"]) == 0
+    shown = capsys.readouterr().out
+    assert all(f"\t- {engine.name}: {engine.title}: {engine.library} " in shown for engine in ENGINES)
+    assert cli.main(["env", "--json"]) == 0
+    assert [row["name"] for row in json.loads(capsys.readouterr().out)["engines"]] == [row.name for row in ENGINES]
+
+
+def test_explain_does_not_import_torch(tmp_path: Path) -> None:
+    """Engines are looked up in metadata: a look at the settings brings neither torch nor a library of an engine."""
+    code = (
+        "import sys; from accel_launch import cli; cli.main(['launch', '--explain', 's.py'])\n"
+        "sys.exit(bool({'torch', 'deepspeed', 'torchao'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, check=False).returncode == 0
+
+
+def test_an_engine_that_is_not_installed_is_refused_before_the_start(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A run whose engine has no library is one error with the place that asked and the command that mends it."""
+    said = settings("--use-megatron-lm", "--num-processes", "2", "s.py")
+    monkeypatch.setattr("sys.path", [str(tmp_path)])
+    with pytest.raises(MissingDependencyError, match=r"got none in .*use_megatron_lm from --use.*pip install megatron"):
+        check_installed(said)

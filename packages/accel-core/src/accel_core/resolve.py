@@ -327,7 +327,7 @@ def _choice(
         plugins = _listed(*(shown.get(f"{name}_plugin") for name in ("fsdp", "megatron_lm", "torch_tp")))
         plugins += _listed(shown.get("deepspeed_plugins"))
     settings = _listed(handlers.get("DistributedDataParallelKwargs"))
-    choice = strategies.choose(strategies.Request(processes, (*plugins, *settings), parallelism))
+    choice = strategies.choose(strategies.Request(processes, (*plugins, *settings), parallelism, given.cpu))
     if parallelism is not None and parallelism.sp_enabled and choice.strategy.name != parallelism.sp_backend:
         raise ConfigurationError(
             f"Sequence parallel is done by the engine {parallelism.sp_backend!r}; got sp_size={parallelism.sp_size} "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import ModuleType
+from typing import Any
 
 import torch
 
@@ -76,6 +77,10 @@ class Device:
     def default_device(self) -> torch.device:
         """Return the device of a process that was given none in particular."""
         return torch.device(self.name)
+
+    def group_arguments(self) -> dict[str, Any]:
+        """Return what `torch.distributed.init_process_group` is told for this device; a user's own arguments win."""
+        return {}
 
     def supports_bf16(self) -> bool:
         """Return whether the hardware computes in bfloat16."""

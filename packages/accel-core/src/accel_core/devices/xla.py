@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 from types import ModuleType
+from typing import Any
 
 import torch
 
 from accel_core.devices.device import Device
 from accel_core.host import environ
+from accel_core.options import engines
 
-__all__ = ["XlaDevice"]
+__all__ = ["XlaDevice", "library"]
 
 
-def _xla_model() -> ModuleType:
-    import torch_xla.core.xla_model as xm
+def library(module: str = "torch_xla") -> ModuleType:
+    """Import torch_xla, or a module of it.
 
-    return xm  # type: ignore[no-any-return]
+    Args:
+        module: The module.
+
+    Raises:
+        MissingDependencyError: torch_xla is not installed.
+    """
+    engines.named("xla").require()
+    return importlib.import_module(module)
 
 
 class XlaDevice(Device):
@@ -27,7 +37,7 @@ class XlaDevice(Device):
     @property
     def module(self) -> ModuleType:
         """The device module of torch_xla."""
-        return _xla_model()
+        return library("torch_xla.core.xla_model")
 
     def is_available(self) -> bool:
         """Return whether torch_xla is installed and not switched off by USE_TORCH_XLA."""
@@ -35,12 +45,17 @@ class XlaDevice(Device):
 
     def count(self) -> int:
         """Return how many XLA devices this host has."""
-        return len(_xla_model().get_xla_supported_devices() or [])
+        return len(self.module.get_xla_supported_devices() or [])
 
     def place(self, local_rank: int) -> torch.device:
         """Return the device that the XLA runtime gave this process."""
-        device: torch.device = _xla_model().xla_device()
+        device: torch.device = library().device()
         return device
+
+    def group_arguments(self) -> dict[str, Any]:
+        """Make torch_xla's process-group backend known, and let the ranks meet where the XLA runtime says."""
+        library("torch_xla.distributed.xla_backend")
+        return {"init_method": "xla://"}
 
     def supports_bf16(self) -> bool:
         """Return True: TPUs compute in bfloat16."""
@@ -54,7 +69,15 @@ class XlaDevice(Device):
 
     def synchronize(self) -> None:
         """Wait for the device to finish its queue."""
-        _xla_model().wait_device_ops()
+        self.module.wait_device_ops()
 
     def empty_cache(self) -> None:
         """Return at once: the XLA runtime owns its memory."""
+
+    def rng_state(self) -> torch.Tensor | None:
+        """Return the seed of the device's generator, a scalar on the CPU."""
+        return torch.tensor(int(self.module.get_rng_state()))
+
+    def set_rng_state(self, state: torch.Tensor) -> None:
+        """Put back a seed that `rng_state` returned."""
+        self.module.set_rng_state(int(state))

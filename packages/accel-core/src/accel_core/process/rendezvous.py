@@ -1,11 +1,12 @@
 """How a process learns its rank, and where the ranks meet.
 
-Ranks come from torchrun, MPI (Open MPI, PMI, MVAPICH2) or SLURM. SLURM's count only inside an srun step: plain
-`python` under sbatch is one process, whatever the allocation holds.
+Ranks come from torchrun, MPI (Open MPI, PMI, MVAPICH2), torch_xla or SLURM. SLURM's count only inside an srun step:
+plain `python` under sbatch is one process, whatever the allocation holds.
 """
 
 from __future__ import annotations
 
+import importlib
 import re
 
 from accel_core._records import record
@@ -24,7 +25,7 @@ class ProcessEnv:
         size: Number of processes.
         local_rank: Number of the process on its machine.
         local_size: Number of processes on its machine.
-        source: Who said so: `torchrun`, `openmpi`, `pmi`, `mvapich2`, `slurm` or `alone`.
+        source: Who said so: `torchrun`, `openmpi`, `pmi`, `mvapich2`, `xla`, `slurm` or `alone`.
     """
 
     rank: int
@@ -82,6 +83,11 @@ def locate() -> ProcessEnv:
         if rank is not None and size is not None:
             local_rank, local_size = environ.integer(launcher.local_rank), environ.integer(launcher.local_size)
             return _checked(launcher.name, rank, size, local_rank, local_size, launcher.size)
+    started_by_xla = environ.integer("PJRT_LOCAL_PROCESS_COUNT")
+    if started_by_xla is not None:
+        runtime = importlib.import_module("torch_xla.runtime")
+        rank, size, local_rank = runtime.global_ordinal(), runtime.world_size(), runtime.local_ordinal()
+        return _checked("xla", rank, size, local_rank, started_by_xla, "torch_xla.runtime.world_size()")
     if environ.integer("SLURM_STEP_ID") is not None and environ.integer("SLURM_PROCID") is not None:
         size = environ.integer("SLURM_STEP_NUM_TASKS") or environ.integer("SLURM_NTASKS") or 1
         return _checked(

@@ -218,7 +218,7 @@ def _let_go() -> None:
 def _join(
     place: rendezvous.ProcessEnv, hardware: Device, device: torch.device, needs: GroupNeeds, init: dict[str, Any]
 ) -> str:
-    arguments = {name: value for name, value in init.items() if value is not None}
+    arguments = hardware.group_arguments() | {name: value for name, value in init.items() if value is not None}
     backend = _backend_for(device.type, str(arguments.pop("backend", None) or hardware.backend), needs)
     timeout = arguments.get("timeout")
     if timeout is not None and not isinstance(timeout, timedelta):
@@ -232,7 +232,7 @@ def _join(
         arguments |= {"rank": place.rank, "world_size": place.size}
     elif place.size == 1 and "init_method" not in arguments:
         arguments |= {"store": HashStore(), "rank": 0, "world_size": 1}
-    else:
+    elif place.source != "xla":
         rendezvous.publish(place)
     if not all(dist.is_backend_available(part.split(":")[-1]) for part in backend.split(",")):
         raise ConfigurationError(

@@ -15,11 +15,13 @@ from typing import Any
 
 from accel_core._records import record
 from accel_core.checkpoint.formats import register_format
+from accel_core.devices import registry as devices
 from accel_core.errors import ConfigurationError, EngineUnavailableError
 from accel_core.host import environ
 from accel_core.modules.unwrap import register_container
 from accel_core.plugins.parallelism import ParallelismConfig, TorchTensorParallelPlugin
 from accel_core.strategies.strategy import Strategy
+from accel_core.strategies.xla import WRAPPERS
 
 __all__ = ["ORDER", "Choice", "Request", "Row", "choose", "register_strategy"]
 
@@ -32,11 +34,13 @@ class Request:
         processes: Number of processes.
         plugins: Everything that was given and configures a strategy, built in or not.
         parallelism: The axes of the mesh, or `None`.
+        cpu: Whether the run computes on the CPU whatever hardware is here.
     """
 
     processes: int
     plugins: tuple[Any, ...] = ()
     parallelism: ParallelismConfig | None = None
+    cpu: bool = False
 
 
 @record(frozen=True)
@@ -100,6 +104,14 @@ def _needs_mesh(request: Request) -> bool:
     return axes is not None and (axes.non_data_parallel_size > 1 or axes.dp_shard_enabled)
 
 
+def _on_xla(request: Request) -> bool:
+    """Return whether the run computes on XLA devices: they are asked for first where torch_xla is installed."""
+    if request.cpu or environ.flag("ACCELERATE_USE_CPU"):
+        return False
+    wanted = environ.text("ACCELERATE_TORCH_DEVICE")
+    return wanted.startswith("xla") if wanted else devices.named("xla").is_available()
+
+
 def _fsdp(plugin: Any) -> str:
     """Return the strategy of the version that was asked for."""
     if plugin.fsdp_version == 2:
@@ -138,6 +150,12 @@ ORDER: tuple[Row, ...] = (
         claims=_needs_mesh,
     ),
     Row(
+        "xla",
+        "accel_core.strategies.xla.strategy:XlaStrategy",
+        claims=_on_xla,
+        containers=WRAPPERS,
+    ),
+    Row(
         "ddp",
         "accel_core.strategies.ddp:DataParallelStrategy",
         plugin="accel_core.plugins.handlers:DistributedDataParallelKwargs",
@@ -145,6 +163,9 @@ ORDER: tuple[Row, ...] = (
     ),
     Row("single", "accel_core.strategies.single:SingleStrategy", claims=lambda request: True),
 )
+
+_BY_MACHINE = ("xla", "ddp", "single")
+"""Rows that nobody asks for: hardware and processes choose them."""
 
 for _row in ORDER:
     for _container in _row.containers:
@@ -176,13 +197,18 @@ def choose(request: Request) -> Choice:
 
     Raises:
         EngineUnavailableError: The engine asked for is not part of this version; it is never replaced by another.
-        ConfigurationError: Several engines are asked for, two third-party strategies claim the same request, or a
-            name is unknown.
+        ConfigurationError: Several engines are asked for, or one that XLA devices do not have; two third-party
+            strategies claim the same request, or a name is unknown.
     """
     foreign = _foreign(request)
     if foreign is not None:
         return Choice(foreign, _plugins_for(foreign, request.plugins))
     row = _claimant(request)
+    if row.name not in _BY_MACHINE and _on_xla(request):
+        raise ConfigurationError(
+            f"XLA devices train whole models, or ones that torch_xla shards; got the engine {row.name!r} where "
+            "torch_xla is installed. Leave its plugin or variable out, or set USE_TORCH_XLA=0 to compute elsewhere."
+        )
     own = row.of(request.plugins) or ((_load(row.plugin)(),) if row.plugin and row.home and row.claims is None else ())
     home = row.home(own[0]) if callable(row.home) else row.home
     if not home:
@@ -192,7 +218,7 @@ def choose(request: Request) -> Choice:
         )
     strategy: type[Strategy] = _load(home)
     others = (plugin for plugin in _plugins_for(strategy, request.plugins) if all(plugin is not one for one in own))
-    return Choice(strategy, (*own, *others), row.flag, row.shown_as, is_engine=row.name not in ("ddp", "single"))
+    return Choice(strategy, (*own, *others), row.flag, row.shown_as, is_engine=row.name not in _BY_MACHINE)
 
 
 def _plugins_for(strategy: type[Strategy], given: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -21,7 +21,7 @@ def _texts(count: int, seed: int) -> list[dict[str, torch.Tensor]]:
     return found
 
 
-def _train(stage: int, count: int = 24, **others: Any) -> dict[str, Any]:
+def _train(stage: int, count: int = 24, resumed_from: int | None = None) -> dict[str, Any]:
     config = {
         "zero_optimization": {"stage": stage, "stage3_gather_16bit_weights_on_model_save": True},
         "train_batch_size": "auto",
@@ -41,15 +41,18 @@ def _train(stage: int, count: int = 24, **others: Any) -> dict[str, Any]:
         max_grad_norm=0.5,
         logging_steps=1,
         eval_strategy="epoch",
-        save_strategy="no",
+        save_strategy="no" if resumed_from is None else "epoch",
         report_to=[],
         use_cpu=True,
         disable_tqdm=True,
         **(shared if WORLD > 1 else {}),
-        **others,
     )
-    trainer = Trainer(model=llama(), args=arguments, train_dataset=_texts(count, 1), eval_dataset=_texts(8, 2))
+    texts = {"train_dataset": _texts(count, 1), "eval_dataset": _texts(8, 2)}
+    trainer = Trainer(model=llama(), args=arguments, **texts)
     trainer.train()
+    if resumed_from is not None:
+        trainer = Trainer(model=llama(), args=arguments, **texts)
+        trainer.train(resume_from_checkpoint=f"stage {stage}/checkpoint-{resumed_from}")
     state = trainer.accelerator.get_state_dict(trainer.model_wrapped)
     flat = torch.cat([tensor.float().reshape(-1) for _, tensor in sorted(state.items())]) if state else torch.zeros(1)
     logged = {key: [row[key] for row in trainer.state.log_history if key in row] for key in ("loss", "grad_norm")}
@@ -60,7 +63,7 @@ def _train(stage: int, count: int = 24, **others: Any) -> dict[str, Any]:
 
 def main() -> None:
     """Run every case and print what came out."""
-    report({"stage 2": _train(2), "stage 3": _train(3), "uneven": _train(2, 18)})
+    report({"stage 2": _train(2), "stage 3": _train(3, resumed_from=2), "uneven": _train(2, 18)})
 
 
 if __name__ == "__main__":

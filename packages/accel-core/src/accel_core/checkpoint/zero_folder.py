@@ -19,7 +19,7 @@ from torch import Tensor
 from accel_core.checkpoint import pickles, zero_layout
 from accel_core.checkpoint.manifest import Manifest
 from accel_core.checkpoint.tensor_file import SpreadWeight, buffer_of
-from accel_core.checkpoint.zero_layout import Layout, Stretch
+from accel_core.checkpoint.zero_layout import SHARDED_STAGE, Layout, Stretch
 from accel_core.errors import CheckpointDamagedError, CheckpointMismatchError
 from accel_core.modules.unwrap import canonical_name
 
@@ -27,8 +27,6 @@ __all__ = ["ZeroFolder", "is_zero_folder", "layout_of", "refuse_damage"]
 
 _MODEL, _OPTIMIZER = "_model_states.pt", "_optim_states.pt"
 _NAME = re.compile(r"(?:bf16_)?(?:zero_pp_rank_(?P<rank>\d+)_)?mp_rank_(?P<slice>\d+)(?:_model|_optim)_states\.pt")
-_SHARDED = 3
-"""The stage of ZeRO in which weights lie in parts."""
 _SHOWN = 8
 
 
@@ -97,7 +95,7 @@ class ZeroFolder:
         }
         problems = [f"no part of rank {rank}" for rank in sorted(wanted - parts)]
         problems += [f"a part of rank {rank}, of {self.ranks}" for rank in sorted(parts - wanted)]
-        models = self.ranks if self.stage == _SHARDED else 1
+        models = self.ranks if self.stage == SHARDED_STAGE else 1
         if len(self.models) != models:
             problems.append(f"{len(self.models)} files of the model where {models} belong")
         for what, values in (
@@ -113,7 +111,7 @@ class ZeroFolder:
 
     def flats(self, rank: int) -> list[Tensor]:
         """Return the 32-bit weights that a rank holds, flat, one tensor for each group of parameters."""
-        key = "fp32_flat_groups" if self.stage == _SHARDED else "single_partition_of_fp32_groups"
+        key = "fp32_flat_groups" if self.stage == SHARDED_STAGE else "single_partition_of_fp32_groups"
         return list(self.optimizers[rank][key])
 
     @property
@@ -257,7 +255,7 @@ def layout_of(stage: int, ranks: int, shapes: Sequence[Mapping[str, Sequence[int
         shapes: Names and shapes of each group's parameters.
         part: What a rank saves of the optimizer.
     """
-    if stage == _SHARDED:
+    if stage == SHARDED_STAGE:
         return zero_layout.of_parameters(shapes, ranks)
     flats = part["single_partition_of_fp32_groups"]
     lengths = [len(flat) + padding for flat, padding in zip(flats, part["group_paddings"], strict=True)]

@@ -7,7 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from accel_core._records import record
 
-__all__ = ["Layout", "Stretch", "of_groups", "of_parameters", "part_of"]
+__all__ = ["SHARDED_STAGE", "Layout", "Stretch", "of_groups", "of_parameters", "part_of"]
+
+SHARDED_STAGE = 3
+"""The stage of ZeRO in which weights lie in parts."""
 
 
 @record(frozen=True)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from accel_core.checkpoint.zero_layout import SHARDED_STAGE
 from accel_core.errors import ConfigurationError, PreparationError
 from accel_core.optim.optimizer import AcceleratedOptimizer
 from accel_core.optim.scheduler import AcceleratedScheduler
@@ -14,9 +15,6 @@ from accel_core.state.gradient import GradientState
 from accel_core.strategies.deepspeed import gradients
 
 __all__ = ["DeepSpeedEngineWrapper", "DeepSpeedOptimizerWrapper", "DeepSpeedSchedulerWrapper", "Engine"]
-
-_SHARDED = 3
-"""The stage of ZeRO in which weights lie in parts."""
 
 
 class Engine:
@@ -73,7 +71,7 @@ class Engine:
         try:
             self.deepspeed.backward(loss, scale_wrt_gas=False, **kwargs)
         except RuntimeError as error:
-            if not self._kept_graph or self.deepspeed.zero_optimization_stage() != _SHARDED:
+            if not self._kept_graph or self.deepspeed.zero_optimization_stage() != SHARDED_STAGE:
                 raise
             raise PreparationError(
                 "In stage 3 of ZeRO the weights of a forward pass are there for one backward pass; got a second one, "

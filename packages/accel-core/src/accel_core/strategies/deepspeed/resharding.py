@@ -11,14 +11,11 @@ import torch
 
 from accel_core.checkpoint import zero_layout
 from accel_core.checkpoint.zero_folder import ZeroFolder, layout_of
-from accel_core.checkpoint.zero_layout import Layout, Stretch
+from accel_core.checkpoint.zero_layout import SHARDED_STAGE, Layout, Stretch
 from accel_core.errors import CheckpointMismatchError
 from accel_core.strategies.deepspeed import states
 
 __all__ = ["contents"]
-
-_SHARDED = 3
-"""The stage of ZeRO in which weights lie in parts."""
 
 _OF_RUN = ("loss_scaler", "dynamic_loss_scale", "overflow", "clip_grad")
 """What an optimizer saves besides its parts, the same on all ranks."""
@@ -52,7 +49,7 @@ def contents(engine: Any, folder: Path, wanted: Sequence[str]) -> dict[str, Any]
 def _difference(engine: Any, saved: ZeroFolder) -> str | None:
     """Return why the parts of other ranks cannot be put together for an engine, or `None`."""
     stage = engine.zero_optimization_stage()
-    if stage != saved.stage and _SHARDED in (stage, saved.stage):
+    if stage != saved.stage and SHARDED_STAGE in (stage, saved.stage):
         return f"it was saved in stage {saved.stage} of ZeRO, and this is stage {stage}: set zero_optimization.stage"
     if getattr(engine.optimizer, "swap_optimizer", False):
         return "an optimizer that is offloaded to nvme goes on with as many ranks as saved it"
@@ -80,7 +77,7 @@ def _model_for(saved: ZeroFolder, rank: int, ranks: int) -> dict[str, Any]:
     """
     found = {**saved.models[0], "dp_world_size": ranks}
     frozen: Mapping[str, Any] = found.get("frozen_param_fragments") or {}
-    if saved.stage == _SHARDED and frozen:
+    if saved.stage == SHARDED_STAGE and frozen:
         found["frozen_param_fragments"] = {name: _frozen_part(saved, name, rank, ranks) for name in frozen}
     return found
 
@@ -108,7 +105,7 @@ def _optimizer_for(engine: Any, saved: ZeroFolder, rank: int, ranks: int) -> dic
     shapes = engine._get_zero_param_shapes()
     target = layout_of(saved.stage, ranks, shapes, own)
     move = _Move(saved.layout(), target, rank)
-    sharded = saved.stage == _SHARDED
+    sharded = saved.stage == SHARDED_STAGE
     key = "fp32_flat_groups" if sharded else "single_partition_of_fp32_groups"
     lengths = [len(flat) for flat in own[key]]
     padding = [0] * len(lengths) if sharded else own["group_paddings"]

@@ -18,6 +18,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.utils.weak import WeakIdKeyDictionary
 
+from accel_core.checkpoint.zero_layout import SHARDED_STAGE
 from accel_core.errors import ConfigurationError, MissingDependencyError, PreparationError, StateError
 from accel_core.mesh.layout import Layout
 from accel_core.plugins.parallelism import DeepSpeedSequenceParallelConfig, ParallelismConfig, is_shared
@@ -29,8 +30,6 @@ __all__ = ["SequenceParallel", "Ulysses", "groups_of", "refuse"]
 
 _Attention = Callable[..., tuple[torch.Tensor, Any]]
 
-_SHARDED = 3
-"""The stage of ZeRO in which weights lie in parts."""
 _WHOLE_LAYERS = ("full_attention", "attention")
 """Types of layers that look at whole sequences through the one function of attention."""
 _BY_HEAD = ("position_bias", "s_aux")
@@ -105,7 +104,7 @@ class SequenceParallel:
 
         DeepSpeed means to add them up for ranks that share a sequence, and in stage 3 takes the mean all the same.
         """
-        return self.size if engine.zero_optimization_stage() < _SHARDED else 1
+        return self.size if engine.zero_optimization_stage() < SHARDED_STAGE else 1
 
     def adapt(self, loader: Any, model: torch.nn.Module, *, fills: bool) -> None:
         """Let a prepared loader give parts of sequences; see `sequences.adapt`."""

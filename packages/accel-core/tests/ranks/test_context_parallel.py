@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from accel_core.accelerator import Accelerator
+from accel_core.checkpoint.weights import load_model
 from accel_core.errors import ConfigurationError, DataError, EngineUnavailableError, StateError
 from accel_core.plugins.fsdp import FullyShardedDataParallelPlugin
 from accel_core.plugins.parallelism import ParallelismConfig, TorchContextParallelConfig
@@ -312,14 +314,15 @@ def test_a_backward_pass_after_its_block_is_refused_where_it_computes_attention_
 
 @world(2)
 def test_a_compiled_model_attends_over_all_ranks() -> None:
-    """A model compiled before or in a block computes in it what one process computes, and outside too."""
+    """A model compiled in a block, or before, computes in it what one process computes, and outside too."""
     model, batch = Model(), batch_of()
+    expected = model(batch[0], batch[2])
     compiled = torch.compile(model, backend="eager")
-    expected = compiled(batch[0], batch[2])
-    with context().split(list(batch), [1, 1, 1], None):
-        got = compiled(batch[0], batch[2])
-    torch.testing.assert_close(got, part().of(expected, 1), rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(compiled(batch[0], batch[2]), expected)
+    for _ in range(2):
+        with context().split(list(batch), [1, 1, 1], None):
+            got = compiled(batch[0], batch[2])
+        torch.testing.assert_close(got, part().of(expected, 1), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(compiled(batch[0], batch[2]), expected)
 
 
 @world(2)
@@ -489,3 +492,50 @@ def test_copies_and_shards_of_a_model_share_sequences_in_pairs() -> None:
     equals_one_process(Accelerator(cpu=True, parallelism_config=axes, gradient_accumulation_steps=2))
     reset_all()
     equals_one_process(fully_sharded(dp_shard_size=2))
+
+
+@pytest.mark.usefixtures("fresh_state")
+def test_a_run_goes_on_with_another_mesh(tmp_path: Path) -> None:
+    """Shared, whole, sharded along sequences, shared again: weights are those of a run that was never stopped."""
+    model = Model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+    for step in range(8):
+        loss_of(model, batch_of(step)).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        optimizer.zero_grad()
+    stages = ("shared", "whole", "sharded", "last")
+    for stage, name in enumerate(stages):
+        before = None if stage == 0 else tmp_path / stages[stage - 1]
+        (_goes_on if name == "whole" else _on_two)(before, tmp_path / name, 2 * stage, name)
+    reset_all()
+    again = Accelerator(cpu=True).prepare(Model())
+    load_model(again, tmp_path / "last" / "exported")
+    torch.testing.assert_close(dict(again.state_dict()), dict(model.state_dict()), rtol=1e-5, atol=1e-6)
+
+
+@world(2)
+def _on_two(before: Path | None, after: Path, first: int, name: str) -> None:
+    _goes_on(before, after, first, name)
+
+
+def _goes_on(before: Path | None, after: Path, first: int, name: str) -> None:
+    """Load a checkpoint in place of zeros, take two steps, and save."""
+    plugin = FullyShardedDataParallelPlugin(fsdp_version=2, state_dict_type="SHARDED_STATE_DICT")
+    given: dict[str, Any] = {"fsdp_plugin": plugin} if name == "sharded" else {}
+    accelerator = Accelerator(cpu=True, parallelism_config=ParallelismConfig(cp_size=ensure().size), **given)
+    model: Any = Model()
+    if before is not None:
+        for parameter in model.parameters():
+            parameter.data.zero_()
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9))
+    if before is not None:
+        accelerator.load_state(str(before))
+    for step in (first, first + 1):
+        batch = batch_of(step)
+        with accelerator.maybe_context_parallel(list(batch), [1, 1, 1], set(batch)):
+            accelerator.backward(loss_of(model, batch))
+        optimizer.step()
+        optimizer.zero_grad()
+    accelerator.save_state(str(after))
+    accelerator.save_model(model, after / "exported")
+    accelerator.wait_for_everyone()

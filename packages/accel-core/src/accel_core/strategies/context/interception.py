@@ -11,7 +11,7 @@ from typing import Any, NoReturn, TypeVar
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, get_overridable_functions
 
 from accel_core.errors import EngineUnavailableError
 from accel_core.strategies.context.attention import Attention, sdpa
@@ -71,6 +71,7 @@ class _Interception(TorchFunctionMode):
         While a function of Python in torch runs, no mode is active, and attention that it calls (multi-head attention
         does) is looked up where users look it up. So it is exchanged there too.
         """
+        get_overridable_functions()  # torch looks them up once, by name, and would find what stands here in the block
         before = F.scaled_dot_product_attention
         F.scaled_dot_product_attention = partial(self._attention, sdpa)
         try:

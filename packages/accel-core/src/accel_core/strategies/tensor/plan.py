@@ -181,8 +181,7 @@ def _check_heads(model: nn.Module, name: str, style: ParallelStyle, size: int) -
     if head and width % head == 0 and width // head % size:
         raise PreparationError(
             f"Heads of attention are divided among the ranks of tensor parallel; got {width // head} of {name}, "
-            f"each of {head} features, and {size} ranks. Use a tp_size that divides them, or leave attention out of "
-            "the plan."
+            f"each of {head} features, and {size} ranks. Use a tp_size that divides them, or a plan without attention."
         )
 
 

@@ -3,12 +3,20 @@
 Libraries replace globals of Accelerate's modules (`accelerate.data_loader.prepare_data_loader = mine`) and tests patch
 them. Here such a module only mirrors the packages underneath, so setting or deleting a name is written through to the
 module that defines it and to every engine module that bound the same object.
+
+Names of parts that few runs use come into such a module when somebody asks for them: importing them would be a large
+part of what `import accelerate` costs. To set or delete one brings it first.
 """
 
 from __future__ import annotations
 
+import importlib
 import sys
+from collections.abc import Mapping, Sequence
 from types import ModuleType
+from typing import Any
+
+from accel_core import _lazy
 
 __all__ = ["RebindableModule", "write_through"]
 
@@ -16,12 +24,31 @@ _ENGINE = ("accel", "accel_bigmodel", "accel_core", "accel_launch", "accel_quant
 _OWN = "accelerate._"
 """Modules of the drop-in that define what accel itself has no use for."""
 
+_later: dict[str, dict[str, str]] = {}
+"""For a module: the names that come when they are asked for, each with the module that defines it."""
+
 _places: dict[tuple[str, str], set[tuple[str, str]]] = {}
 """For a module and a name that was set or deleted once: the engine's modules and names that follow it."""
 
 
 class RebindableModule(ModuleType):
     """A module whose set and delete reach the engine."""
+
+    def __getattr__(self, name: str) -> Any:
+        """Bring a name that nobody has asked for yet; as `__all__`, return what a star import takes."""
+        homes = _later.get(self.__name__, {})
+        if name == "__all__" and homes:
+            return sorted({*homes, *(known for known in vars(self) if not known.startswith("_"))})
+        if name not in homes:
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        with _lazy.without_collection():
+            value = getattr(importlib.import_module(homes[name]), name)
+        vars(self)[name] = value
+        return value
+
+    def __dir__(self) -> list[str]:
+        """Return all names, also those that nobody has asked for yet."""
+        return sorted({*vars(self), *_later.get(self.__name__, {})})
 
     def __setattr__(self, name: str, value: object) -> None:
         """Set a name here and wherever the engine bound the object it stood for."""
@@ -37,18 +64,25 @@ class RebindableModule(ModuleType):
             vars(module).pop(bound, None)
 
 
-def write_through(name: str) -> None:
+def write_through(name: str, later: Mapping[str, Sequence[str]] | None = None) -> None:
     """Make an imported module rebindable.
 
     Args:
         name: The module's name, its `__name__`. A module that runs as a program is left as it is.
+        later: Names that come when they are asked for, by the module that defines them.
     """
-    if name != "__main__":
-        sys.modules[name].__class__ = RebindableModule
+    if name == "__main__":
+        return
+    if later:
+        _later[name] = {each: home for home, found in later.items() for each in found}
+    sys.modules[name].__class__ = RebindableModule
 
 
 def _followers(mirror: ModuleType, name: str) -> list[tuple[ModuleType, str]]:
     """Return the engine's modules and names that are bound to what a mirror's name stands for."""
+    waits = name not in vars(mirror) and name in _later.get(mirror.__name__, {})
+    if waits and (mirror.__name__, name) not in _places:  # where it is known there, it was deleted
+        getattr(mirror, name)
     current = vars(mirror).get(name)
     if name.startswith("__") or isinstance(current, ModuleType):
         return []

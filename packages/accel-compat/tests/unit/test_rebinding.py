@@ -1,7 +1,9 @@
 """Names that are set, patched or deleted on an old path take effect in the engine, and come back."""
 
+import ast
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 from unittest import mock
 
@@ -131,3 +133,67 @@ def test_a_program_is_left_alone() -> None:
     before = sys.modules["__main__"].__class__
     _rebinding.write_through("__main__")
     assert sys.modules["__main__"].__class__ is before
+
+
+@pytest.fixture
+def waiting(engine: tuple[ModuleType, ModuleType]) -> ModuleType:
+    """Make a mirror that has a name of the small engine only when it is asked for."""
+    mirror = ModuleType("accelerate._rebinding_mirror")
+    sys.modules[mirror.__name__] = vars(accelerate)["_rebinding_mirror"] = mirror
+    _rebinding.write_through(mirror.__name__, {"accel_core._rebinding_home": ["act"]})
+    return mirror
+
+
+def test_a_name_comes_when_it_is_asked_for(engine: tuple[ModuleType, ModuleType], waiting: ModuleType) -> None:
+    """It is listed before, comes with the first use, and with a star import; other names are no attributes."""
+    assert "act" not in vars(waiting)
+    assert "act" in dir(waiting)
+    assert waiting.act is engine[0].act
+    assert vars(waiting)["act"] is engine[0].act
+    del vars(waiting)["act"]
+    space: dict[str, object] = {}
+    exec("from accelerate._rebinding_mirror import *", space)
+    assert space["act"] is engine[0].act
+    with pytest.raises(AttributeError, match="_rebinding_mirror' has no attribute 'other'"):
+        _ = waiting.other
+
+
+def test_a_name_that_nobody_asked_for_is_set_in_the_engine(
+    engine: tuple[ModuleType, ModuleType], waiting: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To set or delete it brings it first, so both reach the engine, and come back."""
+    home, user = engine
+    theirs = home.act
+    waiting.act = _mine
+    assert home.act is user._act is waiting.act is _mine
+    waiting.act = theirs
+    del vars(waiting)["act"]
+    with monkeypatch.context() as patch:
+        patch.delattr(waiting, "act")
+        assert not hasattr(home, "act")
+    assert home.act is user._act is theirs
+
+
+def _names_by_home(path: Path) -> tuple[dict[str, set[str]], dict[str, set[str]]]:
+    """Return the names that a module brings later, and those that type checkers see, by the module that has them."""
+    tree = ast.parse(path.read_text())
+    told: dict[str, set[str]] = {}
+    for block in tree.body:
+        if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING":
+            for line in ast.walk(block):
+                if isinstance(line, ast.ImportFrom):
+                    told.setdefault(str(line.module), set()).update(name.name for name in line.names)
+    tables = [
+        ast.literal_eval(block.value)
+        for block in tree.body
+        if isinstance(block, ast.Assign) and ast.unparse(block.targets[0]) == "_LATER"
+    ]
+    return {home: set(names) for table in tables for home, names in table.items()}, told
+
+
+@pytest.mark.parametrize("path", sorted(Path(accelerate.__file__).parent.rglob("*.py")), ids=lambda path: path.stem)
+def test_type_checkers_see_what_comes_later(path: Path) -> None:
+    """The names that come later, and their homes, are those of the imports that type checkers read."""
+    later, told = _names_by_home(path)
+    if later:
+        assert later == told

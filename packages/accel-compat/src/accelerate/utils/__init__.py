@@ -1,5 +1,7 @@
 """The names of `accelerate.utils` in Accelerate, imported from where accel defines them."""
 
+from typing import TYPE_CHECKING
+
 from accel_bigmodel.checkpoint.load import load_checkpoint_in_model as load_checkpoint_in_model
 from accel_bigmodel.checkpoint.load import load_offloaded_weights as load_offloaded_weights
 from accel_bigmodel.checkpoint.read import load_state_dict as load_state_dict
@@ -151,12 +153,6 @@ from accelerate import _rebinding
 from accelerate._availability import *
 from accelerate._deepspeed import compile_regions_deepspeed as compile_regions_deepspeed
 from accelerate._elastic import TORCH_LAUNCH_PARAMS as TORCH_LAUNCH_PARAMS
-from accelerate._engines import AbstractTrainStep as AbstractTrainStep
-from accelerate._engines import BertTrainStep as BertTrainStep
-from accelerate._engines import GPTTrainStep as GPTTrainStep
-from accelerate._engines import MegatronLMDummyDataLoader as MegatronLMDummyDataLoader
-from accelerate._engines import T5TrainStep as T5TrainStep
-from accelerate._engines import avg_losses_across_data_parallel_group as avg_losses_across_data_parallel_group
 from accelerate._environment import convert_dict_to_env_variables as convert_dict_to_env_variables
 from accelerate._environment import get_int_from_env as get_int_from_env
 from accelerate._environment import parse_choice_from_env as parse_choice_from_env
@@ -226,6 +222,16 @@ from accelerate.utils import transformer_engine as transformer_engine
 from accelerate.utils import versions as versions
 from accelerate.utils.tqdm import tqdm as tqdm
 
+if TYPE_CHECKING:
+    from accel_core.strategies.megatron import AbstractTrainStep as AbstractTrainStep
+    from accel_core.strategies.megatron import BertTrainStep as BertTrainStep
+    from accel_core.strategies.megatron import GPTTrainStep as GPTTrainStep
+    from accel_core.strategies.megatron import MegatronLMDummyDataLoader as MegatronLMDummyDataLoader
+    from accel_core.strategies.megatron import T5TrainStep as T5TrainStep
+    from accel_core.strategies.megatron import (
+        avg_losses_across_data_parallel_group as avg_losses_across_data_parallel_group,
+    )
+
 if is_deepspeed_available():
     from accelerate.utils.deepspeed import DeepSpeedEngineWrapper as DeepSpeedEngineWrapper
     from accelerate.utils.deepspeed import DeepSpeedOptimizerWrapper as DeepSpeedOptimizerWrapper
@@ -236,4 +242,14 @@ if is_deepspeed_available():
     from accelerate.utils.deepspeed import get_active_deepspeed_plugin as get_active_deepspeed_plugin
     from accelerate.utils.deepspeed import map_pytorch_optim_to_deepspeed as map_pytorch_optim_to_deepspeed
 
-_rebinding.write_through(__name__)
+_LATER = {
+    "accel_core.strategies.megatron": [
+        "AbstractTrainStep",
+        "BertTrainStep",
+        "GPTTrainStep",
+        "MegatronLMDummyDataLoader",
+        "T5TrainStep",
+        "avg_losses_across_data_parallel_group",
+    ],
+}
+_rebinding.write_through(__name__, _LATER)

@@ -1,5 +1,7 @@
 """The names of `accelerate.utils.megatron_lm` in Accelerate, imported from where accel defines them."""
 
+from typing import TYPE_CHECKING
+
 from accel_core.comm.batch import send_to_device as send_to_device
 from accel_core.comm.tree import recursively_apply as recursively_apply
 from accel_core.optim.optimizer import AcceleratedOptimizer as AcceleratedOptimizer
@@ -7,22 +9,47 @@ from accel_core.optim.scheduler import AcceleratedScheduler as AcceleratedSchedu
 from accel_core.plugins.megatron import MegatronLMDummyScheduler as MegatronLMDummyScheduler
 from accelerate import _rebinding
 from accelerate._availability import is_megatron_lm_available as is_megatron_lm_available
-from accelerate._engines import AbstractTrainStep as AbstractTrainStep
-from accelerate._engines import BertTrainStep as BertTrainStep
-from accelerate._engines import GPTTrainStep as GPTTrainStep
-from accelerate._engines import MegatronEngine as MegatronEngine
-from accelerate._engines import MegatronLMDummyDataLoader as MegatronLMDummyDataLoader
-from accelerate._engines import MegatronLMOptimizerWrapper as MegatronLMOptimizerWrapper
-from accelerate._engines import MegatronLMSchedulerWrapper as MegatronLMSchedulerWrapper
-from accelerate._engines import T5TrainStep as T5TrainStep
-from accelerate._engines import avg_losses_across_data_parallel_group as avg_losses_across_data_parallel_group
-from accelerate._engines import finish_mpu_init as finish_mpu_init
-from accelerate._engines import gather_across_data_parallel_groups as gather_across_data_parallel_groups
-from accelerate._engines import initialize as initialize
-from accelerate._engines import model_provider_func as model_provider_func
-from accelerate._engines import prepare_data_loader as prepare_data_loader
-from accelerate._engines import prepare_model_optimizer_scheduler as prepare_model_optimizer_scheduler
-from accelerate._engines import prepare_optimizer as prepare_optimizer
-from accelerate._engines import prepare_scheduler as prepare_scheduler
 
-_rebinding.write_through(__name__)
+if TYPE_CHECKING:
+    from accel_core.strategies.megatron import AbstractTrainStep as AbstractTrainStep
+    from accel_core.strategies.megatron import BertTrainStep as BertTrainStep
+    from accel_core.strategies.megatron import GPTTrainStep as GPTTrainStep
+    from accel_core.strategies.megatron import MegatronEngine as MegatronEngine
+    from accel_core.strategies.megatron import MegatronLMDummyDataLoader as MegatronLMDummyDataLoader
+    from accel_core.strategies.megatron import MegatronLMOptimizerWrapper as MegatronLMOptimizerWrapper
+    from accel_core.strategies.megatron import MegatronLMSchedulerWrapper as MegatronLMSchedulerWrapper
+    from accel_core.strategies.megatron import T5TrainStep as T5TrainStep
+    from accel_core.strategies.megatron import (
+        avg_losses_across_data_parallel_group as avg_losses_across_data_parallel_group,
+    )
+    from accel_core.strategies.megatron import finish_mpu_init as finish_mpu_init
+    from accel_core.strategies.megatron import gather_across_data_parallel_groups as gather_across_data_parallel_groups
+    from accel_core.strategies.megatron import initialize as initialize
+    from accel_core.strategies.megatron import model_provider_func as model_provider_func
+    from accel_core.strategies.megatron import prepare_data_loader as prepare_data_loader
+    from accel_core.strategies.megatron import prepare_model_optimizer_scheduler as prepare_model_optimizer_scheduler
+    from accel_core.strategies.megatron import prepare_optimizer as prepare_optimizer
+    from accel_core.strategies.megatron import prepare_scheduler as prepare_scheduler
+
+_LATER = {
+    "accel_core.strategies.megatron": [
+        "AbstractTrainStep",
+        "BertTrainStep",
+        "GPTTrainStep",
+        "MegatronEngine",
+        "MegatronLMDummyDataLoader",
+        "MegatronLMOptimizerWrapper",
+        "MegatronLMSchedulerWrapper",
+        "T5TrainStep",
+        "avg_losses_across_data_parallel_group",
+        "finish_mpu_init",
+        "gather_across_data_parallel_groups",
+        "initialize",
+        "model_provider_func",
+        "prepare_data_loader",
+        "prepare_model_optimizer_scheduler",
+        "prepare_optimizer",
+        "prepare_scheduler",
+    ],
+}
+_rebinding.write_through(__name__, _LATER)

@@ -32,6 +32,9 @@ BUILT_IN: dict[str, _Entry] = {
     "test": _Entry(
         "Run", "Check that processes start, gather, split data and train alike.", "accel_launch.commands.test"
     ),
+    "verify-parallel": _Entry(
+        "Run", "Check that a script trains on layouts of ranks as on one process.", "accel_launch.verify.command"
+    ),
     "check-resume": _Entry("Run", "Check that a run that is interrupted and resumed equals one that is not.", None),
     "config": _Entry(
         "Configure", "Ask about your machines and write the configuration file.", "accel_launch.commands.config"

@@ -5,10 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import signal
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +16,7 @@ from typing import Any
 from accel_core.errors import ConfigurationError, LaunchError
 from accel_core.host import environ
 from accel_core.host.ports import get_free_port
+from accel_launch.supervision.ranks import rank_variables, run_ranks
 
 __all__ = ["Difference", "compare", "run"]
 
@@ -130,21 +129,20 @@ def _records(
     place.mkdir()
     project.mkdir(exist_ok=True)
     port = get_free_port()
-    ranks = []
-    for rank in range(args.num_processes):
-        record = place / f"{rank}.jsonl"
-        command = [sys.executable, "-m", "accel_launch.resume.recorder", str(record), str(first), str(last)]
-        command += [save, load, str(project)]
-        with open(place / f"{rank}.log", "w") as log:
-            ranks.append(
-                subprocess.Popen(
-                    [*command, args.script, *args.script_arguments],
-                    env=_environment(args, rank, port),
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                )
-            )
-    _wait(ranks, place, args.timeout)
+    ranks = range(args.num_processes)
+    program = [sys.executable, "-m", "accel_launch.resume.recorder"]
+    words = [str(first), str(last), save, load, str(project), args.script, *args.script_arguments]
+    ended = run_ranks(
+        [[*program, str(place / f"{rank}.jsonl"), *words] for rank in ranks],
+        [_environment(args, rank, port) for rank in ranks],
+        place,
+        args.timeout,
+    )
+    if ended.failed is not None:
+        raise LaunchError(
+            f"The script failed on rank {ended.failed} with exit code {ended.codes[ended.failed]}; it printed last:\n"
+            f"{ended.tail(ended.failed)}\nMake it run by itself first."
+        )
     found = [
         [json.loads(line) for line in (place / f"{rank}.jsonl").read_text().splitlines()]
         for rank in range(args.num_processes)
@@ -158,35 +156,11 @@ def _records(
     return found
 
 
-def _wait(ranks: list[subprocess.Popen[bytes]], place: Path, timeout: float) -> None:
-    deadline = time.monotonic() + timeout
-    try:
-        while any(process.poll() is None for process in ranks):
-            if any(process.poll() for process in ranks) or time.monotonic() > deadline:
-                break
-            time.sleep(0.05)
-    finally:
-        for process in ranks:
-            if process.poll() is None:
-                process.kill()
-        codes = [process.wait() for process in ranks]
-    failed = [rank for rank, code in enumerate(codes) if code]
-    if failed:
-        first = next((rank for rank in failed if codes[rank] > 0), failed[0])
-        tail = "\n".join((place / f"{first}.log").read_text().splitlines()[-30:])
-        raise LaunchError(
-            f"The script failed on rank {first} with exit code {codes[first]}; it printed last:\n{tail}\n"
-            "Make it run by itself first."
-        )
-
-
 def _environment(args: argparse.Namespace, rank: int, port: int) -> dict[str, str]:
     variables = environ.snapshot()
     if args.cpu:
         variables["ACCELERATE_USE_CPU"] = "true"
+    variables |= rank_variables(rank, args.num_processes, port)
     if args.num_processes > 1:
-        size = str(args.num_processes)
-        variables |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
-        variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         variables.setdefault("OMP_NUM_THREADS", "1")
     return variables

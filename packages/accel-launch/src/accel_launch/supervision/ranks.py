@@ -1,0 +1,112 @@
+"""Ranks on this machine that a command starts and ends by itself, each with a file for what it prints."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["RanksEnded", "rank_variables", "run_ranks"]
+
+_POLL_S = 0.05
+
+
+@dataclass(frozen=True)
+class RanksEnded:
+    """How ranks ended.
+
+    Attributes:
+        codes: Exit code of each rank; negative where a signal ended it, ours included.
+        timed_out: Whether they were ended because their time was over.
+        logs: For each rank, the file with what it printed.
+    """
+
+    codes: tuple[int, ...]
+    timed_out: bool
+    logs: tuple[Path, ...]
+
+    @property
+    def failed(self) -> int | None:
+        """The rank that failed, rather one that failed by itself than one that was ended for it; `None` of success."""
+        ranks = [rank for rank, code in enumerate(self.codes) if code]
+        return next((rank for rank in ranks if self.codes[rank] > 0), ranks[0] if ranks else None)
+
+    def tail(self, rank: int, lines: int = 30) -> str:
+        """Return the last lines that a rank printed."""
+        return "\n".join(self.logs[rank].read_text(errors="replace").splitlines()[-lines:])
+
+
+def rank_variables(rank: int, size: int, port: int) -> dict[str, str]:
+    """Return the variables by which a rank finds the others on this machine; none of a single process.
+
+    Args:
+        rank: Number of the rank.
+        size: How many there are.
+        port: Where they meet.
+    """
+    if size == 1:
+        return {}
+    return {
+        "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size),
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+    }  # fmt: skip
+
+
+def run_ranks(
+    commands: Sequence[Sequence[str]],
+    environments: Sequence[Mapping[str, str]],
+    place: Path,
+    timeout: float,
+    grace: float | None = None,
+) -> RanksEnded:
+    """Start ranks and wait for them; the first failure ends the others, and none outlives the call.
+
+    Args:
+        commands: Command line of each rank.
+        environments: Environment of each rank.
+        place: Folder for `0.log`, `1.log` …
+        timeout: Seconds after which they are ended.
+        grace: Seconds that the others have once one has ended well; as long as `timeout` where `None`.
+    """
+    logs = tuple(place / f"{rank}.log" for rank in range(len(commands)))
+    ranks: list[subprocess.Popen[bytes]] = []
+    try:
+        for command, environment, path in zip(commands, environments, logs, strict=True):
+            with open(path, "w") as log:
+                ranks.append(
+                    subprocess.Popen(
+                        command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+                        start_new_session=True,
+                    )
+                )  # fmt: skip
+        timed_out = _wait(ranks, timeout, grace)
+    finally:
+        for process in ranks:
+            _end(process)
+    return RanksEnded(tuple(process.wait() for process in ranks), timed_out, logs)
+
+
+def _wait(ranks: Sequence[subprocess.Popen[bytes]], timeout: float, grace: float | None) -> bool:
+    """Wait until all have ended or one has failed, and return whether their time ran out before."""
+    deadline, shortened = time.monotonic() + timeout, False
+    while any(process.poll() is None for process in ranks):
+        if any(process.poll() for process in ranks):
+            return False
+        if time.monotonic() > deadline:
+            return True
+        if grace is not None and not shortened and any(process.poll() == 0 for process in ranks):
+            deadline, shortened = min(deadline, time.monotonic() + grace), True
+        time.sleep(_POLL_S)
+    return False
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Kill a rank that is still there, with what it started, such as the workers of its loaders."""
+    if process.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)

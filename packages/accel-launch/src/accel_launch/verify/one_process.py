@@ -1,0 +1,135 @@
+"""What makes one process train on what several ranks read: the oracle.
+
+A prepared loader gives it the batches of all ranks as one, in the order of the ranks. Its schedule moves as far as
+theirs, and `num_processes` of its Accelerator answers with their number, because scripts scale rates and step counts
+by it. Batch normalisation takes the statistics of each rank's share, as ranks do; running statistics are those of the
+first one.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset
+from torch.utils.data import RandomSampler as _RandomSampler
+
+from accel_core.accelerator import Accelerator
+from accel_core.data.loader import PreparedLoader
+from accel_core.data.samplers import get_sampler
+from accel_core.errors import DataError
+from accel_core.optim.scheduler import AcceleratedScheduler
+
+__all__ = ["read_for_all"]
+
+
+class _Joined(BatchSampler):
+    """Gives as many batches at a time as there are ranks, as one.
+
+    Args:
+        batches: Gives the batches.
+        parts: How many make one.
+    """
+
+    def __init__(self, batches: Any, parts: int) -> None:
+        self._batches, self._parts = batches, parts
+        self.sampler = batches
+        self.batch_size = parts * (getattr(batches, "batch_size", None) or 1)
+        self.drop_last = bool(getattr(batches, "drop_last", False))
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        joined: list[Any] = []
+        for number, batch in enumerate(self._batches, 1):
+            joined += batch
+            if number % self._parts == 0:
+                yield joined
+                joined = []
+        if joined and not self.drop_last:
+            yield joined
+
+    def __len__(self) -> int:
+        full, rest = divmod(len(self._batches), self._parts)
+        return full + (rest > 0 and not self.drop_last)
+
+
+def read_for_all(parts: int) -> None:
+    """Let the Accelerators of this process read, and schedule, for several ranks.
+
+    Args:
+        parts: Into how many parts ranks split the data.
+    """
+    facade: Any = Accelerator
+    prepare = Accelerator.prepare_data_loader
+
+    @functools.wraps(prepare)
+    def prepared(accelerator: Accelerator, data_loader: DataLoader[Any], *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(data_loader, PreparedLoader):
+            data_loader = _joined(accelerator, data_loader, parts)
+        return prepare(accelerator, data_loader, *args, **kwargs)
+
+    facade.prepare_data_loader = prepared
+    if parts == 1:
+        return
+    facade.num_processes = property(lambda accelerator: parts)
+    schedule: Any = AcceleratedScheduler
+    schedule._times = property(lambda scheduler: 1 if scheduler.split_batches else parts)
+    normalisation: Any = _BatchNorm
+    normalisation.forward = _by_share(_BatchNorm.forward, parts)
+
+
+def _joined(accelerator: Accelerator, loader: DataLoader[Any], parts: int) -> DataLoader[Any]:
+    """Return a loader that gives the batches of all ranks as one, and draws its order as ranks do."""
+    loader = _copy(loader)
+    _draw_order_as_ranks(accelerator, loader)
+    if parts == 1 or accelerator.split_batches:
+        return loader
+    if loader.batch_size is None and loader.batch_sampler is None:
+        raise DataError(
+            "One process cannot read the batches of several ranks as one where the dataset makes them; got a loader "
+            "with batch_size=None. Give the loader a batch size."
+        )
+    batches: Any = loader.batch_sampler
+    plain = type(batches) is BatchSampler
+    size = (loader.batch_size or 1) * parts
+    joined = BatchSampler(batches.sampler, size, batches.drop_last) if plain else _Joined(batches, parts)
+    loader.__dict__.update(batch_sampler=joined, batch_size=size if plain else loader.batch_size)
+    return loader
+
+
+def _copy(loader: DataLoader[Any]) -> DataLoader[Any]:
+    copied = object.__new__(type(loader))
+    copied.__dict__.update(loader.__dict__)
+    return copied
+
+
+def _draw_order_as_ranks(accelerator: Accelerator, loader: DataLoader[Any]) -> None:
+    """Give a random sampler a generator of its own with a seed drawn here, as ranks do that read one order."""
+    sampler = get_sampler(loader)
+    if isinstance(loader.dataset, IterableDataset) or getattr(sampler, "generator", False) is not None:
+        return
+    if accelerator.use_seedable_sampler and isinstance(sampler, _RandomSampler):
+        return
+    sampler.generator = torch.Generator()
+    sampler.generator.manual_seed(int(torch.empty((), dtype=torch.int64).random_().item()))
+
+
+def _by_share(forward: Any, parts: int) -> Any:
+    @functools.wraps(forward)
+    def normalise(layer: nn.Module, input: Tensor) -> Tensor:
+        own: Any = layer
+        if not own.training or len(input) < parts:
+            found: Tensor = forward(own, input)
+            return found
+        outputs, tracks = [], own.track_running_stats
+        for number, share in enumerate(input.chunk(parts)):
+            kept = [(each, each.clone()) for each in own.buffers()] if number and tracks else []
+            outputs.append(forward(own, share))
+            for buffer, before in kept:
+                buffer.copy_(before)
+        return torch.cat(outputs)
+
+    return normalise

@@ -1,0 +1,115 @@
+"""What is read of a model while it trains: whole gradients and weights, and what stands for them."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import resource
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from accel_core.accelerator import Accelerator
+from accel_core.checkpoint.tensor_file import buffer_of
+from accel_core.comm.tree import tree_leaves
+from accel_core.mesh.tensor import local_part, whole
+from accel_core.modules.unwrap import canonical_name
+from accel_core.options.enums import DistributedType
+
+__all__ = ["first_tensor", "gradients", "peak_memory", "row_digests", "sketch", "sums", "weights"]
+
+
+def _bare_models(accelerator: Accelerator) -> Iterator[tuple[str, torch.nn.Module, torch.nn.Module]]:
+    """Yield what stands before the names of each prepared model, the model, and the bare one inside."""
+    models = accelerator._models
+    for number, model in enumerate(models):
+        yield "" if len(models) == 1 else f"model {number}: ", model, accelerator.unwrap_model(model)
+
+
+def gradients(accelerator: Accelerator) -> Iterator[tuple[str, Tensor]]:
+    """Yield the name and the whole gradient of each parameter that has one; every rank calls it.
+
+    Args:
+        accelerator: Whose models are meant.
+    """
+    engine = accelerator.distributed_type == DistributedType.DEEPSPEED
+    for prefix, _, bare in _bare_models(accelerator):
+        for name, parameter in bare.named_parameters():
+            gradient = _of_engine(parameter) if engine else parameter.grad
+            if gradient is not None:
+                yield prefix + canonical_name(name), whole(gradient.detach()).cpu()
+
+
+def _of_engine(parameter: Tensor) -> Tensor | None:
+    found: Tensor | None = importlib.import_module("deepspeed.utils").safe_get_full_grad(parameter)
+    return found
+
+
+def weights(accelerator: Accelerator) -> Iterator[tuple[str, Tensor]]:
+    """Yield the name and the whole value of each parameter; every rank calls it, and of an engine one gets them.
+
+    Args:
+        accelerator: Whose models are meant.
+    """
+    engine = accelerator.distributed_type == DistributedType.DEEPSPEED
+    for prefix, model, bare in _bare_models(accelerator):
+        state = accelerator.get_state_dict(model) if engine else {}
+        for name, parameter in bare.named_parameters():
+            name = canonical_name(name)
+            if not engine:
+                yield prefix + name, whole(parameter.detach()).cpu()
+            elif name in state:
+                yield prefix + name, state[name].detach().cpu()
+
+
+def sketch(value: Tensor) -> tuple[float, str]:
+    """Return the norm of a tensor and a digest of its bytes."""
+    plain = value.contiguous()
+    digest = hashlib.blake2b(f"{plain.dtype}{tuple(plain.shape)}".encode(), digest_size=8)
+    digest.update(buffer_of(plain))
+    return float(torch.linalg.vector_norm(plain.double())), digest.hexdigest()
+
+
+def row_digests(batch: object) -> list[str]:
+    """Return a digest of each row of a batch, over all its tensors."""
+    tensors = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.dim()]
+    rows = len(tensors[0]) if tensors else 0
+    tensors = [local_part(tensor.detach()).cpu() for tensor in tensors if len(tensor) == rows]
+    found = []
+    for row in range(rows):
+        digest = hashlib.blake2b(digest_size=6)
+        for tensor in tensors:
+            digest.update(buffer_of(tensor[row].contiguous()))
+        found.append(digest.hexdigest())
+    return found
+
+
+def first_tensor(output: object) -> Tensor | None:
+    """Return this rank's part of the first tensor of numbers in what a module returned."""
+    leaves = [output] if isinstance(output, Tensor) else _leaves_of(output)
+    found = next((leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()), None)
+    return None if found is None else local_part(found.detach())
+
+
+def _leaves_of(output: object) -> list[Any]:
+    """Return the leaves of a nest; what is no nest, such as a model's own kind of output, counts as its attributes."""
+    leaves = list(tree_leaves(output))
+    return [inner for leaf in leaves for inner in (leaf, *getattr(leaf, "__dict__", {}).values())]
+
+
+def sums(value: Tensor) -> tuple[int, float, float]:
+    """Return the number of elements, their sum and the sum of their squares."""
+    exact = value.double()
+    return exact.numel(), float(exact.sum()), float(exact.square().sum())
+
+
+def peak_memory(device: torch.device) -> int:
+    """Return the most memory that this process has held: on its device where torch counts that, else of the machine."""
+    module: Any = getattr(torch, device.type, None)
+    if device.type != "cpu" and hasattr(module, "max_memory_allocated"):
+        return int(module.max_memory_allocated(device))
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -1,0 +1,135 @@
+"""`accel verify-parallel` on real ranks: what is sound is green, and each of five faults is found by its name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from accel_core.errors import LaunchError
+from accel_core.testing.world import run
+from accel_launch.supervision.ranks import RanksEnded
+from accel_launch.verify.comparison import Finding, compare
+from accel_launch.verify.layouts import layouts_named
+from accel_launch.verify.records import Run, read_run
+from accel_launch.verify.run import Asked, check_one_process, verdict_on, verify_parallel
+
+HERE = Path(__file__).parent
+VERIFIED = HERE / "verified.py"
+SHARDED = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
+
+
+def _record(folder: str, steps: int, parts: int, target: str) -> None:
+    """Record a target on a rank."""
+    from accel_launch.verify.recorder import main
+
+    main([folder, str(steps), str(parts), target])
+
+
+def recorded(
+    folder: Path, target: str, *, ranks: int = 1, steps: int = 2, environment: dict[str, str] | None = None
+) -> Run:
+    """Run a target on ranks, or on one process that reads for two."""
+    folder.mkdir()
+    failure = run(_record, ranks, (str(folder), steps, 0 if ranks > 1 else 2, target), environment=environment)
+    assert failure is None, failure
+    return read_run(folder)
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The sound training on one process."""
+    return recorded(tmp_path_factory.mktemp("one") / "process", f"{VERIFIED}:sound")
+
+
+@pytest.mark.parametrize("environment", [{}, SHARDED], ids=["dp2", "fsdp2"])
+def test_a_sound_script_is_equal_on_two_ranks(one: Run, environment: dict[str, str], tmp_path: Path) -> None:
+    """With accumulation, clipping, a schedule, dropout and metrics of uneven data, nothing differs."""
+    ranks = recorded(tmp_path / "ranks", f"{VERIFIED}:sound", ranks=2, environment=environment)
+    assert compare(one, ranks) == []
+    assert [len(run.steps) for run in (one, ranks)] == [2, 2]
+    assert ranks.loss(1) == pytest.approx(one.loss(1), rel=1e-6)
+    assert ranks.metrics, "the evaluation after the last step is recorded"
+    assert all(len(line["rows"]) == 2 for line in ranks.steps[0])
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "where", "told"),
+    [
+        ("missing_reduction", "gradient", "`table.weight`", "a reduction over ranks is missing"),
+        ("mask_dropped", "mask", "attention call 1", "the mask was dropped on rank 0"),
+        ("metrics_twice", "metrics", "gather, call 3", "samples are counted twice; 4 rows instead of 3"),
+        ("equal_dropout", "dropout", "", "ranks 0 and 1 draw the same masks for different data"),
+        ("stale_parameter", "update", "`head.bias`", "the optimizer holds another, stale parameter"),
+    ],
+)
+def test_a_planted_fault_is_found(one: Run, fault: str, kind: str, where: str, told: str, tmp_path: Path) -> None:
+    """The first difference is the fault itself, in the first step where it can be seen."""
+    findings = compare(one, recorded(tmp_path / "ranks", f"{VERIFIED}:{fault}", ranks=2))
+    assert findings, fault
+    first: Finding = findings[0]
+    assert (first.kind, first.where) == (kind, where), str(first)
+    assert told in first.text, str(first)
+
+
+def test_what_a_strategy_refuses_is_written_down(tmp_path: Path) -> None:
+    """A model that cannot be split is refused on every rank, with the strategy's own words."""
+    mesh = {"ACCELERATE_USE_PARALLELISM_CONFIG": "true", "PARALLELISM_CONFIG_TP_SIZE": "2"}
+    with pytest.raises(AssertionError, match="plan"):
+        recorded(tmp_path / "ranks", f"{VERIFIED}:sound", ranks=2, environment=mesh)
+    ranks = read_run(tmp_path / "ranks")
+    assert (ranks.refused, ranks.steps) == (True, [])
+    assert "plan" in str(ranks.note)
+
+
+def test_the_command_is_green(accel) -> None:
+    """The table has every step of one process and of the ranks, nothing is left behind, and the status is 0."""
+    words = ("verify-parallel", "--cpu", "--steps", "2", "--layouts", "dp2", f"{VERIFIED}:sound")
+    done = accel(*words, seconds=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    assert [line.split()[0] for line in lines if line.startswith(("one process", "dp2 "))] == ["one", "dp2", "dp2"]
+    assert "dp2 equals one process" in lines
+    assert lines[1].split() == ["layout", "step", "loss", "gradient", "norm", "weight", "norm", "memory", "per", "rank"]
+
+
+def asked(place: Path, timeout: float = 9.0) -> Asked:
+    """Return what the tests verify."""
+    return Asked("train.py", (), 2, (), timeout, place)
+
+
+def ended(place: Path, *codes: int, timed_out: bool = False, printed: str = "") -> RanksEnded:
+    """Return how ranks ended that printed something."""
+    logs = tuple(place / f"{rank}.log" for rank in range(len(codes)))
+    for log in logs:
+        log.write_text(printed)
+    return RanksEnded(codes, timed_out, logs)
+
+
+def test_ranks_that_fail_are_a_verdict(one: Run, tmp_path: Path) -> None:
+    """It names the rank that failed by itself and its error; the run on one process is not blamed."""
+    with pytest.raises(AssertionError, match="KeyError: 'ours'"):
+        recorded(tmp_path / "ranks", f"{VERIFIED}:fails_on_ranks", ranks=2)
+    ranks = read_run(tmp_path / "ranks")
+    (layout,) = layouts_named("dp2", 2)
+    printed = "Traceback:\nKeyError: 'ours'\n"
+    verdict = verdict_on(asked(tmp_path), layout, one, ended(tmp_path, -9, 1, printed=printed), ranks)
+    assert (verdict.state, verdict.told) == ("failed", "rank 1: KeyError: 'ours'")
+    assert verdict.log == "Traceback:\nKeyError: 'ours'"
+    slow = verdict_on(asked(tmp_path), layout, one, ended(tmp_path, -9, -9, timed_out=True), ranks)
+    assert slow.told == "it made 0 of 2 steps in 9 s"
+    short = verdict_on(asked(tmp_path), layout, one, ended(tmp_path, 0, 0), ranks)
+    assert str(short) == "dp2 failed: it made 0 of 2 steps and ended"
+    green = verdict_on(asked(tmp_path), layout, one, ended(tmp_path, 0), one)
+    assert (green.state, str(green)) == ("equal", "dp2 equals one process")
+
+
+def test_a_script_that_cannot_be_verified_is_an_error(tmp_path: Path) -> None:
+    """One that never steps, is too slow, or fails on one process, whose own traceback is shown."""
+    idle = recorded(tmp_path / "idle", f"{VERIFIED}:never_steps")
+    with pytest.raises(LaunchError, match="got 0 optimizer steps of 2 with a prepared optimizer"):
+        check_one_process(asked(tmp_path), ended(tmp_path, 0), idle)
+    with pytest.raises(LaunchError, match=r"got 9 s for 2 optimizer steps\. Pass a longer --timeout"):
+        check_one_process(asked(tmp_path), ended(tmp_path, -9, timed_out=True), idle)
+    with pytest.raises(LaunchError, match=r"(?s)got exit code 1 after:.*in fails.*KeyError: 'mine'"):
+        verify_parallel(f"{VERIFIED}:fails", "dp2", cpu=True)

@@ -1,0 +1,152 @@
+"""A small training with attention, dropout and metrics, and five ways of getting it wrong on several ranks.
+
+`accel verify-parallel` runs one function after the other: `verified.py:sound`, `verified.py:missing_reduction` …
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from accel_core.accelerator import Accelerator
+from accel_core.random import set_seed
+
+TOKENS, LENGTH, WIDTH = 12, 6, 16
+
+
+class Attention(nn.Module):
+    """Two heads that see what the mask lets them see."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inward = nn.Linear(WIDTH, 3 * WIDTH)
+        self.outward = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, values: Tensor, mask: Tensor | None) -> Tensor:
+        """Mix the positions of each sequence."""
+        heads = [part.unflatten(-1, (2, -1)).transpose(1, 2) for part in self.inward(values).chunk(3, -1)]
+        mixed = F.scaled_dot_product_attention(*heads, attn_mask=mask)
+        return self.outward(mixed.transpose(1, 2).flatten(2))
+
+
+class Net(nn.Module):
+    """Reads sequences of tokens and names their class."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(TOKENS, WIDTH)
+        self.attention = Attention()
+        self.drop = nn.Dropout(0.1)
+        self.head = nn.Linear(WIDTH, 3)
+
+    def forward(self, tokens: Tensor, mask: Tensor | None) -> Tensor:
+        """Return scores."""
+        values = self.table(tokens)
+        return self.head(self.drop(values + self.attention(values, mask)).mean(1))
+
+
+def samples(count: int) -> TensorDataset:
+    """Return sequences whose tail is padding, and their classes."""
+    tokens = torch.randint(1, TOKENS, (count, LENGTH), generator=torch.Generator().manual_seed(3))
+    return TensorDataset(tokens, tokens.sum(1) % 3)
+
+
+def mask_of(tokens: Tensor) -> Tensor:
+    """Return which positions may be seen: those before the padding."""
+    return (tokens != 1)[:, None, None, :] | torch.eye(LENGTH, dtype=torch.bool)
+
+
+def sound() -> None:
+    """Train rightly."""
+    train()
+
+
+def missing_reduction() -> None:
+    """Leave the gradients of each rank where they are."""
+    train("missing reduction")
+
+
+def mask_dropped() -> None:
+    """Let attention see the padding, on several ranks only."""
+    train("mask dropped")
+
+
+def metrics_twice() -> None:
+    """Count the samples that fill up the last batch."""
+    train("metrics twice")
+
+
+def equal_dropout() -> None:
+    """Draw the same dropout masks on all ranks."""
+    train("equal dropout")
+
+
+def stale_parameter() -> None:
+    """Let the optimizer of several ranks hold a parameter that the model does not have."""
+    train("stale parameter")
+
+
+def never_steps() -> None:
+    """Use an optimizer that was not prepared."""
+    train("never steps")
+
+
+def fails() -> None:
+    """Fail before anything."""
+    raise KeyError("mine")
+
+
+def fails_on_ranks() -> None:
+    """Fail where there are several ranks."""
+    if Accelerator().use_distributed:
+        raise KeyError("ours")
+    train()
+
+
+def train(fault: str = "") -> None:
+    """Train for two epochs, and test after each."""
+    accelerator = Accelerator(gradient_accumulation_steps=2)
+    set_seed(5)
+    net = Net()
+    optimizer: torch.optim.Optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2 * accelerator.num_processes)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+    loader = DataLoader(samples(32), batch_size=2, shuffle=True)
+    model, loader, test = accelerator.prepare(net, loader, DataLoader(samples(11), batch_size=2))
+    if fault != "never steps":
+        optimizer, schedule = accelerator.prepare(optimizer, schedule)
+    if fault != "equal dropout":
+        set_seed(5, device_specific=True)
+    if fault == "stale parameter" and accelerator.use_distributed:
+        held = optimizer.param_groups[0]["params"]
+        held[-1] = nn.Parameter(held[-1].detach().clone())
+    for _ in range(2):
+        epoch(accelerator, model, loader, optimizer, schedule, fault)
+        evaluate(accelerator, model, test, fault)
+
+
+def epoch(accelerator, model, loader, optimizer, schedule, fault: str) -> None:  # type: ignore[no-untyped-def]
+    """Train for one epoch."""
+    model.train()
+    for tokens, classes in loader:
+        unsynchronised = accelerator.no_sync(model) if fault == "missing reduction" else nullcontext()
+        with accelerator.accumulate(model), unsynchronised:
+            mask = None if fault == "mask dropped" and accelerator.use_distributed else mask_of(tokens)
+            accelerator.backward(F.cross_entropy(model(tokens, mask), classes))
+            if accelerator.sync_gradients:
+                accelerator.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
+
+
+def evaluate(accelerator, model, test, fault: str) -> None:  # type: ignore[no-untyped-def]
+    """Count the samples that are classified rightly."""
+    model.eval()
+    gather = accelerator.gather if fault == "metrics twice" else accelerator.gather_for_metrics
+    for tokens, classes in test:
+        with torch.no_grad():
+            gather(model(tokens, mask_of(tokens)).argmax(1) == classes)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,13 +12,12 @@ from accel_core.errors import LaunchError
 from accel_core.testing.world import run
 from accel_launch.supervision.ranks import RanksEnded
 from accel_launch.verify.comparison import Finding, compare
-from accel_launch.verify.layouts import layouts_named
+from accel_launch.verify.layouts import LayoutAsked, layouts_named, parse_layout
 from accel_launch.verify.records import Run, read_run
-from accel_launch.verify.run import Asked, check_one_process, verdict_on, verify_parallel
+from accel_launch.verify.run import Asked, check_one_process, variables_of, verdict_on, verify_parallel
 
 HERE = Path(__file__).parent
 VERIFIED = HERE / "verified.py"
-SHARDED = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
 
 
 def _record(folder: str, steps: int, parts: int, target: str) -> None:
@@ -26,12 +27,16 @@ def _record(folder: str, steps: int, parts: int, target: str) -> None:
     main([folder, str(steps), str(parts), target])
 
 
-def recorded(
-    folder: Path, target: str, *, ranks: int = 1, steps: int = 2, environment: dict[str, str] | None = None
-) -> Run:
-    """Run a target on ranks, or on one process that reads for two."""
+def recorded(folder: Path, target: str, layout: LayoutAsked | None = None, *, parts: int = 2, steps: int = 2) -> Run:
+    """Run a target on the ranks of a layout, or on one process that reads as many parts."""
     folder.mkdir()
-    failure = run(_record, ranks, (str(folder), steps, 0 if ranks > 1 else 2, target), environment=environment)
+    variables = variables_of(("--cpu", *(layout.words if layout else ("--num-processes", "1"))), folder)
+    failure = run(
+        _record,
+        1 if layout is None else layout.ranks,
+        (str(folder), steps, parts if layout is None else 0, target),
+        environment=variables,
+    )
     assert failure is None, failure
     return read_run(folder)
 
@@ -42,10 +47,10 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return recorded(tmp_path_factory.mktemp("one") / "process", f"{VERIFIED}:sound")
 
 
-@pytest.mark.parametrize("environment", [{}, SHARDED], ids=["dp2", "fsdp2"])
-def test_a_sound_script_is_equal_on_two_ranks(one: Run, environment: dict[str, str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["dp2", "fsdp2"])
+def test_a_sound_script_is_equal_on_two_ranks(one: Run, name: str, tmp_path: Path) -> None:
     """With accumulation, clipping, a schedule, dropout and metrics of uneven data, nothing differs."""
-    ranks = recorded(tmp_path / "ranks", f"{VERIFIED}:sound", ranks=2, environment=environment)
+    ranks = recorded(tmp_path / "ranks", f"{VERIFIED}:sound", parse_layout(name))
     assert compare(one, ranks) == []
     assert [len(run.steps) for run in (one, ranks)] == [2, 2]
     assert ranks.loss(1) == pytest.approx(one.loss(1), rel=1e-6)
@@ -65,18 +70,34 @@ def test_a_sound_script_is_equal_on_two_ranks(one: Run, environment: dict[str, s
 )
 def test_a_planted_fault_is_found(one: Run, fault: str, kind: str, where: str, told: str, tmp_path: Path) -> None:
     """The first difference is the fault itself, in the first step where it can be seen."""
-    findings = compare(one, recorded(tmp_path / "ranks", f"{VERIFIED}:{fault}", ranks=2))
+    findings = compare(one, recorded(tmp_path / "ranks", f"{VERIFIED}:{fault}", parse_layout("dp2")))
     assert findings, fault
     first: Finding = findings[0]
     assert (first.kind, first.where) == (kind, where), str(first)
     assert told in first.text, str(first)
 
 
+@pytest.fixture(scope="module")
+def one_by_parts(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Run]:
+    """The training that fits every mesh, on one process that reads some parts of the data."""
+    folder = tmp_path_factory.mktemp("parts")
+    return functools.cache(lambda parts: recorded(folder / str(parts), f"{VERIFIED}:split", parts=parts))
+
+
+@pytest.mark.parametrize("name", ["tp2", "cp2", "hsdp2x2", "fsdp2xtp2"])
+def test_a_mesh_is_equal_to_one_process(one_by_parts: Callable[[int], Run], name: str, tmp_path: Path) -> None:
+    """Whatever the ranks share, losses over tokens, gradients, the norm over the mesh and updates are the same."""
+    layout = parse_layout(name)
+    ranks = recorded(tmp_path / "ranks", f"{VERIFIED}:split", layout)
+    assert compare(one_by_parts(layout.parts), ranks) == []
+    assert (len(ranks.steps), len(set(ranks.parts)), len(ranks.parts)) == (2, layout.parts, layout.ranks)
+    assert ranks.steps[0][0]["clipped"] > 0.1
+
+
 def test_what_a_strategy_refuses_is_written_down(tmp_path: Path) -> None:
     """A model that cannot be split is refused on every rank, with the strategy's own words."""
-    mesh = {"ACCELERATE_USE_PARALLELISM_CONFIG": "true", "PARALLELISM_CONFIG_TP_SIZE": "2"}
     with pytest.raises(AssertionError, match="plan"):
-        recorded(tmp_path / "ranks", f"{VERIFIED}:sound", ranks=2, environment=mesh)
+        recorded(tmp_path / "ranks", f"{VERIFIED}:sound", parse_layout("tp2"))
     ranks = read_run(tmp_path / "ranks")
     assert (ranks.refused, ranks.steps) == (True, [])
     assert "plan" in str(ranks.note)
@@ -109,7 +130,7 @@ def ended(place: Path, *codes: int, timed_out: bool = False, printed: str = "") 
 def test_ranks_that_fail_are_a_verdict(one: Run, tmp_path: Path) -> None:
     """It names the rank that failed by itself and its error; the run on one process is not blamed."""
     with pytest.raises(AssertionError, match="KeyError: 'ours'"):
-        recorded(tmp_path / "ranks", f"{VERIFIED}:fails_on_ranks", ranks=2)
+        recorded(tmp_path / "ranks", f"{VERIFIED}:fails_on_ranks", parse_layout("dp2"))
     ranks = read_run(tmp_path / "ranks")
     (layout,) = layouts_named("dp2", 2)
     printed = "Traceback:\nKeyError: 'ours'\n"

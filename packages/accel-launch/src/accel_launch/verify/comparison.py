@@ -125,7 +125,7 @@ def compare(one: Run, ranks: Run) -> list[Finding]:
     found: list[Finding] = []
     for step in range(1, len(one.steps) + 1):
         tolerance = tolerance_of(one).at(step)
-        found += _seeds(ranks, step)
+        found += _dropout(ranks, step)
         found += _masks(one, ranks, step)
         found += _losses(one, ranks, step, tolerance)
         found += _gradients(one, ranks, step, tolerance)
@@ -181,7 +181,7 @@ def floor_of(gradients: dict[str, Tensor], tolerance: Tolerance) -> float:
     return tolerance.noise * max(sizes, default=0.0)
 
 
-def _seeds(ranks: Run, step: int) -> Iterator[Finding]:
+def _dropout(ranks: Run, step: int) -> Iterator[Finding]:
     """Find ranks that drop the same elements of different data, or different ones of the same."""
     lines = ranks.steps[step - 1]
     seen: dict[str, int] = {}

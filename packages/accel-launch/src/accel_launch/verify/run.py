@@ -28,7 +28,7 @@ from accel_launch.verify.layouts import LayoutAsked, layouts_named
 from accel_launch.verify.records import Run, read_run
 from accel_launch.verify.report import Report, Verdict, print_report, run_as_numbers
 
-__all__ = ["Asked", "check_one_process", "run", "verdict_on", "verify_parallel"]
+__all__ = ["Asked", "check_one_process", "run", "variables_of", "verdict_on", "verify_parallel"]
 
 _MOST_ON_CPU = 8
 _GRACE_S = 30.0
@@ -257,12 +257,8 @@ def _recorded(asked: Asked, name: str, size: int, parts: int, words: Sequence[st
     """Run the script on ranks with the recorder, and read what that wrote."""
     place = asked.place / name
     place.mkdir()
-    empty = place / "empty.yaml"
-    empty.write_text("compute_environment: LOCAL_MACHINE\n")
-    flags = ["--config-file", str(empty), *asked.words, *(words or ["--num-processes", "1"])]
-    settings = settings_from(launch_command_parser().parse_args([*flags, asked.target]))
     inherited = {key: value for key, value in environ.snapshot().items() if key not in {*KNOWN, *_OF_RANKS}}
-    environment = {**inherited, **child_environment(settings)}
+    environment = inherited | variables_of([*asked.words, *(words or ["--num-processes", "1"])], place)
     command = [sys.executable, "-m", "accel_launch.verify.recorder", str(place), str(asked.steps), str(parts)]
     port = get_free_port()
     ended = run_ranks(
@@ -273,6 +269,18 @@ def _recorded(asked: Asked, name: str, size: int, parts: int, words: Sequence[st
         _GRACE_S,
     )
     return ended, read_run(place)
+
+
+def variables_of(words: Sequence[str], place: Path) -> dict[str, str]:
+    """Return the variables by which `accel launch` would tell ranks of some flags, whatever this machine's file says.
+
+    Args:
+        words: The flags.
+        place: Folder for an empty configuration file.
+    """
+    empty = place / "empty.yaml"
+    empty.write_text("compute_environment: LOCAL_MACHINE\n")
+    return child_environment(settings_from(launch_command_parser().parse_args(["--config-file", str(empty), *words])))
 
 
 def _progress(text: str) -> None:

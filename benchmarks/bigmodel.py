@@ -408,7 +408,7 @@ def main() -> None:
                     if found is not None:
                         turns.setdefault((run, title), []).append(found)
     figures = {key: median(found) for key, found in turns.items()}
-    print(f"| what, checkpoint of {args.gib} GiB | limit | {' | '.join(sides)} | reach |")
+    print(f"| what, checkpoint of {args.gib} GiB | limit | {' | '.join(sides)} | target |")
     print(f"|---|---|{'---|' * len(sides)}---|")
     for line in LINES:
         if line.run not in args.only:

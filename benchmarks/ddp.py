@@ -112,7 +112,7 @@ def main() -> None:
     if args.work:
         work(args.work)
         return
-    print("| library | samples/s | ÷ hand-written DDP | reach |\n|---|---|---|---|")
+    print("| library | samples/s | ÷ hand-written DDP | target |\n|---|---|---|---|")
     ratio, speed = ranks(sys.executable, "accel")
     print(f"| accel | {speed:.0f} | {ratio:.3f} | ≥ 0.98 |")
     if args.peer:

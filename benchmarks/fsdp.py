@@ -427,7 +427,7 @@ def main() -> None:
         name, arguments = json.loads(args.work)
         work(name, arguments)
         return
-    print("| 2 gloo ranks | version 2 | version 1 | reach |\n|---|---|---|---|")
+    print("| 2 gloo ranks | version 2 | version 1 | target |\n|---|---|---|---|")
     for name in [args.only] if args.only else ROWS:
         second, first = (list(ROWS[name](version, args.gib)) for version in (2, 1))
         for (title, value, reach), (_, other, _) in zip(second, first, strict=True):

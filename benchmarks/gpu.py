@@ -204,7 +204,7 @@ def cell(line: Any, found: dict[str, Any] | None, dry: bool) -> str:
 def table(results: Sequence[dict[str, Any]], title: str, dry: bool) -> str:
     """Write all rows in Markdown."""
     known = rows()
-    words = [f"| {title} | limit | accel | {PEER} | reach |", "|---|---|---|---|---|"]
+    words = [f"| {title} | limit | accel | {PEER} | target |", "|---|---|---|---|---|"]
     for result in results:
         for line in known[result["row"]].lines:
             ours = result["accel"].get("figures", {})

@@ -49,7 +49,7 @@ def main() -> None:
             taken = once(python, package)
             if turn:  # the first may write compiled files
                 times[name].append(taken)
-    print("| library | import after torch, ms | reach |\n|---|---|---|")
+    print("| library | import after torch, ms | target |\n|---|---|---|")
     for name, (_, _, reach) in cases.items():
         print(f"| {name} | {statistics.median(times[name]):.0f} | {reach} |")
 

@@ -108,7 +108,7 @@ def main() -> None:
         }
 
     ours, theirs = row("accel"), row("peer") if args.peer else {}
-    print(f"| what (median of {args.rounds}, s) | accel | accelerate 1.15.0 | reach |\n|---|---|---|---|")
+    print(f"| what (median of {args.rounds}, s) | accel | accelerate 1.15.0 | target |\n|---|---|---|---|")
     for name, goal in GOALS.items():
         other = f"{theirs[name]:.2f}" if theirs else "-"
         print(f"| {name} | {ours[name]:.2f} | {other} | {goal} |")

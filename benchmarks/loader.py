@@ -110,7 +110,7 @@ def main() -> None:
     for _ in range(ROUNDS):
         for worker in workers.values():
             worker.measure()
-    print("| library | plain batch, µs | added per batch, µs | reach | resume at 90 % of 200,000 samples, ms |")
+    print("| library | plain batch, µs | added per batch, µs | target | resume at 90 % of 200,000 samples, ms |")
     print("|---|---|---|---|---|")
     for name, worker in workers.items():
         worker.end()

@@ -98,7 +98,7 @@ def main() -> None:
                 found.append(timed(call, source, target))
     ratio = statistics.median(ours / theirs for ours, theirs in zip(merged, copied, strict=True))
     ours, theirs = statistics.median(merged), statistics.median(copied)
-    print(f"| {args.gib:g} GiB in tensors of {args.largest} MiB, median of {args.rounds} | accel | copy | reach |")
+    print(f"| {args.gib:g} GiB in tensors of {args.largest} MiB, median of {args.rounds} | accel | copy | target |")
     print("|---|---|---|---|")
     print(f"| merge, files flushed, s | {ours:.2f} ({ratio:.2f} ×) | {theirs:.2f} | ≤ 1.2 × |")
     print(f"| growth of memory, MiB | {grown:.0f} |  | ≤ 256 + the largest tensor |")

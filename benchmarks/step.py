@@ -113,7 +113,7 @@ def main() -> None:
     for _ in range(ROUNDS):
         for worker in workers.values():
             worker.measure()
-    print("| library | plain step, µs | added per step, µs | reach |\n|---|---|---|---|")
+    print("| library | plain step, µs | added per step, µs | target |\n|---|---|---|---|")
     for name, worker in workers.items():
         worker.end()
         reach = "≤ 25" if name == "accel" else ""

@@ -89,7 +89,7 @@ def main() -> None:
                 measured, largest = once(path)
                 steps.setdefault(name, []).extend(measured)
                 memory.setdefault(name, []).append(largest)
-    print("| library | step, µs | share of the peer's | reach | largest memory, MiB | share | reach |")
+    print("| library | step, µs | share of the peer's | target | largest memory, MiB | share | target |")
     print("|---|---|---|---|---|---|---|")
     medians = {name: statistics.median(times) for name, times in steps.items()}
     largest_of = {name: statistics.median(found) for name, found in memory.items()}

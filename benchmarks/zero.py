@@ -205,7 +205,7 @@ def main() -> None:
         work(*json.loads(args.work))
         return
     titles = " | ".join(f"ZeRO {stage}" for stage in STAGES)
-    print(f"| DeepSpeed | {titles} | reach |\n|---|{'---|' * len(STAGES)}---|")
+    print(f"| DeepSpeed | {titles} | target |\n|---|{'---|' * len(STAGES)}---|")
     for name in [args.only] if args.only else ROWS:
         title, size, form, reach = ROWS[name]
         cells = " | ".join(form.format(ranks(size, name, stage)) for stage in STAGES)

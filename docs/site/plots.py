@@ -41,6 +41,9 @@ PLOTS = {
     "checkpoint": Plot("time, s", {"accel": "accel", "accelerate": PEER}, r"_state, s$"),
     "launch": Plot("time, s", {"accel": "accel", PEER: PEER}, r"help|one process"),
     "trainer": Plot("a step of the Trainer, µs", {"step, µs": ""}),
+    "merge": Plot("merging 1 GiB of shards, s", {"accel": "accel", "copy": "copying the same bytes"}, r"^merge"),
+    "fsdp": Plot("÷ the same by hand", {"version 2": "FSDP2", "version 1": "FSDP1"}, r"by hand$|: time ÷ full|÷ dcp"),
+    "zero": Plot("÷ DeepSpeed by hand", {f"ZeRO {stage}": f"ZeRO {stage}" for stage in (1, 2, 3)}, r"by hand$"),
 }
 """What is drawn, by section."""
 

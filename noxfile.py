@@ -368,6 +368,7 @@ def integration(session: nox.Session) -> None:
     elsewhere = ("architecture", "gallery", "interop", "__pycache__")
     everything = [path for path in sorted(folder.iterdir()) if path.name not in elsewhere]
     beside = [folder / "interop" / f"test_{name}.py" for name in ("checkpoint_exchange", "smoke")]
+    beside.append(folder / "gallery" / "test_quick.py")
     chosen = session.posargs or [*everything, *beside, *spread([])]
     builder = Environment(session, "build").provide(GROUPS["build"], [])
     variables = {
@@ -580,12 +581,21 @@ def docs(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none", default=False)
 def gallery(session: nox.Session) -> None:
-    """Run the gallery's examples on one and on two processes; `-- --record` keeps what they show for docs/."""
-    packages = [name for name in PACKAGES if name != "accelerate"]
-    environment = Environment(session, "gallery").provide([*GROUPS["examples"], *GROUPS["gallery"]], packages)
+    """Run the gallery's examples on one and on two processes; `-- --record` keeps what they show for docs/.
+
+    Blocks of the documentation that take long are run here too.
+    """
     record = {"ACCEL_RECORD_GALLERY": "1"} if "--record" in session.posargs else {}
     arguments = [word for word in session.posargs if word != "--record"]
-    pytest(environment, "gallery", ROOT / "tests-integration" / "gallery", *arguments, env=record)
+    folder = ROOT / "tests-integration"
+    chosen = arguments or [folder / "gallery", folder / "documentation" / "test_blocks.py"]
+    pytest(tree(session), "gallery", *chosen, env={"ACCEL_SLOW_BLOCKS": "1", **record})
+
+
+@nox.session(venv_backend="none", default=False)
+def casts(session: nox.Session) -> None:
+    """Record the terminal casts of docs/casts/ from real commands: all, or those that are named."""
+    tree(session).run("python", ROOT / "docs" / "site" / "casts.py", *session.posargs)
 
 
 @nox.session(venv_backend="none", default=False)

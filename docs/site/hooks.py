@@ -4,7 +4,7 @@
   Links between all of them lead to the right page; a link to any other file of the repository shows that file.
 - A line `<!-- accel: NAME -->` is replaced by what `generated.NAME()` makes from the source.
 - Each part of a package gets a page of the Python reference. A public name without a docstring is a warning, which
-  ends a strict build.
+  ends a strict build; so is a package whose docstrings leave out more arguments and results than it may.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for source in sorted(_linked_files(files)):
         _add(files, config, f"source/{source}.md", _listing(source), source)
         files.get_file_from_path(f"source/{source}.md").inclusion = generated.NOT_IN_NAV
-    for problem in reference.problems():
+    for problem in [*reference.problems(), *reference.too_many()]:
         log.warning(problem)
     return files
 

@@ -154,6 +154,53 @@ def problems() -> list[str]:
     ]
 
 
+MOST_LACKING = {
+    "accel_core": 656, "accel_bigmodel": 34, "accel_launch": 53, "accel_trackers": 29, "accel_quant": 26,
+}  # fmt: skip
+"""How many public functions of a package may lack a section of their docstring; lower it when there are fewer."""
+
+
+def lacking(package: str) -> list[str]:
+    """Return a line for each public function of a package whose docstring leaves an argument or the result out.
+
+    A function that says what it returns in its first line, and a method whose base class describes it, lack nothing.
+    """
+    found = []
+    for item in _described(_package(package)):
+        if isinstance(item, griffe.Function) and item.docstring and not _is_inherited(item):
+            kinds = {section.kind for section in item.docstring.parse("google")}
+            first = item.docstring.value.split(maxsplit=1)[0]
+            if _takes(item) and griffe.DocstringSectionKind.parameters not in kinds:
+                found.append(f"{item.path} has arguments and no section `Args:`")
+            told = first in ("Return", "Yield") or kinds & {
+                griffe.DocstringSectionKind.returns, griffe.DocstringSectionKind.yields,
+            }  # fmt: skip
+            if str(item.returns or "None") not in ("None", "NoReturn", "Never") and not told:
+                found.append(f"{item.path} returns something and has no section `Returns:`")
+    return found
+
+
+def _takes(function: griffe.Function) -> bool:
+    return any(each.name not in ("self", "cls") and not each.name.startswith("_") for each in function.parameters)
+
+
+def _is_inherited(function: griffe.Function) -> bool:
+    """Return whether a base class of the packages has a method of the same name, whose docstring describes it."""
+    owner = function.parent
+    bases = owner.mro() if isinstance(owner, griffe.Class) else []
+    return any(function.name in base.members and base.members[function.name].has_docstring for base in bases)
+
+
+def too_many() -> list[str]:
+    """Return what is lacking in packages that lack more than they may."""
+    lines = []
+    for package, most in MOST_LACKING.items():
+        found = lacking(package)
+        if len(found) > most:
+            lines += [f"{package} lacks {len(found)} sections of docstrings; {most} may be missing", *found]
+    return lines
+
+
 def _described(item: griffe.Object) -> Iterator[griffe.Object]:
     """Yield all modules, classes and functions that a reader can see."""
     for name, member in item.members.items():

@@ -46,7 +46,7 @@ class Transformer(nn.Module):
         depth: Number of layers.
     """
 
-    def __init__(self, causal: bool = True, width: int = 96, depth: int = 3) -> None:
+    def __init__(self, causal: bool = True, width: int = 64, depth: int = 2) -> None:
         super().__init__()
         self.causal = causal
         self.characters = nn.Embedding(128, width)
@@ -104,9 +104,10 @@ def test_loss(accelerator: Accelerator, model: nn.Module, loader: DataLoader[tup
 
 @torch.no_grad()
 def write_on(model: nn.Module, beginning: str, characters: int) -> str:
-    """Return a text with the most likely characters behind its beginning."""
+    """Return a text with likely characters behind its beginning, the same ones at every call."""
+    chance = torch.Generator().manual_seed(len(beginning))
     text = list(beginning.encode("ascii"))
     for _ in range(characters):
         scores = model(torch.tensor([text[-LENGTH:]], device=next(model.parameters()).device))
-        text.append(int(scores[0, -1].argmax()))
+        text.append(int(torch.multinomial((scores[0, -1] / 0.5).softmax(0).cpu(), 1, generator=chance)))
     return bytes(text).decode("ascii")

@@ -40,7 +40,7 @@ def main() -> None:
     target = folder(__doc__, "gan")
     accelerator = Accelerator()
     set_seed(0)
-    painter, judge = nn.Sequential(mlp(NOISE, 128, 128, 64), nn.Sigmoid()), mlp(64, 128, 64, 1)
+    painter, judge = nn.Sequential(mlp(NOISE, 128, 128, 64), nn.Sigmoid()), mlp(64, 64, 1)
     brush = torch.optim.Adam(painter.parameters(), lr=1e-3, betas=(0.5, 0.999))
     eye = torch.optim.Adam(judge.parameters(), lr=2e-4, betas=(0.5, 0.999))
     loader = DataLoader(datasets()[0], batch_size=32, shuffle=True)

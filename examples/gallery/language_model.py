@@ -15,7 +15,7 @@ from accel import Accelerator, set_seed
 from corpus import LENGTH, Transformer, next_character_loss, prose, test_loss, windows, write_on
 from report import finish, folder
 
-EPOCHS = 3
+EPOCHS = 5
 
 
 def main() -> None:
@@ -25,10 +25,10 @@ def main() -> None:
     set_seed(0)
     train, test = windows(prose())
     model = Transformer()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    loader, test_loader = DataLoader(train, batch_size=16, shuffle=True), DataLoader(test, batch_size=64)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3)
+    loader, test_loader = DataLoader(train, batch_size=8, shuffle=True), DataLoader(test, batch_size=64)
     steps = EPOCHS * math.ceil(len(loader) / 2)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=3e-3, total_steps=steps)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=4e-3, total_steps=steps)
     model, optimizer, schedule = accelerator.prepare(model, optimizer, schedule)
     loader, test_loader = accelerator.prepare(loader, test_loader)
 

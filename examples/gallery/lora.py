@@ -13,7 +13,7 @@ from accel import Accelerator, set_seed
 from corpus import Transformer, code, next_character_loss, prose, test_loss, windows
 from report import finish, folder
 
-RANK = 8
+RANK = 4
 
 
 class LoRA(nn.Module):
@@ -53,9 +53,9 @@ def main() -> None:
     accelerator = Accelerator()
     set_seed(0)
     model = Transformer().to(accelerator.device)
-    base_losses = train(accelerator, model, windows(code())[0], rate=2e-3, epochs=2)
+    base_losses = train(accelerator, model, windows(code(100_000))[0], rate=2e-3, epochs=2)
 
-    data, held_out = windows(prose())
+    data, held_out = windows(prose(100_000))
     test_loader = accelerator.prepare(DataLoader(held_out, batch_size=64))
     before = test_loss(accelerator, model, test_loader)
     model.requires_grad_(False)

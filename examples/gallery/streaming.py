@@ -33,7 +33,7 @@ def run(folder: Path, resume: bool) -> tuple[Accelerator, dict[str, Tensor], lis
     """Train for `STEPS` steps, or for those after the saved state; return the weights and the loss of every step."""
     accelerator = Accelerator()
     set_seed(0)
-    model = Transformer(width=64, depth=2)
+    model = Transformer()
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     model, optimizer, loader = accelerator.prepare(model, optimizer, DataLoader(Stream(), batch_size=8))
     if resume:

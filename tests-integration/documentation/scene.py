@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -132,6 +133,13 @@ def scene(folder: Path, page: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def keep_as_file(source: str, folder: Path) -> None:
+    """Write a block that begins with `# NAME.py` into a file of that name."""
+    name = re.match(r"# (\w+\.py)\n", source)
+    if name:
+        (folder / name[1]).write_text(source)
+
+
 def run_blocks(blocks: list[tuple[str, str]], folder: Path, variables: dict[str, str]) -> None:
     """Run blocks of [title, source] inside a folder, each in a namespace of its own, and leave this process.
 
@@ -144,6 +152,7 @@ def run_blocks(blocks: list[tuple[str, str]], folder: Path, variables: dict[str,
     os.chdir(folder)
     sys.path.insert(0, str(folder))
     for title, source in blocks:
+        keep_as_file(source, folder)
         names = scene(folder, title) | {"__name__": "__main__"}
         exec(compile(source, title, "exec"), names)
         print(f"ran {title}", flush=True)

@@ -98,7 +98,10 @@ def parse_bert_config(megatron_lm_plugin: _Plugin, model: _Model, batch_data: Ma
         "hidden_size": config.hidden_size,
         "num_attention_heads": config.num_attention_heads,
         "max_position_embeddings": config.max_position_embeddings,
+        "ffn_hidden_size": getattr(config, "intermediate_size", None),
+        "norm_epsilon": getattr(config, "layer_norm_eps", None),
         "pretraining_flag": "ForMaskedLM" in name or "ForPreTraining" in name,
+        "bert_binary_head": "ForPreTraining" in name,
         "orig_vocab_size": config.vocab_size,
         "model_return_dict": config.return_dict,
         "num_labels": config.num_labels,
@@ -125,6 +128,10 @@ def parse_gpt2_config(megatron_lm_plugin: _Plugin, model: _Model, batch_data: Ma
         "hidden_size": config.n_embd,
         "num_attention_heads": config.n_head,
         "max_position_embeddings": config.n_positions,
+        "ffn_hidden_size": getattr(config, "n_inner", None),
+        "norm_epsilon": getattr(config, "layer_norm_epsilon", None),
+        "eos_token_id": getattr(config, "eos_token_id", None),
+        "untie_embeddings_and_output_weights": not getattr(config, "tie_word_embeddings", True),
         "pretraining_flag": True,
         "orig_vocab_size": config.vocab_size,
         "model_return_dict": config.return_dict,
@@ -149,11 +156,23 @@ def parse_t5_config(megatron_lm_plugin: _Plugin, model: _Model, batch_data: Mapp
         "num_layers": config.num_layers,
         "hidden_size": config.d_model,
         "num_attention_heads": config.num_heads,
+        "encoder_num_layers": config.num_layers,
+        "decoder_num_layers": getattr(config, "num_decoder_layers", None) or config.num_layers,
+        "ffn_hidden_size": getattr(config, "d_ff", None),
+        "kv_channels": getattr(config, "d_kv", None),
+        "decoder_start_token_id": getattr(config, "decoder_start_token_id", None),
+        "pad_token_id": getattr(config, "pad_token_id", None),
         "max_position_embeddings": longest,
         "pretraining_flag": True,
         "orig_vocab_size": config.vocab_size,
         "model_return_dict": config.return_dict,
     }
+
+
+def _rotary_base(config: Any) -> float:
+    """Return the base of rotary positions, which transformers keeps in one of two places."""
+    found = getattr(config, "rope_theta", None) or (getattr(config, "rope_parameters", None) or {}).get("rope_theta")
+    return float(found or 10000)
 
 
 @add_model_config_to_megatron_parser("llama")
@@ -165,8 +184,21 @@ def parse_llama_config(megatron_lm_plugin: _Plugin, model: _Model, batch_data: M
         model: A model with a `LlamaConfig`.
         batch_data: A batch whose `input_ids` are (batch, tokens), or `None`.
     """
-    arguments = _decoder(megatron_lm_plugin, model.config, batch_data, "Llama2Tokenizer")
-    megatron_lm_plugin.megatron_lm_default_args |= {**arguments, "pretraining_flag": True}
+    config = model.config
+    megatron_lm_plugin.megatron_lm_default_args |= {
+        **_decoder(megatron_lm_plugin, config, batch_data, "Llama2Tokenizer"),
+        "pretraining_flag": True,
+        "untie_embeddings_and_output_weights": not getattr(config, "tie_word_embeddings", False),
+        "normalization": "RMSNorm",
+        "norm_epsilon": getattr(config, "rms_norm_eps", 1e-6),
+        "swiglu": True,
+        "add_bias_linear": False,
+        "ffn_hidden_size": getattr(config, "intermediate_size", None),
+        "kv_channels": getattr(config, "head_dim", None),
+        "num_query_groups": getattr(config, "num_key_value_heads", None),
+        "rotary_base": _rotary_base(config),
+        "eos_token_id": getattr(config, "eos_token_id", None),
+    }
 
 
 @add_model_config_to_megatron_parser("glm4_moe")
@@ -199,7 +231,7 @@ def parse_glm4_moe_config(megatron_lm_plugin: _Plugin, model: _Model, batch_data
         "use_flash_attn": True,
         "position_embedding_type": "rope",
         "rope_type": "rope",
-        "rotary_base": config.rope_theta,
+        "rotary_base": _rotary_base(config),
         "rotary_percent": config.partial_rotary_factor,
         "num_experts": config.n_routed_experts,
         "moe_layer_freq": [0] * dense + [1] * (config.num_hidden_layers - dense),

@@ -122,6 +122,7 @@ def _fsdp(plugin: Any) -> str:
 ORDER: tuple[Row, ...] = (
     Row(
         "megatron",
+        "accel_core.strategies.megatron.strategy:MegatronStrategy",
         plugin="accel_core.plugins.megatron:MegatronLMPlugin",
         flag="ACCELERATE_USE_MEGATRON_LM",
         shown_as="megatron_lm_plugin",

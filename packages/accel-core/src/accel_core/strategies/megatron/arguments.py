@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Mapping
@@ -15,6 +16,8 @@ from accel_core.plugins.megatron import MegatronLMPlugin
 from accel_core.strategies.megatron import library
 
 __all__ = ["Degrees", "build", "configured", "degrees_of", "known", "number_format", "refuse_unhonoured"]
+
+_logger = logging.getLogger(__name__)
 
 _DEFAULTS: dict[str, Any] = {
     "add_bias_linear": True,
@@ -42,6 +45,9 @@ _INFORMATIVE = frozenset(
         "attention_backend",
         "bf16",
         "consumed_samples",
+        "pad_token_id",
+        "decoder_start_token_id",
+        "bert_binary_head",
         "data_parallel_size",
         "data_path",
         "decoder_last_pipeline_num_layers",
@@ -255,6 +261,9 @@ def _settle(found: Namespace, plugin: MegatronLMPlugin) -> None:
         found.recompute_granularity = "selective"
     if found.recompute_granularity == "selective":
         found.recompute_method, found.recompute_num_layers = None, None
+    if found.sequence_parallel and (plugin.tp_degree or 1) == 1:
+        _logger.warning("Sequences are shared by ranks that share matrix products; with tp_degree=1 there are none.")
+        found.sequence_parallel = False
     if found.position_embedding_type is None:
         found.position_embedding_type = "rope" if found.use_rotary_position_embeddings else "learned_absolute"
     stage = found.num_layers_per_virtual_pipeline_stage

@@ -178,7 +178,7 @@ class MegatronEngine(nn.Module):
             self._eval_losses[count] = self._eval_losses.get(count, torch.zeros_like(loss)) + 1
         return losses
 
-    def forward(self, **batch_data: Any) -> Any:  # type: ignore[override]
+    def forward(self, **batch_data: Any) -> Any:
         """Take a training step in training mode, else evaluate.
 
         Args:

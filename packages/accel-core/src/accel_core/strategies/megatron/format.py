@@ -109,7 +109,7 @@ def _state(engine: MegatronEngine, *, optimizer: bool, loading: bool) -> dict[st
 
 def _planned(engine: MegatronEngine) -> tuple[dict[str, Any], dict[str, bytes]]:
     """Return the values of an engine by their names among shards, and the small files that rank 0 writes."""
-    state = _state(engine, optimizer=not engine.plugin.no_save_optim, loading=False)
+    state = _state(engine, optimizer=engine.iteration > 0 and not engine.plugin.no_save_optim, loading=False)
     state |= engine.progress()
     strategies = library.core("dist_checkpointing.strategies.torch")
     catching = _catching()
@@ -154,12 +154,15 @@ def _restoration(engine: MegatronEngine, source: Source, rank: int) -> Restorati
         return Restoration(component, findings=[finding_of(error, component, rank)])
     findings += stored_models.damages(shards, source, component, rank)
     wants_optimizer = engine.optimizer is not None and not engine.plugin.no_load_optim
-    if wants_optimizer and not any(name.startswith("optimizer.") for name in shards.tensors):
+    stepped = common["iteration"] > 0
+    if wants_optimizer and stepped and not any(name.startswith("optimizer.") for name in shards.tensors):
         problem = "it holds no states of the optimizer: set no_load_optim of MegatronLMPlugin to begin with new ones"
         findings.append(Finding(component, "mismatch", problem, rank))
 
     def apply() -> None:
-        _load(engine, source.folder / _FOLDER, optimizer=wants_optimizer)
+        _load(engine, source.folder / _FOLDER, optimizer=wants_optimizer and stepped)
+        if wants_optimizer and not stepped:
+            _begin_again(engine)
         engine.go_on_from(common)
 
     files = frozenset({*shards.files(), *(f"{_FOLDER}/{name}" for name in (_COMMON, "metadata.json"))})
@@ -193,3 +196,10 @@ def _load(engine: MegatronEngine, folder: Path, *, optimizer: bool) -> None:
         engine.optimizer.load_state_dict(loaded["optimizer"])
     elif engine.optimizer is not None:
         engine.optimizer.reload_model_params()
+
+
+def _begin_again(engine: MegatronEngine) -> None:
+    """Forget the states of an optimizer: it was saved before its first step, when it had none."""
+    for own in engine.optimizer.chained_optimizers:
+        if own.optimizer is not None:
+            own.optimizer.state.clear()

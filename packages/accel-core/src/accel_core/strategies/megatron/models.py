@@ -13,6 +13,7 @@ from accel_core.errors import ConfigurationError, EngineUnavailableError
 from accel_core.strategies.megatron import library
 from accel_core.strategies.megatron.arguments import configured, number_format
 from accel_core.strategies.megatron.groups import seed_of
+from accel_core.strategies.megatron.norms import shared_sequences
 from accel_core.strategies.megatron.run import Run, current
 
 __all__ = ["build", "configuration", "model_provider_func", "refuse_unbuilt"]
@@ -65,7 +66,6 @@ def configuration(run: Run, **own: Any) -> Any:
         "attention_backend": enums.AttnBackend.auto if arguments.attention_backend else enums.AttnBackend.local,
         "params_dtype": dtype,
         "pipeline_dtype": dtype,
-        "sequence_parallel": bool(arguments.sequence_parallel) and (arguments.tensor_model_parallel_size or 1) > 1,
     }
     if run.device.type == "cpu":
         fields["use_cpu_initialization"] = True
@@ -186,7 +186,8 @@ def build(run: Run) -> list[nn.Module]:
     with torch.random.fork_rng(devices=[]):
         # On the CPU megatron-core draws whole weights and keeps a part: ranks of one stage have to draw the same.
         torch.manual_seed(seed_of(run) + 100 * run.layout.place(("pp",)))
-        chunks = [chunk.to(run.device) for chunk in _chunks(run, provider)]
+        with shared_sequences(run.arguments):
+            chunks = [chunk.to(run.device) for chunk in _chunks(run, provider)]
     if number_format(run.arguments) != torch.float32:
         module = library.core("transformer.module")
         chunks = [module.Float16Module(chunk.config, chunk) for chunk in chunks]

@@ -1,0 +1,43 @@
+"""Norms of ranks that share sequences, where neither Transformer Engine nor Apex brings some."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from accel_core.strategies.megatron import library
+
+__all__ = ["shared_sequences"]
+
+
+@contextmanager
+def shared_sequences(arguments: Any) -> Iterator[None]:
+    """Let megatron-core make norms of torch for ranks that share sequences, which it refuses to do by itself.
+
+    Each rank norms its own tokens. So the gradients of a norm's weights are sums over ranks, which megatron-core takes
+    of all weights that are marked for it.
+
+    Args:
+        arguments: Those of the run; without sequence parallelism nothing is changed.
+    """
+    if not arguments.sequence_parallel:
+        yield
+        return
+    kind = library.core("transformer.torch_norm").WrappedTorchNorm
+    own = kind.__new__
+
+    def make(cls: Any, config: Any, *args: Any, **kwargs: Any) -> Any:
+        plain = copy.copy(config)
+        plain.sequence_parallel = False
+        made = own(cls, plain, *args, **kwargs)
+        for parameter in made.parameters():
+            parameter.sequence_parallel = True
+        return made
+
+    kind.__new__ = make
+    try:
+        yield
+    finally:
+        kind.__new__ = own

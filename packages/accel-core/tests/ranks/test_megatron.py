@@ -17,7 +17,6 @@ from torch.utils.data import DataLoader
 from accel_core.accelerator import Accelerator
 from accel_core.plugins.megatron import MegatronLMDummyScheduler, MegatronLMPlugin
 from accel_core.testing import requires
-from accel_core.testing.world import run
 
 pytestmark = [requires("megatron", "transformers"), pytest.mark.slow]
 

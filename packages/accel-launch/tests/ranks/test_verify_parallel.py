@@ -12,7 +12,7 @@ from accel_core.errors import LaunchError
 from accel_core.testing.world import run
 from accel_launch.supervision.ranks import RanksEnded
 from accel_launch.verify.comparison import Finding, compare
-from accel_launch.verify.layouts import LayoutAsked, layouts_named, parse_layout
+from accel_launch.verify.layouts import LayoutAsked, layout_asked, layouts_asked
 from accel_launch.verify.records import Run, read_run
 from accel_launch.verify.run import Asked, check_one_process, variables_of, verdict_on, verify_parallel
 
@@ -50,7 +50,7 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Run:
 @pytest.mark.parametrize("name", ["dp2", "fsdp2"])
 def test_a_sound_script_is_equal_on_two_ranks(one: Run, name: str, tmp_path: Path) -> None:
     """With accumulation, clipping, a schedule, dropout and metrics of uneven data, nothing differs."""
-    ranks = recorded(tmp_path / "ranks", f"{VERIFIED}:sound", parse_layout(name))
+    ranks = recorded(tmp_path / "ranks", f"{VERIFIED}:sound", layout_asked(name))
     assert compare(one, ranks) == []
     assert [len(run.steps) for run in (one, ranks)] == [2, 2]
     assert ranks.loss(1) == pytest.approx(one.loss(1), rel=1e-6)
@@ -70,7 +70,7 @@ def test_a_sound_script_is_equal_on_two_ranks(one: Run, name: str, tmp_path: Pat
 )
 def test_a_planted_fault_is_found(one: Run, fault: str, kind: str, where: str, told: str, tmp_path: Path) -> None:
     """The first difference is the fault itself, in the first step where it can be seen."""
-    findings = compare(one, recorded(tmp_path / "ranks", f"{VERIFIED}:{fault}", parse_layout("dp2")))
+    findings = compare(one, recorded(tmp_path / "ranks", f"{VERIFIED}:{fault}", layout_asked("dp2")))
     assert findings, fault
     first: Finding = findings[0]
     assert (first.kind, first.where) == (kind, where), str(first)
@@ -87,7 +87,7 @@ def one_by_parts(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Ru
 @pytest.mark.parametrize("name", ["tp2", "cp2", "hsdp2x2", "fsdp2xtp2"])
 def test_a_mesh_is_equal_to_one_process(one_by_parts: Callable[[int], Run], name: str, tmp_path: Path) -> None:
     """Whatever the ranks share, losses over tokens, gradients, the norm over the mesh and updates are the same."""
-    layout = parse_layout(name)
+    layout = layout_asked(name)
     ranks = recorded(tmp_path / "ranks", f"{VERIFIED}:split", layout)
     assert compare(one_by_parts(layout.parts), ranks) == []
     assert (len(ranks.steps), len(set(ranks.parts)), len(ranks.parts)) == (2, layout.parts, layout.ranks)
@@ -97,7 +97,7 @@ def test_a_mesh_is_equal_to_one_process(one_by_parts: Callable[[int], Run], name
 def test_what_a_strategy_refuses_is_written_down(tmp_path: Path) -> None:
     """A model that cannot be split is refused on every rank, with the strategy's own words."""
     with pytest.raises(AssertionError, match="plan"):
-        recorded(tmp_path / "ranks", f"{VERIFIED}:sound", parse_layout("tp2"))
+        recorded(tmp_path / "ranks", f"{VERIFIED}:sound", layout_asked("tp2"))
     ranks = read_run(tmp_path / "ranks")
     assert (ranks.refused, ranks.steps) == (True, [])
     assert "plan" in str(ranks.note)
@@ -130,9 +130,9 @@ def ended(place: Path, *codes: int, timed_out: bool = False, printed: str = "") 
 def test_ranks_that_fail_are_a_verdict(one: Run, tmp_path: Path) -> None:
     """It names the rank that failed by itself and its error; the run on one process is not blamed."""
     with pytest.raises(AssertionError, match="KeyError: 'ours'"):
-        recorded(tmp_path / "ranks", f"{VERIFIED}:fails_on_ranks", parse_layout("dp2"))
+        recorded(tmp_path / "ranks", f"{VERIFIED}:fails_on_ranks", layout_asked("dp2"))
     ranks = read_run(tmp_path / "ranks")
-    (layout,) = layouts_named("dp2", 2)
+    (layout,) = layouts_asked("dp2", 2)
     printed = "Traceback:\nKeyError: 'ours'\n"
     verdict = verdict_on(asked(tmp_path), layout, one, ended(tmp_path, -9, 1, printed=printed), ranks)
     assert (verdict.state, verdict.told) == ("failed", "rank 1: KeyError: 'ours'")

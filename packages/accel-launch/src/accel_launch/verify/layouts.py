@@ -1,24 +1,16 @@
-"""The layouts that `accel verify-parallel` knows by name, and what each asks of `accel launch`."""
+"""What each layout that is verified asks of `accel launch`."""
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 
 from accel_core.errors import ConfigurationError
-from accel_core.mesh.layout import DATA_AXES
+from accel_core.mesh.spec import LayoutSpec, parse_layout, parse_layouts
 
-__all__ = ["EXAMPLES", "LayoutAsked", "layouts_named", "parse_layout"]
+__all__ = ["LayoutAsked", "layout_asked", "layouts_asked"]
 
-EXAMPLES = ("dp2", "fsdp2", "hsdp2x2", "tp2", "cp2", "fsdp2xtp2", "fsdp2xcp2", "dp2xtp2", "hsdp2x2xtp2", "zero3")
-"""One of each kind, for messages."""
-
-_AXES = {"dp": "dp_replicate", "fsdp": "dp_shard", "cp": "cp", "tp": "tp"}
-_ZERO_STAGES = (1, 2, 3)
-_ZERO_RANKS = 2
+_GATHERED = 3
+"""The stage of ZeRO whose weights are gathered to be compared."""
 
 
 @dataclass(frozen=True)
@@ -38,26 +30,17 @@ class LayoutAsked:
     words: tuple[str, ...]
 
 
-def layouts_named(text: str, most: int) -> list[LayoutAsked]:
-    """Read a comma-separated list of names.
+def layouts_asked(text: str, most: int) -> list[LayoutAsked]:
+    """Read a comma-separated list of layouts.
 
     Args:
         text: The list.
         most: Number of processes that this machine may run.
 
     Raises:
-        ConfigurationError: A name is unknown or comes twice, none is there, or one needs more processes.
+        ConfigurationError: A layout is unknown or comes twice, none is there, or one needs more processes, or one only.
     """
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    if not names:
-        raise ConfigurationError(
-            f"There is no layout to verify; got {text!r}. Name some, as in --layouts dp2,fsdp2; known are "
-            f"{', '.join(EXAMPLES)} and the like."
-        )
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ConfigurationError(f"Each layout is verified once; got {twice} twice. Name it once.")
-    found = [parse_layout(name) for name in names]
+    found = [_asked(spec) for spec in parse_layouts(text)]
     for layout in found:
         if layout.ranks > most:
             raise ConfigurationError(
@@ -67,64 +50,35 @@ def layouts_named(text: str, most: int) -> list[LayoutAsked]:
     return found
 
 
-def parse_layout(name: str) -> LayoutAsked:
-    """Return the layout with a name.
+def layout_asked(text: str) -> LayoutAsked:
+    """Return what a layout asks for.
 
     Args:
-        name: Kinds with their sizes, joined by `x`: `dp2` copies, `fsdp2` shards, `hsdp2x2` two copies of two shards,
-            `tp2` tensor parallel, `cp2` context parallel, `fsdp2xtp2` … and `zero3`, stage 3 of DeepSpeed on 2 ranks
-            (`zero3x4` on 4).
+        text: The layout.
 
     Raises:
-        ConfigurationError: There is no such layout.
+        ConfigurationError: There is no such layout, or it is one process by itself.
     """
-    zero = re.fullmatch(r"zero(\d)(?:x(\d+))?", name)
-    if zero is not None and int(zero[1]) in _ZERO_STAGES and int(zero[2] or _ZERO_RANKS) > 1:
-        return _zero(name, int(zero[1]), int(zero[2] or _ZERO_RANKS))
-    sizes = _sizes(name)
-    if sizes is None or min(sizes.values()) < 2:
-        raise _unknown(name)
-    return _mesh(name, sizes)
+    return _asked(parse_layout(text))
 
 
-def _sizes(name: str) -> dict[str, int] | None:
-    """Return the size of each axis that a name speaks of; `None` where it cannot be read."""
-    hybrid = re.match(r"hsdp(\d+)x(\d+)(?=x|$)", name)
-    sizes = {} if hybrid is None else {"dp_replicate": int(hybrid[1]), "dp_shard": int(hybrid[2])}
-    rest = name if hybrid is None else name[hybrid.end() :].removeprefix("x")
-    for word in rest.split("x") if rest else []:
-        read = re.fullmatch(r"([a-z]+)(\d+)", word)
-        axis = _AXES.get(read[1]) if read is not None else None
-        if read is None or axis is None or axis in sizes:
-            return None
-        sizes[axis] = int(read[2])
-    return sizes or None
-
-
-def _unknown(name: str) -> ConfigurationError:
-    known = sorted({*EXAMPLES, *(f"{kind}{size}" for kind in ("dp", "fsdp", "tp", "cp") for size in (2, 4))})
-    known += [f"zero{stage}" for stage in _ZERO_STAGES[:-1]]
-    near = get_close_matches(name, known, n=3, cutoff=0.5)
-    hint = f"Did you mean {' or '.join(near)}?" if near else "Join kinds with their sizes by x, as in fsdp2xtp2."
-    return ConfigurationError(
-        f"A layout is named by kinds and sizes of at least 2, such as {', '.join(EXAMPLES)}; got {name!r}. {hint}"
-    )
-
-
-def _zero(name: str, stage: int, ranks: int) -> LayoutAsked:
-    words = ["--use-deepspeed", "--zero-stage", str(stage), "--num-processes", str(ranks)]
-    words += ["--zero3-save-16bit-model", "true"] if stage == max(_ZERO_STAGES) else []
-    return LayoutAsked(name, ranks, ranks, tuple(words))
-
-
-def _mesh(name: str, sizes: Mapping[str, int]) -> LayoutAsked:
-    ranks = math.prod(sizes.values())
-    parts = math.prod(sizes.get(axis, 1) for axis in DATA_AXES)
-    words: Sequence[str] = ["--num-processes", str(ranks)]
-    if "dp_shard" in sizes or ("cp" in sizes and "tp" in sizes):
-        words = [*words, "--use-fsdp", "--fsdp-version", "2"]
-    if set(sizes) - {"dp_shard"} and sizes.keys() != {"dp_replicate"}:
-        words = [*words, "--use-parallelism-config"]
-        for axis, size in sizes.items():
-            words = [*words, f"--parallelism-config-{axis.replace('_', '-')}-size", str(size)]
-    return LayoutAsked(name, ranks, parts, tuple(words))
+def _asked(spec: LayoutSpec) -> LayoutAsked:
+    if spec.ranks < 2:
+        raise ConfigurationError(
+            f"A layout that is compared with one process has several; got {spec.name!r}. Give it at least 2 ranks, as "
+            "in dp2 or fsdp2xtp2."
+        )
+    words = ["--num-processes", str(spec.ranks)]
+    if spec.zero_stage is not None:
+        words += ["--use-deepspeed", "--zero-stage", str(spec.zero_stage)]
+        words += ["--zero3-save-16bit-model", "true"] if spec.zero_stage == _GATHERED else []
+    elif spec.engine == "fsdp" or min(spec.size("cp"), spec.size("tp")) > 1:
+        words += ["--use-fsdp", "--fsdp-version", "2"]
+    shared = [(axis, size) for axis, size in spec.sizes if size > 1]
+    if any(axis not in ("dp_replicate", "dp_shard") for axis, _ in shared) or len(shared) > 1:
+        words += ["--use-parallelism-config"]
+        for axis, size in shared:
+            words += [f"--parallelism-config-{axis.replace('_', '-')}-size", str(size)]
+    if spec.size("sp") > 1:
+        words += ["--parallelism-config-sp-backend", "deepspeed"]
+    return LayoutAsked(spec.name, spec.ranks, spec.layout().replicas, tuple(words))

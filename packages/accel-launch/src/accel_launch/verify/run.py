@@ -24,7 +24,7 @@ from accel_launch.settings.devices import count_gpus
 from accel_launch.supervision.ranks import RanksEnded, rank_variables, run_ranks
 from accel_launch.terminal import colours_wanted, paint, say
 from accel_launch.verify.comparison import compare, largest_difference, tolerance_of
-from accel_launch.verify.layouts import LayoutAsked, layouts_named
+from accel_launch.verify.layouts import LayoutAsked, layouts_asked
 from accel_launch.verify.records import Run, read_run
 from accel_launch.verify.report import Report, Verdict, print_report, run_as_numbers
 
@@ -123,7 +123,7 @@ def verify_parallel(
     """
     gpus = 0 if cpu else count_gpus(environ.snapshot())
     names = layouts if isinstance(layouts, str) else ",".join(layouts)
-    asked_layouts = layouts_named(names, max_processes or gpus or _MOST_ON_CPU)
+    asked_layouts = layouts_asked(names, max_processes or gpus or _MOST_ON_CPU)
     words = ["--cpu"] if not gpus else []
     for flag, value in (
         ("--mixed-precision", mixed_precision),

@@ -1,0 +1,35 @@
+"""The device on which tests run, how many there are of it, and what tells how much of its memory is taken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from accel_core.devices import registry
+
+__all__ = ["device_count", "get_backend", "memory_allocated_func", "torch_device"]
+
+_MEMORY = {"mps": "current_allocated_memory"}
+"""Names of the function that counts bytes, where it is not `memory_allocated`."""
+
+
+def get_backend() -> tuple[str, int, Callable[[], int]]:
+    """Return the device of this machine.
+
+    Returns:
+        Its name in torch, how many there are of it, and a function that returns the bytes taken of it: 0 where the
+        device does not count them, as the CPU.
+    """
+    device = registry.choose()
+    counter = None if device.name in ("cpu", "xla") else getattr(device.module, _counter(device.name), None)
+    return device.name, max(1, device.count()), counter or _nothing
+
+
+def _counter(name: str) -> str:
+    return _MEMORY.get(name, "memory_allocated")
+
+
+def _nothing() -> int:
+    return 0
+
+
+torch_device, device_count, memory_allocated_func = get_backend()

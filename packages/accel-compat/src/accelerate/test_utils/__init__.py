@@ -1,0 +1,58 @@
+"""The names of `accelerate.test_utils` in Accelerate that test suites import, from where they are defined."""
+
+from accelerate import _rebinding
+from accelerate._regression import RegressionDataset as RegressionDataset
+from accelerate._regression import RegressionModel as RegressionModel
+from accelerate._test_backend import device_count as device_count
+from accelerate._test_backend import memory_allocated_func as memory_allocated_func
+from accelerate._test_backend import torch_device as torch_device
+from accelerate._test_markers import require_bnb as require_bnb
+from accelerate._test_markers import require_cpu as require_cpu
+from accelerate._test_markers import require_cuda as require_cuda
+from accelerate._test_markers import require_cuda_or_hpu as require_cuda_or_hpu
+from accelerate._test_markers import require_cuda_or_xpu as require_cuda_or_xpu
+from accelerate._test_markers import require_fp8 as require_fp8
+from accelerate._test_markers import require_fp16 as require_fp16
+from accelerate._test_markers import require_huggingface_suite as require_huggingface_suite
+from accelerate._test_markers import require_mlu as require_mlu
+from accelerate._test_markers import require_mps as require_mps
+from accelerate._test_markers import require_multi_device as require_multi_device
+from accelerate._test_markers import require_multi_gpu as require_multi_gpu
+from accelerate._test_markers import require_multi_gpu_or_xpu as require_multi_gpu_or_xpu
+from accelerate._test_markers import require_multi_xpu as require_multi_xpu
+from accelerate._test_markers import require_musa as require_musa
+from accelerate._test_markers import require_non_cpu as require_non_cpu
+from accelerate._test_markers import require_non_hpu as require_non_hpu
+from accelerate._test_markers import require_non_torch_xla as require_non_torch_xla
+from accelerate._test_markers import require_non_xpu as require_non_xpu
+from accelerate._test_markers import require_npu as require_npu
+from accelerate._test_markers import require_pippy as require_pippy
+from accelerate._test_markers import require_sdaa as require_sdaa
+from accelerate._test_markers import require_single_device as require_single_device
+from accelerate._test_markers import require_single_gpu as require_single_gpu
+from accelerate._test_markers import require_single_xpu as require_single_xpu
+from accelerate._test_markers import require_torch_min_version as require_torch_min_version
+from accelerate._test_markers import require_torchao as require_torchao
+from accelerate._test_markers import require_torchvision as require_torchvision
+from accelerate._test_markers import require_tpu as require_tpu
+from accelerate._test_markers import require_transformer_engine as require_transformer_engine
+from accelerate._test_markers import require_transformer_engine_mxfp8 as require_transformer_engine_mxfp8
+from accelerate._test_markers import require_xpu as require_xpu
+from accelerate._test_markers import run_first as run_first
+from accelerate._test_markers import skip as skip
+from accelerate._test_markers import slow as slow
+from accelerate._test_processes import DEFAULT_LAUNCH_COMMAND as DEFAULT_LAUNCH_COMMAND
+from accelerate._test_processes import are_the_same_tensors as are_the_same_tensors
+from accelerate._test_processes import assert_exception as assert_exception
+from accelerate._test_processes import capture_call_output as capture_call_output
+from accelerate._test_processes import execute_subprocess_async as execute_subprocess_async
+from accelerate._test_processes import get_launch_command as get_launch_command
+from accelerate._test_processes import get_torch_dist_unique_port as get_torch_dist_unique_port
+from accelerate._test_processes import path_in_accelerate_package as path_in_accelerate_package
+from accelerate._test_processes import pytest_xdist_worker_id as pytest_xdist_worker_id
+from accelerate.test_utils import scripts as scripts
+from accelerate.test_utils import testing as testing
+from accelerate.test_utils import training as training
+from accelerate.test_utils.scripts import test_script as test_script
+
+_rebinding.write_through(__name__)

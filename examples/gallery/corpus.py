@@ -54,6 +54,8 @@ class Transformer(nn.Module):
         self.layers = nn.ModuleList(Layer(width) for _ in range(depth))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, 128)
+        nn.init.normal_(self.characters.weight, std=0.02)
+        nn.init.normal_(self.places.weight, std=0.02)
 
     def forward(self, text: Tensor) -> Tensor:
         """Return scores of shape (batch, length, 128) for characters of shape (batch, length)."""

@@ -55,7 +55,7 @@ def main() -> None:
     model = Transformer().to(accelerator.device)
     base_losses = train(accelerator, model, windows(code(100_000))[0], rate=2e-3, epochs=2)
 
-    data, held_out = windows(prose(100_000))
+    data, held_out = windows(prose())
     test_loader = accelerator.prepare(DataLoader(held_out, batch_size=64))
     before = test_loss(accelerator, model, test_loader)
     model.requires_grad_(False)

@@ -14,7 +14,7 @@ from accel import Accelerator, set_seed
 from corpus import MASK, Transformer, prose, windows
 from report import finish, folder
 
-EPOCHS = 6
+EPOCHS = 8
 
 
 def blot_out(window: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -30,7 +30,7 @@ def main() -> None:
     set_seed(0)
     train, test = windows(prose())
     model = Transformer(causal=False)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     loader, test_loader = DataLoader(train, batch_size=8, shuffle=True), DataLoader(test, batch_size=64)
     model, optimizer, loader, test_loader = accelerator.prepare(model, optimizer, loader, test_loader)
 

@@ -93,7 +93,8 @@ def _model_of_timm(model_name: str) -> nn.Module:
             built: nn.Module = timm.create_model(name, pretrained=False)
     except ImportError as failure:
         raise MissingDependencyError(
-            f"A library that builds {model_name!r} cannot be imported; got: {in_one_line(failure)} Install it."
+            f"A library that is needed to build {model_name!r} cannot be imported; got: {in_one_line(failure)} "
+            "Install it."
         ) from failure
     except (OSError, RuntimeError) as failure:
         raise CheckpointNotFoundError(
@@ -225,7 +226,7 @@ def estimate_command_parser(subparsers: Any = None) -> argparse.ArgumentParser:
     """
     parser: argparse.ArgumentParser
     if subparsers is None:
-        parser = argparse.ArgumentParser(description="Say how much memory a model needs to run and to train.")
+        parser = argparse.ArgumentParser(description="Estimate how much memory a model needs to run and to train.")
     else:
         parser = subparsers.add_parser("estimate-memory")
     add_arguments(parser)

@@ -264,7 +264,7 @@ def _even_splits(model: nn.Module, count: int, no_split_module_classes: Sequence
         first = next((name for name, device in device_map.items() if device == number), None)
         if first is None:
             raise ConfigurationError(
-                f"The model cannot be cut into {count} parts; got {number} with something in them. Run fewer "
+                f"The model cannot be cut into {count} parts; got {number} that are not empty. Run fewer "
                 "processes, or name the split points."
             )
         points.append(first)

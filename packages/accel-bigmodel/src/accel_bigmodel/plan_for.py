@@ -85,13 +85,13 @@ def model_of(name: str) -> nn.Module:
             made: object = make()
     except (ImportError, AttributeError, TypeError, ValueError) as failure:
         raise ConfigurationError(
-            f"No model can be made of what --model names; got {name!r}: {failure}. Write MODULE:NAME of a class or "
+            f"The model that --model names cannot be created; got {name!r}: {failure}. Write MODULE:NAME of a class or "
             "function that takes no arguments."
         ) from failure
     if not isinstance(made, nn.Module):
         raise ConfigurationError(
-            f"What --model names makes no model; got a {type(made).__name__} of {name!r}. Name a class of modules, or "
-            "a function that returns one."
+            f"What --model names does not create a model; got a {type(made).__name__} from {name!r}. Name a class of "
+            "modules, or a function that returns one."
         )
     return made
 
@@ -129,7 +129,7 @@ def plan_checkpoint(
         classes.append(Layer.__name__)
         if isinstance(kept, Workload):
             raise ConfigurationError(
-                "Headroom for a batch of sequences is traced through the model itself, and headers tell nothing of "
+                "Headroom for a batch of sequences is found by tracing the model, and headers do not describe "
                 f"the forward; got no config.json for {source!r} whose model transformers has. Give the headroom as a "
                 "size or a fraction, or name the model with --model."
             )

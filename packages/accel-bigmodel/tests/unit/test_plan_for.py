@@ -209,7 +209,7 @@ def test_the_text_names_the_parts_of_every_device(checkpoint: Path, capsys: pyte
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("nowhere:Net", "nowhere"), ("json", "'json'"), ("json:dumps", "missing 1 required"), ("os:getcwd", "a str of")],
+    [("nowhere:Net", "nowhere"), ("json", "'json'"), ("json:dumps", "missing 1 required"), ("os:getcwd", "a str from")],
 )
 def test_what_makes_no_model_is_named(
     name: str, message: str, checkpoint: Path, capsys: pytest.CaptureFixture[str]

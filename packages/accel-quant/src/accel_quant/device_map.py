@@ -63,7 +63,7 @@ def get_quantized_model_device_map(
         return dict(device_map)
     if device_map not in _WORDS:
         raise DeviceMapError(
-            f"If passing a string for `device_map`, it is one of {', '.join(_WORDS)}; got {device_map!r}. Choose one "
+            f"A string for `device_map` has to be one of {', '.join(_WORDS)}; got {device_map!r}. Choose one "
             "of them, or pass a map."
         )
     fp32 = bnb_quantization_config.keep_in_fp32_modules or ()

@@ -75,7 +75,7 @@ class SpoolRecorder:
             if spool is not None:
                 spool.path.unlink(missing_ok=True)
             logger.warning(
-                "No spool file can be written in %s (%s); values that a tracker fails to take are lost. Choose a "
+                "No spool file can be written in %s (%s); values that a tracker fails to store are lost. Choose a "
                 "folder with TrackerKwargs(spool_dir=...).",
                 self._folder,
                 error,
@@ -110,7 +110,7 @@ class SpoolRecorder:
         if not self._told:
             self._told = True
             logger.warning(
-                "The spool file %s cannot be written (%s); what a tracker fails to take meanwhile is lost. Free the "
+                "The spool file %s cannot be written (%s); what a tracker fails to store meanwhile is lost. Free the "
                 "disk, or choose another folder with TrackerKwargs(spool_dir=...).",
                 self.path,
                 why,
@@ -201,12 +201,12 @@ class SpoolRecorder:
         kept = {name: len(numbers) - lost[name] for name, numbers in unsent.items()}
         if any(kept.values()) and not quiet:
             logger.warning(
-                "Entries that trackers did not take (%s) are in %s. Send them with `accel trackers replay %s`.",
+                "Entries that trackers failed to store (%s) are in %s. Send them with `accel trackers replay %s`.",
                 *(_counted(kept), self.path, self.path),
             )
         if any(lost.values()) and not quiet:
             logger.warning(
-                "Entries that trackers did not take are lost (%s); the spool %s could not be written. Choose a disk "
+                "Entries that trackers failed to store are lost (%s); the spool %s could not be written. Choose a disk "
                 "with room for it with TrackerKwargs(spool_dir=...).",
                 *(_counted(lost), self.path or f"in {self._folder}"),
             )

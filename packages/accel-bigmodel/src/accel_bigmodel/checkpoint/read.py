@@ -176,7 +176,7 @@ def open_shard(path: str | os.PathLike[str]) -> Shard:
         )
     if not os.path.isfile(path):
         raise UnsafeCheckpointError(
-            f"A checkpoint must be made of regular files; got {path!r}, which is none. Name the file itself."
+            f"A checkpoint must be made of regular files; got {path!r}, which is not one. Name the file itself."
         )
     return SafetensorsShard(path) if path.endswith(".safetensors") else PickledShard(path)
 
@@ -232,7 +232,7 @@ def _find_in_folder(folder: Path) -> tuple[list[str], dict[str, str] | None]:
     safe = [file for file in single if file.suffix == ".safetensors"]
     if len(safe) > 1:
         raise CheckpointMismatchError(
-            f"Several weights files and no index lie in {str(folder)!r}; got "
+            f"The folder {str(folder)!r} holds several weights files and no index; got "
             f"{', '.join(file.name for file in safe)}. Name one of them, or add an index."
         )
     return [str((safe or single)[0])], None
@@ -249,7 +249,7 @@ def _read_index(path: Path) -> tuple[list[str], dict[str, str]]:
             )
         if not os.path.isfile(files[name]):
             raise UnsafeCheckpointError(
-                f"A checkpoint must be made of regular files; got {files[name]!r}, which is none. Do not load this "
+                f"A checkpoint must be made of regular files; got {files[name]!r}, which is not one. Do not load this "
                 "checkpoint unless you know who wrote it."
             )
     return sorted(files.values()), {name: files[file] for name, file in table.items()}

@@ -131,7 +131,8 @@ def model_of_config(folder: str | os.PathLike[str], trust_remote_code: bool = Fa
             )
     except ImportError as failure:
         raise MissingDependencyError(
-            f"A library that builds {str(folder)!r} cannot be imported; got: {in_one_line(failure)} Install it."
+            f"A library that is needed to build {str(folder)!r} cannot be imported; got: {in_one_line(failure)} "
+            "Install it."
         ) from failure
     except OSError as failure:
         if unreachable is not None:

@@ -3,5 +3,5 @@
 from accel_bigmodel.arguments import add_arguments as add_arguments
 
 name = "estimate-memory"
-help = "Say how much memory a model needs to run and to train."
+help = "Estimate how much memory a model needs to run and to train."
 run = "accel_bigmodel.estimate:estimate_command"

@@ -166,8 +166,8 @@ def _as_torch(device: str | torch.device, name: str) -> torch.device:
         return torch.device(device)
     except RuntimeError as failure:
         raise DeviceMapError(
-            f"The device_map provided names something that is no device; got {device!r} for {name!r}. Use the index of "
-            "an accelerator, 'cpu', 'disk', or a device as torch writes it, such as 'cuda:0'."
+            f"The device_map provided names something that is not a device; got {device!r} for {name!r}. Use the index "
+            "of an accelerator, 'cpu', 'disk', or a device as torch writes it, such as 'cuda:0'."
         ) from failure
 
 
@@ -216,7 +216,7 @@ def check_blocks_fit(
         )
         if count > room:
             raise DeviceMapError(
-                f"An offloaded block is larger than the device it comes to; got {name!r} of {written_size(count)} "
+                f"An offloaded block is larger than the device that runs it; got {name!r} of {written_size(count)} "
                 f"for {main}, which has {written_size(room)} in all. Let its parts be loaded one by one, or keep the "
                 "model off that device: a map of 'cpu' and 'disk' alone runs on the CPU."
             )

@@ -301,7 +301,7 @@ def _kept(model: nn.Module, headroom: Headroom, limits: Mapping[Device, int], dt
     if isinstance(headroom, float):
         if not 0 <= headroom < 1:
             raise ConfigurationError(
-                f"A headroom given as a fraction lies between 0 and 1; got {headroom}. Pass bytes as an integer."
+                f"A headroom given as a fraction must be between 0 and 1; got {headroom}. Pass bytes as an integer."
             )
         return {device: int(limit * headroom) for device, limit in limits.items()}
     return dict.fromkeys(limits, convert_file_size_to_int(headroom))

@@ -156,7 +156,7 @@ def get_module_size_with_ties(
         )
         if found is None:
             raise DeviceMapError(
-                f"A tied parameter is in none of the modules that wait for a place; got {parameter!r}, waiting "
+                f"A tied parameter is in none of the modules that are still to be placed; got {parameter!r} for "
                 f"{[name for name, _ in modules_to_treat]}. Place tied modules together."
             )
         total += module_sizes.get(found[0], 0) - module_sizes.get(parameter, 0)

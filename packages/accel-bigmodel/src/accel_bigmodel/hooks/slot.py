@@ -171,8 +171,8 @@ class Slot:
             return self.cached
         if value.shape != self.shape:
             raise OffloadError(
-                f"An offloaded weight has another shape than its place; got {tuple(value.shape)} for {self.name!r}, "
-                f"which is {tuple(self.shape)}. Put a weight of that shape into the weights map."
+                f"An offloaded weight does not have the shape of its parameter; got {tuple(value.shape)} for "
+                f"{self.name!r}, which has {tuple(self.shape)}. Put a weight of that shape into the weights map."
             )
         if data.dtype != self.dtype:  # it was sent for before the model was cast
             data = data.to(self.dtype)

@@ -35,8 +35,8 @@ def offload_once(
     missing = [name for name in state_dict if name in needed and name not in stored]
     if missing:
         raise OffloadError(
-            f"The offload folder is another model's; got {os.fspath(folder)!r} without {', '.join(missing)}. Choose "
-            "another folder, or delete this one."
+            f"The offload folder belongs to another model; got {os.fspath(folder)!r} without {', '.join(missing)}. "
+            "Choose another folder, or delete this one."
         )
     for name, tensor in state_dict.items():
         if name in needed and not tensor.is_meta and not _holds(stored, name, tensor):

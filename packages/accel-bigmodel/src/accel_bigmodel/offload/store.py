@@ -98,7 +98,7 @@ def _map_weight(weight_file: str | os.PathLike[str], weight_info: Mapping[str, A
     file = MappedFile(weight_file, {"": StoredTensor(dtype, shape, 0, count)})
     if file.size != count and not (count == 0):
         raise OffloadError(
-            f"An offloaded weight is not whole; got {file.size} bytes in {os.fspath(weight_file)!r} where {dtype} of "
+            f"An offloaded weight is incomplete; got {file.size} bytes in {os.fspath(weight_file)!r} where {dtype} of "
             f"shape {shape} takes {count}. Offload the model again."
         )
     return file
@@ -111,7 +111,7 @@ def _form(info: Mapping[str, Any], where: str | os.PathLike[str]) -> tuple[torch
     whole = isinstance(shape, (list, tuple)) and all(type(extent) is int and extent >= 0 for extent in shape)
     if not isinstance(dtype, torch.dtype) or not whole or not isinstance(shape, (list, tuple)):
         raise OffloadError(
-            f"An entry of an offload index is no dtype and shape; got {name!r:.40} and {shape!r:.40} for "
+            f"An entry of an offload index is not a dtype and a shape; got {name!r:.40} and {shape!r:.40} for "
             f"{os.fspath(where)!r}. Offload the model again."
         )
     try:

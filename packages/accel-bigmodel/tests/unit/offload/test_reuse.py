@@ -79,7 +79,7 @@ def test_the_folder_of_another_model_is_refused(
             message = "where '2.bias' differs"
         elif change == "more layers":
             other[2] = nn.Sequential(other[2], nn.Linear(4, 4))  # type: ignore[index, operator]
-            message = r"another model's; got .* without 2\.0\.weight, 2\.0\.bias, 2\.1\.weight, 2\.1\.bias"
+            message = r"belongs to another model; got .* without 2\.0\.weight, 2\.0\.bias, 2\.1\.weight, 2\.1\.bias"
     expected, before = other(X), _contents(tmp_path)
     with pytest.raises(OffloadError, match=message):
         place(other, tmp_path)

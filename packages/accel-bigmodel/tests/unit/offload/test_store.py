@@ -59,7 +59,7 @@ def test_a_cut_weight_is_refused(tmp_path: Path) -> None:
     """A file of another size than its entry says is named."""
     info = (offload_weight(torch.ones(4), "a", tmp_path, index={}) or {})["a"]
     (tmp_path / "a.dat").write_bytes(b"123")
-    with pytest.raises(OffloadError, match=r"not whole.*3 bytes.*a\.dat"):
+    with pytest.raises(OffloadError, match=r"incomplete.*3 bytes.*a\.dat"):
         load_offloaded_weight(tmp_path / "a.dat", info)
 
 

@@ -283,8 +283,8 @@ class TrackerHub:
             recorder.close(unsent, keep=self.settings.keep_spool, seconds=seconds, quiet=self.settings.policy == "off")
         elif unsent:
             self._warn(
-                "Entries that trackers did not take are lost (%s). Install accel-trackers, which keeps them until they "
-                "are sent.",
+                "Entries that trackers failed to store are lost (%s). Install accel-trackers, which keeps them "
+                "until they are sent.",
                 ", ".join(f"{name}: {len(numbers)}" for name, numbers in unsent.items()),
             )
         self._raise_pending()

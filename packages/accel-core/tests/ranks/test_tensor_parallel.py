@@ -29,7 +29,7 @@ from accel_core.plugins.fsdp import FullyShardedDataParallelPlugin
 from accel_core.plugins.parallelism import ParallelismConfig, TorchTensorParallelConfig, TorchTensorParallelPlugin
 from accel_core.process.world import ensure
 from accel_core.state import reset_all
-from accel_core.strategies.averaging import Averaging
+from accel_core.strategies import averaging as averages
 from accel_core.strategies.fsdp2.strategy import FullyShardStrategy
 from accel_core.strategies.mesh.strategy import MeshStrategy
 from accel_core.testing import world
@@ -297,12 +297,12 @@ def test_copies_that_are_not_averaged_fail() -> None:
     averaging = accelerator._runtime.strategy.averaging  # type: ignore[attr-defined]
     assert len(averaging._groups) == 1
     reset_all()
-    original, Averaging._average_together = Averaging._average_together, lambda *_: None  # type: ignore[method-assign]
+    original, averages.average = averages.average, lambda *_: None
     try:
         with pytest.raises(AssertionError, match=r"ranks hold different weights|not close"):
             tests._equals_one_process(Case())
     finally:
-        Averaging._average_together = original  # type: ignore[method-assign]
+        averages.average = original
 
 
 @world(2)

@@ -17,7 +17,7 @@ from accel_core.mesh.tensor import is_spread, local_part
 from accel_core.optim.rebind import ParameterNames
 from accel_core.strategies.parts import Parts
 
-__all__ = ["Averaging", "reading_groups"]
+__all__ = ["Averaging", "average", "reading_groups"]
 
 _BUCKET = 25 * 2**20
 """Bytes of gradients that are averaged together."""
@@ -157,21 +157,32 @@ class Averaging:
             if ranks:
                 parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
                 found.append(local_part(parameter.grad))
-        for bucket in _buckets(found):
-            self._average_together(bucket)
+        average(found, self._groups)
 
-    def _average_together(self, gradients: list[torch.Tensor]) -> None:
-        """Average gradients of one format on one device in one message."""
-        first = gradients[0]
-        alone = len(gradients) == 1 and first.is_contiguous()
-        flat = first if alone else torch.cat([gradient.reshape(-1) for gradient in gradients])
-        for group in self._groups:
-            dist.all_reduce(flat, group=group)
-            flat /= group.size()
-        if not alone:
-            parts = torch.split(flat, [each.numel() for each in gradients])
-            for gradient, mean in zip(gradients, parts, strict=True):
-                gradient.copy_(mean.view_as(gradient))
+
+def average(gradients: Sequence[torch.Tensor], groups: Sequence[dist.ProcessGroup]) -> None:
+    """Average gradients that every rank has over groups of ranks, one group after the other.
+
+    Args:
+        gradients: This rank's gradients, in the order in which all ranks have them.
+        groups: The groups.
+    """
+    for bucket in _buckets(gradients):
+        _average_together(bucket, groups)
+
+
+def _average_together(gradients: list[torch.Tensor], groups: Sequence[dist.ProcessGroup]) -> None:
+    """Average gradients of one format on one device in one message."""
+    first = gradients[0]
+    alone = len(gradients) == 1 and first.is_contiguous()
+    flat = first if alone else torch.cat([gradient.reshape(-1) for gradient in gradients])
+    for group in groups:
+        dist.all_reduce(flat, group=group)
+        flat /= group.size()
+    if not alone:
+        parts = torch.split(flat, [each.numel() for each in gradients])
+        for gradient, mean in zip(gradients, parts, strict=True):
+            gradient.copy_(mean.view_as(gradient))
 
 
 def _settle(parameters: Sequence[torch.nn.Parameter]) -> None:

@@ -14,7 +14,7 @@ from accel_core.process.world import World
 from accel_core.strategies.sharding.loading import Handover, receive, starts_from_main, views_of
 from accel_core.strategies.sharding.wrapping import WrapPlan
 
-__all__ = ["is_sharded", "shard"]
+__all__ = ["arguments_of", "is_sharded", "shard"]
 
 
 def is_sharded(model: torch.nn.Module) -> bool:
@@ -43,7 +43,7 @@ def shard(
     """
     if world.is_main:
         plan.tell(model, plugin.mixed_precision_policy)
-    arguments = _arguments(plugin, mesh, world.device)
+    arguments = arguments_of(plugin, mesh, world.device)
     from_main = not aligned and starts_from_main(model, world, bool(plugin.cpu_ram_efficient_loading))
     with in_step(world, "prepare: fully_shard", views_of(model)):
         for block in (*(block for _, block in plan.blocks), model):
@@ -62,7 +62,7 @@ def shard(
         parameter.data = parameter.data.to(world.device)
 
 
-def _arguments(plugin: FullyShardedDataParallelPlugin, mesh: DeviceMesh, device: torch.device) -> dict[str, Any]:
+def arguments_of(plugin: FullyShardedDataParallelPlugin, mesh: DeviceMesh, device: torch.device) -> dict[str, Any]:
     """Return what `fully_shard` is given."""
     policy, offload = plugin.mixed_precision_policy, plugin.cpu_offload
     if isinstance(offload, CPUOffloadPolicy) and device.type == "cpu":

@@ -13,7 +13,7 @@ from accel_core.errors import EngineUnavailableError, StateError
 from accel_core.mesh.layout import DATA_AXES, SHARD_AXES
 from accel_core.strategies.parts import Parts
 
-__all__ = ["data_mesh", "data_part"]
+__all__ = ["data_mesh", "data_part", "sharding_part"]
 
 _FLATTENED = "dp_shard_cp"
 
@@ -25,7 +25,7 @@ def data_mesh(parts: Parts) -> DeviceMesh:
     samples are. Along "tp" each rank shards what is its own. Without `ParallelismConfig` the mesh is laid out here.
     """
     if parts.mesh is not None:
-        return _sharding_part(parts.mesh)
+        return sharding_part(parts.mesh)
     sizes = {axis: size for axis, size in parts.layout.sizes if axis in DATA_AXES}
     return init_device_mesh(parts.world.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
 
@@ -55,10 +55,10 @@ def data_part(mesh: DeviceMesh | None, device: torch.device, combines: Collectio
             f"FSDP is not combined with tensor, context or sequence parallel here; got the axes {others}. "
             "Use dp_replicate_size and dp_shard_size alone."
         )
-    return _sharding_part(mesh) if names else mesh
+    return sharding_part(mesh) if names else mesh
 
 
-def _sharding_part(mesh: DeviceMesh) -> DeviceMesh:
+def sharding_part(mesh: DeviceMesh) -> DeviceMesh:
     """Return the part of a mesh whose axes are for copies and shards; those for shards flattened where they are two."""
     names = mesh.mesh_dim_names or ()
     shards = tuple(name for name in names if name in SHARD_AXES)

@@ -18,7 +18,7 @@ from accel_core.process.world import World
 from accel_core.strategies.sharding.loading import receive, refuse_empty, starts_from_main, views_of
 from accel_core.strategies.tensor.plan import TensorPlan
 
-__all__ = ["check_arrived", "is_split", "settle", "split"]
+__all__ = ["check_arrived", "cut", "is_split", "settle", "split"]
 
 
 def is_split(model: nn.Module) -> bool:
@@ -87,8 +87,19 @@ def split(
     if not plan.styles:
         _align(model, copies)
     with in_step(world, "prepare: tensor parallel", views_of(model)), _own_random_state(world.device):
-        for name, style in plan.styles:
-            parallelize_module(model.get_submodule(name), mesh, style)
+        cut(model, plan, mesh)
+
+
+def cut(model: nn.Module, plan: TensorPlan, mesh: DeviceMesh) -> None:
+    """Split a bare model in place, as a plan says.
+
+    Args:
+        model: The model.
+        plan: How.
+        mesh: The ranks that share products.
+    """
+    for name, style in plan.styles:
+        parallelize_module(model.get_submodule(name), mesh, style)
     for first, *others in plan.ties:
         parameter = model.get_parameter(first)
         for other in others:

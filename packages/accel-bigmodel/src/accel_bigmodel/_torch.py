@@ -6,14 +6,40 @@ known from torch 2.13 on, the oldest that is supported; a test looks each of the
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch._C import DisableTorchFunctionSubclass
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["PRIVATE_NAMES", "DisableTorchFunctionSubclass", "TorchDispatchMode", "make_subclass", "tree_leaves"]
+__all__ = [
+    "PRIVATE_NAMES",
+    "DisableTorchFunctionSubclass",
+    "TorchDispatchMode",
+    "fake_mode",
+    "fake_store",
+    "make_subclass",
+    "tree_leaves",
+]
 
 make_subclass = torch.Tensor._make_subclass
+
+
+def fake_mode() -> Any:
+    """Return a mode in which tensors have a device and no memory."""
+    # Imported late: it loads what only `accel plan --train` needs.
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def fake_store() -> Any:
+    """Return the store of a process group of one process that has the size of many."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    return FakeStore()
+
 
 PRIVATE_NAMES = {
     "torch._C:DisableTorchFunctionSubclass": (
@@ -31,6 +57,12 @@ PRIVATE_NAMES = {
     "torch.utils._pytree:tree_leaves": "What an operation returns is looked through however torch nests it.",
     "torch:Tensor._version": (
         "Torch's count of writes says whether a weight was written to; comparing values would read all of them."
+    ),
+    "torch._subclasses.fake_tensor:FakeTensorMode": (
+        "A training step is run without memory on tensors that say to be on a device: FSDP refuses the meta device."
+    ),
+    "torch.testing._internal.distributed.fake_pg:FakeStore": (
+        "One process stands for a rank of many: torch's fake process group, which it documents, needs this store."
     ),
     "torch:UntypedStorage._cdata": (
         "Storages on the meta device have no addresses of data by which they could be told apart."

@@ -155,8 +155,11 @@ def run(args: argparse.Namespace) -> int:
         args: The parsed arguments.
 
     Returns:
-        0.
+        0; with `--train --fits` 1 where no layout that was named fits.
     """
+    if args.train:
+        training = importlib.import_module("accel_bigmodel.training.command")  # it loads FSDP, which placing needs not
+        return int(training.run(args))
     model = skeleton_of(args.checkpoint) if args.model is None else model_of(args.model)
     plan = plan_checkpoint(
         args.checkpoint, args.max_memory, args.headroom, args.dtype, args.balanced, args.whole, model=model

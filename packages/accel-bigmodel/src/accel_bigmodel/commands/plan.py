@@ -1,9 +1,11 @@
-"""`accel plan`: where the parts of a checkpoint would go."""
+"""`accel plan`: where the parts of a checkpoint would go, or what training a model takes."""
 
 import argparse
 
+from accel_core.mesh.spec import LAYOUT_HELP
+
 name = "plan"
-help = "Plan which device holds which part of a checkpoint, reading its headers only."
+help = "Plan which device holds which part of a checkpoint, or (--train) the memory of training on a layout."
 run = "accel_bigmodel.plan_for:run"
 
 
@@ -13,7 +15,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     Args:
         parser: An empty parser.
     """
-    parser.add_argument("checkpoint", help="safetensors file, index, folder, or folder with a transformers config")
+    parser.add_argument(
+        "checkpoint",
+        help="safetensors file, index, folder, or folder with a transformers config; with --train also MODULE:NAME of "
+        "a class or function, or a name that transformers knows",
+    )
     parser.add_argument(
         "--max-memory",
         default=None,
@@ -36,4 +42,46 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--balanced", action="store_true", help="share evenly between accelerators")
     parser.add_argument("--whole", action="append", default=None, metavar="CLASS", help="class that is not split")
     parser.add_argument("--svg", default=None, metavar="FILE", help="draw the plan")
-    parser.add_argument("--json", default=None, metavar="FILE", help="write the plan, to be read by Plan.from_json")
+    parser.add_argument(
+        "--json", default=None, metavar="FILE", help="write the plan, to be read by Plan.from_json; or the memory"
+    )
+    _add_training(parser.add_argument_group("the memory of training"))
+
+
+def _add_training(group: argparse._ArgumentGroup) -> None:
+    """Declare the options that --train has."""
+    group.add_argument("--train", action="store_true", help="find the memory of a training step, without devices")
+    group.add_argument(
+        "--layout",
+        default=None,
+        metavar="LAYOUT,...",
+        help=f"layouts to compare: {LAYOUT_HELP} (default: single, or with --fits those that are tried)",
+    )
+    group.add_argument("--fits", default=None, metavar="SIZE", help="find the smallest layout on which a rank has SIZE")
+    group.add_argument("--ranks", default="8", metavar="N", help="the most ranks that --fits tries (default: 8)")
+    group.add_argument("--batch", default="1", metavar="N", help="samples of a step, over all ranks (default: 1)")
+    group.add_argument("--sequence", default=None, metavar="N", help="tokens of a sample, for language models")
+    group.add_argument("--sample", default=None, metavar="NxNxN", help="shape of a sample, for other models: 3x224x224")
+    group.add_argument("--optimizer", default="adamw", help="of torch.optim, with arguments: sgd:momentum=0.9")
+    group.add_argument("--mixed-precision", default="no", choices=("no", "bf16", "fp16"), help="as in training")
+    group.add_argument(
+        "--checkpointing",
+        default=None,
+        choices=("yes", "no"),
+        help="whether blocks compute activations again in the backward pass (default: both are shown)",
+    )
+    group.add_argument(
+        "--loss",
+        default=None,
+        metavar="MODULE:NAME",
+        help="function of output and batch (default: the model's own loss, or the mean of its output)",
+    )
+    group.add_argument(
+        "--tp-plan", default=None, metavar="JSON", help='styles by names for tp: {"layers.*.up": "colwise"}'
+    )
+    group.add_argument(
+        "--device",
+        default="accelerator",
+        choices=("accelerator", "cpu"),
+        help="where the ranks compute: optimizers update all parameters at once on accelerators, one by one on CPUs",
+    )

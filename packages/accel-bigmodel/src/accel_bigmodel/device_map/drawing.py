@@ -12,7 +12,11 @@ _LEFT, _WIDTH, _RIGHT = 90, 720, 20
 _BAR, _LINE, _GAP = 26, 14, 10
 _CHARACTER = 6.2  # the mean width of a character of a name, in pixels
 _NOTE = 125  # characters of a note in one line
-_PURPOSES = ("weights", "reserve", "headroom", "free")
+_PURPOSES = (
+    "weights", "reserve", "headroom",
+    "gradients", "optimizer", "communication", "activations", "logits", "workspace", "batch", "free",
+)  # fmt: skip
+_PALE = ("reserve", "headroom", "free")
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _STYLE = """
 text { font-family: system-ui, "Segoe UI", Helvetica, Arial, sans-serif; font-size: 13px; fill: #1f2328; }
@@ -26,6 +30,13 @@ text { font-family: system-ui, "Segoe UI", Helvetica, Arial, sans-serif; font-si
 .weights { fill: #4878a8; }
 .reserve { fill: #e0a040; }
 .headroom { fill: #8fbf7c; }
+.gradients { fill: #7f9fc0; }
+.optimizer { fill: #3f5f86; }
+.communication { fill: #d0763c; }
+.activations { fill: #4f8f5b; }
+.logits { fill: #8a6fb0; }
+.workspace { fill: #a8853a; }
+.batch { fill: #8a8a8a; }
 .free { fill: #eff2f5; }
 @media (prefers-color-scheme: dark) {
 text { fill: #e6edf3; }
@@ -44,7 +55,7 @@ class Segment:
     """A stretch of a bar.
 
     Attributes:
-        purpose: "weights", "reserve", "headroom" or "free".
+        purpose: What its bytes are for: one of those that have a colour, such as "weights" or "free".
         nbytes: Its length.
         name: What is written in it, as far as there is room.
         title: What a pointer over it shows.
@@ -111,7 +122,7 @@ def _bar(bar: Bar, top: int, scale: float) -> Iterator[str]:
             f"<title>{escape(segment.title)}</title></rect>"
         )
         name = _shortened(segment.name, int((width - 8) / _CHARACTER))
-        kind = "name" if segment.purpose == "weights" else f"{segment.purpose}-name"
+        kind = f"{segment.purpose}-name" if segment.purpose in _PALE else "name"
         if name:
             yield f'<text class="{kind}" x="{x + 4:.1f}" y="{top + 17}">{escape(name)}</text>'
         x += width
@@ -143,7 +154,8 @@ def _axis(longest: int, bottom: int) -> Iterator[str]:
 
 def _legend(bars: Sequence[Bar], bottom: int) -> Iterator[str]:
     used = {segment.purpose for bar in bars for segment in bar.segments}
+    step = min(110.0, _WIDTH / max(1, len(used)))
     for number, purpose in enumerate(purpose for purpose in _PURPOSES if purpose in used):
-        x = _LEFT + number * 110
-        yield f'<rect class="block {purpose}" x="{x}" y="{bottom - 10}" width="12" height="12"/>'
-        yield f'<text class="note" x="{x + 17}" y="{bottom}">{purpose}</text>'
+        x = _LEFT + number * step
+        yield f'<rect class="block {purpose}" x="{x:g}" y="{bottom - 10}" width="12" height="12"/>'
+        yield f'<text class="note" x="{x + 17:g}" y="{bottom}">{purpose}</text>'

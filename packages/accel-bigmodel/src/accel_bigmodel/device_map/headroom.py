@@ -1,14 +1,13 @@
 """Memory that a run needs beside the weights: activations, caches, logits."""
 
-import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import field
 from typing import Any
 
 import torch
 from torch import nn
 
-from accel_bigmodel._torch import TorchDispatchMode, tree_leaves
+from accel_bigmodel.live_bytes import LiveBytes
 from accel_core._records import record
 from accel_core.errors import ConfigurationError
 
@@ -30,36 +29,6 @@ class Workload:
     sequence: int = 1
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
-
-
-class _LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the bytes of the tensors alive that operations made."""
-
-    def __init__(self, known: set[int]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.live = 0
-        self.peak = 0
-        self._known = known
-
-    def _gone(self, key: int, count: int) -> None:
-        self._known.discard(key)
-        self.live -= count
-
-    def __torch_dispatch__(
-        self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> object:
-        result = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(result):
-            if isinstance(tensor, torch.Tensor):
-                storage = tensor.untyped_storage()
-                key = storage._cdata
-                if key not in self._known:
-                    self._known.add(key)
-                    count = storage.nbytes()
-                    self.live += count
-                    self.peak = max(self.peak, self.live)
-                    weakref.finalize(storage, self._gone, key, count)
-        return result
 
 
 def activation_bytes(model: nn.Module, workload: Workload, dtype: torch.dtype | None = None) -> int:
@@ -89,7 +58,9 @@ def activation_bytes(model: nn.Module, workload: Workload, dtype: torch.dtype | 
     if not args and not kwargs:
         args = (torch.empty((workload.batch, workload.sequence), dtype=torch.long, device="meta"),)
     given = [value for value in (*state.values(), *args, *kwargs.values()) if isinstance(value, torch.Tensor)]
-    counter = _LiveBytes({tensor.untyped_storage()._cdata for tensor in given})
+    counter = LiveBytes("activations")
+    counter.note(given, "given")
+    before = counter.total
     modes = [(module, module.training) for module in model.modules()]
     try:
         model.eval()
@@ -104,4 +75,4 @@ def activation_bytes(model: nn.Module, workload: Workload, dtype: torch.dtype | 
     finally:
         for module, training in modes:  # each has its own: a part may be frozen
             module.training = training
-    return counter.peak
+    return counter.peak - before

@@ -1,0 +1,204 @@
+"""What `accel plan --train` does."""
+
+import argparse
+import importlib
+import json
+import operator
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from accel_bigmodel.checkpoint.skeleton import Part, model_of_config, skeleton_of
+from accel_bigmodel.meta import init_empty_weights
+from accel_bigmodel.training import report
+from accel_bigmodel.training.prediction import TrainingMemory, predict
+from accel_bigmodel.training.search import has_blocks, smallest
+from accel_bigmodel.training.sharing import check_layout
+from accel_bigmodel.training.workload import Loss, TrainingWorkload, optimizer_written
+from accel_core.errors import ConfigurationError
+from accel_core.mesh.spec import parse_layouts
+from accel_core.modules.sizes import as_dtype, convert_file_size_to_int, written_size
+
+__all__ = ["maker_of", "run", "workload_of"]
+
+
+def maker_of(name: str) -> Callable[[], nn.Module]:
+    """Return what makes the model that a command line names, with parameters on the meta device.
+
+    Args:
+        name: `MODULE:NAME` of a class or function that takes no arguments, a folder or file with a transformers config,
+            or a name that transformers knows.
+
+    Raises:
+        ConfigurationError: There is none of that name, or headers alone tell what the checkpoint holds.
+    """
+    if not os.path.exists(name) and ":" in name:
+        make = _named(name, "the model")
+
+        def made() -> nn.Module:
+            with init_empty_weights():
+                model: object = make()
+            if not isinstance(model, nn.Module):
+                raise ConfigurationError(
+                    f"A model is made of a class of modules, or a function that returns one; got a "
+                    f"{type(model).__name__} of {name!r}. Name another."
+                )
+            return model
+
+        return made
+    model = skeleton_of(name) if os.path.exists(name) else model_of_config(name)
+    if isinstance(model, Part):
+        raise ConfigurationError(
+            "A training step runs the model's forward, of which headers tell nothing; got no config.json for "
+            f"{name!r} whose model transformers has. Name the model as MODULE:NAME."
+        )
+    return lambda: skeleton_of(name) if os.path.exists(name) else model_of_config(name)
+
+
+def _named(name: str, what: str) -> Callable[..., Any]:
+    """Return the class or function of a name."""
+    home, _, path = name.partition(":")
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        found: Callable[..., Any] = operator.attrgetter(path)(importlib.import_module(home))
+    except (ImportError, AttributeError, ValueError) as failure:
+        raise ConfigurationError(
+            f"There is no such name for {what}; got {name!r}: {failure} Write MODULE:NAME, seen from the folder you "
+            "are in."
+        ) from failure
+    return found
+
+
+def _whole_number(text: str | None, option: str) -> int | None:
+    if text is None or text.isdecimal():
+        return None if text is None else int(text)
+    raise ConfigurationError(f"{option} takes a whole number; got {text!r}. Write for example {option} 8.")
+
+
+def _shape(text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    parts = text.lower().split("x")
+    if not all(part.isdecimal() for part in parts):
+        raise ConfigurationError(
+            f"The shape of a sample is written as sizes joined by x; got {text!r}. Write for example --sample "
+            "3x224x224."
+        )
+    return tuple(map(int, parts))
+
+
+def _tensor_plan(text: str | None) -> Mapping[str, str] | str:
+    if text is None:
+        return "auto"
+    try:
+        found = json.loads(text)
+    except ValueError as failure:
+        raise ConfigurationError(
+            f"A plan of tensor parallel is written as JSON; got {text!r}: {failure}. Write for example "
+            """--tp-plan '{"layers.*.up": "colwise"}'."""
+        ) from failure
+    if not isinstance(found, dict) or not found:
+        raise ConfigurationError(
+            f"A plan of tensor parallel maps patterns of module names to styles; got {text!r}. Write for example "
+            """--tp-plan '{"layers.*.up": "colwise"}'."""
+        )
+    return found
+
+
+def workload_of(args: argparse.Namespace) -> TrainingWorkload:
+    """Return the training step that a command line describes.
+
+    Raises:
+        ConfigurationError: An option is not valid.
+    """
+    optimizer, arguments = optimizer_written(args.optimizer)
+    loss: Loss | None = None if args.loss is None else _named(args.loss, "the loss")
+    dtype: Any = as_dtype(args.dtype)
+    return TrainingWorkload(
+        batch=_whole_number(args.batch, "--batch") or 0,
+        sequence=_whole_number(args.sequence, "--sequence"),
+        sample=_shape(args.sample),
+        precision=args.mixed_precision,
+        dtype=dtype,
+        optimizer=optimizer,
+        optimizer_arguments=arguments,
+        foreach=args.device != "cpu",
+        loss=loss,
+        tensor_plan=_tensor_plan(args.tp_plan),
+    )
+
+
+def _compared(
+    args: argparse.Namespace, make: Callable[[], nn.Module], workload: TrainingWorkload, ways: list[bool]
+) -> list[TrainingMemory]:
+    """Find the memory on each layout that was named."""
+    specs = parse_layouts(args.layout or "single")
+    for spec in specs:
+        check_layout(spec, workload)
+    return [predict(make, spec, workload, checkpointing=way) for spec in specs for way in ways]
+
+
+def run(args: argparse.Namespace) -> int:
+    """Carry `accel plan --train` out.
+
+    Args:
+        args: The parsed arguments.
+
+    Returns:
+        0; 1 where a size was given that no layout of those named fits in.
+
+    Raises:
+        ConfigurationError: An option is not valid, or no layout of those tried fits.
+    """
+    limit = None if args.fits is None else convert_file_size_to_int(_size(args.fits))
+    workload, make = workload_of(args), maker_of(args.checkpoint)
+    ranks = _whole_number(args.ranks, "--ranks") or 1
+    way = None if args.checkpointing is None else args.checkpointing == "yes"
+    rows: list[TrainingMemory] = []
+    chosen: TrainingMemory | None = None
+    if limit is not None and args.layout is None:
+        chosen = smallest(make, workload, limit, ranks=ranks, checkpointing=way, tell=rows.append)
+    else:
+        ways = [way] if way is not None else [False, True] if has_blocks(make()) else [False]
+        rows = _compared(args, make, workload, ways)
+        if limit is not None:
+            fitting = [row for row in rows if row.peak <= limit]
+            chosen = min(fitting, key=lambda row: row.ranks, default=None)
+    _show(args, rows, limit, chosen, workload)
+    return 1 if limit is not None and chosen is None else 0
+
+
+def _size(text: str) -> float | str:
+    return int(text) if text.isdecimal() else text
+
+
+def _show(
+    args: argparse.Namespace,
+    rows: list[TrainingMemory],
+    limit: int | None,
+    chosen: TrainingMemory | None,
+    workload: TrainingWorkload,
+) -> None:
+    sample = f"sequences of {workload.sequence}" if workload.sequence else f"samples of {args.sample}"
+    title = f"{args.checkpoint}: a batch of {workload.batch} {sample}, {workload.optimizer}, mixed precision " + (
+        workload.precision
+    )
+    lines = [f"{title}. Bytes of each rank at the peak:", "", report.table(rows, limit)]
+    if limit is not None:
+        said = "No layout of these fits" if chosen is None else f"The smallest layout that fits is {_words(chosen)}"
+        lines += ["", f"{said} in {written_size(limit)}."]
+    sys.stdout.write("\n".join(lines) + "\n")
+    if args.svg:
+        Path(args.svg).write_text(report.svg(title, rows, limit), encoding="utf-8")
+    if args.json:
+        Path(args.json).write_text(report.to_json(rows, limit, chosen), encoding="utf-8")
+
+
+def _words(chosen: TrainingMemory) -> str:
+    count = f"{chosen.ranks} {'rank' if chosen.ranks == 1 else 'ranks'}"
+    return f"{report.described(chosen)} ({count}, {written_size(chosen.peak)} each)"

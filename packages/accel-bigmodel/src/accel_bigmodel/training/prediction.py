@@ -1,0 +1,217 @@
+"""The memory of a training step on one rank of a layout, found by running the step on tensors without memory."""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from accel_bigmodel._torch import fake_mode, tree_leaves
+from accel_bigmodel.live_bytes import LiveBytes
+from accel_bigmodel.training.sharing import SharedModel, check_layout, laid_out
+from accel_bigmodel.training.workload import TrainingWorkload
+from accel_core._records import record
+from accel_core.errors import AccelError, ConfigurationError
+from accel_core.mesh.spec import LayoutSpec
+from accel_core.mesh.tensor import local_part
+
+__all__ = ["PURPOSES", "TrainingMemory", "predict"]
+
+PURPOSES = (
+    "weights",
+    "gradients",
+    "optimizer",
+    "communication",
+    "activations",
+    "logits",
+    "workspace",
+    "batch",
+)
+"""What memory of training is for; see `TrainingMemory`."""
+
+
+@record(frozen=True)
+class TrainingMemory:
+    """The bytes that one rank needs for a training step.
+
+    They are told apart so: "weights" are parameters and buffers that the rank holds; "gradients" those of them;
+    "optimizer" its states; "communication" gathered layers, what is reduced and buckets; "activations" what the forward
+    pass made and the backward pass needs; "logits" what the model returns; "workspace" what passes and steps make for
+    themselves; "batch" the data.
+
+    Attributes:
+        layout: The layout, as it is written.
+        ranks: Its number of ranks.
+        checkpointing: Whether activations are computed again in the backward pass.
+        peak: The most bytes alive at once.
+        at_peak: What they are for.
+        most: For each purpose, the most bytes of it that are alive at once, at one time or another.
+    """
+
+    layout: str
+    ranks: int
+    checkpointing: bool
+    peak: int
+    at_peak: dict[str, int]
+    most: dict[str, int]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all of it as JSON can hold it."""
+        return dict(vars(self))
+
+
+def predict(
+    make_model: Callable[[], nn.Module], spec: LayoutSpec, workload: TrainingWorkload, *, checkpointing: bool = False
+) -> TrainingMemory:
+    """Find the memory of a training step on the first rank of a layout, whose parts are never smaller than others'.
+
+    The code that trains splits, shards and averages the model; its operations make tensors that have no memory, and
+    those alive at once are counted. Nothing is read, computed or sent.
+
+    Args:
+        make_model: Makes the model, with parameters on the meta device.
+        spec: The layout.
+        workload: The step.
+        checkpointing: Whether blocks keep nothing but their inputs for the backward pass.
+
+    Returns:
+        The memory.
+
+    Raises:
+        ConfigurationError: The step cannot be shared out so, or the model's forward pass cannot be traced.
+        EngineUnavailableError: The layout's engine is not traced.
+        PreparationError: The model cannot be split or sharded so.
+        StateError: This process is in a process group.
+    """
+    check_layout(spec, workload)
+    model = make_model()
+    with laid_out(spec) as mesh:
+        mode = fake_mode()
+        counter = LiveBytes("weights", mode, None if workload.foreach else _needed_on_cpu)
+        with mode:
+            _give_device(model, workload.dtype)
+        # Meshes are laid out here, whose numbers are read: not in the mode.
+        shared = SharedModel(model.train(), spec, workload, checkpointing, mesh)
+        try:
+            with mode, counter, warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # what torch says of a model is said where it trains
+                _run(shared, spec, workload, counter)
+        except AccelError:
+            raise
+        except Exception as failure:
+            raise ConfigurationError(
+                f"A training step of {type(model).__name__} cannot be traced without data; got "
+                f"{type(failure).__name__}: {failure} Check --sequence, --sample and --loss, and leave out of the "
+                "forward pass what reads values of tensors."
+            ) from failure
+    return TrainingMemory(
+        spec.name, spec.ranks, checkpointing, counter.peak, _sorted(counter.at_peak), _sorted(counter.most)
+    )
+
+
+def _sorted(nbytes: dict[str, int]) -> dict[str, int]:
+    return {purpose: nbytes.get(purpose, 0) for purpose in PURPOSES}
+
+
+def _give_device(model: nn.Module, dtype: torch.dtype | None) -> None:
+    """Let a model's tensors be on a device, without memory there; ties stay."""
+    made: dict[int, tuple[torch.Tensor, nn.Parameter]] = {}
+
+    def empty(tensor: torch.Tensor) -> torch.Tensor:
+        cast = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=cast, device="cpu")
+
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is None:
+                continue
+            if id(parameter) not in made:
+                made[id(parameter)] = parameter, nn.Parameter(empty(parameter), parameter.requires_grad)
+            module._parameters[name] = made[id(parameter)][1]
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = empty(buffer)
+
+
+def _needed_on_cpu(operation: str, result: Any) -> int:
+    """Return the bytes that an operation on a CPU needs beside what it returns, where they count.
+
+    oneDNN makes the gradient of a convolution's input in a format of its own; it is written out, and made contiguous.
+    For a moment there are three copies, of which one is returned.
+    """
+    if operation == "aten.convolution_backward.default" and result[0] is not None:
+        return 2 * int(result[0].nbytes)
+    return 0
+
+
+def _held(model: nn.Module) -> list[torch.Tensor]:
+    return [local_part(tensor.detach()) for tensor in (*model.parameters(), *model.buffers())]
+
+
+def _run(shared: SharedModel, spec: LayoutSpec, workload: TrainingWorkload, counter: LiveBytes) -> None:
+    """Run a training step that has optimizer states, which the step before it makes."""
+    model = shared.model
+    optimizer = workload.make_optimizer(model)
+    shared.adapt(optimizer)
+    counter.note(_held(model), "weights")
+    counter.note(shared.buckets, "communication")
+
+    def note(parameter: torch.Tensor) -> None:
+        counter.note(_gradients([parameter]), "gradients")
+
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.register_post_accumulate_grad_hook(note)  # type: ignore[no-untyped-call]
+    for _ in range(2):
+        counter.forget_peak()
+        kept = _pass(shared, spec, workload, counter)
+        counter.purpose = "workspace"
+        optimizer.step()
+        states = [local_part(leaf) for leaf in tree_leaves(list(optimizer.state.values())) if _is_tensor(leaf)]
+        counter.note(states, "optimizer")
+        optimizer.zero_grad()
+        del kept
+
+
+def _pass(shared: SharedModel, spec: LayoutSpec, workload: TrainingWorkload, counter: LiveBytes) -> object:
+    """Run one forward and backward pass; return what a loop still has in its variables when the optimizer steps."""
+    layout = spec.layout()
+    sequence = workload.sequence
+    counter.purpose = "batch"
+    inputs = workload.inputs(
+        workload.batch // layout.replicas, None if sequence is None else sequence // spec.size("cp")
+    )
+    with shared.attend(sequence):
+        counter.purpose = "activations"
+        output = _forward(shared.model, inputs)
+        counter.note(_numbers(output), "logits")
+        loss = workload.loss_of(output, inputs)
+        counter.purpose = "workspace"
+        loss.backward()  # type: ignore[no-untyped-call]
+    counter.purpose = "communication"
+    shared.average()
+    counter.note(_gradients(shared.model.parameters()), "gradients")
+    return inputs, output, loss
+
+
+def _forward(model: nn.Module, inputs: torch.Tensor) -> Any:
+    """Run a model as a training loop does: one of transformers computes its loss, and keeps no cache."""
+    config = getattr(model, "config", None)
+    if config is None or inputs.is_floating_point():
+        return model(inputs)
+    if getattr(config, "use_cache", False):
+        config.use_cache = False
+    return model(input_ids=inputs, labels=inputs)
+
+
+def _numbers(output: Any) -> list[torch.Tensor]:
+    return [local_part(leaf) for leaf in tree_leaves(output) if _is_tensor(leaf) and leaf.is_floating_point()]
+
+
+def _gradients(parameters: Any) -> list[torch.Tensor]:
+    return [local_part(parameter.grad) for parameter in parameters if parameter.grad is not None]
+
+
+def _is_tensor(value: object) -> bool:
+    return isinstance(value, torch.Tensor)

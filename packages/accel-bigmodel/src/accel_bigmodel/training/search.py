@@ -1,0 +1,91 @@
+"""The smallest layout on which a training step fits."""
+
+from collections.abc import Callable, Iterator
+
+from torch import nn
+
+from accel_bigmodel.training.prediction import TrainingMemory, predict
+from accel_bigmodel.training.sharing import check_layout
+from accel_bigmodel.training.workload import TrainingWorkload
+from accel_core.errors import AccelError, ConfigurationError, EngineUnavailableError
+from accel_core.mesh.spec import LayoutSpec, parse_layout
+from accel_core.modules.sizes import written_size
+from accel_core.plugins.fsdp import FullyShardedDataParallelPlugin
+from accel_core.strategies.sharding import wrapping
+
+__all__ = ["candidates", "has_blocks", "smallest"]
+
+
+def has_blocks(model: nn.Module) -> bool:
+    """Return whether a model has blocks whose activations can be computed again."""
+    return bool(wrapping.plan(model, FullyShardedDataParallelPlugin(fsdp_version=2)).blocks)
+
+
+def candidates(ranks: int) -> Iterator[LayoutSpec]:
+    """Yield layouts of up to so many ranks, in powers of two: fewer ranks first, and of equally many the simplest.
+
+    >>> [spec.name for spec in candidates(4)]
+    ['single', 'dp2', 'fsdp2', 'tp2', 'cp2', 'dp4', 'fsdp4', 'fsdp2xtp2', 'fsdp2xcp2', 'tp4', 'cp4']
+    """
+    yield parse_layout("single")
+    size = 2
+    while size <= ranks:
+        half = (f"fsdp{size // 2}xtp2", f"fsdp{size // 2}xcp2") if size > 2 else ()
+        for name in (f"dp{size}", f"fsdp{size}", *half, f"tp{size}", f"cp{size}"):
+            yield parse_layout(name)
+        size *= 2
+
+
+def smallest(
+    make_model: Callable[[], nn.Module],
+    workload: TrainingWorkload,
+    limit: int,
+    *,
+    ranks: int = 8,
+    checkpointing: bool | None = None,
+    tell: Callable[[TrainingMemory], object] = lambda _: None,
+) -> TrainingMemory:
+    """Return the memory of a training step on the smallest layout on which each rank's part fits.
+
+    Layouts are tried as `candidates` yields them, each without checkpointing of activations first; those that cannot
+    share out this model or batch are left out.
+
+    Args:
+        make_model: Makes the model, with parameters on the meta device.
+        workload: The step.
+        limit: Bytes that a rank has.
+        ranks: The most ranks.
+        checkpointing: Whether activations are computed again; by default both are tried.
+        tell: Called with what was found for each layout.
+
+    Raises:
+        ConfigurationError: It fits on none.
+    """
+    model = make_model()
+    weights = sum(tensor.nbytes for tensor in model.parameters())
+    ways = [checkpointing] if checkpointing is not None else [False, True] if has_blocks(model) else [False]
+    best: TrainingMemory | None = None
+    for spec in candidates(ranks):
+        try:
+            check_layout(spec, workload)
+        except (ConfigurationError, EngineUnavailableError):
+            continue
+        # Not even the weights fit: no step has to be traced for that.
+        if weights / spec.size("dp_shard", "cp" if spec.engine == "fsdp" else "dp_shard", "tp") > limit:
+            continue
+        for way in ways:
+            try:
+                found = predict(make_model, spec, workload, checkpointing=way)
+            except AccelError:
+                if spec.ranks == 1:
+                    raise  # what is wrong is not the layout
+                break
+            tell(found)
+            if found.peak <= limit:
+                return found
+            best = found if best is None or found.peak < best.peak else best
+    least = "not even the weights" if best is None else f"{written_size(best.peak)} on {best.layout}"
+    raise ConfigurationError(
+        f"A training step has to fit on each rank; got {written_size(limit)} a rank and up to {ranks} ranks, and it "
+        f"needs {least} at least. Allow more ranks, or make the batch smaller."
+    )

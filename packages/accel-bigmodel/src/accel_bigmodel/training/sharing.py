@@ -1,0 +1,199 @@
+"""A model on one rank of a layout: split, sharded and averaged by the code that trains, in a process of its own."""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+
+from accel_bigmodel._torch import fake_store
+from accel_bigmodel.training.workload import TrainingWorkload
+from accel_core.errors import ConfigurationError, EngineUnavailableError, StateError
+from accel_core.host.versions import require_torch
+from accel_core.mesh.layout import GROUPS, MESH_AXES, SHARD_AXES
+from accel_core.mesh.spec import LayoutSpec
+from accel_core.mesh.tensor import local_part
+from accel_core.plugins.fsdp import FullyShardedDataParallelPlugin
+from accel_core.plugins.handlers import AutocastKwargs, GradScalerKwargs
+from accel_core.plugins.parallelism import ParallelismConfig
+from accel_core.precision.autocast import AutocastPrecision
+from accel_core.strategies.averaging import average
+from accel_core.strategies.context.attention import GatheredAttention
+from accel_core.strategies.context.interception import attending
+from accel_core.strategies.context.order import Share
+from accel_core.strategies.fsdp2.in_place import arguments_of
+from accel_core.strategies.sharding import wrapping
+from accel_core.strategies.sharding.mesh import sharding_part
+from accel_core.strategies.sharding.mixed import step_one_by_one
+from accel_core.strategies.sharding.recomputing import recompute
+from accel_core.strategies.sharding.strategy import keep_masters
+from accel_core.strategies.tensor.plan import plan_of
+from accel_core.strategies.tensor.split import cut
+
+__all__ = ["SharedModel", "check_layout", "laid_out"]
+
+_CPU = torch.device("cpu")
+
+
+@contextmanager
+def _one_of_many(ranks: int) -> Iterator[None]:
+    """Be the first of so many ranks, none of which is asked.
+
+    Raises:
+        StateError: This process is in a process group already.
+    """
+    if dist.is_initialized():
+        raise StateError(
+            "Memory of training is found in a process of its own, on torch's fake process group; got one that is in a "
+            "process group already. Run `accel plan --train` beside the training."
+        )
+    dist.init_process_group("fake", store=fake_store(), rank=0, world_size=ranks)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def check_layout(spec: LayoutSpec, workload: TrainingWorkload) -> None:
+    """Refuse a layout that cannot share a step out.
+
+    Raises:
+        ConfigurationError: The batch or its sequences cannot be shared out evenly.
+        EngineUnavailableError: An engine or axis whose memory is not found here.
+    """
+    if spec.engine == "deepspeed":
+        raise EngineUnavailableError(
+            f"Memory of DeepSpeed's engine is not predicted; got the layout {spec.name}. ZeRO shards what FSDP shards: "
+            f"plan fsdp{spec.size('dp_replicate')}, and add DeepSpeed's own buffers (reduce_bucket_size)."
+        )
+    if spec.engine == "fsdp" and spec.size(*SHARD_AXES) == 1 < spec.ranks:
+        raise ConfigurationError(
+            f"FSDP shards over 2 or more ranks, or over the one there is; got {spec.name}. Leave fsdp1 out."
+        )
+    replicas = spec.layout().replicas
+    if workload.batch % replicas:
+        raise ConfigurationError(
+            f"Ranks that read different data share a batch in equal parts; got batch={workload.batch} for {replicas} "
+            f"of them in {spec.name}. Use a batch that {replicas} divides."
+        )
+    if spec.size("cp") > 1:
+        if workload.sequence is None:
+            raise ConfigurationError(
+                f"Context parallel shares the tokens of sequences; got {spec.name} and samples without a sequence. "
+                "Give --sequence, or leave cp out."
+            )
+        Share(workload.sequence, 0, spec.size("cp")).check()
+
+
+class _Attention(GatheredAttention):
+    """Attention over all ranks, none of which says that it refuses."""
+
+    def _note(self, refusals: torch.Tensor) -> None:
+        pass
+
+
+class SharedModel:
+    """A model as the first rank of a layout holds it, whose parts are never smaller than those of others.
+
+    Args:
+        model: The bare model, on tensors without memory; it is changed in place.
+        spec: The layout.
+        workload: The step.
+        checkpointing: Whether its blocks keep nothing but their inputs for the backward pass.
+        mesh: The mesh of the layout; `None` for one process, and for FSDP on one rank the mesh of that rank.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        spec: LayoutSpec,
+        workload: TrainingWorkload,
+        checkpointing: bool,
+        mesh: DeviceMesh | None,
+    ) -> None:
+        self.model = model
+        self._spec, self._mesh = spec, mesh
+        self._sharded = spec.engine == "fsdp"
+        plugin = self._plugin(workload.precision)
+        plan = wrapping.plan(model, plugin)
+        if workload.precision != "no":
+            AutocastPrecision(workload.precision, _CPU, AutocastKwargs(), GradScalerKwargs(), scale=False).wrap(model)
+            if self._sharded:
+                keep_masters(model)
+        if spec.size("tp") > 1:
+            assert mesh is not None
+            cut(model, plan_of(model, workload.tensor_plan, spec.size("tp")), mesh["tp"])
+        if checkpointing:
+            plan.refuse_one_piece(model)
+            recompute((block for _, block in plan.blocks), offload=False)
+        self._whole = list(model.parameters())
+        if self._sharded:
+            self._whole = plan.whole(model)
+            self._shard(plan, plugin)
+        self.buckets = self._make_buckets()
+
+    @staticmethod
+    def _plugin(precision: str) -> FullyShardedDataParallelPlugin:
+        plugin = FullyShardedDataParallelPlugin(fsdp_version=2)
+        if precision != "no":
+            plugin.set_mixed_precision(precision)
+        return plugin
+
+    def _shard(self, plan: wrapping.WrapPlan, plugin: FullyShardedDataParallelPlugin) -> None:
+        require_torch("fsdp2_on_cpu")
+        assert self._mesh is not None
+        arguments: dict[str, Any] = arguments_of(plugin, sharding_part(self._mesh), _CPU)
+        if self._whole:
+            arguments["ignored_params"] = set(self._whole)
+        for block in (*(block for _, block in plan.blocks), self.model):
+            fully_shard(block, **arguments)
+
+    def _make_buckets(self) -> list[torch.Tensor]:
+        """Make what `DistributedDataParallel` makes: buckets for all gradients, beside the gradients."""
+        if self._spec.engine != "ddp":
+            return []
+        return [torch.empty_like(parameter) for parameter in self._whole if parameter.requires_grad]
+
+    def attend(self, sequence: int | None) -> AbstractContextManager[None]:
+        """Return the context of a forward and backward pass.
+
+        Args:
+            sequence: Length of the whole sequence.
+        """
+        size = self._spec.size("cp")
+        if size == 1 or self._mesh is None or sequence is None:
+            return nullcontext()
+        return attending(_Attention(self._mesh.get_group("cp"), Share(sequence, 0, size)))
+
+    @torch.no_grad()
+    def average(self) -> None:
+        """Average the gradients that no engine averages in the backward pass."""
+        if self._spec.engine not in ("fsdp", "mesh") or self._mesh is None:
+            return
+        groups = [self._mesh.get_group(axis) for axis in GROUPS["dp_cp"] if self._spec.size(axis) > 1]
+        found = [local_part(parameter.grad) for parameter in self._whole if parameter.grad is not None]
+        if groups and found:
+            average(found, groups)
+
+    def adapt(self, optimizer: torch.optim.Optimizer) -> None:
+        """Let an optimizer step as it does on this layout."""
+        step_one_by_one(optimizer, lambda: self._spec.size("tp") > 1 or (self._sharded and bool(self._whole)))
+
+
+@contextmanager
+def laid_out(spec: LayoutSpec) -> Iterator[DeviceMesh | None]:
+    """Lay out the mesh of a layout in a process group of which only this rank is there."""
+    with ExitStack() as stack:
+        if spec.engine == "single":
+            yield None
+            return
+        stack.enter_context(_one_of_many(spec.ranks))
+        sizes: dict[str, Any] = {f"{axis}_size": spec.size(axis) for axis in MESH_AXES}
+        mesh = ParallelismConfig(**sizes).build_device_mesh("cpu")
+        if mesh is None and spec.engine == "fsdp":
+            mesh = dist.device_mesh.init_device_mesh("cpu", (1,), mesh_dim_names=("dp_shard",))
+        yield mesh

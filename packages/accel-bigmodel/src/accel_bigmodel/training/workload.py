@@ -1,0 +1,159 @@
+"""What a training step does: its batch, its number format, its optimizer and its loss."""
+
+import ast
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import field
+from difflib import get_close_matches
+from typing import Any
+
+import torch
+from torch import nn
+
+from accel_bigmodel._torch import tree_leaves
+from accel_core._records import record
+from accel_core.errors import ConfigurationError
+
+__all__ = ["Loss", "TrainingWorkload", "optimizer_named", "optimizer_written"]
+
+Loss = Callable[[Any, Any], torch.Tensor]
+"""Computes a loss of a model's output and the batch that it was given."""
+
+_PRECISIONS = ("no", "bf16", "fp16")
+
+
+@record(frozen=True)
+class TrainingWorkload:
+    """A training step.
+
+    Attributes:
+        batch: Samples of one step, over all ranks.
+        sequence: Tokens of a sample, for models that read token numbers.
+        sample: Shape of a sample of numbers, for other models.
+        precision: Mixed precision: "no", "bf16" or "fp16".
+        dtype: The dtype that floating point weights are converted to; by default the model's own.
+        optimizer: A class of `torch.optim`, by name.
+        optimizer_arguments: Its arguments.
+        foreach: Whether the optimizer updates lists of tensors at once, torch's default on accelerators.
+        loss: Computes the loss; by default the model's own, or the mean of what it returns.
+        tensor_plan: How tensor parallel splits the model; "auto" for the model's own plan.
+    """
+
+    batch: int = 1
+    sequence: int | None = None
+    sample: tuple[int, ...] | None = None
+    precision: str = "no"
+    dtype: torch.dtype | None = None
+    optimizer: str = "AdamW"
+    optimizer_arguments: Mapping[str, Any] = field(default_factory=dict)
+    foreach: bool = False
+    loss: Loss | None = None
+    tensor_plan: Mapping[str, str] | str = "auto"
+
+    def __post_init__(self) -> None:
+        """Refuse what no step can have.
+
+        Raises:
+            ConfigurationError: A size below 1, tokens and numbers at once or neither, or an unknown number format.
+        """
+        sizes = (self.batch, 1 if self.sequence is None else self.sequence, *(self.sample or ()))
+        if min(sizes) < 1:
+            raise ConfigurationError(
+                f"Sizes of a batch are 1 or more; got batch={self.batch}, sequence={self.sequence} and "
+                f"sample={self.sample}. Change the one that is not."
+            )
+        if (self.sequence is None) == (self.sample is None):
+            raise ConfigurationError(
+                "A model reads token numbers or samples of a shape; got "
+                f"sequence={self.sequence} and sample={self.sample}. Give one of the two: --sequence 1024 for tokens, "
+                "--sample 3x224x224 for numbers."
+            )
+        if self.precision not in _PRECISIONS:
+            raise ConfigurationError(
+                f"Mixed precision is one of {', '.join(_PRECISIONS)}; got {self.precision!r}. Use one of them."
+            )
+
+    def inputs(self, batch: int, sequence: int | None) -> torch.Tensor:
+        """Make a batch; numbers have the dtype that weights are converted to.
+
+        Args:
+            batch: Samples that this rank reads.
+            sequence: Tokens of each that it reads.
+        """
+        if sequence is not None:
+            return torch.zeros((batch, sequence), dtype=torch.long)
+        return torch.zeros((batch, *(self.sample or ())), dtype=self.dtype)
+
+    def make_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        """Make the optimizer of a model's parameters that train."""
+        cls, arguments = optimizer_named(self.optimizer), dict(self.optimizer_arguments)
+        if self.foreach and "foreach" in inspect.signature(cls).parameters:
+            arguments = {"foreach": True, **arguments}
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        try:
+            return cls(trained, **arguments)
+        except (TypeError, ValueError) as failure:
+            raise ConfigurationError(
+                f"The optimizer does not take these arguments; got {arguments} for {cls.__name__}: {failure} Change "
+                "them."
+            ) from failure
+
+    def loss_of(self, output: Any, inputs: torch.Tensor) -> torch.Tensor:
+        """Return the loss of a model's output.
+
+        Raises:
+            ConfigurationError: Nothing of it is a number that can be trained on.
+        """
+        if self.loss is not None:
+            return self.loss(output, inputs)
+        own = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+        if isinstance(own, torch.Tensor):
+            return own
+        for leaf in tree_leaves(output):
+            if isinstance(leaf, torch.Tensor) and leaf.is_floating_point():
+                return leaf.float().mean()
+        raise ConfigurationError(
+            f"A loss is computed of the numbers that a model returns; got a {type(output).__name__} without any. Name "
+            "a function of the output and the batch with --loss MODULE:NAME."
+        )
+
+
+def optimizer_named(name: str) -> type[torch.optim.Optimizer]:
+    """Return a class of `torch.optim` by its name, in capitals or not.
+
+    Raises:
+        ConfigurationError: There is none of that name.
+    """
+    known = {
+        key.lower(): value
+        for key, value in vars(torch.optim).items()
+        if isinstance(value, type) and issubclass(value, torch.optim.Optimizer) and value is not torch.optim.Optimizer
+    }
+    if name.lower() not in known:
+        near = get_close_matches(name.lower(), known, n=1, cutoff=0.4)
+        meant = f" Did you mean {known[near[0]].__name__}?" if near else ""
+        raise ConfigurationError(
+            f"torch.optim has no optimizer of this name; got {name!r}.{meant} Use one of "
+            f"{', '.join(sorted(cls.__name__ for cls in known.values()))}."
+        )
+    return known[name.lower()]
+
+
+def optimizer_written(text: str) -> tuple[str, dict[str, Any]]:
+    """Read an optimizer as it is written on a command line: `sgd`, or `sgd:momentum=0.9,nesterov=True`.
+
+    Raises:
+        ConfigurationError: It is not written so.
+    """
+    name, _, written = text.partition(":")
+    arguments: dict[str, Any] = {}
+    for part in filter(None, written.split(",")):
+        key, _, value = part.partition("=")
+        try:
+            arguments[key.strip()] = ast.literal_eval(value.strip())
+        except (ValueError, SyntaxError) as failure:
+            raise ConfigurationError(
+                f"An optimizer's arguments are written as NAME=VALUE, separated by commas; got {part!r}. Write for "
+                "example sgd:momentum=0.9."
+            ) from failure
+    return optimizer_named(name).__name__, arguments

@@ -1,0 +1,105 @@
+"""`accel plan --train` on the command line."""
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from accel_bigmodel.__main__ import main
+
+MODEL = ["plan", "--train", "test_prediction:Words", "--loss", "test_prediction:next_token", "--sequence", "32"]
+
+
+@pytest.fixture(autouse=True)
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Find the models of the other file."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+
+
+def test_layouts_are_compared_in_a_table_a_drawing_and_a_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Table, JSON and SVG tell the same of each layout, with and without checkpointing."""
+    files = ["--json", str(tmp_path / "plan.json"), "--svg", str(tmp_path / "plan.svg")]
+    assert main([*MODEL, "--batch", "4", "--layout", "single,dp2", "--device", "cpu", *files]) == 0
+    out = capsys.readouterr().out
+    found = json.loads((tmp_path / "plan.json").read_text())
+    assert [(row["layout"], row["checkpointing"]) for row in found["layouts"]] == [
+        ("single", False), ("single", True), ("dp2", False), ("dp2", True),
+    ]  # fmt: skip
+    assert [line.split("  ")[0] for line in out.splitlines()[4:]] == [
+        "single", "single, checkpointing", "dp2", "dp2, checkpointing",
+    ]  # fmt: skip
+    for row in found["layouts"]:
+        assert f"{row['peak'] / 1024:.2f} KiB" in out
+        assert row["peak"] == sum(row["at_peak"].values())
+    drawn = ElementTree.fromstring((tmp_path / "plan.svg").read_text())
+    titles = [node.text for node in drawn.iter("{http://www.w3.org/2000/svg}title")]
+    assert f"weights: {found['layouts'][0]['at_peak']['weights'] / 1024:.2f} KiB" in titles
+
+
+def test_a_size_picks_a_layout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With --fits the smallest layout is named; of layouts that were named, none may fit, and the status says so."""
+    file = tmp_path / "plan.json"
+    assert main([*MODEL, "--batch", "4", "--fits", "1GB", "--ranks", "2", "--json", str(file)]) == 0
+    assert "The smallest layout that fits is single (1 rank, " in capsys.readouterr().out
+    assert json.loads(file.read_text())["chosen"]["layout"] == "single"
+    assert main([*MODEL, "--layout", "single", "--fits", "1000", "--checkpointing", "no"]) == 1
+    assert "No layout of these fits in 1000 B." in capsys.readouterr().out
+
+
+def test_a_checkpoint_with_headers_alone_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Headers tell nothing of a forward pass."""
+    save_file({"w": torch.zeros(4)}, tmp_path / "model.safetensors")
+    assert main(["plan", "--train", str(tmp_path), "--sequence", "8"]) == 2
+    assert "Name the model as MODULE:NAME." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (
+            ["test_prediction:Nothing", "--sequence", "8"],
+            "There is no such name for the model; got 'test_prediction:No",
+        ),
+        (["test_prediction:no_model", "--sequence", "8"], "got a int of 'test_prediction:no_model'"),
+        (["test_prediction:Words"], "got sequence=None and sample=None"),
+        (["test_prediction:Words", "--sequence", "long"], "--sequence takes a whole number; got 'long'"),
+        (["test_prediction:Mlp", "--sample", "3x?"], "got '3x?'"),
+        (["test_prediction:Mlp", "--sample", "16", "--layout", "fdsp2"], "Did you mean fsdp2"),
+        (["test_prediction:Mlp", "--sample", "16", "--layout", "dp2", "--batch", "3"], "got batch=3 for 2 of them"),
+        (["test_prediction:Mlp", "--sample", "16", "--fits", "much"], "got 'much'"),
+        (["test_prediction:Mlp", "--sample", "16", "--optimizer", "adamv"], "Did you mean Adam"),
+        (["test_prediction:Mlp", "--sample", "16", "--optimizer", "sgd:momentum"], "got 'momentum'"),
+        (["test_prediction:Mlp", "--sample", "16", "--optimizer", "sgd:speed=1"], "got {'foreach': True, 'speed': 1}"),
+        (["test_prediction:Mlp", "--sample", "16", "--tp-plan", "{"], "written as JSON; got '{'"),
+        (["test_prediction:Mlp", "--sample", "16", "--tp-plan", "[]"], "maps patterns of module names"),
+        (["test_prediction:Mlp", "--sample", "16", "--loss", "json:nothing"], "no such name for the loss"),
+    ],
+)
+def test_wrong_arguments_are_named(given: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each wrong argument ends with status 2 and what was got."""
+    assert main(["plan", "--train", *given]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_model_of_transformers_is_made_of_its_configuration(tmp_path: Path) -> None:
+    """A folder with a configuration is enough; the model computes its own loss."""
+    pytest.importorskip("transformers")
+    config = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 32, "intermediate_size": 64,
+        "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": 64,
+        "tie_word_embeddings": False,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    file = tmp_path / "plan.json"
+    arguments = ["--sequence", "16", "--batch", "4", "--layout", "fsdp2xtp2,cp2", "--checkpointing", "no"]
+    assert main(["plan", "--train", str(tmp_path), *arguments, "--json", str(file)]) == 0
+    first, second = json.loads(file.read_text())["layouts"]
+    layer = 4 * 32 * 32 + 3 * 32 * 64
+    norms = 5 * 32
+    assert first["most"]["weights"] < second["most"]["weights"]
+    assert second["most"]["gradients"] == 4 * (2 * 64 * 32 + 2 * layer + norms)

@@ -1,0 +1,271 @@
+"""The memory of a training step, beside what shapes say and what real tensors take."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from accel_bigmodel.live_bytes import LiveBytes
+from accel_bigmodel.meta import init_empty_weights
+from accel_bigmodel.training.prediction import TrainingMemory, predict
+from accel_bigmodel.training.search import candidates, smallest
+from accel_bigmodel.training.workload import TrainingWorkload
+from accel_core.errors import ConfigurationError, EngineUnavailableError, PreparationError, StateError
+from accel_core.mesh.spec import parse_layout
+
+
+class Block(nn.Module):
+    """Two linear layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(16, 32), nn.Linear(32, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return what the layers make of it."""
+        return self.down(self.up(x).relu())
+
+
+class Mlp(nn.Module):
+    """Three blocks and a head, with a plan for tensor parallel."""
+
+    tp_plan = {"blocks.*.up": "colwise", "blocks.*.down": "rowwise"}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+        self.head = nn.Linear(16, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return what the head makes of it."""
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+class Words(nn.Module):
+    """A language model with attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.blocks = nn.Embedding(64, 16), nn.ModuleList(Block() for _ in range(2))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return scores of the next tokens."""
+        x = self.embedding(tokens)
+        heads = x.unflatten(-1, (2, 8)).transpose(1, 2)
+        x = nn.functional.scaled_dot_product_attention(heads, heads, heads, is_causal=True).transpose(1, 2).flatten(2)
+        for block in self.blocks:
+            x = x + block(x)
+        return x @ self.embedding.weight.t()
+
+
+class Reading(nn.Linear):
+    """A layer that reads a value."""
+
+    def __init__(self) -> None:
+        super().__init__(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return its result, or zeros."""
+        return super().forward(x) if float(x.sum()) > 0 else x
+
+
+def next_token(output: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """Return the loss of a language model."""
+    return nn.functional.cross_entropy(output.flatten(0, 1), tokens.flatten())
+
+
+def no_model() -> int:
+    """Return something else."""
+    return 3
+
+
+NUMBERS = TrainingWorkload(batch=8, sample=(16,))
+TOKENS = TrainingWorkload(batch=8, sequence=32, loss=next_token)
+
+
+def meta(make: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
+    """Return what makes a model without weights."""
+
+    def made() -> nn.Module:
+        with init_empty_weights():
+            return make()
+
+    return made
+
+
+def of(layout: str, workload: TrainingWorkload = NUMBERS, make: Any = Mlp, **options: Any) -> TrainingMemory:
+    """Return the memory of a step on a layout."""
+    return predict(meta(make), parse_layout(layout), workload, **options)
+
+
+def elements(model: nn.Module, shards: int = 1, cut: int = 1) -> int:
+    """Return how many elements the first rank holds: rows are divided, and rounded up; weights of blocks are cut."""
+    count = 0
+    for name, parameter in model.named_parameters():
+        rows, rest = parameter.shape[0], math.prod(parameter.shape[1:])
+        if name.startswith("blocks") and name != "blocks.down.bias" and not name.endswith("down.bias"):
+            if "down" in name:
+                rest //= cut
+            else:
+                rows //= cut
+        count += -(-rows // shards) * rest
+    return count
+
+
+@pytest.mark.parametrize(
+    ("layout", "shards", "cut"),
+    [("single", 1, 1), ("dp2", 1, 1), ("fsdp4", 4, 1), ("hsdp2x4", 4, 1), ("tp2", 1, 2), ("fsdp2xtp2", 2, 2)],
+)
+def test_weights_gradients_and_states_are_those_of_the_shapes(layout: str, shards: int, cut: int) -> None:
+    """Parameters and gradients take 4 bytes for each element that a rank holds, AdamW's states 8 and its counters."""
+    expected = elements(Mlp(), shards, cut)
+    found = of(layout)
+    parameters = len(list(Mlp().parameters()))
+    assert found.most["weights"] == 4 * expected
+    assert found.most["gradients"] == 4 * expected
+    assert found.most["optimizer"] == 8 * expected + 4 * parameters
+    assert found.ranks == parse_layout(layout).ranks
+    assert sum(found.at_peak.values()) == found.peak
+
+
+def test_other_optimizers_and_number_formats() -> None:
+    """SGD has no states and one with momentum has one; half-precision weights and their gradients take half."""
+    elements_ = elements(Mlp())
+    assert of("single", TrainingWorkload(batch=8, sample=(16,), optimizer="SGD")).most["optimizer"] == 0
+    momentum = TrainingWorkload(batch=8, sample=(16,), optimizer="sgd", optimizer_arguments={"momentum": 0.9})
+    assert of("single", momentum).most["optimizer"] == 4 * elements_
+    half = of("single", TrainingWorkload(batch=8, sample=(16,), dtype=torch.bfloat16))
+    assert (half.most["weights"], half.most["gradients"]) == (2 * elements_, 2 * elements_)
+    mixed = of("fsdp2", TrainingWorkload(batch=8, sample=(16,), precision="bf16"))
+    whole = of("fsdp2")
+    assert mixed.most["weights"] == whole.most["weights"], "masters are kept in 32 bits"
+    assert mixed.most["communication"] < whole.most["communication"], "what is gathered is not"
+
+
+def test_buckets_of_data_parallel_are_as_large_as_the_gradients() -> None:
+    """DistributedDataParallel reduces in buckets beside the gradients, as torch makes them by default."""
+    found = of("dp2")
+    assert found.at_peak["communication"] == 4 * elements(Mlp())
+
+
+def test_one_process_has_what_was_predicted() -> None:
+    """The bytes alive at once of a step of real tensors, one by one freed, are those of the prediction."""
+    model, rows = Mlp(), torch.zeros(8, 16)
+    optimizer = torch.optim.AdamW(model.parameters())
+    counter = LiveBytes("any")
+    counter.note([*model.parameters(), rows], "any")
+    with counter:
+        for _ in range(2):
+            counter.forget_peak()
+            output = model(rows)
+            loss = output.float().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            del output, loss
+    assert of("single").peak == counter.peak
+
+
+def test_checkpointing_keeps_less_and_shares_keep_their_part() -> None:
+    """Recomputed activations are fewer; ranks that share sequences or samples hold their part of the activations."""
+    whole, again = of("single", TOKENS, Words), of("single", TOKENS, Words, checkpointing=True)
+    assert again.most["activations"] < whole.most["activations"]
+    parts = of("dp4", TOKENS, Words)
+    assert parts.most["activations"] == pytest.approx(whole.most["activations"] / 4, rel=0.01)
+    assert parts.most["logits"] * 4 == whole.most["logits"]
+    shared = of("cp2", TOKENS, Words)
+    assert shared.most["logits"] * 2 == whole.most["logits"]
+    assert shared.most["weights"] == whole.most["weights"]
+
+
+def test_a_gathered_block_counts_while_it_is_there() -> None:
+    """FSDP gathers a block at a time, freed afterwards: what travels is less than all weights and more than a block."""
+    large = elements(Mlp())
+    block = sum(parameter.numel() for parameter in Block().parameters())
+    found = of("fsdp2")
+    assert 4 * block < found.most["communication"]
+    assert found.most["communication"] < 4 * 4 * large
+
+
+def test_the_smallest_layout_that_fits_is_found() -> None:
+    """Fewer ranks come first and checkpointing comes after its absence; each smaller layout does not fit."""
+    tried: list[TrainingMemory] = []
+    least = of("fsdp2", TOKENS, Words).peak
+    found = smallest(meta(Words), TOKENS, least, ranks=4, tell=tried.append)
+    assert found.peak <= least
+    assert found is tried[-1]
+    assert all(each.peak > least for each in tried[:-1])
+    assert [each.ranks for each in tried] == sorted(each.ranks for each in tried)
+    assert tried[0].layout == "single"
+    with pytest.raises(
+        ConfigurationError, match=r"got 10 B a rank and up to 2 ranks, and it needs not even the weights"
+    ):
+        smallest(meta(Words), TOKENS, 10, ranks=2)
+    assert not dist.is_initialized()
+
+
+def test_candidates_go_from_few_ranks_to_many() -> None:
+    """Every candidate is a layout, and none has fewer ranks than one before it."""
+    ranks = [spec.ranks for spec in candidates(64)]
+    assert ranks == sorted(ranks)
+    assert ranks[0] == 1
+    assert ranks[-1] == 64
+
+
+@pytest.mark.parametrize(
+    ("layout", "workload", "make", "error", "said"),
+    [
+        ("dp3", NUMBERS, Mlp, ConfigurationError, "got batch=8 for 3 of them in dp3"),
+        ("cp2", NUMBERS, Mlp, ConfigurationError, "got cp2 and samples without a sequence"),
+        ("cp3", TOKENS, Words, ConfigurationError, "got a length of 32"),
+        ("zero3x2", NUMBERS, Mlp, EngineUnavailableError, "got the layout zero3x2"),
+        ("fsdp1xtp2", NUMBERS, Mlp, ConfigurationError, "got fsdp1xtp2"),
+        ("tp2", TOKENS, Words, PreparationError, "got Words, which has none"),
+        ("tp3", NUMBERS, Mlp, PreparationError, "got out_features=32"),
+        ("single", NUMBERS, Reading, ConfigurationError, "a training step of Reading cannot be traced"),
+        ("single", TOKENS, Mlp, ConfigurationError, "a training step of Mlp cannot be traced"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused(
+    layout: str, workload: TrainingWorkload, make: Any, error: type[Exception], said: str
+) -> None:
+    """Each refusal says what it got, and leaves no process group behind."""
+    with pytest.raises(error, match=f"(?i){said}"):
+        of(layout, workload, make)
+    assert not dist.is_initialized()
+
+
+def test_checkpointing_needs_blocks() -> None:
+    """A model without blocks is not computed again in blocks."""
+    with pytest.raises(PreparationError, match="in which no block was found"):
+        of("single", NUMBERS, lambda: nn.Linear(16, 16), checkpointing=True)
+
+
+def test_a_process_of_a_group_is_no_place_to_plan() -> None:
+    """Within a process group nothing is planned, and the group stays."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with pytest.raises(StateError, match="got one that is in a process group already"):
+            of("fsdp2")
+        assert dist.is_initialized()
+    finally:
+        dist.destroy_process_group()
+
+
+def test_a_workload_is_checked() -> None:
+    """Sizes below one, tokens beside numbers, and unknown formats are refused."""
+    for given, said in (
+        ({"batch": 0, "sequence": 4}, "got batch=0"),
+        ({"sequence": 0}, "sequence=0"),
+        ({"sequence": 4, "sample": (3,)}, r"got sequence=4 and sample=\(3,\)"),
+        ({}, "got sequence=None and sample=None"),
+        ({"sequence": 4, "precision": "fp8"}, "got 'fp8'"),
+    ):
+        with pytest.raises(ConfigurationError, match=said):
+            TrainingWorkload(**given)

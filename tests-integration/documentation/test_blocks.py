@@ -46,6 +46,7 @@ ELSEWHERE = (
     (r"until accel launch", "tests-integration/faults/test_preemption.py runs this loop"),
     (r"examples/gallery/", "the session gallery"),
     (r"^python examples/|^accel launch .*examples/train_digits", "the session quickstart, and newcomer/ in shards"),
+    (r"^accel verify-parallel .*examples/", "equivalence/test_verify_parallel.py, which holds the page against it"),
     (r"import accelerate", "tests-integration/packaging runs it beside the original"),
     (r"accel trackers (show|replay)", "the tests of accel-trackers, on folders with runs"),
     (r"import sentence_transformers", "the session interop, which has the library"),

@@ -25,9 +25,6 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--mixed-precision", default=None, choices=("no", "fp16", "bf16", "fp8"), help="Number format of all runs."
     )
-    parser.add_argument(
-        "--gradient-accumulation-steps", type=_above_zero, default=None, help="Batches of one optimizer step."
-    )
     parser.add_argument("--dynamo-backend", default=None, help="Compile the model in all runs with this backend.")
     parser.add_argument(
         "--max-processes",

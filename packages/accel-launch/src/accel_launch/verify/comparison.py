@@ -61,6 +61,7 @@ _TOLERANCES = {
     "bfloat16": Tolerance("bfloat16", 2e-2, 1e-1, 3e-1, 3e-1, 5e-2),
     "fp8": Tolerance("fp8", 1e-1, 3e-1, 5e-1, 5e-1, 1e-1),
 }
+_MASKS = {"none": "none", "mask": "a mask of its own", "causal": "the causal mask"}
 _OF_PRECISION = {"fp16": "float16", "bf16": "bfloat16", "fp8": "fp8"}
 
 
@@ -205,8 +206,9 @@ def _masks(one: Run, ranks: Run, step: int) -> Iterator[Finding]:
     for rank, line in enumerate(ranks.steps[step - 1]):
         for number, (ours, theirs) in enumerate(zip(expected, line["masks"], strict=False), 1):
             if ours != theirs:
-                what = "the mask was dropped" if theirs == "none" else "attention has another mask"
-                text = f"{what} on rank {rank}; it is {theirs}, and {ours} on one process"
+                text = f"it is {_MASKS[theirs]} on rank {rank} instead of {_MASKS[ours]}"
+                if theirs == "none":
+                    text = f"the mask was dropped on rank {rank}; one process has {_MASKS[ours]}"
                 yield Finding(step, "mask", f"attention call {number}", text)
                 return
 

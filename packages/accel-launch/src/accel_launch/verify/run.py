@@ -61,8 +61,8 @@ def run(args: argparse.Namespace) -> int:
     """Carry the command out.
 
     Args:
-        args: `script`, `script_arguments`, `layouts`, `steps`, `cpu`, `mixed_precision`, `gradient_accumulation_steps`,
-            `dynamo_backend`, `max_processes`, `timeout`, `json`.
+        args: `script`, `script_arguments`, `layouts`, `steps`, `cpu`, `mixed_precision`, `dynamo_backend`,
+            `max_processes`, `timeout`, `json`.
 
     Returns:
         0 if every layout equals one process, else 1.
@@ -78,7 +78,6 @@ def run(args: argparse.Namespace) -> int:
         steps=args.steps,
         cpu=args.cpu,
         mixed_precision=args.mixed_precision,
-        gradient_accumulation_steps=args.gradient_accumulation_steps,
         dynamo_backend=args.dynamo_backend,
         max_processes=args.max_processes,
         timeout=args.timeout,
@@ -95,7 +94,6 @@ def verify_parallel(
     steps: int = 3,
     cpu: bool = False,
     mixed_precision: str | None = None,
-    gradient_accumulation_steps: int | None = None,
     dynamo_backend: str | None = None,
     max_processes: int | None = None,
     timeout: float = 600.0,
@@ -109,7 +107,6 @@ def verify_parallel(
         steps: Optimizer steps to compare.
         cpu: Run on the CPU whatever hardware is here.
         mixed_precision: Number format of all runs, where the script leaves that open.
-        gradient_accumulation_steps: Batches of one optimizer step, where the script leaves that open.
         dynamo_backend: Compile the model in all runs with this backend.
         max_processes: Processes that a layout may have; the number of GPUs, or 8 on the CPU, where `None`.
         timeout: Seconds that each run may take.
@@ -127,7 +124,6 @@ def verify_parallel(
     words = ["--cpu"] if not gpus else []
     for flag, value in (
         ("--mixed-precision", mixed_precision),
-        ("--gradient-accumulation-steps", gradient_accumulation_steps),
         ("--dynamo-backend", dynamo_backend),
     ):
         words += [] if value is None else [flag, str(value)]

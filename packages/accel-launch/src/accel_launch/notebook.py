@@ -151,7 +151,7 @@ def _check(mixed_precision: str, processes: int, node_rank: int, num_nodes: int)
             f"node_rank counts from 0 and is less than num_nodes; got {node_rank} of {num_nodes}. Correct one of them."
         )
     if processes < 1:
-        raise ConfigurationError(f"A run needs at least one process; got {processes}. Give a number from 1.")
+        raise ConfigurationError(f"A run needs at least one process; got {processes}. Pass a number of 1 or more.")
 
 
 def debug_launcher(function: Callable[..., Any], args: Sequence[Any] = (), num_processes: int = 2) -> None:

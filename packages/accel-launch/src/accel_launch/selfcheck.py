@@ -85,9 +85,7 @@ def _model() -> torch.nn.Linear:
 
 def _hold(condition: bool, found: str) -> None:
     if not condition:
-        raise LaunchError(
-            f"The check does not hold: {found}. Compare `accel env` on all machines and the configuration."
-        )
+        raise LaunchError(f"The check failed: {found}. Compare `accel env` on all machines and the configuration.")
 
 
 if __name__ == "__main__":

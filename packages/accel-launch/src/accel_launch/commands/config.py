@@ -16,17 +16,17 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=None,
         metavar="KEY=VALUE",
-        help="Write this instead of asking; may be repeated, `fsdp_config.fsdp_version=2` reaches into a group.",
+        help="Set this value instead of asking; may be repeated. `fsdp_config.fsdp_version=2` sets a key in a group.",
     )
-    parser.add_argument("--yes", action="store_true", help="Write without asking, over a file that is there too.")
+    parser.add_argument("--yes", action="store_true", help="Write without asking, even over an existing file.")
     commands: Any = parser.add_subparsers(dest="subcommand", metavar="default|update", parser_class=Parser)
     default = commands.add_parser("default", help="Write a file with the usual settings of this machine.")
     default.add_argument(
         "--config_file", default=None, dest="save_location", help="File to write instead of the default one."
     )
-    default.add_argument("--yes", action="store_true", default=argparse.SUPPRESS, help="Replace a file that is there.")
+    default.add_argument("--yes", action="store_true", default=argparse.SUPPRESS, help="Replace an existing file.")
     default.add_argument("--mixed_precision", choices=("no", "fp16", "bf16"), default="no", help="Precision.")
-    update = commands.add_parser("update", help="Bring an existing file to today's keys and defaults.")
+    update = commands.add_parser("update", help="Update an existing file to the current keys and defaults.")
     _add_file(update, argparse.SUPPRESS)
 
 

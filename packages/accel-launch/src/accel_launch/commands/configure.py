@@ -81,7 +81,7 @@ def _said(pairs: list[str]) -> dict[str, Any]:
             section = section.setdefault(group, {})
             if not isinstance(section, dict):
                 raise ConfigurationError(
-                    f"--set: {group} is no group of settings; got {pair!r}. Name one, or leave it out."
+                    f"--set: {group} is not a group of settings; got {pair!r}. Name one, or leave it out."
                 )
         section[last] = _typed(value)
     return config

@@ -75,7 +75,9 @@ class Probe:
         if left:
             findings.append(
                 warning(
-                    _LIBRARIES, f"{', '.join(left)} not tried after that", "Mend the library above, then run again."
+                    _LIBRARIES,
+                    f"{', '.join(left)} not tried after that",
+                    "Repair the library above, then run this again.",
                 )
             )
         return findings

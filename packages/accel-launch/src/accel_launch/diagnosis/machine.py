@@ -30,7 +30,7 @@ def check_disks(checkpoints: Path) -> list[Finding]:
         findings.append(
             warning(
                 _DISK,
-                f"TMPDIR names no folder; got {temporary}, and {tempfile.gettempdir()} is used instead",
+                f"TMPDIR is not a folder; got {temporary}, and {tempfile.gettempdir()} is used instead",
                 f"Run `mkdir -p {temporary}`, or unset TMPDIR.",
             )
         )

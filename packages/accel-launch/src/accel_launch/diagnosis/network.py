@@ -56,7 +56,7 @@ def _selection(variable: str, said: str, interfaces: list[str]) -> Finding:
         return ok(_TOPIC, f"{variable}={said} leaves {', '.join(left)}")
     return problem(
         _TOPIC,
-        f"{variable} names no interface of this machine; got {said}",
+        f"{variable} does not name an interface of this machine; got {said}",
         f"Set it to one of {', '.join(interfaces)}, or unset it.",
     )
 
@@ -69,7 +69,7 @@ def _own_name() -> Finding:
         return warning(
             _TOPIC,
             f"the machine's name {name} has no address; got {error.strerror or error}",
-            "Add it to /etc/hosts; several machines find one another by their names.",
+            "Add it to /etc/hosts; several machines find each other by name.",
         )
     return ok(_TOPIC, f"the machine's name {name} has the address {found}")
 

@@ -167,8 +167,8 @@ def _own_lines(inherited: Mapping[str, str]) -> list[str]:
         for number, line in enumerate(read_text(path, "DeepSpeed's file of variables").splitlines(), 1):
             if line.strip() and "=" not in line:
                 raise ConfigurationError(
-                    f"{path}:{number}: a line of DeepSpeed's file of variables is NAME=VALUE; got {shortened(line)!r}. "
-                    "Correct it."
+                    f"{path}:{number}: a line of DeepSpeed's file of variables has the form NAME=VALUE; got "
+                    f"{shortened(line)!r}. Correct it."
                 )
             if line.strip():
                 found.append(line)

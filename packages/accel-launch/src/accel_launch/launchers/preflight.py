@@ -97,7 +97,7 @@ def check_free(port: int) -> None:
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 raise LaunchError(
-                    f"Port {port} of this machine is taken; machines cannot meet there. Pass another "
+                    f"Port {port} of this machine is taken; machines cannot connect to it. Pass another "
                     "--main-process-port on every machine."
                 ) from None
 

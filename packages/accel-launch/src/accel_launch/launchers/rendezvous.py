@@ -44,7 +44,7 @@ class LocalRendezvous(RendezvousHandler):
             self._store = TCPStore("127.0.0.1", port, None, True, _TIMEOUT, False)
         except RuntimeError as error:
             raise LaunchError(
-                f"The processes cannot meet on port {port}; got: {str(error).splitlines()[0]}. Give "
+                f"The processes cannot connect on port {port}; got: {str(error).splitlines()[0]}. Give "
                 "another port, or none to get a free one."
             ) from None
 

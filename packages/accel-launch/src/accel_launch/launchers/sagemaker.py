@@ -131,7 +131,8 @@ def _table(file: str | None, columns: tuple[str, str]) -> list[dict[str, str]] |
     rows = [line.split("\t") for line in read_text(Path(str(file)), "The table").splitlines()[1:] if line.strip()]
     if any(len(row) != len(columns) for row in rows):
         raise ConfigurationError(
-            f"The table has the columns {' and '.join(columns)}, with tabs between them; {file} has others. Correct it."
+            f"The table has the columns {' and '.join(columns)}, with tabs between them; {file} has other columns. "
+            "Correct it."
         )
     return [dict(zip(columns, row, strict=True)) for row in rows]
 
@@ -159,7 +160,7 @@ class SageMakerLauncher(Launcher):
         if find_spec("sagemaker") is None:
             raise MissingDependencyError(
                 "Sending a SageMaker job needs the library `sagemaker` and an AWS account; the library is not "
-                "installed. Install it; `--dry-run` shows the job that is ready."
+                "installed. Install it; `--dry-run` shows the job without sending it."
             )
         from sagemaker.huggingface import HuggingFace
 

@@ -53,8 +53,8 @@ class LineAsker:
         if not line:
             print()
             raise ConfigurationError(
-                f"The answers on standard input ended; the question was: {question.text} Give one line for each "
-                "question, an empty one for the default."
+                f"Standard input ended before a question was answered; the question was: {question.text} Give one line "
+                "for each question, an empty one for the default."
             )
         print(line.strip())
         return line.strip()

@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     """
     if not 0 < args.at < args.steps:
         raise ConfigurationError(
-            f"The interruption has to lie inside the run; got --at {args.at} of --steps {args.steps}. "
+            f"The interruption has to be inside the run; got --at {args.at} of --steps {args.steps}. "
             "Choose 0 < at < steps."
         )
     if not Path(args.script).is_file():
@@ -150,7 +150,7 @@ def _records(
     made = first + min(map(len, found))
     if made < last:  # a process can leave with success in ways that its recorder does not see, such as os._exit
         raise LaunchError(
-            f"The script ended before the step that was asked for; it made {made} optimizer steps of {last} with "
+            f"The script ended before the step that --steps asks for; it made {made} optimizer steps of {last} with "
             "prepared loaders. Ask for fewer --steps, and prepare the training loader."
         )
     return found

@@ -95,13 +95,12 @@ def check_deepspeed_file(settings: Settings) -> None:
         return
     if not isinstance(config.get("zero_optimization"), dict):
         raise ConfigurationError(
-            f"The DeepSpeed file needs a part `zero_optimization`; got {shortened(sorted(config))} in {name}. "
+            f"The DeepSpeed file needs a section `zero_optimization`; got {shortened(sorted(config))} in {name}. "
             'Add it, for example {"zero_optimization": {"stage": 2}}.'
         )
     if all(_lookup(config, (kind, "enabled")) is True for kind in _FORMATS):
         raise ConfigurationError(
-            f"A run computes in one number format; got fp16.enabled = true and bf16.enabled = true from {name}. Set "
-            "one to false."
+            f"A run has one precision; got fp16.enabled = true and bf16.enabled = true from {name}. Set one to false."
         )
     _refuse_keys_beside_it(settings)
     _refuse_differences(settings, config)
@@ -115,7 +114,7 @@ def _refuse_keys_beside_it(settings: Settings) -> None:
     if both:
         told = ", ".join(f"{key} from {_place_in_file(settings, key)}" for key in both)
         raise ConfigurationError(
-            f"Beside a DeepSpeed file these settings have no effect; got {told}, and deepspeed_config_file from "
+            f"These settings have no effect when a DeepSpeed file is used; got {told}, and deepspeed_config_file from "
             f"{_place_in_file(settings, 'deepspeed_config_file')}. Move them into {settings['deepspeed_config_file']}, "
             "or remove deepspeed_config_file."
         )

@@ -82,12 +82,12 @@ def _check_filters(settings: Settings, launcher: str | None) -> None:
     told = [f"{settings[key]!r} from {settings.source(key)}" for key in _FILTERS if settings[key]]
     if len(told) == 2:
         raise ConfigurationError(
-            f"DeepSpeed takes one filter, of hosts to use or to leave out; got {' and '.join(told)}. Leave one out."
+            f"DeepSpeed accepts one filter, of hosts to use or to leave out; got {' and '.join(told)}. Leave one out."
         )
     if launcher in MPI and told:
         raise ConfigurationError(
-            f"The multinode launcher {launcher} takes no filter; got {told[0]}. Leave those hosts out of the hostfile, "
-            "or use pdsh."
+            f"The multinode launcher {launcher} accepts no filter; got {told[0]}. Leave those hosts out of the "
+            "hostfile, or use pdsh."
         )
 
 
@@ -110,8 +110,8 @@ def active_slots(settings: Settings) -> Hosts:
         left = {host: slots for host, slots in left.items() if slots}
         if not left:
             raise ConfigurationError(
-                f"The filter leaves no host; got {settings['deepspeed_exclusion_filter']!r} from "
-                f"{settings.source('deepspeed_exclusion_filter')}. Leave out fewer."
+                f"The filter leaves no host over; got {settings['deepspeed_exclusion_filter']!r} from "
+                f"{settings.source('deepspeed_exclusion_filter')}. Leave out fewer hosts."
             )
         return left
     return hosts
@@ -137,15 +137,16 @@ def read_hosts(path: Path) -> Hosts:
         found = _HOST.fullmatch(line)
         if found is None or not 0 < int(found[2]) <= _LARGEST_SLOTS:
             raise ConfigurationError(
-                f"{path}:{number}: a line of the hostfile is NAME slots=N; got {shortened(line)!r}. Correct it."
+                f"{path}:{number}: a line of the hostfile has the form NAME slots=N; got {shortened(line)!r}. Correct "
+                "it."
             )
         if found[1] in hosts:
             raise ConfigurationError(
-                f"{path}:{number}: a host occurs once; got {shortened(found[1])} again. Remove it."
+                f"{path}:{number}: a host may occur only once; got {shortened(found[1])} again. Remove it."
             )
         hosts[found[1]] = list(range(int(found[2])))
     if not hosts:
-        raise ConfigurationError(f"The hostfile names at least one host; got none in {path}. Write NAME slots=N.")
+        raise ConfigurationError(f"The hostfile has to name at least one host; got none in {path}. Write NAME slots=N.")
     return hosts
 
 
@@ -162,8 +163,8 @@ def _filtered(settings: Settings, key: str, hosts: Hosts) -> Hosts:
             )
         if colon and not re.fullmatch(r"\d{1,6}(?:,\d{1,6})*", numbers, re.ASCII):
             raise ConfigurationError(
-                f"A filter is NAME or NAME:SLOT,SLOT, with @ between hosts; got {shortened(part)!r} from {where}. "
-                "Correct it."
+                f"A filter has the form NAME or NAME:SLOT,SLOT, with @ between hosts; got {shortened(part)!r} from "
+                f"{where}. Correct it."
             )
         slots = [int(slot) for slot in numbers.split(",")] if colon else hosts[host]
         missing = [slot for slot in slots if slot not in hosts[host]]

@@ -42,7 +42,7 @@ def read_text(path: Path, what: str) -> str:
         return found.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ConfigurationError(
-            f"{what} is no text; {path} is not UTF-8 at byte {error.start}. Save it as UTF-8."
+            f"{what} is not text; {path} is not UTF-8 at byte {error.start}. Save it as UTF-8."
         ) from None
 
 
@@ -61,5 +61,5 @@ def read_json(path: Path, what: str) -> object:
         found: object = json.loads(text)
     except (ValueError, RecursionError) as error:
         reason = "it is too deep" if isinstance(error, RecursionError) else shortened(str(error))
-        raise ConfigurationError(f"{what} is no JSON; {path}: {reason}. Correct it.") from None
+        raise ConfigurationError(f"{what} is not JSON; {path}: {reason}. Correct it.") from None
     return found

@@ -63,7 +63,7 @@ def test_config_for_sagemaker(home: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize(
     ("lines", "told"),
-    [((), "answers on standard input ended"), (("nowhere",), "cannot be answered with 'nowhere'")],
+    [((), "Standard input ended"), (("nowhere",), "cannot be answered with 'nowhere'")],
 )
 def test_config_with_wrong_answers_writes_nothing(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], lines: tuple[str, ...], told: str

@@ -66,10 +66,10 @@ def test_file_and_flag_conflict(folder: Path, config: dict, words: list[str], to
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("{", "no JSON"),
+        ("{", "is not JSON"),
         (None, "cannot be read"),
         ("[1]", "holds keys and values; got [1] in ds.json"),
-        ("{}", "needs a part `zero_optimization`; got [] in ds.json"),
+        ("{}", "needs a section `zero_optimization`; got [] in ds.json"),
         (
             '{"zero_optimization": {}, "fp16": {"enabled": true}, "bf16": {"enabled": true}}',
             "got fp16.enabled = true and bf16.enabled = true from ds.json",
@@ -122,8 +122,8 @@ def test_what_deepspeed_cannot_do_here(folder: Path, config: dict | None, words:
     [
         ([], "reads its hosts from a hostfile; got none for 2 machines"),
         (["--deepspeed-hostfile", "nowhere"], "The hostfile cannot be read; nowhere gives"),
-        (["--deepspeed-hostfile", "bad"], "bad:2: a line of the hostfile is NAME slots=N; got 'w1 2'"),
-        (["--deepspeed-hostfile", "twice"], "twice:2: a host occurs once; got w0 again"),
+        (["--deepspeed-hostfile", "bad"], "bad:2: a line of the hostfile has the form NAME slots=N; got 'w1 2'"),
+        (["--deepspeed-hostfile", "twice"], "twice:2: a host may occur only once; got w0 again"),
         (["--deepspeed-hostfile", "empty"], "at least one host; got none in empty"),
         (["--deepspeed-hostfile", "three"], "got 3 hosts in three, and 2 machines"),
         (
@@ -132,7 +132,7 @@ def test_what_deepspeed_cannot_do_here(folder: Path, config: dict | None, words:
         ),
         (["--deepspeed-hostfile", "hosts", "--deepspeed-inclusion-filter", "w0:0,7"], "got w0:7 from"),
         (["--deepspeed-hostfile", "hosts", "--deepspeed-exclusion-filter", "w0:a"], "got 'w0:a' from"),
-        (["--deepspeed-hostfile", "hosts", "--deepspeed-exclusion-filter", "w0@w1"], "leaves no host; got 'w0@w1'"),
+        (["--deepspeed-hostfile", "hosts", "--deepspeed-exclusion-filter", "w0@w1"], "leaves no host over"),
         (
             [
                 "--deepspeed-hostfile",
@@ -153,7 +153,7 @@ def test_what_deepspeed_cannot_do_here(folder: Path, config: dict | None, words:
                 "--deepspeed-exclusion-filter",
                 "w0",
             ],
-            "openmpi takes no filter; got 'w0'",
+            "openmpi accepts no filter; got 'w0'",
         ),
         (["--deepspeed-hostfile", "uneven", "--deepspeed-multinode-launcher", "mvapich"], "got w1 slots=3 in uneven"),
         (

@@ -6,6 +6,8 @@ less time than that.
 
 from __future__ import annotations
 
+import doctest
+import importlib
 import math
 import os
 import re
@@ -133,6 +135,32 @@ def scene(folder: Path, page: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def run_examples(modules: list[str], folder: Path, variables: dict[str, str]) -> None:
+    """Run the examples in docstrings of modules inside a folder, each in its own scene, and leave this process.
+
+    `folder/printed` then holds what failed, and how many examples there were.
+    """
+    enter(folder, variables)
+    runner = doctest.DocTestRunner(verbose=False, optionflags=doctest.ELLIPSIS)
+    for name in modules:
+        module = importlib.import_module(name)
+        for test in doctest.DocTestFinder(exclude_empty=True).find(module, name):
+            if test.examples:
+                test.globs = scene(folder, name) | vars(module)
+                runner.run(test)
+    print(f"{runner.tries} examples, {runner.failures} failed", flush=True)
+
+
+def enter(folder: Path, variables: dict[str, str]) -> None:
+    """Make a folder and an environment this process's own, and `folder/printed` its output."""
+    for stream in (1, 2):
+        os.dup2(os.open(folder / "printed", os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
+    os.environ.clear()
+    os.environ.update(variables)
+    os.chdir(folder)
+    sys.path.insert(0, str(folder))
+
+
 def keep_as_file(source: str, folder: Path) -> None:
     """Write a block that begins with `# NAME.py` into a file of that name."""
     name = re.match(r"# (\w+\.py)\n", source)
@@ -145,12 +173,7 @@ def run_blocks(blocks: list[tuple[str, str]], folder: Path, variables: dict[str,
 
     `folder/printed` then holds what they printed, the title of each that ran to its end, and what the last one raised.
     """
-    for stream in (1, 2):
-        os.dup2(os.open(folder / "printed", os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
-    os.environ.clear()
-    os.environ.update(variables)
-    os.chdir(folder)
-    sys.path.insert(0, str(folder))
+    enter(folder, variables)
     for title, source in blocks:
         keep_as_file(source, folder)
         names = scene(folder, title) | {"__name__": "__main__"}

@@ -13,7 +13,9 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -87,6 +89,34 @@ def _elsewhere(text: str) -> bool:
     return any(re.search(pattern, text) for pattern, where in ELSEWHERE if not (slow and where is GALLERY))
 
 
+def _run(body: Callable[[list[Any], Path, dict[str, str]], None], wanted: list[Any], folder: Path) -> str:
+    """Run a function of the scene in a process of its own, in a folder with the files of the scene."""
+    scene.write_files(folder)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["accel_core.testing._preload"])
+    variables = os.environ | {"WANDB_MODE": "offline", "ACCELERATE_USE_CPU": "true"}
+    process = context.Process(target=body, args=(wanted, folder, variables))
+    process.start()
+    process.join(300)
+    process.kill()
+    process.join()
+    printed = (folder / "printed").read_text()
+    assert process.exitcode == 0, printed
+    return printed
+
+
+def test_the_examples_of_docstrings_run(tmp_path: Path) -> None:
+    """Each example in a docstring of the packages prints what stands below it."""
+    sources = sorted(ROOT.glob("packages/*/src"))
+    found = [
+        (path, source) for source in sources for path in sorted(source.rglob("*.py")) if ">>> " in path.read_text()
+    ]
+    modules = [".".join(path.relative_to(source).with_suffix("").parts) for path, source in found]
+    assert len(modules) > 20
+    printed = _run(scene.run_examples, modules, tmp_path)
+    assert printed.splitlines()[-1].endswith(" examples, 0 failed"), printed
+
+
 def _is_printed(line: str, printed: list[str]) -> bool:
     """Return whether a line that is shown was printed, or its beginning where it ends in three dots."""
     return any(each == line or (line.endswith("...") and each.startswith(line[:-3])) for each in printed)
@@ -95,18 +125,8 @@ def _is_printed(line: str, printed: list[str]) -> bool:
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")])
 def test_the_python_of_a_page_runs(page: str, tmp_path: Path) -> None:
     """Each block of Python runs to its end, in what its page takes for granted."""
-    scene.write_files(tmp_path)
     wanted = [block for block in blocks(page, "python") if not _elsewhere(block[1])]
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["accel_core.testing._preload"])
-    variables = os.environ | {"WANDB_MODE": "offline", "ACCELERATE_USE_CPU": "true"}
-    process = context.Process(target=scene.run_blocks, args=(wanted, tmp_path, variables))
-    process.start()
-    process.join(300)
-    process.kill()
-    process.join()
-    printed = (tmp_path / "printed").read_text()
-    assert process.exitcode == 0, printed
+    printed = _run(scene.run_blocks, wanted, tmp_path)
     assert [line for line in printed.splitlines() if line.startswith("ran ")] == [f"ran {title}" for title, _ in wanted]
 
 

@@ -218,6 +218,9 @@ def dispatch_model(
         DeviceUnavailableError: When the map names a device that is not here.
         ConfigurationError: When tensors of parts that stay on a device are empty.
         OffloadError: When weights have to be written and no `offload_dir` is given, or it holds another model's.
+
+    Examples:
+        >>> model = dispatch_model(Net(), {"": "cpu"})
     """
     places = dict(in_names_of(model, device_map))
     state_dict = None if state_dict is None else _own_names(model, state_dict)
@@ -473,6 +476,9 @@ def load_checkpoint_and_dispatch(
         DeviceMapError: When the map is unknown, misses a tensor, or memory does not suffice.
         DeviceUnavailableError: When the map names a device that is not here.
         OffloadError: When weights must be written and `offload_folder` is missing or cannot be.
+
+    Examples:
+        >>> model = load_checkpoint_and_dispatch(Net(), "checkpoint", device_map="auto")
     """
     if isinstance(device_map, str):
         device_map = chosen_device_map(model, device_map, max_memory, no_split_module_classes, dtype, offload_buffers)

@@ -68,6 +68,12 @@ def init_empty_weights(include_buffers: bool | None = None) -> Iterator[None]:
 
     Yields:
         Nothing.
+
+    Examples:
+        >>> with init_empty_weights():
+        ...     model = torch.nn.Linear(1_000, 1_000)
+        >>> model.weight.device
+        device(type='meta')
     """
     with init_on_device(torch.device("meta"), include_buffers=include_buffers):
         yield

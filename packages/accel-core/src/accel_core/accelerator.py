@@ -109,6 +109,14 @@ class Accelerator:
         ConfigurationError: Arguments that contradict each other or the environment.
         DeviceUnavailableError: Hardware that is not here, or does not compute in the precision asked for.
         EngineUnavailableError: An engine that this version does not contain; it is never replaced by another one.
+
+    Examples:
+        >>> accelerator = Accelerator(cpu=True)
+        >>> model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+        >>> for images, labels in loader:
+        ...     accelerator.backward(cross_entropy(model(images), labels))
+        ...     optimizer.step()
+        ...     optimizer.zero_grad()
     """
 
     def __init__(
@@ -265,6 +273,10 @@ class Accelerator:
 
         Returns:
             The block, for `with`; every process enters it.
+
+        Examples:
+            >>> with accelerator.main_process_first():
+            ...     samples = list(data)  # the first process fills a cache, the others find it
         """
         return control.main_first(self._runtime.world, self.is_main_process)
 
@@ -284,6 +296,13 @@ class Accelerator:
 
         Returns:
             The function, made so.
+
+        Examples:
+            >>> @accelerator.on_main_process
+            ... def report(text):
+            ...     print(text)
+            >>> report("printed once")
+            printed once
         """
         return _only_when(self.is_main_process, function)
 
@@ -358,6 +377,10 @@ class Accelerator:
 
         Returns:
             The block, for `with`, which gives this process's part.
+
+        Examples:
+            >>> with accelerator.split_between_processes(["a", "b", "c"]) as mine:
+            ...     answers = [text.upper() for text in mine]
         """
         world = self._runtime.world
         return nullcontext(split_for_rank(inputs, world.rank, world.size, apply_padding=apply_padding))
@@ -641,6 +664,10 @@ class Accelerator:
 
         Raises:
             PreparationError: Objects that cannot train together; nothing was prepared then.
+
+        Examples:
+            >>> model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+            >>> test_loader = accelerator.prepare(test_loader)
         """
         kit = AcceleratorKit(self._runtime, self._prepare_one, self.prepare_data_loader)
         prepared = self._runtime.prepare(args, device_placement, kit)
@@ -734,6 +761,11 @@ class Accelerator:
 
         Returns:
             The bare model.
+
+        Examples:
+            >>> prepared = accelerator.prepare(model)
+            >>> type(accelerator.unwrap_model(prepared)) is Net
+            True
         """
         return self._runtime.strategy.unwrap(
             model, keep_fp32_wrapper=keep_fp32_wrapper, keep_torch_compile=keep_torch_compile
@@ -758,6 +790,12 @@ class Accelerator:
 
         Returns:
             As many `None` as objects.
+
+        Examples:
+            >>> model, optimizer = accelerator.prepare(model, optimizer)
+            >>> model, optimizer = accelerator.free_memory(model, optimizer)
+            >>> model is None
+            True
         """
         self._runtime.release()
         return release_memory(*objects)
@@ -808,6 +846,15 @@ class Accelerator:
 
         Returns:
             The block, for `with`.
+
+        Examples:
+            >>> accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+            >>> model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+            >>> for images, labels in loader:
+            ...     with accelerator.accumulate(model):
+            ...         accelerator.backward(cross_entropy(model(images), labels))
+            ...         optimizer.step()  # every second batch, and at the end of the data
+            ...         optimizer.zero_grad()
         """
         runtime = self._runtime
         return Batch(runtime.accumulation, models, runtime.strategy.no_sync)
@@ -849,6 +896,16 @@ class Accelerator:
 
         Raises:
             ConfigurationError: Some batches of a window have a weight and others do not.
+
+        Examples:
+            The gradient of the mean over all tokens, where batches have different numbers of them:
+
+            >>> model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+            >>> for images, labels in loader:
+            ...     losses = cross_entropy(model(images), labels, reduction="sum")
+            ...     accelerator.backward(losses, weight=len(labels))
+            ...     optimizer.step()
+            ...     optimizer.zero_grad()
         """
         self._runtime.backward(loss, weight, **kwargs)
 
@@ -886,6 +943,15 @@ class Accelerator:
 
         Returns:
             The norm before, a scalar tensor.
+
+        Examples:
+            >>> model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+            >>> for images, labels in loader:
+            ...     accelerator.backward(cross_entropy(model(images), labels))
+            ...     if accelerator.sync_gradients:
+            ...         norm = accelerator.clip_grad_norm_(model.parameters(), 1.0)
+            ...     optimizer.step()
+            ...     optimizer.zero_grad()
         """
         runtime = self._runtime
         self.unscale_gradients()
@@ -915,6 +981,12 @@ class Accelerator:
 
         Returns:
             The block, for `with`.
+
+        Examples:
+            The forward pass of a prepared model needs no autocast of its own; a computation beside it does:
+
+            >>> with accelerator.autocast():
+            ...     scores = torch.rand(2, 64) @ torch.rand(64, 10)
         """
         return self._runtime.precision.autocast(autocast_handler)
 
@@ -970,6 +1042,11 @@ class Accelerator:
 
         Returns:
             The same nest with the joined tensors; a scalar of each process becomes one row.
+
+        Examples:
+            >>> everyones = accelerator.gather(torch.tensor([accelerator.process_index]))
+            >>> len(everyones) == accelerator.num_processes
+            True
         """
         return collectives.gather(tensor)
 
@@ -985,6 +1062,15 @@ class Accelerator:
 
         Raises:
             DataError: Ranks hold parts of samples.
+
+        Examples:
+            >>> model, test_loader = accelerator.prepare(model, test_loader)
+            >>> for images, labels in test_loader:
+            ...     guesses = model(images).argmax(1)
+            ...     guesses, labels = accelerator.gather_for_metrics((guesses, labels))
+            ...     asked += len(labels)
+            >>> asked == len(data)
+            True
         """
         self._runtime.strategy.check_metrics(input_data)
         return gather_for_metrics(input_data, self.gradient_state, use_gather_object, gather=self.gather)
@@ -999,6 +1085,9 @@ class Accelerator:
 
         Returns:
             The same nest with the combined tensors, on every process.
+
+        Examples:
+            >>> mean = accelerator.reduce(torch.tensor(0.5), "mean")
         """
         return collectives.reduce(tensor, reduction, scale)
 
@@ -1013,6 +1102,10 @@ class Accelerator:
 
         Returns:
             The same nest, with tensors of equal sizes on all processes.
+
+        Examples:
+            >>> tokens = torch.arange(3 + accelerator.process_index)
+            >>> tokens = accelerator.gather(accelerator.pad_across_processes(tokens, pad_index=-1))
         """
         return pad_across_processes(tensor, dim=dim, pad_index=pad_index, pad_first=pad_first)
 
@@ -1034,6 +1127,13 @@ class Accelerator:
 
         Returns:
             Whether any process raised it: the same answer on all.
+
+        Examples:
+            >>> for images, labels in loader:
+            ...     if not torch.isfinite(loss):
+            ...         accelerator.set_trigger()
+            ...     if accelerator.check_trigger():  # the same on every process
+            ...         break
         """
         return self._trigger.check()
 
@@ -1046,6 +1146,12 @@ class Accelerator:
 
         Returns:
             A loader of the same kind.
+
+        Examples:
+            >>> loader = accelerator.prepare(loader)
+            >>> rest = accelerator.skip_first_batches(loader, 1)
+            >>> len(rest) == len(loader) - 1
+            True
         """
         return skip_first_batches(dataloader, num_batches=num_batches)
 
@@ -1078,6 +1184,14 @@ class Accelerator:
             save_directory: The folder.
             max_shard_size: Largest file, in bytes or as `"10GB"`.
             safe_serialization: As safetensors rather than torch's format.
+
+        Examples:
+            >>> model = accelerator.prepare(model)
+            >>> accelerator.save_model(model, "trained")
+            >>> from safetensors.torch import load_file
+            >>> plain = Net()
+            >>> plain.load_state_dict(load_file("trained/model.safetensors"))
+            <All keys matched successfully>
         """
         checkpoint.weights.save_model(
             model,
@@ -1125,6 +1239,11 @@ class Accelerator:
 
         Returns:
             The folder, or with `blocking=False` a handle with `wait()`.
+
+        Examples:
+            >>> model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+            >>> path = accelerator.save_state("state")
+            >>> report = accelerator.load_state("state")
         """
         return checkpoint.folder.save_state(
             self._runtime,
@@ -1170,6 +1289,9 @@ class Accelerator:
 
         Raises:
             ConfigurationError: An object lacks one of the two.
+
+        Examples:
+            >>> accelerator.register_for_checkpointing(progress)  # has state_dict and load_state_dict
         """
         self._runtime.register(objects)
 
@@ -1266,6 +1388,12 @@ class Accelerator:
 
         Returns:
             The block, for `with`, which gives the running profiler.
+
+        Examples:
+            >>> from accel_core.plugins.handlers import ProfileKwargs
+            >>> with accelerator.profile(ProfileKwargs(activities=["cpu"])) as profiler:
+            ...     scores = model(torch.rand(2, 64))
+            >>> table = profiler.key_averages().table(row_limit=5)
         """
         return profile(profile_handler or self.profile_handler or ProfileKwargs(), self.process_index)
 

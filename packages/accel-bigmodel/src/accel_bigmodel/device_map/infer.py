@@ -234,6 +234,11 @@ def infer_auto_device_map(
 
     Returns:
         Devices by name of submodule or tensor.
+
+    Examples:
+        >>> model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))
+        >>> dict(infer_auto_device_map(model, max_memory={"cpu": "1KiB"}))
+        {'': 'cpu'}
     """
     limits = get_max_memory(max_memory)
     no_split = no_split_classes(no_split_module_classes)

@@ -223,6 +223,11 @@ def plan_device_map(
     Raises:
         DeviceMapError: When the headroom leaves a device nothing, no accelerator has room for the largest layer, or the
             model does not fit at all.
+
+    Examples:
+        >>> plan = plan_device_map(torch.nn.Linear(8, 8), {"cpu": "1KiB"})
+        >>> plan.device_map
+        {'': 'cpu'}
     """
     limits = get_max_memory(max_memory)
     if no_split_module_classes is None:

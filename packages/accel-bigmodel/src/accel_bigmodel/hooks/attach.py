@@ -304,6 +304,10 @@ class align_module_device:  # noqa: N801  the name of an existing API
 
     Raises:
         OffloadError: On entering, when a weight is empty and no hook knows its value.
+
+    Examples:
+        >>> with align_module_device(model, "cpu"):
+        ...     total = sum(weight.sum() for weight in model.parameters())
     """
 
     def __init__(self, module: nn.Module, execution_device: torch.device | None = None) -> None:

@@ -133,6 +133,9 @@ def load(f: str | os.PathLike[str] | Any, map_location: Any = None, **kwargs: An
         map_location: As in `torch.load`.
         **kwargs: Passed to `torch.load`; `weights_only=False` gives up the protection.
 
+    Returns:
+        The object that was saved.
+
     Raises:
         UnsafeCheckpointError: Reading it would run code, or it is no regular file.
         CheckpointDamagedError: It is truncated or in another format.

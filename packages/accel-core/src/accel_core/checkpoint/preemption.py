@@ -72,6 +72,9 @@ def leave(code: int = EXIT_CODE) -> NoReturn:
     From here on the watched signals are ignored: a launcher that sees one rank leave tells the others to end, and they
     are to leave with the same code.
 
+    Args:
+        code: The exit code; 75 tells a scheduler to start the run again.
+
     Raises:
         CheckpointError: The save that was under way failed.
         SystemExit: Always otherwise.

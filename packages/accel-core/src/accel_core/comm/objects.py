@@ -26,6 +26,11 @@ def gather_object(object: object) -> Any:
     Raises:
         CollectiveError: An object cannot be pickled; the other ranks get RemoteRankError.
         UnsupportedTypeError: `object` is not iterable.
+
+    Examples:
+        >>> records = gather_object([{"rank": 0}])  # one list for each process
+        >>> records[0]
+        {'rank': 0}
     """
     world = ensure()
     if world.size == 1:
@@ -60,6 +65,10 @@ def broadcast_object_list(object_list: list[Any], from_process: int = 0) -> list
         CollectiveError: An object cannot be pickled; the other ranks get RemoteRankError.
         ConfigurationError: There is no such rank.
         RankDisagreementError: The lists have different lengths, or `from_process` differs between ranks.
+
+    Examples:
+        >>> settings = [{"rate": 0.1}]  # on the other processes: [None]
+        >>> settings = broadcast_object_list(settings)
     """
     world = ensure()
     if world.size == 1:

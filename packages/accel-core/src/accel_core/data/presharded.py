@@ -25,6 +25,9 @@ def already_sharded(dataloader: _LoaderT) -> _LoaderT:
 
     Returns:
         `dataloader`.
+
+    Examples:
+        >>> loader = accelerator.prepare(already_sharded(loader))
     """
     # An attribute, because a copy or a pickle of the loader has to keep it: split again, it would lose samples.
     dataloader._accel_reads_own_part = True

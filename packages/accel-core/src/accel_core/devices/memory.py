@@ -43,6 +43,11 @@ def release_memory(*objects: object) -> list[None]:
 
     Returns:
         As many `None` as objects.
+
+    Examples:
+        >>> model, optimizer = release_memory(model, optimizer)
+        >>> model is None
+        True
     """
     count = len(objects)
     del objects
@@ -85,6 +90,15 @@ def find_executable_batch_size(
     Raises:
         OutOfMemoryError: Not even one sample fits.
         UnsupportedTypeError: The function is called with a batch size, or takes none.
+
+    Examples:
+        >>> @find_executable_batch_size(starting_batch_size=100)
+        ... def train(batch_size):
+        ...     if batch_size > 85:
+        ...         raise RuntimeError("CUDA out of memory.")
+        ...     return batch_size
+        >>> train()
+        81
     """
     if function is None:
         return functools.partial(

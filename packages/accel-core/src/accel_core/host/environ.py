@@ -132,7 +132,11 @@ def remove(name: str) -> None:
 
 @contextmanager
 def clear_environment() -> Iterator[None]:
-    """Empty the environment inside the block; afterwards it is as it was before."""
+    """Empty the environment inside the block; afterwards it is as it was before.
+
+    Yields:
+        Nothing; the environment is empty meanwhile.
+    """
     before = dict(os.environ)
     os.environ.clear()
     try:
@@ -148,6 +152,14 @@ def patch_environment(**kwargs: object) -> Iterator[None]:
 
     Args:
         **kwargs: Names (written in upper case) and values (written as text).
+
+    Yields:
+        Nothing; the variables are set meanwhile.
+
+    Examples:
+        >>> with patch_environment(accelerate_mixed_precision="bf16"):
+        ...     os.environ["ACCELERATE_MIXED_PRECISION"]
+        'bf16'
     """
     before: dict[str, str | None] = {}
     for name, value in kwargs.items():

@@ -27,6 +27,15 @@ class LocalSGD:
     Raises:
         ConfigurationError: `local_sgd_steps` is below one.
         EngineUnavailableError: The model's weights are sharded over processes, so that none has its own to train.
+
+    Examples:
+        >>> model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+        >>> with LocalSGD(accelerator=accelerator, model=model, local_sgd_steps=8) as local:
+        ...     for images, labels in loader:
+        ...         accelerator.backward(cross_entropy(model(images), labels))
+        ...         optimizer.step()
+        ...         optimizer.zero_grad()
+        ...         local.step()
     """
 
     def __init__(self, accelerator: Any, model: torch.nn.Module, local_sgd_steps: int, enabled: bool = True) -> None:

@@ -180,13 +180,21 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
             self.optimizer.zero_grad(set_to_none=set_to_none)
 
     def train(self) -> object:
-        """Switch the optimizer to training; those without modes (all but schedule-free ones) have nothing to do."""
+        """Switch the optimizer to training; those without modes (all but schedule-free ones) have nothing to do.
+
+        Returns:
+            What the optimizer's own method returns; `None` where it has none.
+        """
         if callable(getattr(self.optimizer, "train", None)):
             return self.optimizer.train()
         return None
 
     def eval(self) -> object:
-        """Switch the optimizer to evaluation; those without modes have nothing to do."""
+        """Switch the optimizer to evaluation; those without modes have nothing to do.
+
+        Returns:
+            What the optimizer's own method returns; `None` where it has none.
+        """
         if callable(getattr(self.optimizer, "eval", None)):
             return self.optimizer.eval()
         return None

@@ -186,11 +186,20 @@ class DeepSpeedPlugin:
         self.deepspeed_config.setdefault("msamp", {"enabled": True, "opt_level": self.msamp_opt_level})
 
     def get_value(self, ds_key_long: str, default: object = None) -> Any:
-        """Return the value of a dotted key of the configuration, or `default`."""
+        """Return the value of a dotted key of the configuration, or `default`.
+
+        Args:
+            ds_key_long: The key, such as `zero_optimization.stage`.
+            default: What is returned where the configuration does not have the key.
+        """
         return self.hf_ds_config.get_value(ds_key_long, default)
 
     def is_auto(self, ds_key_long: str) -> bool:
-        """Return whether a dotted key is there and waits to be filled."""
+        """Return whether a dotted key is there and waits to be filled.
+
+        Args:
+            ds_key_long: The key, such as `train_batch_size`.
+        """
         return bool(self.get_value(ds_key_long) == "auto")
 
     def fill_match(

@@ -225,6 +225,9 @@ class ProfileKwargs(KwargsHandler):
     def build(self) -> torch.profiler.profile:
         """Make the profiler.
 
+        Returns:
+            A profiler that has not been started.
+
         Raises:
             ConfigurationError: An activity is not one that the installed torch can record.
         """

@@ -167,6 +167,10 @@ class ParallelismConfig:
     Raises:
         ConfigurationError: A size below 1, an unknown backend, a handler of another type, or axes that exclude one
             another.
+
+    Examples:
+        >>> ParallelismConfig(dp_shard_size=2, tp_size=4).total_size
+        8
     """
 
     dp_replicate_size: int | None = None

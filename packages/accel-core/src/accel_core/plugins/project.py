@@ -18,6 +18,11 @@ class ProjectConfiguration:
         total_limit: Number of checkpoints to keep; all where `None`.
         iteration: Number of the next checkpoint.
         save_on_each_node: Save on the main process of every machine instead of on the first machine only.
+
+    Examples:
+        >>> project = ProjectConfiguration("run", automatic_checkpoint_naming=True, total_limit=2)
+        >>> project.logging_dir
+        'run'
     """
 
     project_dir: str | None = None

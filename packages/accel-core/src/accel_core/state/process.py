@@ -47,6 +47,11 @@ class PartialState:
 
     Raises:
         ConfigurationError: The environment or the arguments contradict each other.
+
+    Examples:
+        >>> state = PartialState()
+        >>> state.is_main_process
+        True
     """
 
     _shared_state: ClassVar[dict[str, Any]] = {}

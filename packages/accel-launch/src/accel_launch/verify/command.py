@@ -2,6 +2,7 @@
 
 import argparse
 
+from accel_core.mesh.spec import LAYOUT_HELP
 from accel_launch.command import Command
 
 __all__ = ["COMMAND"]
@@ -18,7 +19,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--layouts",
         required=True,
-        help="Comma-separated layouts to compare with one process: dp2, fsdp2, hsdp2x2, tp2, cp2, fsdp2xtp2, zero3 ...",
+        help=f"Comma-separated layouts of at least two ranks to compare with one process: {LAYOUT_HELP}.",
     )
     parser.add_argument("--steps", type=_above_zero, default=3, help="Optimizer steps to compare (default: 3).")
     parser.add_argument("--cpu", action="store_true", help="Run on the CPU whatever hardware is here.")

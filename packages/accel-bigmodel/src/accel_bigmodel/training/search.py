@@ -8,8 +8,9 @@ from accel_bigmodel.training.prediction import TrainingMemory, predict
 from accel_bigmodel.training.sharing import check_layout
 from accel_bigmodel.training.workload import TrainingWorkload
 from accel_core.errors import AccelError, ConfigurationError, EngineUnavailableError
+from accel_core.mesh.layout import SHARD_AXES
 from accel_core.mesh.spec import LayoutSpec, parse_layout
-from accel_core.modules.sizes import written_size
+from accel_core.modules.sizes import tensor_bytes, written_size
 from accel_core.plugins.fsdp import FullyShardedDataParallelPlugin
 from accel_core.strategies.sharding import wrapping
 
@@ -62,29 +63,34 @@ def smallest(
         ConfigurationError: It fits on none.
     """
     model = make_model()
-    weights = sum(tensor.nbytes for tensor in model.parameters())
+    # When the optimizer steps, a rank has its weights and their gradients at least.
+    needed = sum(tensor_bytes(each, workload.dtype) * (1 + each.requires_grad) for each in model.parameters())
     ways = [checkpointing] if checkpointing is not None else [False, True] if has_blocks(model) else [False]
     best: TrainingMemory | None = None
+    refusal: AccelError | None = None
     for spec in candidates(ranks):
         try:
             check_layout(spec, workload)
         except (ConfigurationError, EngineUnavailableError):
             continue
-        # Not even the weights fit: no step has to be traced for that.
-        if weights / spec.size("dp_shard", "cp" if spec.engine == "fsdp" else "dp_shard", "tp") > limit:
+        shared = (*SHARD_AXES, "tp") if spec.engine == "fsdp" else ("tp",)
+        if needed / spec.size(*shared) > limit:
             continue
         for way in ways:
             try:
                 found = predict(make_model, spec, workload, checkpointing=way)
-            except AccelError:
-                if spec.ranks == 1:
-                    raise  # what is wrong is not the layout
+            except AccelError as failure:
+                refusal = failure
                 break
             tell(found)
             if found.peak <= limit:
                 return found
             best = found if best is None or found.peak < best.peak else best
-    least = "not even the weights" if best is None else f"{written_size(best.peak)} on {best.layout}"
+    if best is None and refusal is not None:
+        raise refusal  # what is wrong is not the layout
+    least = (
+        "more than that for weights and gradients" if best is None else f"{written_size(best.peak)} on {best.layout}"
+    )
     raise ConfigurationError(
         f"A training step has to fit on each rank; got {written_size(limit)} a rank and up to {ranks} ranks, and it "
         f"needs {least} at least. Allow more ranks, or make the batch smaller."

@@ -203,9 +203,7 @@ def test_the_smallest_layout_that_fits_is_found() -> None:
     assert all(each.peak > least for each in tried[:-1])
     assert [each.ranks for each in tried] == sorted(each.ranks for each in tried)
     assert tried[0].layout == "single"
-    with pytest.raises(
-        ConfigurationError, match=r"got 10 B a rank and up to 2 ranks, and it needs not even the weights"
-    ):
+    with pytest.raises(ConfigurationError, match=r"got 10 B a rank and up to 2 ranks, and it needs more than that"):
         smallest(meta(Words), TOKENS, 10, ranks=2)
     assert not dist.is_initialized()
 
@@ -216,6 +214,14 @@ def test_candidates_go_from_few_ranks_to_many() -> None:
     assert ranks == sorted(ranks)
     assert ranks[0] == 1
     assert ranks[-1] == 64
+
+
+def test_a_rank_of_1024_has_its_part() -> None:
+    """On 1,024 ranks the first holds an eighth of the weights where eight share them, and one sample of the batch."""
+    found = of("hsdp128x8", TrainingWorkload(batch=1024, sample=(16,)))
+    assert found.ranks == 1024
+    assert found.most["weights"] == 4 * elements(Mlp(), 8)
+    assert found.most["batch"] == 4 * 16
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
+from torch import _amp_foreach_non_finite_check_and_unscale_ as unscale_and_check_
 from torch import _foreach_mul_ as foreach_mul_
 from torch import _tensor as tensor_rebuilders
 from torch import _utils as rebuilders
@@ -36,6 +37,7 @@ __all__ = [
     "sparse_to_validate",
     "storage_info",
     "tensor_rebuilders",
+    "unscale_and_check_",
     "weights_only_unpickler",
 ]
 
@@ -139,6 +141,14 @@ PRIVATE_NAMES = (
     PrivateName(
         "torch.amp:GradScaler._per_optimizer_states",
         "Only there torch notes whether gradients were unscaled since the last step; a second call raises.",
+    ),
+    PrivateName(
+        "torch.amp:GradScaler._unscale_grads_",
+        "Ranks that hold parts of gradients skip a step together; torch's own scalers for that know FSDP alone.",
+    ),
+    PrivateName(
+        "torch:_amp_foreach_non_finite_check_and_unscale_",
+        "What a gradient scaler does to gradients, in one kernel; the public way takes two passes and a wait.",
     ),
     PrivateName(
         "torch.nn:Module._load_from_state_dict",

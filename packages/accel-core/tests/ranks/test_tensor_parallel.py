@@ -26,13 +26,14 @@ from accel_core.accelerator import Accelerator
 from accel_core.checkpoint.weights import load_model
 from accel_core.errors import ConfigurationError, PreparationError, StateError
 from accel_core.plugins.fsdp import FullyShardedDataParallelPlugin
+from accel_core.plugins.handlers import GradScalerKwargs
 from accel_core.plugins.parallelism import ParallelismConfig, TorchTensorParallelConfig, TorchTensorParallelPlugin
 from accel_core.process.world import ensure
 from accel_core.state import reset_all
 from accel_core.strategies import averaging as averages
 from accel_core.strategies.fsdp2.strategy import FullyShardStrategy
 from accel_core.strategies.mesh.strategy import MeshStrategy
-from accel_core.testing import world
+from accel_core.testing import requires, world
 from accel_core.testing.conformance.strategy import CASES, Case, Refusal, StrategyConformance
 
 
@@ -255,6 +256,51 @@ def test_split_models_are_compiled_and_compute_in_bf16() -> None:
         assert all(parameter.dtype is torch.float32 for parameter in net.parameters())
 
 
+@world(2)
+def test_ranks_that_split_a_model_skip_a_step_together() -> None:
+    """In fp16 a split model learns as in 32 bits; an overflow that one rank holds makes both skip, and both go on."""
+    skips_together(parallelism_config=axes("auto"))
+
+
+@requires("torch:2.7")
+@world(4)
+def test_ranks_that_shard_a_split_model_skip_a_step_together() -> None:
+    """The same for shards of a split model, of which one rank of four holds an overflow."""
+    plugin = FullyShardedDataParallelPlugin(fsdp_version=2)
+    skips_together(parallelism_config=axes("auto", dp_shard_size=2), fsdp_plugin=plugin)
+
+
+def skips_together(**given: Any) -> None:
+    """Take four steps in fp16, the first with a scale that is too large, the third with an overflow on one rank."""
+    torch.manual_seed(3)
+    expected = float(loss_of(Norms()).detach())
+    first = GradScalerKwargs(init_scale=2.0**60)
+    accelerator = Accelerator(cpu=True, mixed_precision="fp16", kwargs_handlers=[first], **given)
+    torch.manual_seed(3)
+    net = Norms()
+    net, optimizer = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
+    skipped = []
+    for _ in range(4):
+        if skipped:
+            accelerator.scaler.update(64.0)
+        before = [parameter.detach().clone() for parameter in net.parameters()]
+        loss = loss_of(net)
+        accelerator.backward(loss)
+        if len(skipped) == 2 and accelerator.process_index == 1:
+            net.blocks[0].up.weight.grad.to_local()[0, 0] = torch.inf
+        optimizer.step()
+        optimizer.zero_grad()
+        skipped.append(optimizer.step_was_skipped)
+        same = all(torch.equal(one, other) for one, other in zip(before, net.parameters(), strict=True))
+        assert same == skipped[-1]
+        scales = accelerator.gather(torch.tensor(accelerator.scaler.get_scale())).tolist()
+        assert len(set(scales)) == 1
+    assert skipped == [True, False, True, False]
+    assert accelerator._runtime.strategy.tensor._unproved[net] is False  # type: ignore[attr-defined]
+    assert float(loss) == pytest.approx(expected, rel=0.3)
+    assert float(loss_of(net)) < expected
+
+
 def loss_of(net: nn.Module) -> torch.Tensor:
     """Return how badly a model foretells the next token."""
     return nn.functional.cross_entropy(net(tokens()).flatten(0, 1).float(), tokens().roll(1, 1).flatten())
@@ -353,8 +399,6 @@ def test_a_plugin_lays_out_the_axes() -> None:
     for size, sizes in ((3, None), (2, ParallelismConfig(dp_replicate_size=2))):
         with pytest.raises(ConfigurationError, match=f"got tp_size={size}, .* 2 processes"):
             Accelerator(torch_tp_plugin=TorchTensorParallelPlugin(tp_size=size), parallelism_config=sizes)
-    with pytest.raises(ConfigurationError, match="got mixed_precision='fp16'"):
-        Accelerator(parallelism_config=axes("auto"), mixed_precision="fp16")
 
 
 @pytest.mark.usefixtures("fresh_state")

@@ -13,9 +13,11 @@ from torch.distributed.tensor import DTensor
 
 from accel_core.errors import PreparationError
 from accel_core.host.versions import require_torch
+from accel_core.precision.precision import Precision
 from accel_core.strategies.context.parallel import ContextParallel
 from accel_core.strategies.fsdp2.in_place import is_sharded, shard
-from accel_core.strategies.parts import Parts
+from accel_core.strategies.parts import Parts, PrecisionRequest
+from accel_core.strategies.sharding.scaler import together
 from accel_core.strategies.sharding.strategy import ShardedStrategy
 from accel_core.strategies.sharding.wrapping import WrapPlan
 from accel_core.strategies.tensor.parallel import TensorParallel
@@ -49,6 +51,15 @@ class FullyShardStrategy(ShardedStrategy):
         self.tensor = TensorParallel(parts) if parts.layout.size("tp") > 1 else None
         super().__init__(parts)
         self.context = ContextParallel.of(parts)
+
+    def precision(self, asked: PrecisionRequest) -> Precision:
+        """Return the number format, with a scaler by which ranks that split a model skip a step together.
+
+        Raises:
+            EngineUnavailableError: fp8 through another library than torchao.
+        """
+        found = super().precision(asked)
+        return found if self.tensor is None else together(found, asked, self.world)
 
     def check_model(self, model: torch.nn.Module) -> WrapPlan:
         """Also refuse what the installed torch cannot shard in place.

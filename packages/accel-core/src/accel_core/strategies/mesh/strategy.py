@@ -15,15 +15,17 @@ from accel_core.optim.lomo import is_lomo
 from accel_core.optim.optimizer import Stepper
 from accel_core.options.enums import DistributedType
 from accel_core.plugins.parallelism import ParallelismConfig, TorchTensorParallelPlugin
+from accel_core.precision.precision import Precision
 from accel_core.strategies import placement, recipe
 from accel_core.strategies.averaging import Averaging, reading_groups
 from accel_core.strategies.bundle import Bundle
 from accel_core.strategies.context.parallel import ContextParallel
-from accel_core.strategies.parts import Parts
+from accel_core.strategies.parts import Parts, PrecisionRequest
 from accel_core.strategies.sharding import gradients
 from accel_core.strategies.sharding.format import FullyShardedFormat
 from accel_core.strategies.sharding.loading import receive, refuse_empty, starts_from_main
 from accel_core.strategies.sharding.mixed import step_one_by_one
+from accel_core.strategies.sharding.scaler import together
 from accel_core.strategies.sharding.whole import gather
 from accel_core.strategies.strategy import Strategy
 from accel_core.strategies.tensor.parallel import TensorParallel
@@ -73,6 +75,15 @@ class MeshStrategy(Strategy):
                 "Set their sizes to 1; accel never does that on its own."
             )
         return super().lay_out(rank, world_size, parallelism, plugin)
+
+    def precision(self, asked: PrecisionRequest) -> Precision:
+        """Return the number format, with a scaler by which ranks that share a model skip a step together.
+
+        Raises:
+            DeviceUnavailableError: The hardware does not compute in that format.
+        """
+        found = super().precision(asked)
+        return found if self.tensor is None else together(found, asked, self.world)
 
     def label(self) -> DistributedType:
         """Return the label of several processes on this device."""

@@ -58,10 +58,10 @@ class TensorParallel:
                 "the same without it.",
                 stacklevel=2,
             )
-        if parts.precision.name in ("fp16", "fp8"):
+        if parts.precision.name == "fp8":
             raise ConfigurationError(
-                "Tensor parallel trains in 32 bits or in bf16: torch's gradient scaler and layers in fp8 do not take "
-                f"parts of tensors; got mixed_precision={parts.precision.name!r}. Use mixed_precision='bf16' or 'no'."
+                "Layers in fp8 do not take parts of tensors, which tensor parallel makes of weights; got "
+                "mixed_precision='fp8'. Use mixed_precision='bf16', 'fp16' or 'no'."
             )
 
     def check(self, model: nn.Module) -> TensorPlan:
@@ -110,11 +110,11 @@ class TensorParallel:
         for model in [model for model, unproved in self._unproved.items() if unproved]:
             if averaging.is_held(model) or all(parameter.grad is None for parameter in model.parameters()):
                 continue
-            found = self._differing(model, loss)
+            found, finite = self._differing(model, loss)
             if self._other_batches.pop(model, False):
                 found.insert(0, "the batch")
-            everywhere = Channel(self._world, "backward: tensor parallel").exchange(found)
-            names = list(dict.fromkeys(name for each in everywhere for name in each))
+            everywhere = Channel(self._world, "backward: tensor parallel").exchange((found, finite))
+            names = list(dict.fromkeys(name for each, _ in everywhere for name in each))
             if names:
                 raise StateError(
                     "Ranks of tensor parallel compute the same loss, and the same gradients of what every one of them "
@@ -122,7 +122,8 @@ class TensorParallel:
                     "Give them the same batches and random seeds, and a plan whose modules take in and give out what "
                     "their neighbours need."
                 )
-            self._unproved[model] = False
+            # An overflow of fp16 shows nothing: that step is skipped.
+            self._unproved[model] = not all(finite for _, finite in everywhere)
 
     def compare_batch(self, model: nn.Module, batch: object) -> None:
         """Note whether ranks of one replica got different batches: a sum over ranks can hide that from the loss.
@@ -139,8 +140,11 @@ class TensorParallel:
             self._other_batches[model] = True
 
     @torch.no_grad()
-    def _differing(self, model: nn.Module, loss: torch.Tensor) -> list[str]:
-        """Return the names of parameters that every rank holds whose gradients differ, and "the loss" where it does."""
+    def _differing(self, model: nn.Module, loss: torch.Tensor) -> tuple[list[str], bool]:
+        """Return the names of what every rank holds and has other gradients of, and whether all of these are finite.
+
+        The loss is among them, as "the loss".
+        """
         found = [("the loss", local_part(loss.detach()))]
         found += [
             (name, local_part(parameter.grad))
@@ -154,7 +158,8 @@ class TensorParallel:
         # A reduction that is missing changes a sum by its own size; rounding, by far less than half of its digits.
         tolerance = max(torch.finfo(each.dtype).eps for each in (high, *(each for _, each in found))) ** 0.5
         apart = (high - low) > tolerance * high
-        return [name for (name, _), differs in zip(found, apart.tolist(), strict=True) if differs]
+        finite = bool(torch.isfinite(high).all())
+        return [name for (name, _), differs in zip(found, apart.tolist(), strict=True) if differs], finite
 
     def _everyone_holds(self, parameter: torch.Tensor) -> bool:
         """Return whether all ranks of tensor parallel hold the same of a parameter."""

@@ -25,5 +25,5 @@ def test_ranks_that_share_products_and_shards_train(sharded: Any, case: str) -> 
 
 def equal(found: dict[str, Any], expected: dict[str, Any]) -> None:
     """Compare what two runs logged."""
-    for key in ("losses", "norms", "weights"):
+    for key in ("losses", "norms", "weights", "evaluated"):
         assert found[key] == pytest.approx(expected[key], rel=1e-4, abs=1e-5), key

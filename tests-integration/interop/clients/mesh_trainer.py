@@ -39,6 +39,8 @@ def _train(name: str, net: Any, replicas: int = 1, **given: Any) -> dict[str, An
         num_train_epochs=2,
         learning_rate=1e-2,
         max_grad_norm=0.5,
+        eval_strategy="epoch",
+        per_device_eval_batch_size=4 // replicas,
         logging_steps=1,
         report_to=[],
         use_cpu=True,
@@ -46,13 +48,14 @@ def _train(name: str, net: Any, replicas: int = 1, **given: Any) -> dict[str, An
         disable_tqdm=True,
         **given,
     )
-    trainer = Trainer(model=net, args=arguments, train_dataset=_texts(20))
+    trainer = Trainer(model=net, args=arguments, train_dataset=_texts(20), eval_dataset=_texts(8))
     trainer.train()
     state = trainer.accelerator.get_state_dict(trainer.model)
     flat = torch.cat([tensor.float().reshape(-1) for _, tensor in sorted(state.items())]) if state else torch.zeros(1)
     history = trainer.state.log_history
     return {
         "losses": [row["loss"] for row in history if "loss" in row],
+        "evaluated": [row["eval_loss"] for row in history if "eval_loss" in row],
         "norms": [row["grad_norm"] for row in history if "grad_norm" in row],
         "weights": flat[:: max(1, flat.numel() // 200)].tolist(),
         "axes": {"tp": trainer.get_tp_size(), "cp": trainer.get_cp_size()},

@@ -1072,7 +1072,7 @@ class Accelerator:
             >>> asked == len(data)
             True
         """
-        self._runtime.strategy.check_metrics(input_data)
+        input_data = self._runtime.strategy.whole_metrics(input_data)
         return gather_for_metrics(input_data, self.gradient_state, use_gather_object, gather=self.gather)
 
     def reduce(self, tensor: object, reduction: str = "sum", scale: float = 1.0) -> Any:

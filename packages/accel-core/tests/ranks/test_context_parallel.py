@@ -436,6 +436,34 @@ def test_ranks_that_share_sequences_train_as_one_process(kind: str) -> None:
             equals_one_process(broken)
 
 
+@world(2)
+def test_metrics_count_what_parts_of_a_sequence_gave() -> None:
+    """A loss becomes the mean over the ranks of a sequence, equal values stay, and others that differ are refused."""
+    accelerator = Accelerator(cpu=True, parallelism_config=ParallelismConfig(cp_size=2))
+    rank, words = accelerator.process_index, "differ between ranks that share a sequence: a tensor of shape"
+    for batch in accelerator.prepare(torch.utils.data.DataLoader(range(4), batch_size=2)):
+        loss = torch.tensor(1.0 + rank)
+        given = {
+            "loss": loss,
+            "rows": loss.repeat(2),
+            "equal": batch,
+            "names": ["a", "b"],
+            "nan": loss[None] * torch.nan,
+        }
+        found = accelerator.gather_for_metrics(given)
+        assert found["rows"].tolist() == [1.5, 1.5]
+        assert found["loss"].tolist() == [1.5]
+        assert found["names"] == ["a", "b"]
+        assert torch.equal(found["equal"], batch)
+        assert found["nan"].isnan().all()
+        for different in (batch + rank, loss * torch.arange(2.0), loss.expand(2, 3), torch.ones(2, 3 + rank)):
+            with pytest.raises(DataError, match=words):
+                accelerator.gather_for_metrics((batch, different))
+        for different in (float(rank), str(rank), [rank, 1]):
+            with pytest.raises(DataError, match=words.partition(":")[0]):
+                accelerator.gather_for_metrics([different])
+
+
 def fully_sharded(**sizes: int) -> Accelerator:
     """Return an Accelerator that shards each layer, over sequences too."""
     plugin = FullyShardedDataParallelPlugin(fsdp_version=2, auto_wrap_policy="size_based_wrap", min_num_params=100)

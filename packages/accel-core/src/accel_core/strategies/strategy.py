@@ -342,14 +342,13 @@ class Strategy(ABC):
             return nullcontext()
         return self.context.split(buffers, buffer_seq_dims, no_restore_buffers)
 
-    def check_metrics(self, value: object) -> None:
-        """Refuse to count values as those of whole samples where ranks hold a part of each.
+    def whole_metrics(self, value: _L) -> _L:
+        """Return values as those of whole samples, where ranks computed them from a part of each.
 
         Raises:
-            DataError: They do.
+            DataError: They cannot be.
         """
-        if self.context is not None:
-            self.context.check_metrics(value)
+        return value if self.context is None else self.context.whole_metrics(value)
 
     def adapt_loader(self, loader: _L, model: torch.nn.Module) -> _L:
         """Adapt a loader to sequence parallel; without it, the loader is right as it is."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TypeVar
 from weakref import WeakSet
 
 import torch
@@ -15,12 +16,15 @@ from accel_core.plugins.parallelism import TorchContextParallelConfig
 from accel_core.strategies.context.attention import Attention, GatheredAttention
 from accel_core.strategies.context.buffers import check_buffers, split_in_place
 from accel_core.strategies.context.interception import attending, refusing_recomputation, uncompiled
+from accel_core.strategies.context.metrics import of_whole_samples
 from accel_core.strategies.context.models import CompleteInputs, check_attention, find_model
 from accel_core.strategies.context.order import Share
 from accel_core.strategies.context.ring import RingAttention
 from accel_core.strategies.parts import Parts
 
 __all__ = ["ContextParallel"]
+
+_T = TypeVar("_T")
 
 
 class ContextParallel:
@@ -111,22 +115,22 @@ class ContextParallel:
             finally:
                 self._attention = None
 
-    def check_metrics(self, value: object) -> None:
-        """Refuse values that have this rank's part of a sequence, in a block: one rank's part would count for all.
+    def whole_metrics(self, value: _T) -> _T:
+        """Return values as those of whole samples; see `metrics.of_whole_samples`.
 
         Raises:
-            DataError: There are some.
+            DataError: They have this rank's part of a sequence, in a block, or differ among ranks that share one: one
+                rank's part would count for all.
         """
         share = self.share
-        if share is None:
-            return
-        for leaf in tree_leaves(value):
-            if isinstance(leaf, torch.Tensor) and share.local_length in leaf.shape[1:]:
+        for leaf in () if share is None else tree_leaves(value):
+            if share is not None and isinstance(leaf, torch.Tensor) and share.local_length in leaf.shape[1:]:
                 raise DataError(
                     "Metrics count whole samples; got a tensor of shape "
                     f"{tuple(leaf.shape)} in a context-parallel block, where a rank has {share.local_length} tokens of "
                     "each sequence. Reduce it to numbers first, or use gather."
                 )
+        return of_whole_samples(value, self.group)
 
     def around_backward(self) -> AbstractContextManager[object]:
         """Return the context of a backward pass, which belongs into the block of its forward pass."""

@@ -1,5 +1,7 @@
 """The import paths of Accelerate 1.15.0, over the packages of accel."""
 
+from typing import TYPE_CHECKING
+
 # ruff: noqa: E402, I001
 
 from accelerate import _foundation, _version
@@ -37,8 +39,6 @@ with _lazy.without_collection():
     from accel_core.plugins.parallelism import ParallelismConfig as ParallelismConfig
     from accel_core.random import synchronize_rng_states as synchronize_rng_states
     from accel_core.state.process import PartialState as PartialState
-    from accel_launch.notebook import debug_launcher as debug_launcher
-    from accel_launch.notebook import notebook_launcher as notebook_launcher
     from accelerate import accelerator as accelerator
     from accelerate import big_modeling as big_modeling
     from accelerate import checkpointing as checkpointing
@@ -59,4 +59,14 @@ _pickles.carry_old_names()
 _loggers.govern_records()
 _defaults.choose()
 
-_rebinding.write_through(__name__)
+if TYPE_CHECKING:
+    from accel_launch.notebook import debug_launcher as debug_launcher
+    from accel_launch.notebook import notebook_launcher as notebook_launcher
+
+_LATER = {
+    "accel_launch.notebook": [
+        "debug_launcher",
+        "notebook_launcher",
+    ],
+}
+_rebinding.write_through(__name__, _LATER)

@@ -38,7 +38,7 @@ class RebindableModule(ModuleType):
         """Bring a name that nobody has asked for yet; as `__all__`, return what a star import takes."""
         homes = _later.get(self.__name__, {})
         if name == "__all__" and homes:
-            return sorted({*homes, *(known for known in vars(self) if not known.startswith("_"))})
+            return sorted(known for known in {*homes, *vars(self)} if not known.startswith("_"))
         if name not in homes:
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         with _lazy.without_collection():

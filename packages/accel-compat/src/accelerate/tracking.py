@@ -1,5 +1,7 @@
 """The names of `accelerate.tracking` in Accelerate, imported from where accel defines them."""
 
+from typing import TYPE_CHECKING
+
 from accel_core.comm.batch import listify as listify
 from accel_core.host.environ import str_to_bool as str_to_bool
 from accel_core.host.versions import compare_versions as compare_versions
@@ -12,15 +14,6 @@ from accel_core.tracking.discovery import get_available_trackers as get_availabl
 from accel_core.tracking.discovery import register_tracker_class as register_tracker_class
 from accel_core.tracking.tracker import GeneralTracker as GeneralTracker
 from accel_core.tracking.tracker import on_main_process as on_main_process
-from accel_trackers.aim import AimTracker as AimTracker
-from accel_trackers.clearml import ClearMLTracker as ClearMLTracker
-from accel_trackers.comet_ml import CometMLTracker as CometMLTracker
-from accel_trackers.dvclive import DVCLiveTracker as DVCLiveTracker
-from accel_trackers.mlflow import MLflowTracker as MLflowTracker
-from accel_trackers.swanlab import SwanLabTracker as SwanLabTracker
-from accel_trackers.tensorboard import TensorBoardTracker as TensorBoardTracker
-from accel_trackers.trackio import TrackioTracker as TrackioTracker
-from accel_trackers.wandb import WandBTracker as WandBTracker
 from accelerate import _rebinding
 from accelerate._availability import is_aim_available as is_aim_available
 from accelerate._availability import is_clearml_available as is_clearml_available
@@ -32,4 +25,44 @@ from accelerate._availability import is_tensorboard_available as is_tensorboard_
 from accelerate._availability import is_trackio_available as is_trackio_available
 from accelerate._availability import is_wandb_available as is_wandb_available
 
-_rebinding.write_through(__name__)
+if TYPE_CHECKING:
+    from accel_trackers.aim import AimTracker as AimTracker
+    from accel_trackers.clearml import ClearMLTracker as ClearMLTracker
+    from accel_trackers.comet_ml import CometMLTracker as CometMLTracker
+    from accel_trackers.dvclive import DVCLiveTracker as DVCLiveTracker
+    from accel_trackers.mlflow import MLflowTracker as MLflowTracker
+    from accel_trackers.swanlab import SwanLabTracker as SwanLabTracker
+    from accel_trackers.tensorboard import TensorBoardTracker as TensorBoardTracker
+    from accel_trackers.trackio import TrackioTracker as TrackioTracker
+    from accel_trackers.wandb import WandBTracker as WandBTracker
+
+_LATER = {
+    "accel_trackers.aim": [
+        "AimTracker",
+    ],
+    "accel_trackers.clearml": [
+        "ClearMLTracker",
+    ],
+    "accel_trackers.comet_ml": [
+        "CometMLTracker",
+    ],
+    "accel_trackers.dvclive": [
+        "DVCLiveTracker",
+    ],
+    "accel_trackers.mlflow": [
+        "MLflowTracker",
+    ],
+    "accel_trackers.swanlab": [
+        "SwanLabTracker",
+    ],
+    "accel_trackers.tensorboard": [
+        "TensorBoardTracker",
+    ],
+    "accel_trackers.trackio": [
+        "TrackioTracker",
+    ],
+    "accel_trackers.wandb": [
+        "WandBTracker",
+    ],
+}
+_rebinding.write_through(__name__, _LATER)

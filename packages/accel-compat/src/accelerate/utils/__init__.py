@@ -144,11 +144,6 @@ from accel_core.random import set_seed as set_seed
 from accel_core.random import synchronize_rng_state as synchronize_rng_state
 from accel_core.random import synchronize_rng_states as synchronize_rng_states
 from accel_core.state.process import wait_for_everyone as wait_for_everyone
-from accel_launch.notebook import PrepareForLaunch as PrepareForLaunch
-from accel_launch.settings.config import write_basic_config as write_basic_config
-from accel_quant.config import BnbQuantizationConfig as BnbQuantizationConfig
-from accel_quant.layers import has_4bit_bnb_layers as has_4bit_bnb_layers
-from accel_quant.load import load_and_quantize_model as load_and_quantize_model
 from accelerate import _rebinding
 from accelerate._availability import *
 from accelerate._deepspeed import compile_regions_deepspeed as compile_regions_deepspeed
@@ -171,11 +166,6 @@ from accelerate._fsdp import load_fsdp_optimizer as load_fsdp_optimizer
 from accelerate._fsdp import save_fsdp_model as save_fsdp_model
 from accelerate._fsdp import save_fsdp_optimizer as save_fsdp_optimizer
 from accelerate._kernel import check_os_kernel as check_os_kernel
-from accelerate._launch_preparation import prepare_deepspeed_cmd_env as prepare_deepspeed_cmd_env
-from accelerate._launch_preparation import prepare_multi_gpu_env as prepare_multi_gpu_env
-from accelerate._launch_preparation import prepare_sagemager_args_inputs as prepare_sagemager_args_inputs
-from accelerate._launch_preparation import prepare_simple_launcher_cmd_env as prepare_simple_launcher_cmd_env
-from accelerate._launch_preparation import prepare_tpu as prepare_tpu
 from accelerate._machine import are_libraries_initialized as are_libraries_initialized
 from accelerate._machine import check_cuda_fp8_capability as check_cuda_fp8_capability
 from accelerate._machine import check_cuda_p2p_ib_support as check_cuda_p2p_ib_support
@@ -200,7 +190,6 @@ from accelerate._precision import filter_first_and_last_linear_layers as filter_
 from accelerate._precision import get_mixed_precision_context_manager as get_mixed_precision_context_manager
 from accelerate._sharded_models import get_model_tp_size as get_model_tp_size
 from accelerate._sharded_models import model_has_dtensor as model_has_dtensor
-from accelerate._weights_merging import merge_fsdp_weights as merge_fsdp_weights
 from accelerate.utils import ao as ao
 from accelerate.utils import bnb as bnb
 from accelerate.utils import constants as constants
@@ -222,16 +211,6 @@ from accelerate.utils import transformer_engine as transformer_engine
 from accelerate.utils import versions as versions
 from accelerate.utils.tqdm import tqdm as tqdm
 
-if TYPE_CHECKING:
-    from accel_core.strategies.megatron import AbstractTrainStep as AbstractTrainStep
-    from accel_core.strategies.megatron import BertTrainStep as BertTrainStep
-    from accel_core.strategies.megatron import GPTTrainStep as GPTTrainStep
-    from accel_core.strategies.megatron import MegatronLMDummyDataLoader as MegatronLMDummyDataLoader
-    from accel_core.strategies.megatron import T5TrainStep as T5TrainStep
-    from accel_core.strategies.megatron import (
-        avg_losses_across_data_parallel_group as avg_losses_across_data_parallel_group,
-    )
-
 if is_deepspeed_available():
     from accelerate.utils.deepspeed import DeepSpeedEngineWrapper as DeepSpeedEngineWrapper
     from accelerate.utils.deepspeed import DeepSpeedOptimizerWrapper as DeepSpeedOptimizerWrapper
@@ -242,6 +221,27 @@ if is_deepspeed_available():
     from accelerate.utils.deepspeed import get_active_deepspeed_plugin as get_active_deepspeed_plugin
     from accelerate.utils.deepspeed import map_pytorch_optim_to_deepspeed as map_pytorch_optim_to_deepspeed
 
+if TYPE_CHECKING:
+    from accel_core.strategies.megatron import AbstractTrainStep as AbstractTrainStep
+    from accel_core.strategies.megatron import BertTrainStep as BertTrainStep
+    from accel_core.strategies.megatron import GPTTrainStep as GPTTrainStep
+    from accel_core.strategies.megatron import MegatronLMDummyDataLoader as MegatronLMDummyDataLoader
+    from accel_core.strategies.megatron import T5TrainStep as T5TrainStep
+    from accel_core.strategies.megatron import (
+        avg_losses_across_data_parallel_group as avg_losses_across_data_parallel_group,
+    )
+    from accel_launch.notebook import PrepareForLaunch as PrepareForLaunch
+    from accel_launch.settings.config import write_basic_config as write_basic_config
+    from accel_quant.config import BnbQuantizationConfig as BnbQuantizationConfig
+    from accel_quant.layers import has_4bit_bnb_layers as has_4bit_bnb_layers
+    from accel_quant.load import load_and_quantize_model as load_and_quantize_model
+    from accelerate._launch_preparation import prepare_deepspeed_cmd_env as prepare_deepspeed_cmd_env
+    from accelerate._launch_preparation import prepare_multi_gpu_env as prepare_multi_gpu_env
+    from accelerate._launch_preparation import prepare_sagemager_args_inputs as prepare_sagemager_args_inputs
+    from accelerate._launch_preparation import prepare_simple_launcher_cmd_env as prepare_simple_launcher_cmd_env
+    from accelerate._launch_preparation import prepare_tpu as prepare_tpu
+    from accelerate._weights_merging import merge_fsdp_weights as merge_fsdp_weights
+
 _LATER = {
     "accel_core.strategies.megatron": [
         "AbstractTrainStep",
@@ -250,6 +250,31 @@ _LATER = {
         "MegatronLMDummyDataLoader",
         "T5TrainStep",
         "avg_losses_across_data_parallel_group",
+    ],
+    "accel_launch.notebook": [
+        "PrepareForLaunch",
+    ],
+    "accel_launch.settings.config": [
+        "write_basic_config",
+    ],
+    "accel_quant.config": [
+        "BnbQuantizationConfig",
+    ],
+    "accel_quant.layers": [
+        "has_4bit_bnb_layers",
+    ],
+    "accel_quant.load": [
+        "load_and_quantize_model",
+    ],
+    "accelerate._launch_preparation": [
+        "prepare_deepspeed_cmd_env",
+        "prepare_multi_gpu_env",
+        "prepare_sagemager_args_inputs",
+        "prepare_simple_launcher_cmd_env",
+        "prepare_tpu",
+    ],
+    "accelerate._weights_merging": [
+        "merge_fsdp_weights",
     ],
 }
 _rebinding.write_through(__name__, _LATER)

@@ -1,5 +1,7 @@
 """The names of `accelerate.utils.constants` in Accelerate, imported from where accel defines them."""
 
+from typing import TYPE_CHECKING
+
 from accel_bigmodel.hooks.casting import (
     SUPPORTED_PYTORCH_LAYERS_FOR_UPCASTING as SUPPORTED_PYTORCH_LAYERS_FOR_UPCASTING,
 )
@@ -43,14 +45,26 @@ from accel_core.plugins.handlers import (
     XPU_PROFILING_AVAILABLE_PYTORCH_VERSION as XPU_PROFILING_AVAILABLE_PYTORCH_VERSION,
 )
 from accel_core.profiling import PROFILE_PATTERN_NAME as PROFILE_PATTERN_NAME
-from accel_launch.launchers.sagemaker import SAGEMAKER_PARALLEL_EC2_INSTANCES as SAGEMAKER_PARALLEL_EC2_INSTANCES
-from accel_launch.settings.config import SAGEMAKER_PYTHON_VERSION as SAGEMAKER_PYTHON_VERSION
-from accel_launch.settings.config import SAGEMAKER_PYTORCH_VERSION as SAGEMAKER_PYTORCH_VERSION
-from accel_launch.settings.config import SAGEMAKER_TRANSFORMERS_VERSION as SAGEMAKER_TRANSFORMERS_VERSION
 from accelerate import _rebinding
 from accelerate._elastic import (
     ELASTIC_LOG_LINE_PREFIX_TEMPLATE_PYTORCH_VERSION as ELASTIC_LOG_LINE_PREFIX_TEMPLATE_PYTORCH_VERSION,
 )
 from accelerate._elastic import TORCH_LAUNCH_PARAMS as TORCH_LAUNCH_PARAMS
 
-_rebinding.write_through(__name__)
+if TYPE_CHECKING:
+    from accel_launch.launchers.sagemaker import SAGEMAKER_PARALLEL_EC2_INSTANCES as SAGEMAKER_PARALLEL_EC2_INSTANCES
+    from accel_launch.settings.config import SAGEMAKER_PYTHON_VERSION as SAGEMAKER_PYTHON_VERSION
+    from accel_launch.settings.config import SAGEMAKER_PYTORCH_VERSION as SAGEMAKER_PYTORCH_VERSION
+    from accel_launch.settings.config import SAGEMAKER_TRANSFORMERS_VERSION as SAGEMAKER_TRANSFORMERS_VERSION
+
+_LATER = {
+    "accel_launch.launchers.sagemaker": [
+        "SAGEMAKER_PARALLEL_EC2_INSTANCES",
+    ],
+    "accel_launch.settings.config": [
+        "SAGEMAKER_PYTHON_VERSION",
+        "SAGEMAKER_PYTORCH_VERSION",
+        "SAGEMAKER_TRANSFORMERS_VERSION",
+    ],
+}
+_rebinding.write_through(__name__, _LATER)

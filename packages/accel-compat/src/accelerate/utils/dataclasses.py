@@ -1,6 +1,6 @@
 """The names of `accelerate.utils.dataclasses` in Accelerate, imported from where accel defines them."""
 
-from typing import TYPE_CHECKING as TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 from accel_core.host.availability import is_cuda_available as is_cuda_available
 from accel_core.host.availability import is_hpu_available as is_hpu_available
@@ -68,7 +68,6 @@ from accel_core.plugins.parallelism import TorchContextParallelConfig as TorchCo
 from accel_core.plugins.parallelism import TorchTensorParallelConfig as TorchTensorParallelConfig
 from accel_core.plugins.parallelism import TorchTensorParallelPlugin as TorchTensorParallelPlugin
 from accel_core.plugins.project import ProjectConfiguration as ProjectConfiguration
-from accel_quant.config import BnbQuantizationConfig as BnbQuantizationConfig
 from accelerate import _rebinding
 from accelerate._availability import is_mlu_available as is_mlu_available
 from accelerate._availability import is_musa_available as is_musa_available
@@ -79,4 +78,12 @@ from accelerate._availability import is_xpu_available as is_xpu_available
 from accelerate._environment import parse_flag_from_env as parse_flag_from_env
 from accelerate._operations import TensorInformation as TensorInformation
 
-_rebinding.write_through(__name__)
+if TYPE_CHECKING:
+    from accel_quant.config import BnbQuantizationConfig as BnbQuantizationConfig
+
+_LATER = {
+    "accel_quant.config": [
+        "BnbQuantizationConfig",
+    ],
+}
+_rebinding.write_through(__name__, _LATER)

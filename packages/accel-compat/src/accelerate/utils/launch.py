@@ -1,5 +1,7 @@
 """The names of `accelerate.utils.launch` in Accelerate, imported from where accel defines them."""
 
+from typing import TYPE_CHECKING
+
 from accel_core.host.availability import is_hpu_available as is_hpu_available
 from accel_core.host.environ import str_to_bool as str_to_bool
 from accel_core.host.ports import get_free_port as get_free_port
@@ -9,8 +11,6 @@ from accel_core.options.enums import DistributedType as DistributedType
 from accel_core.options.enums import DynamoBackend as DynamoBackend
 from accel_core.options.enums import PrecisionType as PrecisionType
 from accel_core.options.enums import SageMakerDistributedType as SageMakerDistributedType
-from accel_launch.notebook import PrepareForLaunch as PrepareForLaunch
-from accel_launch.settings.config import SageMakerConfig as SageMakerConfig
 from accelerate import _rebinding
 from accelerate._availability import is_fp8_available as is_fp8_available
 from accelerate._availability import is_mlu_available as is_mlu_available
@@ -20,18 +20,41 @@ from accelerate._availability import is_npu_available as is_npu_available
 from accelerate._availability import is_sdaa_available as is_sdaa_available
 from accelerate._availability import is_torch_xla_available as is_torch_xla_available
 from accelerate._availability import is_xpu_available as is_xpu_available
-from accelerate._launch_preparation import _convert_nargs_to_dict as _convert_nargs_to_dict
-from accelerate._launch_preparation import env_var_path_add as env_var_path_add
-from accelerate._launch_preparation import prepare_deepspeed_cmd_env as prepare_deepspeed_cmd_env
-from accelerate._launch_preparation import (
-    prepare_extend_env_parallelism_config as prepare_extend_env_parallelism_config,
-)
-from accelerate._launch_preparation import prepare_multi_gpu_env as prepare_multi_gpu_env
-from accelerate._launch_preparation import prepare_sagemager_args_inputs as prepare_sagemager_args_inputs
-from accelerate._launch_preparation import prepare_simple_launcher_cmd_env as prepare_simple_launcher_cmd_env
-from accelerate._launch_preparation import prepare_tpu as prepare_tpu
-from accelerate._launch_preparation import setup_fp8_env as setup_fp8_env
 from accelerate._machine import is_port_in_use as is_port_in_use
 from accelerate._merging import merge_dicts as merge_dicts
 
-_rebinding.write_through(__name__)
+if TYPE_CHECKING:
+    from accel_launch.notebook import PrepareForLaunch as PrepareForLaunch
+    from accel_launch.settings.config import SageMakerConfig as SageMakerConfig
+    from accelerate._launch_preparation import _convert_nargs_to_dict as _convert_nargs_to_dict
+    from accelerate._launch_preparation import env_var_path_add as env_var_path_add
+    from accelerate._launch_preparation import prepare_deepspeed_cmd_env as prepare_deepspeed_cmd_env
+    from accelerate._launch_preparation import (
+        prepare_extend_env_parallelism_config as prepare_extend_env_parallelism_config,
+    )
+    from accelerate._launch_preparation import prepare_multi_gpu_env as prepare_multi_gpu_env
+    from accelerate._launch_preparation import prepare_sagemager_args_inputs as prepare_sagemager_args_inputs
+    from accelerate._launch_preparation import prepare_simple_launcher_cmd_env as prepare_simple_launcher_cmd_env
+    from accelerate._launch_preparation import prepare_tpu as prepare_tpu
+    from accelerate._launch_preparation import setup_fp8_env as setup_fp8_env
+
+_LATER = {
+    "accel_launch.notebook": [
+        "PrepareForLaunch",
+    ],
+    "accel_launch.settings.config": [
+        "SageMakerConfig",
+    ],
+    "accelerate._launch_preparation": [
+        "_convert_nargs_to_dict",
+        "env_var_path_add",
+        "prepare_deepspeed_cmd_env",
+        "prepare_extend_env_parallelism_config",
+        "prepare_multi_gpu_env",
+        "prepare_sagemager_args_inputs",
+        "prepare_simple_launcher_cmd_env",
+        "prepare_tpu",
+        "setup_fp8_env",
+    ],
+}
+_rebinding.write_through(__name__, _LATER)

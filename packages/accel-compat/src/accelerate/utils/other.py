@@ -1,6 +1,7 @@
 """The names of `accelerate.utils.other` in Accelerate, imported from where accel defines them."""
 
 from codecs import encode as encode
+from typing import TYPE_CHECKING
 
 from accel_core.checkpoint.pickles import TORCH_SAFE_GLOBALS as TORCH_SAFE_GLOBALS
 from accel_core.checkpoint.plain import load as load
@@ -23,7 +24,6 @@ from accel_core.options.fsdp import FSDP_PYTORCH_VERSION as FSDP_PYTORCH_VERSION
 from accel_core.precision.fp8.transformer_engine import convert_model as convert_model
 from accel_core.state.process import PartialState as PartialState
 from accel_core.state.process import wait_for_everyone as wait_for_everyone
-from accel_launch.settings.config import write_basic_config as write_basic_config
 from accelerate import _rebinding
 from accelerate._availability import is_numpy_available as is_numpy_available
 from accelerate._availability import is_torch_distributed_available as is_torch_distributed_available
@@ -41,4 +41,12 @@ from accelerate._names import recursive_getattr as recursive_getattr
 from accelerate._sharded_models import get_model_tp_size as get_model_tp_size
 from accelerate._sharded_models import model_has_dtensor as model_has_dtensor
 
-_rebinding.write_through(__name__)
+if TYPE_CHECKING:
+    from accel_launch.settings.config import write_basic_config as write_basic_config
+
+_LATER = {
+    "accel_launch.settings.config": [
+        "write_basic_config",
+    ],
+}
+_rebinding.write_through(__name__, _LATER)

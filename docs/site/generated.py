@@ -148,6 +148,11 @@ def run_diagram() -> str:
     return _drawing(diagrams.from_text("run"))
 
 
+def seam_diagram() -> str:
+    """Return the diagram of what stands between a loop and the ways to train."""
+    return _drawing(diagrams.from_text("seam"))
+
+
 def checkpoint_diagram() -> str:
     """Return the diagram of what is on disk during a save, and what a crash leaves."""
     return _drawing(diagrams.from_text("checkpoint"))

@@ -920,7 +920,9 @@ class Accelerator:
             PreparationError: No LOMO optimizer was prepared, or no rate was given.
         """
         if learning_rate is None:
-            raise PreparationError("A LOMO optimizer updates inside backward; pass learning_rate to backward().")
+            raise PreparationError(
+                "A LOMO optimizer updates weights inside backward; pass learning_rate to backward()."
+            )
         lomo.backward(self._optimizers, loss, learning_rate)
 
     def unscale_gradients(self, optimizer: object = None) -> None:

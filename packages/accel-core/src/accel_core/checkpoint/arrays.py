@@ -216,7 +216,7 @@ def _array_type() -> Any:
             for size in shape if whole else ():
                 count *= size or 1
             if not whole or count > _MOST_ELEMENTS or type(fortran) is not bool:
-                raise UnpicklingError("damaged array: a shape that is none")
+                raise UnpicklingError("damaged array: a shape that is not one")
             _check_length(content, 0 if 0 in shape else count * resolved.itemsize)
             super().__setstate__((1, shape, resolved, fortran, content))  # type: ignore[arg-type]
             self.filled = True

@@ -50,7 +50,8 @@ class Handle:
         self._thread.join(timeout)
         if self._thread.is_alive():
             raise TimeoutError(
-                f"The save of {str(self.target)!r} is still under way after {timeout} s. Wait longer, or without end."
+                f"The save of {str(self.target)!r} is still under way after {timeout} s. Wait longer, or without a "
+                "limit."
             )
         error, self._error = self._error, None
         if error is not None:

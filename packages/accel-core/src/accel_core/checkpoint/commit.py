@@ -104,7 +104,7 @@ def stage(target: Path, identity: str) -> Path:
     if os.path.lexists(target):
         if not target.is_dir():
             raise CheckpointError(
-                f"A checkpoint is saved into a folder; {str(target)!r} is none. Move it, or pass another folder."
+                f"A checkpoint is saved into a folder; {str(target)!r} is not one. Move it, or pass another folder."
             )
         return state_journal(target).begin(identity)
     made = []
@@ -169,15 +169,15 @@ def publish(staging: Path, target: Path) -> None:
         committed = journal.commit(staging)
     except OSError as error:
         raise CheckpointError(
-            f"The save to {str(target)!r} could not be committed; got {error}. What was there before stands. See to "
+            f"The save to {str(target)!r} could not be committed; got {error}. What was there before is intact. Remove "
             "the cause and save again."
         ) from error
     try:
         journal.place(committed)
     except OSError as error:
         raise CheckpointError(
-            f"The new checkpoint stands, and load_state({str(target)!r}) reads it from {str(committed)!r}, but not all "
-            f"of its files could be put in place; got {error}. See to the cause and save again."
+            f"The new checkpoint is complete, and load_state({str(target)!r}) reads it from {str(committed)!r}, but "
+            f"not all of its files could be put in place; got {error}. Remove the cause and save again."
         ) from error
     _clear(target)
 
@@ -471,8 +471,8 @@ def _flush_renamed(target: Path) -> None:
         flush_folder(target.parent)
     except OSError as error:
         raise CheckpointError(
-            f"The new checkpoint {str(target)!r} is whole and in its place, but a power loss may take it: its name "
-            f"could not be flushed to disk; got {error}. See to the disk and save again."
+            f"The new checkpoint {str(target)!r} is complete and in place, but a power loss may take it: its name "
+            f"could not be flushed to disk; got {error}. Check the disk and save again."
         ) from error
 
 

@@ -52,7 +52,7 @@ def recognise(source: Source, own: CheckpointFormat) -> CheckpointFormat:
     if not engines:
         return own
     raise CheckpointMismatchError(
-        f"No strategy that is installed reads models as they lie in {str(source.folder)!r}, written by "
+        f"No strategy that is installed reads models as they are stored in {str(source.folder)!r}, written by "
         f"{' and '.join(engines)}; got {_listing(source)}. Load it with the strategy that saved it, or save whole "
         "weights there and load those."
     )

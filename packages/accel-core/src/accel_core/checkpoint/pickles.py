@@ -323,7 +323,7 @@ class _Storages:
         if view is not None:
             _, offset, count = view
             if type(offset) is not int or type(count) is not int or offset < 0 or count < 0:
-                raise pickle.UnpicklingError("damaged storage: a part that is none")
+                raise pickle.UnpicklingError("damaged storage: a part that is not one")
             untyped = untyped[offset * dtype.itemsize : (offset + count) * dtype.itemsize]
         return torch.storage.TypedStorage(  # type: ignore[no-untyped-call]
             wrap_storage=untyped, dtype=dtype, _internal=True

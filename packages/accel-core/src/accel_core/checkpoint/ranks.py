@@ -16,7 +16,7 @@ from accel_core.process.world import World
 __all__ = ["ADVICE", "Ranks"]
 
 _T = TypeVar("_T")
-ADVICE = "See to the cause and call again; what was there before is intact."
+ADVICE = "Remove the cause and call again; what was there before is intact."
 """What to do about a failure that changed nothing."""
 
 _Failure = tuple[type[AccelError], str]

@@ -116,7 +116,7 @@ def _check_extent(
         raise _refuse(f"a tensor whose storage is a {type(storage).__name__}")
     numbers = (offset, *size, *stride)
     if len(size) != len(stride) or not all(type(number) is int and 0 <= number < 1 << 62 for number in numbers):
-        raise UnpicklingError("damaged tensor: a size, stride or offset that is none")
+        raise UnpicklingError("damaged tensor: a size, stride or offset that is not one")
     last = offset + sum((extent - 1) * step for extent, step in zip(size, stride, strict=True))
     if 0 not in size and (last + 1) * itemsize > storage._untyped_storage.nbytes():
         raise UnpicklingError("damaged tensor: it ends behind its storage")

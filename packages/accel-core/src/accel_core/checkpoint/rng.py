@@ -56,7 +56,7 @@ def check(states: Any, world: World) -> None:
     except (KeyError, TypeError, ValueError, RuntimeError, IndexError, OverflowError) as error:
         raise CheckpointMismatchError(
             f"The random states do not fit this process; got {type(error).__name__}: {error}. "
-            "Load another checkpoint, or pass strict=False to go on with the present random states."
+            "Load another checkpoint, or pass strict=False to continue with the current random states."
         ) from error
 
 

@@ -116,7 +116,7 @@ class Option:
         """
         if self.choices and value not in self.choices:
             raise ConfigurationError(
-                f"{self.name} is none of its choices; got {value!r} from {source}. Use one of {list(self.choices)}."
+                f"{self.name} is not one of its choices; got {value!r} from {source}. Use one of {list(self.choices)}."
             )
         return value
 

@@ -40,7 +40,7 @@ def set_default_short_window(short_window: ShortWindow) -> None:
 def _check(short_window: object) -> None:
     if short_window not in get_args(ShortWindow):
         raise ConfigurationError(
-            f"short_window is none of its choices; got {short_window!r}. Use one of {list(get_args(ShortWindow))}."
+            f"short_window is not one of its choices; got {short_window!r}. Use one of {list(get_args(ShortWindow))}."
         )
 
 

@@ -197,7 +197,7 @@ class FullyShardedDataParallelPlugin:
 
     def _check_second_version(self) -> None:
         if self.sharding_strategy is not None:
-            _logger.warning("FSDP2 has no sharding_strategy; it is passed over. Use reshard_after_forward.")
+            _logger.warning("FSDP2 has no sharding_strategy; it is ignored. Use reshard_after_forward.")
             self.sharding_strategy = None
         if isinstance(self.reshard_after_forward, str):
             self.reshard_after_forward = _option("reshard_after_forward").parse(
@@ -205,7 +205,7 @@ class FullyShardedDataParallelPlugin:
             )
         if not isinstance(self.reshard_after_forward, bool):
             raise ConfigurationError(
-                f"FSDP2 takes a truth value as reshard_after_forward; got {self.reshard_after_forward!r}. "
+                f"FSDP2 needs True or False as reshard_after_forward; got {self.reshard_after_forward!r}. "
                 "Use True to free parameters after the forward pass, False to keep them."
             )
         if self.forward_prefetch:
@@ -214,7 +214,7 @@ class FullyShardedDataParallelPlugin:
             )
         for name, version in _VERSION_OF.items():
             if version == 1 and getattr(self, name) is not None:
-                _logger.warning("FSDP2 has no %s; it is passed over.", name)
+                _logger.warning("FSDP2 has no %s; it is ignored.", name)
                 setattr(self, name, None)
 
     def _set_wrapping(self) -> None:

@@ -48,5 +48,5 @@ class DataLoaderConfiguration:
         """Refuse an unknown way of ending."""
         if self.uneven_end not in UNEVEN_ENDS:
             raise ConfigurationError(
-                f"uneven_end is none of its choices; got {self.uneven_end!r}. Use one of {list(UNEVEN_ENDS)}."
+                f"uneven_end is not one of its choices; got {self.uneven_end!r}. Use one of {list(UNEVEN_ENDS)}."
             )

@@ -113,7 +113,7 @@ class PartialState:
     def __getattr__(self, name: str) -> Any:
         if name in self._known_attributes:
             raise StateResetError(
-                f"This PartialState was reset while it lived; got a question for its {name!r}. "
+                f"This PartialState was reset while it lived; got a request for its {name!r}. "
                 "Make a new PartialState() or Accelerator()."
             )
         raise AttributeError(f"'PartialState' object has no attribute '{name}'")

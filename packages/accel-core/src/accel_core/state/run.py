@@ -169,7 +169,7 @@ class AcceleratorState:
     def __getattr__(self, name: str) -> Any:
         if name in self._known_attributes:
             raise StateResetError(
-                f"This AcceleratorState was reset while it lived; got a question for its {name!r}. "
+                f"This AcceleratorState was reset while it lived; got a request for its {name!r}. "
                 "Make a new Accelerator()."
             )
         raise AttributeError(f"'AcceleratorState' object has no attribute '{name}'")

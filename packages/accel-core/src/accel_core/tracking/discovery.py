@@ -50,7 +50,8 @@ def set_default_missing_library(what: MissingLibrary) -> None:
     global _missing_library_does
     if what not in get_args(MissingLibrary):
         raise ConfigurationError(
-            f"What a missing library does is unknown; got {what!r}. Use one of {', '.join(get_args(MissingLibrary))}."
+            f"The choice for missing libraries is unknown; got {what!r}. Use one of "
+            f"{', '.join(get_args(MissingLibrary))}."
         )
     _missing_library_does = what
 
@@ -193,7 +194,7 @@ def _checked(name: object, logging_dir: str | os.PathLike[str] | None) -> list[s
         install = f'pip install "{_SIBLING}[{name}]"' if ours else f"pip install {library}"
         if _missing_library_does == "raise":
             raise MissingDependencyError(f"{problem} Install it: {install}")
-        logger.warning_once(f"{problem} The run goes on without this tracker. Install it: {install}")
+        logger.warning_once(f"{problem} The run continues without this tracker. Install it: {install}")
         return []
     if logging_dir is None and _needs_folder(name):
         raise ConfigurationError(

@@ -498,7 +498,7 @@ class TrackerHub:
         elif policy == "warn" and (call.method == "start" or (started and _is_round(session.failures))):
             path = self.spool_path
             logger.warning(
-                "The tracker %r failed in `%s` (%s), failure %d; the run goes on. What it did not take is %s.",
+                "The tracker %r failed in `%s` (%s), failure %d; the run continues. What it failed to store is %s.",
                 *(name, call.method, text, session.failures),
                 f"in {path}: send it later with `accel trackers replay`" if path else "lost: no spool is written",
             )

@@ -62,7 +62,7 @@ class StepCounter:
             if step < left_at:
                 self._shift[name] = left_at + 1 - step
                 logger.warning(
-                    "Steps of %r start at %d after a resume at %d; they are counted on from %d. Pass the global step, "
+                    "Steps of %r start at %d after a resume at %d; they continue from %d. Pass the global step, "
                     "or skip the steps that are done.",
                     name,
                     step,

@@ -139,7 +139,7 @@ def test_a_configuration_file_comes_from_the_environment(tmp_path: Path, monkeyp
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"zero_stage": 4}, r"zero_stage is none of its choices; got 4"),
+        ({"zero_stage": 4}, r"zero_stage is not one of its choices; got 4"),
         ({"offload_param_device": "moon"}, r"'moon'.*nvme"),
         ({"hf_ds_config": {"train_batch_size": 1}}, r"zero_optimization"),
         ({"hf_ds_config": _zero(3), "enable_msamp": True}, r"MS-AMP"),

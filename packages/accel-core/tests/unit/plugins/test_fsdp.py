@@ -91,14 +91,14 @@ def test_words_and_environment_say_the_same(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"fsdp_version": 3}, r"fsdp_version is none of its choices; got 3"),
+        ({"fsdp_version": 3}, r"fsdp_version is not one of its choices; got 3"),
         ({"sharding_strategy": "QUARTER"}, r"'QUARTER'.*FULL_SHARD"),
         ({"backward_prefetch": "LATE"}, r"'LATE'.*BACKWARD_PRE"),
         ({"state_dict_type": "ZIP"}, r"'ZIP'.*FULL_STATE_DICT"),
         ({"auto_wrap_policy": "ALL"}, r"'ALL'.*SIZE_BASED_WRAP"),
         ({"reshard_after_forward": True}, r"FSDP1.*ShardingStrategy.*True"),
         ({"sharding_strategy": "NO_SHARD", "reshard_after_forward": "FULL_SHARD"}, r"Two strategies"),
-        ({"fsdp_version": 2, "reshard_after_forward": fsdp.ShardingStrategy.NO_SHARD}, r"FSDP2.*truth value"),
+        ({"fsdp_version": 2, "reshard_after_forward": fsdp.ShardingStrategy.NO_SHARD}, r"FSDP2.*True or False"),
         ({"fsdp_version": 2, "reshard_after_forward": "FULL_SHARD"}, r"'FULL_SHARD'"),
         ({"fsdp_version": 2, "cpu_offload": fsdp.CPUOffload(True)}, r"FSDP2.*OffloadPolicy"),
         ({"cpu_offload": fsdp.CPUOffloadPolicy()}, r"FSDP1.*CPUOffload"),

@@ -40,9 +40,9 @@ def test_accumulation_windows_end(steps: object) -> None:
 
 def test_short_windows_are_divided_by_a_known_length() -> None:
     """Another word than actual and full is refused, as an argument and as the default, which stays what it was."""
-    with pytest.raises(ConfigurationError, match=r"short_window is none of its choices; got 'half'.*actual.*full"):
+    with pytest.raises(ConfigurationError, match=r"short_window is not one of its choices; got 'half'.*actual.*full"):
         GradientAccumulationPlugin(short_window="half")  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match=r"short_window is none of its choices; got 'half'"):
+    with pytest.raises(ConfigurationError, match=r"short_window is not one of its choices; got 'half'"):
         set_default_short_window("half")  # type: ignore[arg-type]
     assert default_short_window() == "actual"
 

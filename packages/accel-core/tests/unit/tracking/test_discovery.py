@@ -94,7 +94,7 @@ def test_a_missing_library_is_passed_over_where_the_process_says_so(caplog):
         assert discovery.filter_trackers("lacking") == []
     finally:
         discovery.set_default_missing_library("raise")
-    assert caplog.text.count("The run goes on without this tracker. Install it: pip install no_such") == 1
+    assert caplog.text.count("The run continues without this tracker. Install it: pip install no_such") == 1
 
 
 def test_missing_folder():

@@ -263,11 +263,11 @@ def _place(made: object, path: Path) -> Place:
     check_name(file, path)
     if "/" in file:
         raise UnsafeCheckpointError(
-            f"The shards that {str(path)!r} lists lie beside it; got {file!r}. Do not use this checkpoint."
+            f"The shards that {str(path)!r} lists have to be next to it; got {file!r}. Do not use this checkpoint."
         )
     offset, length = state["offset"], state["length"]
     if not (_is_length(offset) and _is_length(length)):
-        raise ValueError(f"a place in {file} that is none")
+        raise ValueError(f"a place in {file} that is not one")
     return Place(file, offset, length)
 
 

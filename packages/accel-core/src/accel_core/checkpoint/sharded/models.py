@@ -156,8 +156,8 @@ def _open(index: int, source: Source) -> tuple[StoredWeights | None, frozenset[s
     plain = [name for safe in (True, False) if (name := names.model_name(index, safe=safe)) in source.files()]
     if there and len([*there, *plain]) > 1:
         raise CheckpointMismatchError(
-            f"Model {index} lies there in several forms, of which one may be of an older save; got "
-            f"{' and '.join([*there, *plain])}. Move away what is old."
+            f"Model {index} is stored there in several forms, of which one may be of an older save; got "
+            f"{' and '.join([*there, *plain])}. Move the old one away."
         )
     if not there:
         return None, frozenset()

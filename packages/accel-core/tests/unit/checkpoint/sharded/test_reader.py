@@ -82,7 +82,7 @@ def test_a_shard_outside_the_folder_is_refused(saved: Path, name: str) -> None:
     listed = pickle.loads((saved / ".metadata").read_bytes())
     for place in listed.storage_data.values():
         place.relative_path = name
-    with pytest.raises(UnsafeCheckpointError, match=r"outside|beside"):
+    with pytest.raises(UnsafeCheckpointError, match=r"outside|next to it"):
         decode(pickle.dumps(listed), saved)
 
 

@@ -260,6 +260,11 @@ def with_deepspeed(session: nox.Session) -> Environment:
     return Environment(session, "deepspeed").provide(requirements, packages)
 
 
+def with_megatron(session: nox.Session) -> Environment:
+    """Return the environment of what runs on megatron-core: core, and the library whose models it is told of."""
+    return Environment(session, "megatron").provide(PACKAGES["accel-core"].groups["test"], ["accel-core[megatron]"])
+
+
 def chosen_packages(session: nox.Session) -> tuple[list[Package], list[str]]:
     """Split a session's arguments into the packages that are named (all, if none is) and the rest."""
     names = [word for word in session.posargs if word in PACKAGES]
@@ -388,6 +393,17 @@ def deepspeed(session: nox.Session) -> None:
     clients = [ROOT / "tests-integration" / folder / f"test_{name}.py" for folder, name in together]
     chosen = session.posargs or [*own, in_core / "unit" / "strategies" / "deepspeed", *clients]
     pytest(environment, "deepspeed", *chosen, env={"DS_ACCELERATOR": "cpu"})
+
+
+@nox.session(venv_backend="none", default=False)
+def megatron(session: nox.Session) -> None:
+    """Test what runs on megatron-core, with the real library on the CPU; elsewhere these tests are skipped.
+
+    `nox -s megatron` takes four minutes on two cores; other sessions test what needs no library.
+    """
+    in_core = PACKAGES["accel-core"].folder / "tests"
+    own = [in_core / "ranks" / "test_megatron.py", in_core / "unit" / "strategies" / "megatron"]
+    pytest(with_megatron(session), "megatron", *(session.posargs or own))
 
 
 @nox.session(venv_backend="none")

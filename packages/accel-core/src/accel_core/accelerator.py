@@ -241,13 +241,13 @@ class Accelerator:
 
     @property
     def is_main_process(self) -> bool:
-        """Whether this is rank 0 of all."""
-        return self._runtime.world.is_main
+        """Whether this is rank 0 of all; with Megatron the last rank, which is in the last stage."""
+        return self._runtime.strategy.is_main
 
     @property
     def is_local_main_process(self) -> bool:
-        """Whether this is the first process of its machine."""
-        return self._runtime.world.is_local_main
+        """Whether this is the first process of its machine; with Megatron the last one."""
+        return self._runtime.strategy.is_local_main
 
     @property
     def is_last_process(self) -> bool:

@@ -176,7 +176,7 @@ def _wire(given: Arguments, strategy: Strategy, handlers: dict[str, Any], projec
         gradient_state=parts.accumulation.gradient_state,
         accumulation=parts.accumulation,
         project=project,
-        hub=TrackerHub(given.log_with, project.logging_dir, parts.world.is_main, settings=settings),
+        hub=TrackerHub(given.log_with, project.logging_dir, strategy.is_main, settings=settings),
         handlers=handlers,
         rng_types=list(given.rng_types) if given.rng_types is not None else ["generator"],
         step_scheduler_with_optimizer=given.step_scheduler_with_optimizer,
@@ -196,6 +196,7 @@ def _publish(
         facts = {choice.shown_as: given.deepspeed_plugin or state.deepspeed_plugins or choice.plugins[0]}
     state._publish(
         runtime.strategy.label(),
+        (runtime.strategy.is_main, runtime.strategy.is_local_main) if runtime.strategy.main_rank else None,
         **facts,
         parallelism_config=parallelism,
         device_mesh=parts.mesh,

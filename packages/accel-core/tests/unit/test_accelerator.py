@@ -17,10 +17,11 @@ from torch.utils.data import DataLoader, TensorDataset
 from accel_core.accelerator import Accelerator
 from accel_core.errors import (
     ConfigurationError,
-    EngineUnavailableError,
+    MissingDependencyError,
     PreparationError,
     StateError,
 )
+from accel_core.host import availability
 from accel_core.host.environ import patch_environment
 from accel_core.optim.optimizer import AcceleratedOptimizer
 from accel_core.optim.scheduler import AcceleratedScheduler
@@ -339,9 +340,10 @@ def test_contradictions_leave_no_state(arguments: dict[str, Any], message: str) 
     assert PartialState._shared_state == {}
 
 
-def test_engine_of_the_environment_is_not_replaced() -> None:
-    """ACCELERATE_USE_MEGATRON_LM without the engine is an error, and leaves no state."""
-    with patch_environment(ACCELERATE_USE_MEGATRON_LM="true"), pytest.raises(EngineUnavailableError, match="megatron"):
+def test_engine_of_the_environment_is_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ACCELERATE_USE_MEGATRON_LM without megatron-core says what to install, and leaves no state."""
+    monkeypatch.setattr(availability, "is_megatron_core_available", lambda: False)
+    with patch_environment(ACCELERATE_USE_MEGATRON_LM="true"), pytest.raises(MissingDependencyError, match="megatron"):
         Accelerator()
     assert PartialState._shared_state == {}
 

@@ -140,13 +140,15 @@ class PartialState:
 
     @property
     def is_main_process(self) -> bool:
-        """Whether this is rank 0 of all."""
-        return self.process_index == 0
+        """Whether this is rank 0 of all; the last rank where an engine's results come to be there."""
+        mains = self._shared_state.get("_mains")
+        return self.process_index == 0 if mains is None else bool(mains[0])
 
     @property
     def is_local_main_process(self) -> bool:
-        """Whether this is the first process of its machine."""
-        return self.local_process_index == 0
+        """Whether this is the first process of its machine; the last one where the last rank is the main process."""
+        mains = self._shared_state.get("_mains")
+        return self.local_process_index == 0 if mains is None else bool(mains[1])
 
     @property
     def is_last_process(self) -> bool:

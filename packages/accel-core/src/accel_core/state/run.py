@@ -144,11 +144,12 @@ class AcceleratorState:
         )
         PartialState._shared_state["distributed_type"] = self.distributed_type
 
-    def _publish(self, label: DistributedType, **facts: object) -> None:
+    def _publish(self, label: DistributedType, mains: tuple[bool, bool] | None = None, **facts: object) -> None:
         """Show what an Accelerator decided.
 
         Args:
             label: The strategy's label, which both views show.
+            mains: Whether this process is the main one of all, and of its machine, where the strategy says which.
             **facts: Plugins, the mesh, the layout, the engine and the backend by the names of the shared state; `None`
                 changes nothing.
         """
@@ -156,6 +157,9 @@ class AcceleratorState:
         self.deepspeed_plugins = _by_name(self.deepspeed_plugins)
         self.distributed_type = label
         PartialState._shared_state.update(distributed_type=label, backend=self.backend)
+        PartialState._shared_state.pop("_mains", None)
+        if mains is not None:
+            PartialState._shared_state["_mains"] = mains
         plugins = list((self.deepspeed_plugins or {}).values())
         if plugins and not any(getattr(plugin, "selected", False) for plugin in plugins):
             plugins[0].select(_from_accelerator_state=True)

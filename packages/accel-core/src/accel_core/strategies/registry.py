@@ -16,7 +16,7 @@ from typing import Any
 from accel_core._records import record
 from accel_core.checkpoint.formats import register_format
 from accel_core.devices import registry as devices
-from accel_core.errors import ConfigurationError, EngineUnavailableError
+from accel_core.errors import ConfigurationError
 from accel_core.host import environ
 from accel_core.modules.unwrap import register_container
 from accel_core.plugins.parallelism import ParallelismConfig, TorchTensorParallelPlugin
@@ -49,8 +49,7 @@ class Row:
 
     Attributes:
         name: Its name.
-        home: `module:Class`, or what returns it for the engine's plugin; empty for an engine that is not part of this
-            version.
+        home: `module:Class`, or what returns it for the engine's plugin.
         plugin: `module:Class` of its plugin; giving one claims the run.
         flag: Variable that claims the run in the plugin's stead; set where a plugin claimed it.
         shown_as: Attribute of `AcceleratorState` by which users find the plugin.
@@ -60,7 +59,7 @@ class Row:
     """
 
     name: str
-    home: str | Callable[[Any], str] = ""
+    home: str | Callable[[Any], str]
     plugin: str = ""
     flag: str = ""
     shown_as: str = ""
@@ -197,7 +196,6 @@ def choose(request: Request) -> Choice:
     """Return the strategy that a request asks for.
 
     Raises:
-        EngineUnavailableError: The engine asked for is not part of this version; it is never replaced by another.
         ConfigurationError: Several engines are asked for, or one that XLA devices do not have; two third-party
             strategies claim the same request, or a name is unknown.
     """
@@ -210,13 +208,8 @@ def choose(request: Request) -> Choice:
             f"XLA devices train whole models, or ones that torch_xla shards; got the engine {row.name!r} where "
             "torch_xla is installed. Leave its plugin or variable out, or set USE_TORCH_XLA=0 to compute elsewhere."
         )
-    own = row.of(request.plugins) or ((_load(row.plugin)(),) if row.plugin and row.home and row.claims is None else ())
+    own = row.of(request.plugins) or ((_load(row.plugin)(),) if row.plugin and row.claims is None else ())
     home = row.home(own[0]) if callable(row.home) else row.home
-    if not home:
-        raise EngineUnavailableError(
-            f"accel-core does not contain every engine yet; got a plugin or ACCELERATE_USE_* of {row.name!r}. "
-            "Remove the plugin or variable to train data parallel; accel never does that on its own."
-        )
     strategy: type[Strategy] = _load(home)
     others = (plugin for plugin in _plugins_for(strategy, request.plugins) if all(plugin is not one for one in own))
     return Choice(strategy, (*own, *others), row.flag, row.shown_as, is_engine=row.name not in _BY_MACHINE)

@@ -152,6 +152,21 @@ class Strategy(ABC):
         return precisions.choose(asked.name, self.world, asked.autocast, asked.scaler, asked.recipes)
 
     @property
+    def main_rank(self) -> int:
+        """The rank that users see as the main process: it prints, logs and tracks for the run."""
+        return 0
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is that rank."""
+        return self.world.rank == self.main_rank
+
+    @property
+    def is_local_main(self) -> bool:
+        """Whether this rank prints for its machine: its first one, or its last where the main rank is the last."""
+        return self.world.local_rank == (0 if self.main_rank == 0 else self.world.local_size - 1)
+
+    @property
     def reading(self) -> Layout:
         """Which part of the data each rank reads from a prepared loader; `adapt_loader` may change it for one."""
         return self.layout

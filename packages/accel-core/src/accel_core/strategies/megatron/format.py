@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from accel_core.checkpoint import pickles
@@ -142,8 +143,8 @@ def _planner() -> Any:
 def _restoration(engine: MegatronEngine, source: Source, rank: int) -> Restoration:
     component = "model 0"
     if f"{_FOLDER}/{METADATA_NAME}" not in source.files():
-        problem = f"no folder {_FOLDER!r} of Megatron is in the checkpoint, and an engine goes on from such files only"
-        return Restoration(component, findings=[Finding(component, "mismatch", problem, rank)])
+        detail = f"no folder {_FOLDER!r} of Megatron is in the checkpoint, and an engine goes on from such files only"
+        return Restoration(component, findings=[Finding(component, "mismatch", detail, rank)])
     try:
         shards = stored_models.shards_of(source, _FOLDER)
         common = pickles.read_object(source.folder, f"{_FOLDER}/{_COMMON}")
@@ -155,8 +156,8 @@ def _restoration(engine: MegatronEngine, source: Source, rank: int) -> Restorati
     findings += stored_models.damages(shards, source, component, rank)
     wants_optimizer = engine.optimizer is not None and not engine.plugin.no_load_optim
     stepped = common["iteration"] > 0
-    if wants_optimizer and stepped and not any(name.startswith("optimizer.") for name in shards.tensors):
-        problem = "it holds no states of the optimizer: set no_load_optim of MegatronLMPlugin to begin with new ones"
+    problem = _other_optimizer(engine, common) if wants_optimizer and stepped else None
+    if problem is not None:
         findings.append(Finding(component, "mismatch", problem, rank))
 
     def apply() -> None:
@@ -186,16 +187,70 @@ def _differences(engine: MegatronEngine, shards: ShardFolder, component: str, ra
             yield Finding(component, "mismatch", f"{name} has shape {stored} and the model has {own}", rank)
 
 
+def _other_optimizer(engine: MegatronEngine, common: Any) -> str | None:
+    """Return why states of an optimizer cannot be loaded into that of an engine, or `None`."""
+    if "optimizer" not in common:
+        return "it holds no states of the optimizer: set no_load_optim of MegatronLMPlugin to begin with new ones"
+    stored = "param_state_sharding_type" in common["optimizer"]
+    own = bool(engine.plugin.use_distributed_optimizer)
+    if stored == own:
+        return None
+    return f"it was saved with use_distributed_optimizer={stored}: set it so, or set no_load_optim of MegatronLMPlugin"
+
+
 def _load(engine: MegatronEngine, folder: Path, *, optimizer: bool) -> None:
     """Load an engine from megatron-core's files, whatever degrees wrote them; every rank calls it."""
+    if optimizer:
+        for own in _adams(engine):
+            _begin(own.optimizer)
+            _take_steps(own)
     state = _state(engine, optimizer=optimizer, loading=True)
     loaded = library.core("dist_checkpointing").load(state, str(folder))
     for name, chunk in _named(engine):
         chunk.load_state_dict(loaded[name])
     if optimizer:
         engine.optimizer.load_state_dict(loaded["optimizer"])
+        for own in _adams(engine):
+            _separate_steps(own.optimizer)
     elif engine.optimizer is not None:
         engine.optimizer.reload_model_params()
+
+
+def _adams(engine: MegatronEngine) -> Iterator[Any]:
+    """Yield the optimizers around those of torch, which count the steps of each parameter by itself."""
+    for own in engine.optimizer.chained_optimizers:
+        if isinstance(own.optimizer, torch.optim.Adam):
+            yield own
+
+
+def _begin(optimizer: torch.optim.Optimizer) -> None:
+    """Give an optimizer the states that it makes at its first step: megatron-core loads into those that are there."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if not optimizer.state[parameter]:
+                moments = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
+                optimizer.state[parameter] = {"step": torch.tensor(0.0), **moments}
+
+
+def _take_steps(own: Any) -> None:
+    """Let a distributed optimizer load into an Adam of torch: of its states, megatron-core brings all but the steps."""
+    put = getattr(own, "_set_main_param_and_optimizer_states", None)
+    if put is None or "_set_main_param_and_optimizer_states" in vars(own):
+        return
+
+    def with_step(parameter: torch.Tensor, tensors: dict[str, torch.Tensor]) -> None:
+        group, order = own.model_param_group_index_map[parameter]
+        main = own.optimizer.param_groups[group]["params"][order]
+        put(parameter, {"step": own.optimizer.state[main]["step"], **tensors})
+
+    own._set_main_param_and_optimizer_states = with_step
+
+
+def _separate_steps(optimizer: torch.optim.Optimizer) -> None:
+    """Let each parameter count its steps: megatron-core loads one tensor for all, which each would then move."""
+    for state in optimizer.state.values():
+        if isinstance(state.get("step"), torch.Tensor):
+            state["step"] = state["step"].clone()
 
 
 def _begin_again(engine: MegatronEngine) -> None:

@@ -5,15 +5,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import nn
 
 from accel_core.errors import ConfigurationError, PreparationError
-from accel_core.plugins.megatron import MegatronLMDummyScheduler
+from accel_core.plugins.megatron import MegatronLMDummyScheduler, MegatronLMPlugin
 from accel_core.strategies.megatron import library
 from accel_core.strategies.megatron.arguments import configured, number_format
 from accel_core.strategies.megatron.run import Run
 
-__all__ = ["build_optimizer", "build_schedule", "refuse_groups", "refuse_schedule", "settings_of"]
+__all__ = ["build_optimizer", "build_schedule", "refuse_groups", "refuse_kind", "refuse_schedule", "settings_of"]
+
+
+def refuse_kind(plugin: MegatronLMPlugin, optimizer: Any) -> None:
+    """Refuse an optimizer whose states megatron-core does not split over ranks.
+
+    Raises:
+        PreparationError: Any other than an Adam with `use_distributed_optimizer`.
+    """
+    if plugin.use_distributed_optimizer and "adam" not in type(optimizer).__name__.lower():
+        raise PreparationError(
+            "megatron-core's distributed optimizer splits the states of an Adam; got "
+            f"{type(optimizer).__name__}. Use torch.optim.AdamW, or set use_distributed_optimizer=False."
+        )
 
 
 def refuse_groups(optimizer: Any) -> None:
@@ -67,7 +81,18 @@ def build_optimizer(run: Run, chunks: Sequence[nn.Module]) -> Any:
         clip_grad=float(arguments.clip_grad or 0.0),
     )
     overrides = _overrides(run, config)
-    return optimizers.get_megatron_optimizer(config, list(chunks), config_overrides=overrides)
+    made = optimizers.get_megatron_optimizer(config, list(chunks), config_overrides=overrides)
+    for own in made.chained_optimizers:
+        if getattr(own, "init_state_fn", _momentum) is None:
+            own.init_state_fn = _momentum
+    return made
+
+
+def _momentum(optimizer: torch.optim.Optimizer, config: object = None) -> None:
+    """Give an SGD the states that it makes at its first step: megatron-core loads into those that are there."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"] if group.get("momentum") else ():
+            optimizer.state[parameter].setdefault("momentum_buffer", torch.zeros_like(parameter))
 
 
 def _overrides(run: Run, config: Any) -> Any:

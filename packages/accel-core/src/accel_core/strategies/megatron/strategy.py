@@ -152,6 +152,7 @@ class MegatronStrategy(Strategy):
         plugin.set_training_args(self._micro_batch(bundle), self.layout.replicas)
         if optimizer:
             optimizers.refuse_groups(optimizer[0].given)
+            optimizers.refuse_kind(plugin, optimizer[0].given)
             plugin.set_optimizer_type(optimizer[0].given)
             plugin.megatron_lm_default_args |= optimizers.settings_of(optimizer[0].given)
         if schedule:

@@ -37,6 +37,7 @@ from accel_core.strategies.megatron import (
     gather_across_data_parallel_groups,
 )
 from accel_core.testing import requires
+from accel_core.testing.world import run
 
 pytestmark = [requires("megatron", "transformers"), pytest.mark.slow]
 

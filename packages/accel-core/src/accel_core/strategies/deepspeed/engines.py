@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -13,6 +13,9 @@ from accel_core.optim.optimizer import AcceleratedOptimizer
 from accel_core.optim.scheduler import AcceleratedScheduler
 from accel_core.state.gradient import GradientState
 from accel_core.strategies.deepspeed import gradients
+
+if TYPE_CHECKING:
+    from deepspeed import DeepSpeedEngine
 
 __all__ = ["DeepSpeedEngineWrapper", "DeepSpeedOptimizerWrapper", "DeepSpeedSchedulerWrapper", "Engine"]
 
@@ -29,7 +32,7 @@ class Engine:
         parameters: The ids of the parameters that it trains.
     """
 
-    def __init__(self, deepspeed: Any) -> None:
+    def __init__(self, deepspeed: DeepSpeedEngine) -> None:
         self.deepspeed = deepspeed
         self.held = False
         self.parameters = _trained(deepspeed)
@@ -122,7 +125,7 @@ class Engine:
             self._complete = False
 
 
-def _trained(deepspeed: Any) -> frozenset[int]:
+def _trained(deepspeed: DeepSpeedEngine) -> frozenset[int]:
     optimizer = deepspeed.optimizer
     for groups in ("bit16_groups", "fp16_groups", "bf16_groups"):
         if hasattr(optimizer, groups):
@@ -190,7 +193,7 @@ class DeepSpeedEngineWrapper:
         engine: The engine of DeepSpeed.
     """
 
-    def __init__(self, engine: Any) -> None:
+    def __init__(self, engine: DeepSpeedEngine) -> None:
         self.engine = engine
 
     def backward(self, loss: torch.Tensor, sync_gradients: bool = True, **kwargs: Any) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from importlib import resources
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from accel_core.checkpoint import model as stored_model
 from accel_core.checkpoint import names
@@ -20,6 +20,9 @@ from accel_core.errors import CheckpointError
 from accel_core.modules.unwrap import canonical_state_dict
 from accel_core.strategies.deepspeed import resharding, states, whole
 from accel_core.strategies.deepspeed.engines import Engine
+
+if TYPE_CHECKING:
+    from deepspeed import DeepSpeedEngine
 
 __all__ = ["EngineFormat"]
 
@@ -136,7 +139,7 @@ def _tag(index: int) -> str:
     return names.MODEL_NAME if index == 0 else f"{names.MODEL_NAME}_{index}"
 
 
-def _difference(engine: Any, tag: str, wanted: Sequence[str], source: Source, moves: bool) -> str | None:
+def _difference(engine: DeepSpeedEngine, tag: str, wanted: Sequence[str], source: Source, moves: bool) -> str | None:
     """Return why an engine cannot be loaded from what lies in a folder, judged by names, or `None`."""
     there = [name for name in source.files() if name.startswith(f"{tag}/")]
     stage = engine.zero_optimization_stage()

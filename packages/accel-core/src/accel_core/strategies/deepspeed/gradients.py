@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -16,12 +16,16 @@ from accel_core._records import record
 from accel_core._torch import foreach_mul_
 from accel_core.errors import PreparationError
 
+if TYPE_CHECKING:
+    from deepspeed import DeepSpeedEngine
+    from deepspeed.runtime.base_optimizer import ZeROOptimizer
+
 __all__ = ["KnownNorm", "add", "clear", "known", "norm_of", "parts_of", "scale", "using"]
 
 _NO_STEP_YET = -1
 
 
-def parts_of(engine: Any) -> list[torch.Tensor]:
+def parts_of(engine: DeepSpeedEngine) -> list[torch.Tensor]:
     """Return the tensors that hold the complete gradients of a window on this rank.
 
     Raises:
@@ -38,7 +42,7 @@ def parts_of(engine: Any) -> list[torch.Tensor]:
     return [part for group in parts if group is not None for part in group if part is not None]
 
 
-def scale(engine: Any, factor: float | torch.Tensor) -> bool:
+def scale(engine: DeepSpeedEngine, factor: float | torch.Tensor) -> bool:
     """Multiply the complete gradients of a window; return whether there were any."""
     parts = parts_of(engine)
     if parts:
@@ -47,7 +51,7 @@ def scale(engine: Any, factor: float | torch.Tensor) -> bool:
     return bool(parts)
 
 
-def norm_of(engine: Any) -> float:
+def norm_of(engine: DeepSpeedEngine) -> float:
     """Return the 2-norm of all gradients of an engine, on every rank; infinite where one of them is no number."""
     optimizer = engine.optimizer
     if hasattr(optimizer, "scaled_global_norm"):
@@ -74,14 +78,14 @@ class KnownNorm:
     stand: tuple[tuple[int, int], ...]
 
 
-def known(engine: Any, norm: float) -> KnownNorm | None:
+def known(engine: DeepSpeedEngine, norm: float) -> KnownNorm | None:
     """Return the norm that complete gradients of a window have as they stand now; `None` where no step can use it."""
     if not math.isfinite(norm) or _taker(engine.optimizer) is None:
         return None
     return KnownNorm(norm, _stand_of(engine))
 
 
-def _taker(optimizer: Any) -> str | None:
+def _taker(optimizer: ZeROOptimizer) -> str | None:
     """Return the name of the method by which a step takes the norm of the gradients, where nothing depends on it."""
     name = next((name for name in ("scaled_global_norm", "_get_norm_groups") if hasattr(optimizer, name)), None)
     if name is None or optimizer.clip_grad > 0 or optimizer.dynamic_loss_scale:
@@ -91,12 +95,12 @@ def _taker(optimizer: Any) -> str | None:
     return None if is_muon or getattr(optimizer, "swap_optimizer", False) else name
 
 
-def _stand_of(engine: Any) -> tuple[tuple[int, int], ...]:
+def _stand_of(engine: DeepSpeedEngine) -> tuple[tuple[int, int], ...]:
     return tuple((id(part), part._version) for part in parts_of(engine))
 
 
 @contextmanager
-def using(engine: Any, found: KnownNorm | None) -> Iterator[None]:
+def using(engine: DeepSpeedEngine, found: KnownNorm | None) -> Iterator[None]:
     """Spare a step of DeepSpeed the norm that was taken to clip, where gradients stand as they stood then.
 
     DeepSpeed would take it again, with another exchange between ranks, to skip a step of infinite gradients. What
@@ -116,7 +120,7 @@ def using(engine: Any, found: KnownNorm | None) -> Iterator[None]:
         delattr(optimizer, name)
 
 
-def clear(engine: Any) -> None:
+def clear(engine: DeepSpeedEngine) -> None:
     """Drop the complete gradients of a window that no step used."""
     optimizer = engine.optimizer
     optimizer.zero_grad()
@@ -136,23 +140,23 @@ def clear(engine: Any) -> None:
                 group.grad.zero_()
 
 
-def add(engine: Any, earlier: Iterable[torch.Tensor]) -> None:
+def add(engine: DeepSpeedEngine, earlier: Iterable[torch.Tensor]) -> None:
     """Add the gradients of an earlier backward pass to those of the last one."""
     for part, before in zip(parts_of(engine), earlier, strict=True):
         part.add_(before)
     _note_norms(engine.optimizer)
 
 
-def _loss_scale(engine: Any) -> float:
+def _loss_scale(engine: DeepSpeedEngine) -> float:
     scale = getattr(engine.optimizer, "loss_scale", 1.0)
     return float(getattr(engine.optimizer, "cur_scale", scale))
 
 
-def _is_offloaded(optimizer: Any) -> bool:
+def _is_offloaded(optimizer: ZeROOptimizer) -> bool:
     return bool(getattr(optimizer, "cpu_offload", False) or getattr(optimizer, "offload_optimizer", False))
 
 
-def _offloaded(optimizer: Any) -> Iterator[tuple[Any, list[Any]]]:
+def _offloaded(optimizer: ZeROOptimizer) -> Iterator[tuple[Any, list[Any]]]:
     """Yield each group of 32-bit weights off the device, with the parameters that it is made of."""
     if getattr(optimizer, "swap_optimizer", False):
         raise PreparationError(
@@ -165,7 +169,7 @@ def _offloaded(optimizer: Any) -> Iterator[tuple[Any, list[Any]]]:
         yield from zip(optimizer.fp32_partitioned_groups_flat, optimizer.fp16_groups, strict=True)
 
 
-def _note_norms(optimizer: Any) -> None:
+def _note_norms(optimizer: ZeROOptimizer) -> None:
     """Bring the norms up to date that DeepSpeed took when gradients left the device: it clips by these."""
     if not (hasattr(optimizer, "norm_for_param_grads") and _is_offloaded(optimizer)):
         return

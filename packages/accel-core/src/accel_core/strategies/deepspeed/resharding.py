@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -14,6 +14,9 @@ from accel_core.checkpoint.zero_folder import ZeroFolder, layout_of
 from accel_core.checkpoint.zero_layout import SHARDED_STAGE, Layout, Stretch
 from accel_core.errors import CheckpointMismatchError
 from accel_core.strategies.deepspeed import states
+
+if TYPE_CHECKING:
+    from deepspeed import DeepSpeedEngine
 
 __all__ = ["contents"]
 
@@ -24,7 +27,7 @@ _Parts = Callable[[int, int], torch.Tensor]
 """Returns what a rank saved of a group."""
 
 
-def contents(engine: Any, folder: Path, wanted: Sequence[str]) -> dict[str, Any]:
+def contents(engine: DeepSpeedEngine, folder: Path, wanted: Sequence[str]) -> dict[str, Any]:
     """Return what the files of an engine would hold that a rank reads, by name, from what other ranks saved.
 
     Args:
@@ -46,7 +49,7 @@ def contents(engine: Any, folder: Path, wanted: Sequence[str]) -> dict[str, Any]
     return {name: made["_optim_states" in name] for name in wanted}
 
 
-def _difference(engine: Any, saved: ZeroFolder) -> str | None:
+def _difference(engine: DeepSpeedEngine, saved: ZeroFolder) -> str | None:
     """Return why the parts of other ranks cannot be put together for an engine, or `None`."""
     stage = engine.zero_optimization_stage()
     if stage != saved.stage and SHARDED_STAGE in (stage, saved.stage):
@@ -92,7 +95,7 @@ def _frozen_part(saved: ZeroFolder, name: str, rank: int, ranks: int) -> torch.T
     return found
 
 
-def _optimizer_for(engine: Any, saved: ZeroFolder, rank: int, ranks: int) -> dict[str, Any]:
+def _optimizer_for(engine: DeepSpeedEngine, saved: ZeroFolder, rank: int, ranks: int) -> dict[str, Any]:
     """Return the content of the file of the optimizer that a rank loads.
 
     Args:

@@ -8,11 +8,14 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from accel_core.checkpoint import pickles
+
+if TYPE_CHECKING:
+    from deepspeed import DeepSpeedEngine
 
 __all__ = ["RECOVERY", "classes", "contents", "expected", "load_into", "placeholders", "read", "save_from"]
 
@@ -54,7 +57,7 @@ class _Storage:
 
 
 @contextmanager
-def _instead(engine: Any, known: Mapping[str, Any]) -> Iterator[_Storage]:
+def _instead(engine: DeepSpeedEngine, known: Mapping[str, Any]) -> Iterator[_Storage]:
     own = engine.checkpoint_engine
     engine.checkpoint_engine = storage = _Storage(own, known)
     try:
@@ -63,7 +66,7 @@ def _instead(engine: Any, known: Mapping[str, Any]) -> Iterator[_Storage]:
         engine.checkpoint_engine = own
 
 
-def save_from(engine: Any, tag: str) -> dict[str, Any]:
+def save_from(engine: DeepSpeedEngine, tag: str) -> dict[str, Any]:
     """Return what this rank writes of an engine, by file name; every rank calls it.
 
     Args:
@@ -83,7 +86,7 @@ def _apart(content: dict[str, Any]) -> dict[str, Any]:
     return {**content, "optimizer_state_dict": {**inside, "loss_scaler": copy.copy(inside["loss_scaler"])}}
 
 
-def expected(engine: Any, folder: Path, tag: str) -> list[str]:
+def expected(engine: DeepSpeedEngine, folder: Path, tag: str) -> list[str]:
     """Return the names of the files that this rank reads for an engine."""
     found = [engine._get_ckpt_name(str(folder), tag)]
     if engine.zero_optimization():
@@ -102,7 +105,7 @@ def read(folder: Path, name: str) -> Any:
         return pickles.read_object(folder, name)
 
 
-def contents(engine: Any, folder: Path, wanted: Sequence[str]) -> dict[str, Any]:
+def contents(engine: DeepSpeedEngine, folder: Path, wanted: Sequence[str]) -> dict[str, Any]:
     """Return what the files of an engine hold that a rank reads, by name.
 
     Args:
@@ -133,7 +136,7 @@ def placeholders(known: Mapping[str, Any]) -> Iterator[Path]:
         yield Path(folder)
 
 
-def load_into(engine: Any, folder: Path, tag: str, known: Mapping[str, Any]) -> None:
+def load_into(engine: DeepSpeedEngine, folder: Path, tag: str, known: Mapping[str, Any]) -> None:
     """Load an engine from a checkpoint; every rank calls it.
 
     Args:

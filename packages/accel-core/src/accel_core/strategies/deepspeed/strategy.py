@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import ReferenceType, ref
 
 import torch
@@ -40,6 +40,9 @@ from accel_core.strategies.deepspeed.optimizers import for_the_host
 from accel_core.strategies.deepspeed.ulysses import SequenceParallel
 from accel_core.strategies.parts import Kit, Parts, PrecisionRequest
 from accel_core.strategies.strategy import Strategy
+
+if TYPE_CHECKING:
+    from deepspeed import DeepSpeedEngine
 
 __all__ = ["DeepSpeedStrategy"]
 
@@ -313,7 +316,7 @@ class DeepSpeedStrategy(Strategy):
                 )
             state.plugin_kwargs["num_steps"] = steps
 
-    def _compile(self, engine: Any) -> None:
+    def _compile(self, engine: DeepSpeedEngine) -> None:
         """Compile an engine as the run compiles whole models."""
         settings = self.parts.compilation
         if settings.backend != DynamoBackend.NO and not settings.use_regional_compilation:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 import itertools
 from collections.abc import Callable, MutableMapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import ReferenceType, ref
 
 import torch
@@ -25,6 +25,10 @@ from accel_core.plugins.parallelism import DeepSpeedSequenceParallelConfig, Para
 from accel_core.strategies.bundle import Bundle
 from accel_core.strategies.deepspeed import sequences
 from accel_core.strategies.parts import Parts
+
+if TYPE_CHECKING:
+    from deepspeed import DeepSpeedEngine
+    from transformers import PretrainedConfig
 
 __all__ = ["SequenceParallel", "Ulysses", "groups_of", "refuse"]
 
@@ -99,7 +103,7 @@ class SequenceParallel:
         self._attentions.append(Ulysses(model, groups))
         return groups
 
-    def sums(self, engine: Any) -> int:
+    def sums(self, engine: DeepSpeedEngine) -> int:
         """Return of how many ranks an engine adds the gradients up where it would else take the mean over all ranks.
 
         DeepSpeed means to add them up for ranks that share a sequence, and in stage 3 takes the mean all the same.
@@ -160,7 +164,9 @@ def refuse(model: torch.nn.Module, size: int, handler: DeepSpeedSequenceParallel
     _refuse_layers(model, config, used, handler)
 
 
-def _refuse_layers(model: torch.nn.Module, config: Any, used: str, handler: DeepSpeedSequenceParallelConfig) -> None:
+def _refuse_layers(
+    model: torch.nn.Module, config: PretrainedConfig, used: str, handler: DeepSpeedSequenceParallelConfig
+) -> None:
     """Refuse layers that are not whole, causal attention."""
     kinds = set(getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or ())
     window = getattr(config, "sliding_window", None)
@@ -184,7 +190,7 @@ def _refuse_layers(model: torch.nn.Module, config: Any, used: str, handler: Deep
         )
 
 
-def _text_config(model: torch.nn.Module) -> Any:
+def _text_config(model: torch.nn.Module) -> PretrainedConfig:
     config: Any = getattr(model, "config", None)
     return config.get_text_config() if hasattr(config, "get_text_config") else config
 
@@ -236,7 +242,7 @@ class Ulysses:
                 f"DeepSpeed's sequence parallel needs a library more; got {error} from its import. "
                 "Run `pip install einops`."
             ) from error
-        config: Any = _text_config(model)
+        config = _text_config(model)
         self._exchange = library.UlyssesSPAttentionHF
         self._group = groups.get_sequence_parallel_group()
         self._size = groups.get_sequence_parallel_world_size()

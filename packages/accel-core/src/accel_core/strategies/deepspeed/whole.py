@@ -5,13 +5,16 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from accel_core.checkpoint.tensor_file import SpreadWeight
 from accel_core.errors import ConfigurationError
 from accel_core.modules.unwrap import canonical_name
+
+if TYPE_CHECKING:
+    from deepspeed import DeepSpeedEngine
 
 __all__ = ["is_sharded", "is_split", "joined", "load_into", "refuse_ungathered", "state_of", "weights_of"]
 
@@ -21,13 +24,13 @@ def is_sharded(model: torch.nn.Module) -> bool:
     return any(hasattr(parameter, "ds_id") for parameter in model.parameters())
 
 
-def is_split(engine: Any) -> bool:
+def is_split(engine: DeepSpeedEngine) -> bool:
     """Return whether DeepSpeed split the layers of a model over ranks, by tensor parallel of its own."""
     size = getattr(engine, "autotp_size", None)
     return size is not None and size() > 1
 
 
-def joined(engine: Any) -> dict[str, Any]:
+def joined(engine: DeepSpeedEngine) -> dict[str, Any]:
     """Return the state of a model whose layers are split: whole on the first rank, on others what they hold.
 
     Every rank calls it.
@@ -36,7 +39,7 @@ def joined(engine: Any) -> dict[str, Any]:
     return {canonical_name(name): found.get(name, value) for name, value in engine.module.state_dict().items()}
 
 
-def refuse_ungathered(engine: Any) -> None:
+def refuse_ungathered(engine: DeepSpeedEngine) -> None:
     """Refuse to gather the weights of an engine whose configuration does not say so.
 
     Raises:
@@ -51,7 +54,7 @@ def refuse_ungathered(engine: Any) -> None:
         )
 
 
-def state_of(engine: Any, *, keep: bool) -> dict[str, Any]:
+def state_of(engine: DeepSpeedEngine, *, keep: bool) -> dict[str, Any]:
     """Gather the state of a model under its bare names, one parameter after the other; every rank calls it.
 
     Args:
@@ -71,7 +74,7 @@ def state_of(engine: Any, *, keep: bool) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def load_into(engine: Any, state: Mapping[str, Any]) -> None:
+def load_into(engine: DeepSpeedEngine, state: Mapping[str, Any]) -> None:
     """Put whole weights into a model, one parameter after the other; every rank calls it.
 
     Args:
@@ -87,7 +90,7 @@ def load_into(engine: Any, state: Mapping[str, Any]) -> None:
             buffer.copy_(state[canonical_name(name)])
 
 
-def weights_of(engine: Any) -> Iterator[tuple[str, Any]]:
+def weights_of(engine: DeepSpeedEngine) -> Iterator[tuple[str, Any]]:
     """Yield the names and weights of a model; those that lie in parts as a `SpreadWeight`, a tied one as one."""
     model = getattr(engine, "module", engine)
     parameters = dict(model.named_parameters(remove_duplicate=False))

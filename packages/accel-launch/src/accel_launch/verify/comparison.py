@@ -222,6 +222,8 @@ def _losses(one: Run, ranks: Run, step: int, tolerance: Tolerance) -> Iterator[F
             text += f"; outputs differ first in `{place[0] or 'the model'}` ({place[1]})"
         if _rows(one, step) != _rows(ranks, step):
             text += "; the rows that ranks read are not those that one process read"
+        if any(line["draws"] for line in ranks.steps[step - 1]):
+            text += "; the script draws random numbers for each batch, which differ from rank to rank"
         yield Finding(step, "loss", "", text, abs(found - expected))
 
 

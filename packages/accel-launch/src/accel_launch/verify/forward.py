@@ -7,7 +7,6 @@ for each of them draws its own. That they do is checked in its stead, by the sta
 from __future__ import annotations
 
 import functools
-import hashlib
 import importlib
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +16,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from accel_core.modules.unwrap import canonical_name
-from accel_launch.verify.values import first_tensor, sums
+from accel_launch.verify.values import first_tensor, generator_state, sums
 
 __all__ = ["ForwardWatch"]
 
@@ -102,8 +101,7 @@ class ForwardWatch:
 
     def _draws(self, device: torch.device) -> None:
         if not torch.compiler.is_compiling() and self.seed is None:
-            state = torch.get_rng_state() if device.type == "cpu" else getattr(torch, device.type).get_rng_state(device)
-            self.seed = hashlib.blake2b(bytes(state.cpu().tolist()), digest_size=8).hexdigest()
+            self.seed = generator_state(device)
 
     def _without(self, original: Callable[..., Tensor], rate: float, *, training: bool) -> Callable[..., Tensor]:
         @functools.wraps(original)

@@ -34,7 +34,7 @@ from accel_core.mesh.tensor import whole
 from accel_core.optim.optimizer import AcceleratedOptimizer
 from accel_launch.verify.forward import ForwardWatch
 from accel_launch.verify.one_process import read_for_all
-from accel_launch.verify.values import gradients, peak_memory, row_digests, sketch, weights
+from accel_launch.verify.values import generator_state, gradients, peak_memory, row_digests, sketch, weights
 
 __all__ = ["Recorder", "main"]
 
@@ -78,6 +78,8 @@ class Recorder:
         self._rows: list[list[str]] = []
         self._gradients: dict[str, tuple[float, str]] | None = None
         self._clipped: float | None = None
+        self._states: list[str] = []
+        self._draws = False
         self._trained_with: set[int] = set()
         self._reading: list[object] = []
         self._empty_epochs = 0
@@ -132,6 +134,7 @@ class Recorder:
         def computed(accelerator: Accelerator, loss: Tensor, *, weight: Any = None, **kwargs: Any) -> None:
             value = float(whole(loss.detach()).double())
             recorder._losses.append((value, None if weight is None else float(weight)))
+            recorder._draws |= bool(recorder._states) and recorder._states != recorder._generators()
             recorder._forward.backward_begins(accelerator._models)
             backward(accelerator, loss, weight=weight, **kwargs)
             recorder._forward.backward_ended()
@@ -212,9 +215,10 @@ class Recorder:
             outputs=self._forward.outputs,
             masks=self._forward.masks,
             seed=self._forward.seed,
+            draws=self._draws,
         )
         self._forward.next_step()
-        self._losses, self._rows, self._gradients, self._clipped = [], [], None, None
+        self._losses, self._rows, self._gradients, self._clipped, self._draws = [], [], None, None, False
         if self._reading:
             self._trained_with.add(id(self._reading[-1]))
 
@@ -232,6 +236,7 @@ class Recorder:
                 for batch in batches:
                     if recorder.step < recorder.steps:
                         recorder._rows.append(row_digests(batch))
+                        recorder._states = recorder._generators()
                     recorder._forward._listening = recorder.step == 0 and not recorder._losses
                     yield batch
                     if recorder.step >= recorder.steps and id(loader) in recorder._trained_with:
@@ -241,6 +246,11 @@ class Recorder:
                 recorder._reading.remove(loader)
 
         kind.__iter__ = watched
+
+    def _generators(self) -> list[str]:
+        """Return the states of the generators from which a batch may be trained with random numbers."""
+        here = {torch.device("cpu"), self._accelerator.device if self._accelerator else torch.device("cpu")}
+        return [generator_state(device) for device in sorted(here, key=str)]
 
     def _begins_empty_epoch(self) -> None:
         self._empty_epochs += 1

@@ -19,7 +19,7 @@ from accel_core.mesh.tensor import local_part, whole
 from accel_core.modules.unwrap import canonical_name
 from accel_core.options.enums import DistributedType
 
-__all__ = ["first_tensor", "gradients", "peak_memory", "row_digests", "sketch", "sums", "weights"]
+__all__ = ["first_tensor", "generator_state", "gradients", "peak_memory", "row_digests", "sketch", "sums", "weights"]
 
 
 def _bare_models(accelerator: Accelerator) -> Iterator[tuple[str, torch.nn.Module, torch.nn.Module]]:
@@ -104,6 +104,12 @@ def sums(value: Tensor) -> tuple[int, float, float]:
     """Return the number of elements, their sum and the sum of their squares."""
     exact = value.double()
     return exact.numel(), float(exact.sum()), float(exact.square().sum())
+
+
+def generator_state(device: torch.device) -> str:
+    """Return a digest of the state of the default generator of a device."""
+    state = torch.get_rng_state() if device.type == "cpu" else getattr(torch, device.type).get_rng_state(device)
+    return hashlib.blake2b(buffer_of(state.cpu()), digest_size=8).hexdigest()
 
 
 def peak_memory(device: torch.device) -> int:

@@ -32,6 +32,7 @@ def make(tmp_path: Path) -> MakeRun:
             torch.save(values, folder / f"{file}.pt")
         line = {
             "losses": [[2.0, None]], "rows": [["a", "b"]], "clipped": 5.5, "rates": [0.1], "outputs": [], "masks": [],
+            "draws": False,
             "gradients": {key: sketch(value) for key, value in gradients.items()},
             "weights": {key: sketch(value) for key, value in weights.items()},
         }  # fmt: skip
@@ -65,6 +66,7 @@ def test_what_is_gradient_noise_may_move_otherwise(make: MakeRun) -> None:
         ({"losses": [[2.1, None]]}, "loss", "2.1 instead of 2"),
         ({"losses": [[float("nan"), None]]}, "loss", "nan instead of 2"),
         ({"losses": [[2.1, None]], "rows": [["b", "a"]]}, "loss", "the rows that ranks read are not those"),
+        ({"losses": [[2.1, None]], "draws": True}, "loss", "the script draws random numbers for each batch"),
         ({"clipped": None}, "clipping", "rank 0 does not clip"),
         ({"clipped": 4.0}, "clipping", "returned 4 on rank 0 instead of 5.5"),
         ({"rates": [0.2]}, "learning rate", "0.2 on rank 0 instead of 0.1"),

@@ -79,3 +79,15 @@ def test_a_text_that_is_no_diagram(source: str, told: str) -> None:
     """An arrow to nothing and a line that is neither row nor arrow are refused."""
     with pytest.raises(ValueError, match=told):
         diagrams.of(source)
+
+
+def test_the_memory_of_training_is_drawn_as_the_page_says() -> None:
+    """Each line of the table in the page about meshes has a bar, with its ranks and its peak."""
+    guides = RESULTS.parents[1] / "docs" / "guides"
+    drawn = words((guides / "parallelism.svg").read_text())
+    page = (guides / "parallelism.md").read_text()
+    lines = re.findall(r"^([fh]sdp\S+?),?(?: checkpointing)? +(\d+)  .*?([\d.]+ GiB) +(?:yes|no)$", page, re.MULTILINE)
+    assert len(lines) == 10
+    for layout, ranks, peak in lines:
+        assert layout in drawn
+        assert any(text.startswith(f"{ranks} ranks, {peak} each") for text in drawn)

@@ -144,7 +144,6 @@ class SharedModel:
         return plugin
 
     def _shard(self, plan: wrapping.WrapPlan, plugin: FullyShardedDataParallelPlugin) -> None:
-        require_torch("fsdp2_on_cpu")
         assert self._mesh is not None
         arguments: dict[str, Any] = arguments_of(plugin, sharding_part(self._mesh), _CPU)
         if self._whole:
@@ -191,6 +190,7 @@ def laid_out(spec: LayoutSpec) -> Iterator[DeviceMesh | None]:
         if spec.engine == "single":
             yield None
             return
+        require_torch("training_plan")
         stack.enter_context(_one_of_many(spec.ranks))
         sizes: dict[str, Any] = {f"{axis}_size": spec.size(axis) for axis in MESH_AXES}
         mesh = ParallelismConfig(**sizes).build_device_mesh("cpu")

@@ -9,6 +9,9 @@ import torch
 from safetensors.torch import save_file
 
 from accel_bigmodel.__main__ import main
+from accel_core.host.versions import is_torch_version
+
+pytestmark = pytest.mark.skipif(is_torch_version("<", "2.13"), reason="several ranks are planned from torch 2.13 on")
 
 MODEL = ["plan", "--train", "test_prediction:Words", "--loss", "test_prediction:next_token", "--sequence", "32"]
 
@@ -96,10 +99,10 @@ def test_a_model_of_transformers_is_made_of_its_configuration(tmp_path: Path) ->
     }  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(config))
     file = tmp_path / "plan.json"
-    arguments = ["--sequence", "16", "--batch", "4", "--layout", "fsdp2xtp2,cp2", "--checkpointing", "no"]
+    arguments = ["--sequence", "16", "--batch", "4", "--layout", "fsdp2", "--checkpointing", "no"]
     assert main(["plan", "--train", str(tmp_path), *arguments, "--json", str(file)]) == 0
-    first, second = json.loads(file.read_text())["layouts"]
+    (found,) = json.loads(file.read_text())["layouts"]
     layer = 4 * 32 * 32 + 3 * 32 * 64
     norms = 5 * 32
-    assert first["most"]["weights"] < second["most"]["weights"]
-    assert second["most"]["gradients"] == 4 * (2 * 64 * 32 + 2 * layer + norms)
+    assert found["most"]["gradients"] == 4 * (2 * 64 * 32 + 2 * layer + norms) // 2
+    assert found["most"]["logits"] == 4 * (2 * 16 * 64 + 1), "of two sequences, and the loss"

@@ -1,5 +1,6 @@
 """The programs of Accelerate over those of accel-launch, and the constants of their modules."""
 
+import argparse
 import sys
 from collections.abc import Callable
 
@@ -11,9 +12,12 @@ from accelerate._weights_command import MERGE_WEIGHTS
 
 __all__ = [
     "DYNAMO_BACKENDS",
+    "SubcommandHelpFormatter",
     "cache_dir",
     "clean_option",
+    "config_description",
     "default_config_file",
+    "default_description",
     "default_json_config_file",
     "default_yaml_config_file",
     "hf_cache_home",
@@ -25,7 +29,9 @@ __all__ = [
     "main_merge",
     "main_test",
     "main_tpu",
+    "merge_description",
     "options_to_group",
+    "update_description",
     "version",
 ]
 
@@ -61,6 +67,16 @@ options_to_group = {
     "use_megatron_lm": "Megatron-LM Arguments",
     "fp8_backend": "FP8 Arguments",
 }
+
+
+config_description = "Ask about machines and engines, and write the answers into a configuration file."
+default_description = "Write a configuration file with the usual settings of this machine."
+update_description = "Bring a configuration file up to date; what it says stays."
+merge_description = "Join the shards of a model into files with whole weights."
+
+
+class SubcommandHelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Lays out the help of a command with others below it: lines of descriptions stay as they are."""
 
 
 def clean_option(option: str) -> str | None:

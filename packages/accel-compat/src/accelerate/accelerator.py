@@ -1,5 +1,7 @@
 """The names of `accelerate.accelerator` in Accelerate, imported from where accel defines them."""
 
+from typing import TYPE_CHECKING
+
 from accel_bigmodel.hooks.attach import has_offloaded_params as has_offloaded_params
 from accel_bigmodel.hooks.state import get_state_dict_offloaded_model as get_state_dict_offloaded_model
 from accel_core.accelerator import Accelerator as Accelerator
@@ -71,7 +73,6 @@ from accel_core.state.gradient import GradientState as GradientState
 from accel_core.state.process import PartialState as PartialState
 from accel_core.state.process import wait_for_everyone as wait_for_everyone
 from accel_core.state.run import AcceleratorState as AcceleratorState
-from accel_core.tracking.discovery import LOGGER_TYPE_TO_CLASS as LOGGER_TYPE_TO_CLASS
 from accel_core.tracking.discovery import filter_trackers as filter_trackers
 from accel_core.tracking.tracker import GeneralTracker as GeneralTracker
 from accelerate import _rebinding
@@ -116,4 +117,12 @@ if is_deepspeed_available():
     from accelerate.utils.deepspeed import DummyScheduler as DummyScheduler
     from accelerate.utils.deepspeed import map_pytorch_optim_to_deepspeed as map_pytorch_optim_to_deepspeed
 
-_rebinding.write_through(__name__)
+if TYPE_CHECKING:
+    from accelerate._trackers import LOGGER_TYPE_TO_CLASS as LOGGER_TYPE_TO_CLASS
+
+_LATER = {
+    "accelerate._trackers": [
+        "LOGGER_TYPE_TO_CLASS",
+    ],
+}
+_rebinding.write_through(__name__, _LATER)

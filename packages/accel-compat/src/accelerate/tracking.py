@@ -8,7 +8,6 @@ from accel_core.host.versions import compare_versions as compare_versions
 from accel_core.logging import get_logger as get_logger
 from accel_core.options.enums import LoggerType as LoggerType
 from accel_core.state.process import PartialState as PartialState
-from accel_core.tracking.discovery import LOGGER_TYPE_TO_CLASS as LOGGER_TYPE_TO_CLASS
 from accel_core.tracking.discovery import filter_trackers as filter_trackers
 from accel_core.tracking.discovery import get_available_trackers as get_available_trackers
 from accel_core.tracking.discovery import register_tracker_class as register_tracker_class
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
     from accel_trackers.tensorboard import TensorBoardTracker as TensorBoardTracker
     from accel_trackers.trackio import TrackioTracker as TrackioTracker
     from accel_trackers.wandb import WandBTracker as WandBTracker
+    from accelerate._trackers import LOGGER_TYPE_TO_CLASS as LOGGER_TYPE_TO_CLASS
 
 _LATER = {
     "accel_trackers.aim": [
@@ -63,6 +63,9 @@ _LATER = {
     ],
     "accel_trackers.wandb": [
         "WandBTracker",
+    ],
+    "accelerate._trackers": [
+        "LOGGER_TYPE_TO_CLASS",
     ],
 }
 _rebinding.write_through(__name__, _LATER)

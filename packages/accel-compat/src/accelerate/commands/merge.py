@@ -3,6 +3,9 @@
 from accelerate._commands import (
     main_merge as main,
 )
+from accelerate._commands import (
+    merge_description as description,
+)
 from accelerate._rebinding import write_through
 from accelerate._weights_command import (
     merge_command,
@@ -13,6 +16,7 @@ from accelerate._weights_merging import (
 )
 
 __all__ = [
+    "description",
     "main",
     "merge_command",
     "merge_command_parser",

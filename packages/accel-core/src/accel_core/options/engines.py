@@ -101,7 +101,7 @@ ENGINES: tuple[Engine, ...] = (
     Engine("cp", "context parallel", "torch"),
     Engine("sp", "sequence parallel (Ulysses)", "deepspeed", _DEEPSPEED, "ninja einops"),
     Engine("deepspeed", "DeepSpeed", "deepspeed", _DEEPSPEED, "ninja", variable="ACCELERATE_USE_DEEPSPEED"),
-    Engine("megatron", "Megatron-LM", "megatron-core", "0.16", variable="ACCELERATE_USE_MEGATRON_LM"),
+    Engine("megatron", "Megatron-LM", "megatron-core", "0.16.0", "transformers", variable="ACCELERATE_USE_MEGATRON_LM"),
     Engine("xla", "PyTorch/XLA", "torch_xla", install="'torch_xla[tpu]'"),
     Engine("fp8-ao", "fp8 by torchao", "torchao", OLDEST_TORCHAO),
     Engine("fp8-te", "fp8 by Transformer Engine", "transformer-engine", install="'transformer-engine[pytorch]'"),

@@ -96,7 +96,7 @@ class _TrackerClasses(MutableMapping[str, type[GeneralTracker]]):
         return name in self._classes or name in self._offered()
 
 
-LOGGER_TYPE_TO_CLASS = _TrackerClasses()
+LOGGER_TYPE_TO_CLASS: MutableMapping[str, type[GeneralTracker]] = _TrackerClasses()
 """Every known tracker class by its name."""
 
 

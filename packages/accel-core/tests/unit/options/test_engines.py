@@ -22,8 +22,10 @@ def test_a_library_is_missing_old_or_there(monkeypatch: pytest.MonkeyPatch, tmp_
     engine = named("megatron")
     missing = engine.presence()
     assert (missing.version, missing.problem) == (None, "megatron-core is not installed")
-    assert missing.remedy == "pip install megatron-core"
-    with pytest.raises(MissingDependencyError, match=r"needs megatron-core 0\.16 or newer; got none.*pip install meg"):
+    assert missing.remedy == "pip install megatron-core transformers"
+    with pytest.raises(
+        MissingDependencyError, match=r"needs megatron-core 0\.16\.0 or newer; got none.*pip install meg"
+    ):
         engine.require()
     _install(tmp_path, "deepspeed", "0.9.0")
     with pytest.raises(MissingDependencyError, match=r"got 0\.9\.0\. Run `pip install -U deepspeed ninja`"):

@@ -19,6 +19,9 @@ from accelerate._commands import (
     default_yaml_config_file,
 )
 from accelerate._commands import (
+    config_description as description,
+)
+from accelerate._commands import (
     main_config as main,
 )
 from accelerate._rebinding import write_through
@@ -30,6 +33,7 @@ __all__ = [
     "config_command_parser",
     "default_config_file",
     "default_yaml_config_file",
+    "description",
     "get_cluster_input",
     "get_sagemaker_input",
     "get_user_input",

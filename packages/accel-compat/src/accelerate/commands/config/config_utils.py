@@ -10,6 +10,7 @@ from accel_core.options.enums import (
 )
 from accelerate._commands import (
     DYNAMO_BACKENDS,
+    SubcommandHelpFormatter,
 )
 from accelerate._rebinding import write_through
 
@@ -21,6 +22,7 @@ __all__ = [
     "FP8BackendType",
     "PrecisionType",
     "SageMakerDistributedType",
+    "SubcommandHelpFormatter",
 ]
 
 write_through(__name__)

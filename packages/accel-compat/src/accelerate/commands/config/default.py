@@ -20,6 +20,9 @@ from accelerate._command_functions import (
     default_config_command,
 )
 from accelerate._commands import (
+    default_description as description,
+)
+from accelerate._commands import (
     default_json_config_file,
 )
 from accelerate._rebinding import write_through
@@ -29,6 +32,7 @@ __all__ = [
     "default_command_parser",
     "default_config_command",
     "default_json_config_file",
+    "description",
     "is_hpu_available",
     "is_mlu_available",
     "is_musa_available",

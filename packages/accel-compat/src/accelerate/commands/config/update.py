@@ -13,10 +13,14 @@ from accelerate._command_functions import (
 from accelerate._commands import (
     default_config_file,
 )
+from accelerate._commands import (
+    update_description as description,
+)
 from accelerate._rebinding import write_through
 
 __all__ = [
     "default_config_file",
+    "description",
     "load_config_from_file",
     "update_command_parser",
     "update_config",

@@ -86,9 +86,8 @@ def run_ranks(
                 )  # fmt: skip
         timed_out = _wait(ranks, timeout, grace)
     finally:
-        for process in ranks:
-            _end(process)
-    return RanksEnded(tuple(process.wait() for process in ranks), timed_out, logs)
+        codes = tuple(_end(process) for process in ranks)
+    return RanksEnded(codes, timed_out, logs)
 
 
 def _wait(ranks: Sequence[subprocess.Popen[bytes]], timeout: float, grace: float | None) -> bool:
@@ -105,8 +104,9 @@ def _wait(ranks: Sequence[subprocess.Popen[bytes]], timeout: float, grace: float
     return False
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill a rank that is still there, with what it started, such as the workers of its loaders."""
+def _end(process: subprocess.Popen[bytes]) -> int:
+    """Kill a rank that is still there, with what it started, such as the workers of its loaders; return its code."""
     if process.poll() is None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
+    return process.wait()

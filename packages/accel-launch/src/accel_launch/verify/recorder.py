@@ -6,8 +6,8 @@ PARTS is 0 on the ranks of a layout. One process that stands beside a layout get
 splits the data, and reads them all. FOLDER gets `RANK.jsonl`, and from rank 0 the whole gradients and weights of each
 step as `STEP-gradients.pt` and `STEP-weights.pt`.
 
-After the last step the loop ends: the loader that was trained with gives no more batches, so the script goes on to its
-evaluation and to its end. Nothing is saved and no tracker is started, and what fails after the last step is a note.
+After the last step nothing is trained: a loader that is trained with gives no more batches, so the script goes on to
+its evaluation and to its end. Nothing is saved and no tracker is started, and what fails after the last step is a note.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Recorder:
         self._clipped: float | None = None
         self._states: list[str] = []
         self._draws = False
-        self._trained_with: set[int] = set()
+        self._trained_with: list[object] = []
         self._reading: list[object] = []
         self._empty_epochs = 0
         self._gathering = False
@@ -170,7 +170,9 @@ class Recorder:
         @functools.wraps(step)
         def stepped(optimizer: AcceleratedOptimizer, closure: Any = None) -> Any:
             accelerator = recorder._accelerator
-            if accelerator is None or not optimizer.gradient_state.sync_gradients or recorder.step >= recorder.steps:
+            if recorder.step >= recorder.steps:
+                return recorder._trains_on()
+            if accelerator is None or not optimizer.gradient_state.sync_gradients:
                 return step(optimizer, closure)
             recorder._take_gradients(accelerator)
             found = step(optimizer, closure)
@@ -219,15 +221,28 @@ class Recorder:
         )
         self._forward.next_step()
         self._losses, self._rows, self._gradients, self._clipped, self._draws = [], [], None, None, False
-        if self._reading:
-            self._trained_with.add(id(self._reading[-1]))
+        self._note_loader()
+
+    def _note_loader(self) -> None:
+        """Note that the loader that is read is trained with: after the last step it gives no more batches."""
+        if self._reading and not self._is_trained_with(self._reading[-1]):
+            self._trained_with.append(self._reading[-1])
+
+    def _is_trained_with(self, loader: object) -> bool:
+        return any(loader is each for each in self._trained_with)
+
+    def _trains_on(self) -> None:
+        """Leave out a step after the last one, and end what takes it; a script without a loader ends here."""
+        self._note_loader()
+        if not self._reading:
+            raise Finished(0)
 
     def _watch_loader(self, kind: Any) -> None:
         recorder, original = self, kind.__iter__
 
         @functools.wraps(original)
         def watched(loader: Any) -> Iterator[Any]:
-            if recorder.step >= recorder.steps and id(loader) in recorder._trained_with:
+            if recorder.step >= recorder.steps and recorder._is_trained_with(loader):
                 recorder._begins_empty_epoch()
                 return
             recorder._reading.append(loader)
@@ -239,7 +254,7 @@ class Recorder:
                         recorder._states = recorder._generators()
                     recorder._forward._listening = recorder.step == 0 and not recorder._losses
                     yield batch
-                    if recorder.step >= recorder.steps and id(loader) in recorder._trained_with:
+                    if recorder.step >= recorder.steps and recorder._is_trained_with(loader):
                         break
             finally:
                 batches.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -118,7 +119,7 @@ def print_report(report: Report, *, as_json: bool) -> None:
         as_json: Print JSON instead.
     """
     if as_json:
-        print(json.dumps({**asdict(report), "equal": report.equal}, indent=2))
+        print(json.dumps(_finite({**asdict(report), "equal": report.equal}), indent=2, allow_nan=False))
         return
     colours = colours_wanted(sys.stdout)
     near = report.tolerance
@@ -138,6 +139,15 @@ def print_report(report: Report, *, as_json: bool) -> None:
     print()
     for verdict in report.verdicts:
         _print_verdict(verdict, colours)
+
+
+def _finite(value: object) -> object:
+    """Return a nest in which numbers that JSON does not have are words."""
+    if isinstance(value, dict):
+        return {str(key): _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_finite(inner) for inner in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _rows(report: Report) -> Iterator[tuple[str, ...]]:

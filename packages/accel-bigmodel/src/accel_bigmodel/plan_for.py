@@ -10,6 +10,7 @@ from pathlib import Path
 from torch import nn
 
 from accel_bigmodel.checkpoint.skeleton import Layer, Part, skeleton_of
+from accel_bigmodel.commands.plan import PLACING, TRAINING
 from accel_bigmodel.device_map.headroom import Workload
 from accel_bigmodel.device_map.result import Plan, plan_device_map
 from accel_bigmodel.meta import init_empty_weights
@@ -148,6 +149,17 @@ planned, write the plan with --json and pass `device_map=Plan.from_json(text).de
 "auto" places, name the model with --model, or install transformers where a config.json names it."""
 
 
+def _refuse_others(args: argparse.Namespace) -> None:
+    """Refuse options of placing beside --train, and those of training without it: they would change nothing."""
+    others = [f"--{name.replace('_', '-')}" for name in (PLACING if args.train else TRAINING) if getattr(args, name)]
+    if others:
+        raise ConfigurationError(
+            f"--train finds the memory of training, and other options place a checkpoint; got {', '.join(others)} "
+            f"{'beside' if args.train else 'without'} --train. Leave {'it' if len(others) == 1 else 'them'} out, or "
+            f"{'leave --train out' if args.train else 'add --train'}."
+        )
+
+
 def run(args: argparse.Namespace) -> int:
     """Carry `accel plan` out.
 
@@ -157,6 +169,7 @@ def run(args: argparse.Namespace) -> int:
     Returns:
         0; with `--train --fits` 1 where no layout that was named fits.
     """
+    _refuse_others(args)
     if args.train:
         training = importlib.import_module("accel_bigmodel.training.command")  # it loads FSDP, which placing needs not
         return int(training.run(args))

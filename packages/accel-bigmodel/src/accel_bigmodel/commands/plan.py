@@ -8,6 +8,15 @@ name = "plan"
 help = "Plan which device holds which part of a checkpoint, or (--train) the memory of training on a layout."
 run = "accel_bigmodel.plan_for:run"
 
+PLACING = ("max_memory", "headroom", "model", "balanced", "whole")
+"""Options that place a checkpoint."""
+
+TRAINING = (
+    "layout", "fits", "ranks", "batch", "sequence", "sample", "optimizer", "mixed_precision", "checkpointing", "loss",
+    "tp_plan", "device",
+)  # fmt: skip
+"""Options of the memory of training."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options.
@@ -58,12 +67,16 @@ def _add_training(group: argparse._ArgumentGroup) -> None:
         help=f"layouts to compare: {LAYOUT_HELP} (default: single, or with --fits those that are tried)",
     )
     group.add_argument("--fits", default=None, metavar="SIZE", help="find the smallest layout on which a rank has SIZE")
-    group.add_argument("--ranks", default="8", metavar="N", help="the most ranks that --fits tries (default: 8)")
-    group.add_argument("--batch", default="1", metavar="N", help="samples of a step, over all ranks (default: 1)")
+    group.add_argument("--ranks", default=None, metavar="N", help="the most ranks that --fits tries (default: 8)")
+    group.add_argument("--batch", default=None, metavar="N", help="samples of a step, over all ranks (default: 1)")
     group.add_argument("--sequence", default=None, metavar="N", help="tokens of a sample, for language models")
     group.add_argument("--sample", default=None, metavar="NxNxN", help="shape of a sample, for other models: 3x224x224")
-    group.add_argument("--optimizer", default="adamw", help="of torch.optim, with arguments: sgd:momentum=0.9")
-    group.add_argument("--mixed-precision", default="no", choices=("no", "bf16", "fp16"), help="as in training")
+    group.add_argument(
+        "--optimizer", default=None, help="of torch.optim, with arguments: sgd:momentum=0.9 (default: adamw)"
+    )
+    group.add_argument(
+        "--mixed-precision", default=None, choices=("no", "bf16", "fp16"), help="as in training (default: no)"
+    )
     group.add_argument(
         "--checkpointing",
         default=None,
@@ -81,7 +94,8 @@ def _add_training(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--device",
-        default="accelerator",
+        default=None,
         choices=("accelerator", "cpu"),
-        help="where the ranks compute: optimizers update all parameters at once on accelerators, one by one on CPUs",
+        help="where the ranks compute: optimizers update all parameters at once on accelerators (default), one by one "
+        "on CPUs",
     )

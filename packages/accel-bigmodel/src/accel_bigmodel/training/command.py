@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from accel_bigmodel.checkpoint.skeleton import Part, model_of_config, skeleton_of
@@ -116,14 +117,18 @@ def workload_of(args: argparse.Namespace) -> TrainingWorkload:
     Raises:
         ConfigurationError: An option is not valid.
     """
-    optimizer, arguments = optimizer_written(args.optimizer)
+    optimizer, arguments = optimizer_written(args.optimizer or "adamw")
     loss: Loss | None = None if args.loss is None else _named(args.loss, "the loss")
-    dtype: Any = as_dtype(args.dtype)
+    dtype = as_dtype(args.dtype)
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise ConfigurationError(
+            f"Weights are trained in a floating point dtype; got --dtype {args.dtype}. Use float32, bfloat16 or float16."
+        )
     return TrainingWorkload(
-        batch=_whole_number(args.batch, "--batch") or 0,
+        batch=_whole_number(args.batch or "1", "--batch") or 0,
         sequence=_whole_number(args.sequence, "--sequence"),
         sample=_shape(args.sample),
-        precision=args.mixed_precision,
+        precision=args.mixed_precision or "no",
         dtype=dtype,
         optimizer=optimizer,
         optimizer_arguments=arguments,
@@ -157,7 +162,7 @@ def run(args: argparse.Namespace) -> int:
     """
     limit = None if args.fits is None else convert_file_size_to_int(_size(args.fits))
     workload, make = workload_of(args), maker_of(args.checkpoint)
-    ranks = _whole_number(args.ranks, "--ranks") or 1
+    ranks = _whole_number(args.ranks or "8", "--ranks") or 1
     way = None if args.checkpointing is None else args.checkpointing == "yes"
     rows: list[TrainingMemory] = []
     chosen: TrainingMemory | None = None

@@ -80,12 +80,31 @@ def test_a_checkpoint_with_headers_alone_is_refused(tmp_path: Path, capsys: pyte
         (["test_prediction:Mlp", "--sample", "16", "--optimizer", "sgd:speed=1"], "got {'foreach': True, 'speed': 1}"),
         (["test_prediction:Mlp", "--sample", "16", "--tp-plan", "{"], "written as JSON; got '{'"),
         (["test_prediction:Mlp", "--sample", "16", "--tp-plan", "[]"], "maps patterns of module names"),
+        (["test_prediction:Mlp", "--sample", "16", "--dtype", "int8"], "got --dtype int8"),
         (["test_prediction:Mlp", "--sample", "16", "--loss", "json:nothing"], "no such name for the loss"),
     ],
 )
 def test_wrong_arguments_are_named(given: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Each wrong argument ends with status 2 and what was got."""
     assert main(["plan", "--train", *given]) == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (
+            ["here", "--layout", "fsdp2", "--fits", "1GB"],
+            "got --layout, --fits without --train. Leave them out, or add",
+        ),
+        (["--train", "here", "--balanced"], "got --balanced beside --train. Leave it out, or leave --train out."),
+    ],
+)
+def test_options_that_would_change_nothing_are_refused(
+    given: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Options of training need --train, and those of placing go without it."""
+    assert main(["plan", *given]) == 2
     assert said in capsys.readouterr().err
 
 

@@ -12,8 +12,8 @@ PLACING = ("max_memory", "headroom", "model", "balanced", "whole")
 """Options that place a checkpoint."""
 
 TRAINING = (
-    "layout", "fits", "ranks", "batch", "sequence", "sample", "optimizer", "mixed_precision", "checkpointing", "loss",
-    "tp_plan", "device",
+    "layout", "fits", "ranks", "batch", "accumulation", "sequence", "sample", "optimizer", "mixed_precision",
+    "checkpointing", "loss", "tp_plan", "device",
 )  # fmt: skip
 """Options of the memory of training."""
 
@@ -68,7 +68,8 @@ def _add_training(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument("--fits", default=None, metavar="SIZE", help="find the smallest layout on which a rank has SIZE")
     group.add_argument("--ranks", default=None, metavar="N", help="the most ranks that --fits tries (default: 8)")
-    group.add_argument("--batch", default=None, metavar="N", help="samples of a step, over all ranks (default: 1)")
+    group.add_argument("--batch", default=None, metavar="N", help="samples of a pass, over all ranks (default: 1)")
+    group.add_argument("--accumulation", default=None, metavar="N", help="passes of a step (default: 1)")
     group.add_argument("--sequence", default=None, metavar="N", help="tokens of a sample, for language models")
     group.add_argument("--sample", default=None, metavar="NxNxN", help="shape of a sample, for other models: 3x224x224")
     group.add_argument(

@@ -122,10 +122,12 @@ def workload_of(args: argparse.Namespace) -> TrainingWorkload:
     dtype = as_dtype(args.dtype)
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise ConfigurationError(
-            f"Weights are trained in a floating point dtype; got --dtype {args.dtype}. Use float32, bfloat16 or float16."
+            f"Weights are trained in a floating point dtype; got --dtype {args.dtype}. Use float32, bfloat16 or "
+            "float16."
         )
     return TrainingWorkload(
         batch=_whole_number(args.batch or "1", "--batch") or 0,
+        accumulation=_whole_number(args.accumulation or "1", "--accumulation") or 0,
         sequence=_whole_number(args.sequence, "--sequence"),
         sample=_shape(args.sample),
         precision=args.mixed_precision or "no",

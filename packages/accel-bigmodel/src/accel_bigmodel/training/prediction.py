@@ -165,7 +165,12 @@ def _run(shared: SharedModel, spec: LayoutSpec, workload: TrainingWorkload, coun
             parameter.register_post_accumulate_grad_hook(note)  # type: ignore[no-untyped-call]
     for _ in range(2):
         counter.forget_peak()
-        kept = _pass(shared, spec, workload, counter)
+        for last in [False, True][workload.accumulation == 1 :]:  # further passes add to what the first leaves
+            shared.reduce_gradients(last)
+            kept = _pass(shared, spec, workload, counter)
+        counter.purpose = "communication"
+        shared.average()
+        counter.note(_gradients(shared.model.parameters()), "gradients")
         counter.purpose = "workspace"
         optimizer.step()
         states = [local_part(leaf) for leaf in tree_leaves(list(optimizer.state.values())) if _is_tensor(leaf)]
@@ -189,8 +194,6 @@ def _pass(shared: SharedModel, spec: LayoutSpec, workload: TrainingWorkload, cou
         loss = workload.loss_of(output, inputs)
         counter.purpose = "workspace"
         loss.backward()  # type: ignore[no-untyped-call]
-    counter.purpose = "communication"
-    shared.average()
     counter.note(_gradients(shared.model.parameters()), "gradients")
     return inputs, output, loss
 

@@ -168,6 +168,12 @@ class SharedModel:
             return nullcontext()
         return attending(_Attention(self._mesh.get_group("cp"), Share(sequence, 0, size)))
 
+    def reduce_gradients(self, wanted: bool) -> None:
+        """Let the next backward pass reduce gradients, or add them up as they are: whole, under FSDP."""
+        if self._sharded:
+            sharded: Any = self.model
+            sharded.set_requires_gradient_sync(wanted)
+
     @torch.no_grad()
     def average(self) -> None:
         """Average the gradients that no engine averages in the backward pass."""

@@ -27,7 +27,8 @@ class TrainingWorkload:
     """A training step.
 
     Attributes:
-        batch: Samples of one step, over all ranks.
+        batch: Samples of one forward pass, over all ranks.
+        accumulation: Passes of a step, whose gradients add up.
         sequence: Tokens of a sample, for models that read token numbers.
         sample: Shape of a sample of numbers, for other models.
         precision: Mixed precision: "no", "bf16" or "fp16".
@@ -40,6 +41,7 @@ class TrainingWorkload:
     """
 
     batch: int = 1
+    accumulation: int = 1
     sequence: int | None = None
     sample: tuple[int, ...] | None = None
     precision: str = "no"
@@ -56,11 +58,11 @@ class TrainingWorkload:
         Raises:
             ConfigurationError: A size below 1, tokens and numbers at once or neither, or an unknown number format.
         """
-        sizes = (self.batch, 1 if self.sequence is None else self.sequence, *(self.sample or ()))
+        sizes = (self.batch, self.accumulation, 1 if self.sequence is None else self.sequence, *(self.sample or ()))
         if min(sizes) < 1:
             raise ConfigurationError(
-                f"Sizes of a batch are 1 or more; got batch={self.batch}, sequence={self.sequence} and "
-                f"sample={self.sample}. Change the one that is not."
+                f"Sizes of a batch are 1 or more; got batch={self.batch}, accumulation={self.accumulation}, "
+                f"sequence={self.sequence} and sample={self.sample}. Change the one that is not."
             )
         if (self.sequence is None) == (self.sample is None):
             raise ConfigurationError(

@@ -196,6 +196,16 @@ def test_a_gathered_block_counts_while_it_is_there() -> None:
     assert found.most["communication"] < 4 * 4 * large
 
 
+def test_accumulated_gradients_are_whole_under_fsdp() -> None:
+    """Ranks that hold shards keep whole gradients until the pass that reduces; copies need no more than before."""
+    whole = 4 * elements(Mlp())
+    twice = TrainingWorkload(batch=8, sample=(16,), accumulation=4)
+    shards, copies = of("fsdp4"), of("dp2")
+    assert of("fsdp4", twice).peak >= shards.peak + whole - 4 * elements(Mlp(), 4) - shards.most["workspace"]
+    assert of("fsdp4", twice).most["workspace"] >= whole
+    assert of("dp2", twice).most["gradients"] == copies.most["gradients"]
+
+
 def test_the_smallest_layout_that_fits_is_found() -> None:
     """Fewer ranks come first and checkpointing comes after its absence; each smaller layout does not fit."""
     tried: list[TrainingMemory] = []

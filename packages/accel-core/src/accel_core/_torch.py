@@ -188,6 +188,10 @@ PRIVATE_NAMES = (
         renamed="torch.distributed.tensor.experimental._context_parallel._attention:_RotateMethod",
     ),
     PrivateName(
+        "torch.nn.attention.flex_attention:_validate_sdpa_input",
+        "Flexible attention, which no mode of torch sees, is refused where ranks share a sequence; it asks this first.",
+    ),
+    PrivateName(
         "torch.distributed:ProcessGroup._allgather_base",
         "What torch.distributed wraps around a group's own method costs 0.1 ms a call; until torch 2.13 it is private.",
         renamed="torch.distributed:ProcessGroup.all_gather_single",

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
+from torch.nn.attention.flex_attention import flex_attention
 from torch.utils.checkpoint import checkpoint
 
 from accel_core.accelerator import Accelerator
@@ -153,6 +154,10 @@ def test_a_mask_of_a_ranks_own_tokens_is_refused_on_all_ranks() -> None:
 
 REFUSED: dict[str, tuple[str, Callable[..., Any]]] = {
     "ring dropout": ("dropout_p=0.5", lambda q: F.scaled_dot_product_attention(q, q, q, dropout_p=0.5)),
+    "ring bias": (
+        "got a mask",
+        lambda q: F.scaled_dot_product_attention(q, q, q, attn_mask=torch.zeros(LENGTH // 2, LENGTH)),
+    ),
     "ring layout": ("queries of shape", lambda q: F.scaled_dot_product_attention(q[0], q[0], q[0])),
     "other keys": ("to 4 keys", lambda q: F.scaled_dot_product_attention(q, q[:, :, :4], q[:, :, :4])),
     "causal queries": (
@@ -166,6 +171,8 @@ REFUSED: dict[str, tuple[str, Callable[..., Any]]] = {
     "eager": ('"sdpa"', lambda q: (q @ q.transpose(2, 3)).softmax(-1)),
     "convolution": ("convolution", lambda q: nn.Conv1d(SIZE, 2, 3)(q[:, 0].transpose(1, 2))),
     "recurrent": ("recurrent", lambda q: nn.LSTM(SIZE, 2, batch_first=True)(q[:, 0])),
+    "cell": ("recurrent cell", lambda q: nn.GRUCell(SIZE, 2)(q[:, 0, 0])),
+    "flexible": ("flex_attention", lambda q: flex_attention(q, q, q)),
     "weights": ("need_weights=False", lambda q: nn.MultiheadAttention(SIZE, 1, batch_first=True)(*[q[:, 0]] * 3)),
 }
 
@@ -179,10 +186,11 @@ def test_what_would_see_a_part_of_the_sequence_is_refused() -> None:
         with torch.no_grad(), pytest.raises(EngineUnavailableError, match=words):  # noqa: SIM117
             with block("alltoall" if ring else "allgather"):
                 call(query)
-        if not ring:
-            call(query) if name != "two masks" else None  # outside of a block it is torch's own affair
+        if not ring and name not in ("two masks", "flexible"):
+            call(query)  # outside of a block it is torch's own affair
     with block():
         nn.Conv1d(SIZE, 2, 1)(query[:, 0].transpose(1, 2))
+        nn.GRUCell(SIZE, 2)(query[:, 0].flatten(0, 1))
         query.softmax(-1)
 
 

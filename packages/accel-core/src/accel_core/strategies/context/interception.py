@@ -21,6 +21,7 @@ __all__ = ["attending", "refusing_recomputation", "uncompiled"]
 _R = TypeVar("_R")
 _SOFTMAX = (torch.softmax, torch.Tensor.softmax, F.softmax)
 _RECURRENT = (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
+_CELLS = (torch.lstm_cell, torch.gru_cell, torch.rnn_tanh_cell, torch.rnn_relu_cell)
 
 _Function = Callable[..., Any]
 
@@ -75,7 +76,7 @@ class _Interception(TorchFunctionMode):
         before = F.scaled_dot_product_attention
         F.scaled_dot_product_attention = partial(self._attention, sdpa)
         try:
-            with self:
+            with self, _refusing_flex_attention():
                 yield
         finally:
             F.scaled_dot_product_attention = before
@@ -96,6 +97,24 @@ class _Interception(TorchFunctionMode):
         given.pop("self")
         with self:
             torch.autograd.backward(tensor, given.pop("gradient", None), **given)
+
+
+@contextmanager
+def _refusing_flex_attention() -> Iterator[None]:
+    """Refuse torch's flexible attention in the block; no mode sees it, so what it asks first is exchanged."""
+    library: Any = sys.modules.get("torch.nn.attention.flex_attention")
+    if library is None:
+        yield
+        return
+
+    def refuse(*_: object, **__: object) -> NoReturn:
+        _refuse("flex_attention", "Use scaled_dot_product_attention with the same mask.")
+
+    before, library._validate_sdpa_input = library._validate_sdpa_input, refuse
+    try:
+        yield
+    finally:
+        library._validate_sdpa_input = before
 
 
 def attending(attention: Attention) -> AbstractContextManager[None]:
@@ -134,6 +153,12 @@ def attending(attention: Attention) -> AbstractContextManager[None]:
             _refuse("a recurrent layer", "Train this model without context parallel.")
         return func(given, *args, **kwargs)
 
+    def cell(func: _Function, given: torch.Tensor, *args: object, **kwargs: object) -> object:
+        # One that steps through tokens gets a row for each sample; one for each token of a rank mixes nothing.
+        if given.dim() < 2 or given.shape[0] % own:
+            _refuse("a recurrent cell", "Train this model without context parallel.")
+        return func(given, *args, **kwargs)
+
     return _Interception(
         attention,
         {
@@ -141,6 +166,7 @@ def attending(attention: Attention) -> AbstractContextManager[None]:
             torch.conv1d: convolution,
             **dict.fromkeys(_SOFTMAX, softmax),
             **dict.fromkeys(_RECURRENT, recurrence),
+            **dict.fromkeys(_CELLS, cell),
         },
     ).active()
 

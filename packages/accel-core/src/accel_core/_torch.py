@@ -26,6 +26,7 @@ __all__ = [
     "PrivateName",
     "all_gather_single",
     "default_store",
+    "enable_async_tp",
     "foreach_mul_",
     "get_layout",
     "get_restore_location",
@@ -67,6 +68,16 @@ def ring_attention() -> Any:
     from torch.distributed.tensor.experimental._context_parallel import _attention
 
     return _attention
+
+
+def enable_async_tp(group: dist.ProcessGroup) -> None:
+    """Let what torch compiles for CUDA send parts of a product while it computes others; for the whole process."""
+    # Imported late: it loads the compiler's settings, which few runs need.
+    from torch._inductor import config
+    from torch.distributed._symmetric_memory import enable_symm_mem_for_group
+
+    enable_symm_mem_for_group(group.group_name)
+    config._micro_pipeline_tp = True
 
 
 def storage_info(file: str, offset: int, length: int) -> Any:
@@ -190,6 +201,14 @@ PRIVATE_NAMES = (
     PrivateName(
         "torch.nn.attention.flex_attention:_validate_sdpa_input",
         "Flexible attention, which no mode of torch sees, is refused where ranks share a sequence; it asks this first.",
+    ),
+    PrivateName(
+        "torch._inductor.config:_micro_pipeline_tp",
+        "The switch by which torch's compiler overlaps products of tensor parallel with what travels; it has no other.",
+    ),
+    PrivateName(
+        "torch.distributed._symmetric_memory:enable_symm_mem_for_group",
+        "Such products read from one another's memory, which is made ready for a group of ranks by this name alone.",
     ),
     PrivateName(
         "torch.distributed:ProcessGroup._allgather_base",

@@ -12,6 +12,7 @@ import torch
 from torch.distributed.fsdp import FullStateDictConfig
 from torch.utils.data import DataLoader, DistributedSampler
 
+from accel_core._torch import enable_async_tp
 from accel_core.accelerator import Accelerator
 from accel_core.data.prepare import prepare_data_loader
 from accel_core.data.presharded import already_sharded
@@ -122,6 +123,22 @@ def test_objects_that_a_mesh_does_not_train_are_refused() -> None:
         mine = prepare_data_loader(DataLoader(rows), sharding="local", torch_device_mesh=accelerator.torch_device_mesh)
         assert [int(batch) for batch in accelerator.prepare(mine)] == rows
         reset_all()
+
+
+@world(2)
+def test_overlap_is_switched_on_by_torchs_own_names() -> None:
+    """Without CUDA, `enable_async_tp` is a warning; what it sets there can be set for any group, and then holds."""
+    from torch._inductor import config
+    from torch.distributed._symmetric_memory import is_symm_mem_enabled_for_group
+
+    handler = TorchTensorParallelConfig(tp_plan=PLAN, enable_async_tp=True)
+    with pytest.warns(UserWarning, match="got enable_async_tp=True on cpu"):
+        accelerator = Accelerator(cpu=True, parallelism_config=ParallelismConfig(tp_size=2, tp_handler=handler))
+    group = accelerator.torch_device_mesh["tp"].get_group()
+    assert not config._micro_pipeline_tp
+    enable_async_tp(group)
+    assert config._micro_pipeline_tp
+    assert is_symm_mem_enabled_for_group(group.group_name)
 
 
 @world(4)

@@ -111,7 +111,8 @@ class TorchTensorParallelConfig:
     """How matrix products are split.
 
     Args:
-        enable_async_tp: Whether communication overlaps with the products; answered by a warning, as in Accelerate.
+        enable_async_tp: Whether communication overlaps with the products, in models that are compiled for CUDA; on
+            other devices answered by a warning, as in Accelerate on all.
         tp_plan: Which modules are split, and how: for patterns of dotted names ("layers.*.up"), styles of
             `torch.distributed.tensor.parallel` or the names that transformers has for them. "auto" takes the plan that
             a model has itself, as `tp_plan`, and models that arrive split. Not part of Accelerate.

@@ -15,10 +15,12 @@ from torch.distributed.tensor import DTensor
 from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakIdKeyDictionary
 
+from accel_core._torch import enable_async_tp
 from accel_core.comm.control import Channel
 from accel_core.comm.tree import tree_leaves
 from accel_core.errors import ConfigurationError, PreparationError, StateError
 from accel_core.mesh.tensor import local_part
+from accel_core.process.world import World
 from accel_core.strategies.averaging import Averaging, reading_groups
 from accel_core.strategies.parts import Parts
 from accel_core.strategies.tensor.plan import TensorPlan, plan_of
@@ -52,17 +54,13 @@ class TensorParallel:
         self._plan: Mapping[str, Any] | str = "auto" if handler is None else handler.tp_plan
         self._unproved: MutableMapping[nn.Module, bool] = WeakIdKeyDictionary()
         self._other_batches: MutableMapping[nn.Module, bool] = WeakIdKeyDictionary()
-        if handler is not None and handler.enable_async_tp:
-            warnings.warn(
-                "Tensor parallel does not overlap products with what travels; got enable_async_tp=True. Results are "
-                "the same without it.",
-                stacklevel=2,
-            )
         if parts.precision.name == "fp8":
             raise ConfigurationError(
                 "Layers in fp8 do not take parts of tensors, which tensor parallel makes of weights; got "
                 "mixed_precision='fp8'. Use mixed_precision='bf16', 'fp16' or 'no'."
             )
+        if handler is not None and handler.enable_async_tp:
+            _overlap(self.mesh.get_group(), self._world)
 
     def check(self, model: nn.Module) -> TensorPlan:
         """Return how a bare model will be split: not at all where it arrived so.
@@ -168,6 +166,18 @@ class TensorParallel:
         mesh = parameter.device_mesh
         cut = [axis for axis, placement in enumerate(parameter.placements) if not placement.is_replicate()]
         return all(tuple(dist.get_process_group_ranks(mesh.get_group(axis))) != self._ranks for axis in cut)
+
+
+def _overlap(group: dist.ProcessGroup, world: World) -> None:
+    """Let compiled products overlap with what travels, where torch does so; elsewhere, warn."""
+    if world.device.type == "cuda":
+        enable_async_tp(group)
+        return
+    warnings.warn(
+        "Products overlap with what travels in models that are compiled for CUDA, and nowhere else; got "
+        f"enable_async_tp=True on {world.device.type}. Results are the same without it.",
+        stacklevel=2,
+    )
 
 
 @torch.no_grad()

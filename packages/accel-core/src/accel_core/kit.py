@@ -39,25 +39,64 @@ class AcceleratorKit:
         return self._runtime.optimizers
 
     def prepare_model(self, model: torch.nn.Module, placement: bool | None = None) -> Any:
-        """Prepare and register a model."""
+        """Prepare and register a model.
+
+        Args:
+            model: The model.
+            placement: Move it to the device; `None` leaves that to the run.
+
+        Returns:
+            What the run trains in its place.
+        """
         return self._prepare_one(model, first_pass=True, device_placement=placement)
 
     def prepare_optimizer(self, optimizer: torch.optim.Optimizer, placement: bool | None = None) -> Any:
-        """Wrap and register an optimizer."""
+        """Wrap and register an optimizer.
+
+        Args:
+            optimizer: The optimizer.
+            placement: Move it to the device; `None` leaves that to the run.
+
+        Returns:
+            The wrapper that knows the accumulation window.
+        """
         return self._prepare_one(optimizer, first_pass=True, device_placement=placement)
 
     def prepare_loader(
         self, loader: DataLoader[Any], placement: bool | None = None, slice_fn: Callable[..., Any] | None = None
     ) -> Any:
-        """Give each rank its part of a loader, and register it; `_prepare_one` takes no `slice_fn`."""
+        """Give each rank its part of a loader, and register it; `_prepare_one` takes no `slice_fn`.
+
+        Args:
+            loader: The loader.
+            placement: Move batches to the device; `None` leaves that to the run.
+            slice_fn: Cuts a batch into the ranks' parts where one rank reads for all.
+
+        Returns:
+            The prepared loader.
+        """
         if slice_fn is not None:
             return self._prepare_data_loader(loader, placement, slice_fn)
         return self._prepare_one(loader, first_pass=True, device_placement=placement)
 
     def prepare_scheduler(self, scheduler: object) -> Any:
-        """Wrap and register a schedule."""
+        """Wrap and register a schedule.
+
+        Args:
+            scheduler: The schedule.
+
+        Returns:
+            The wrapper that steps with its optimizers.
+        """
         return self._prepare_one(scheduler)
 
     def prepare_other(self, given: object) -> Any:
-        """Let a subclass prepare what is of no known kind, in both passes."""
+        """Let a subclass prepare what is of no known kind, in both passes.
+
+        Args:
+            given: The object.
+
+        Returns:
+            What the subclass makes of it; the object itself where there is none.
+        """
         return self._prepare_one(self._prepare_one(given, first_pass=True))

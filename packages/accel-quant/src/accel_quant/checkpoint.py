@@ -97,6 +97,9 @@ class WeightLoader:
     def check(self, source: Checkpoint) -> None:
         """Find every weight of the model in a checkpoint; nothing is changed.
 
+        Args:
+            source: The checkpoint.
+
         Raises:
             CheckpointMismatchError: Weights that are missing, have another shape, or are packed in another way.
         """
@@ -135,7 +138,11 @@ class WeightLoader:
         return [f"{place.source} is packed in another way: {part} is missing" for part in parts if part not in source]
 
     def load_from_checkpoint(self, source: Checkpoint) -> None:
-        """Take every weight from a checkpoint that was checked."""
+        """Take every weight from a checkpoint that was checked.
+
+        Args:
+            source: The checkpoint.
+        """
         for place in self._places:
             if not place.source:
                 self._put_plain(place, place.tensor)

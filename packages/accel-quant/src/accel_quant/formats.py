@@ -31,15 +31,31 @@ class EightBits:
     name = "bitsandbytes-8bit"
 
     def matches(self, parameter: torch.Tensor) -> bool:
-        """Return whether a parameter is of this format."""
+        """Return whether a parameter is of this format.
+
+        Args:
+            parameter: A parameter of a model.
+        """
         return is_instance(parameter, "Int8Params")
 
     def nbytes(self, parameter: torch.Tensor) -> int:
-        """Count the bytes of weights and scales, packed or yet to be."""
+        """Count the bytes of weights and scales, packed or yet to be.
+
+        Args:
+            parameter: A parameter of this format.
+
+        Returns:
+            The number of bytes.
+        """
         return parameter.numel() + _FLOAT * parameter.shape[0]
 
     def move(self, parameter: torch.Tensor, device: torch.device) -> nn.Parameter:
-        """Return the same weights on another device."""
+        """Return the same weights on another device.
+
+        Args:
+            parameter: A parameter of this format.
+            device: The device.
+        """
         if parameter.dtype != torch.int8:
             return self._made(parameter.detach().to(device), None)
         scales = _scales(parameter)
@@ -53,7 +69,17 @@ class EightBits:
     def pack(
         self, parameter: torch.Tensor, value: torch.Tensor, device: torch.device, statistics: torch.Tensor | None = None
     ) -> nn.Parameter:
-        """Pack floating point weights, or take packed ones with their scales."""
+        """Pack floating point weights, or take packed ones with their scales.
+
+        Args:
+            parameter: The parameter whose place it takes.
+            value: The weights, in floating point or packed.
+            device: Where they go.
+            statistics: Scales of packed weights.
+
+        Returns:
+            The packed parameter.
+        """
         _check_shape(parameter, value)
         if value.dtype == torch.int8:
             if statistics is None:
@@ -69,11 +95,22 @@ class EightBits:
         return result
 
     def parts(self, parameter: torch.Tensor) -> Sequence[str]:
-        """Name the weights and the scales."""
+        """Name the weights and the scales.
+
+        Args:
+            parameter: A parameter of this format.
+
+        Returns:
+            The suffixes, in the order in which they are stored.
+        """
         return ("", "SCB")
 
     def unpack(self, parameter: torch.Tensor) -> Mapping[str, torch.Tensor]:
-        """Return weights and scales."""
+        """Return weights and scales.
+
+        Args:
+            parameter: A parameter of this format.
+        """
         scales = _scales(parameter)
         if parameter.dtype != torch.int8 or scales is None:
             raise QuantizationError(
@@ -87,7 +124,16 @@ class EightBits:
         stored: Mapping[str, torch.Tensor],
         device: torch.device,
     ) -> nn.Parameter:
-        """Make the parameter out of weights and scales."""
+        """Make the parameter out of weights and scales.
+
+        Args:
+            parameter: The parameter whose place it takes.
+            stored: What `unpack` returned, by suffix.
+            device: Where it goes.
+
+        Returns:
+            The packed parameter.
+        """
         return self._made(stored[""].to(device), stored["SCB"].to(device))
 
     def _made(self, data: torch.Tensor, scales: torch.Tensor | None) -> nn.Parameter:
@@ -105,11 +151,22 @@ class FourBits:
     name = "bitsandbytes-4bit"
 
     def matches(self, parameter: torch.Tensor) -> bool:
-        """Return whether a parameter is of this format."""
+        """Return whether a parameter is of this format.
+
+        Args:
+            parameter: A parameter of a model.
+        """
         return is_instance(parameter, "Params4bit")
 
     def nbytes(self, parameter: torch.Tensor) -> int:
-        """Count the bytes of weights, scales and code books, packed or yet to be."""
+        """Count the bytes of weights, scales and code books, packed or yet to be.
+
+        Args:
+            parameter: A parameter of this format.
+
+        Returns:
+            The number of bytes.
+        """
         state = _state(parameter)
         if state is not None:
             count = parameter.nbytes + state.absmax.nbytes + state.code.nbytes
@@ -124,7 +181,12 @@ class FourBits:
         return int(count + blocks + _FLOAT * (-(-blocks // _NESTED_BLOCK) + _NESTED_CODES + 1))
 
     def move(self, parameter: torch.Tensor, device: torch.device) -> nn.Parameter:
-        """Return the same weights on another device; on meta, an empty parameter with the same settings."""
+        """Return the same weights on another device; on meta, an empty parameter with the same settings.
+
+        Args:
+            parameter: A parameter of this format.
+            device: The device.
+        """
         state = _state(parameter)
         if device.type == "meta":
             made = self._like(parameter, parameter.detach().to(device))
@@ -157,7 +219,14 @@ class FourBits:
         return result
 
     def parts(self, parameter: torch.Tensor) -> Sequence[str]:
-        """Name the weights and the parts of their state."""
+        """Name the weights and the parts of their state.
+
+        Args:
+            parameter: A parameter of this format.
+
+        Returns:
+            The suffixes, in the order in which they are stored.
+        """
         kind = parameter.quant_type  # type: ignore[attr-defined]
         names = ["", "weight.absmax", "weight.quant_map"]
         if parameter.compress_statistics:  # type: ignore[attr-defined]
@@ -165,7 +234,11 @@ class FourBits:
         return (*names, f"weight.quant_state.bitsandbytes__{kind}")
 
     def unpack(self, parameter: torch.Tensor) -> Mapping[str, torch.Tensor]:
-        """Return weights and the parts of their state, as bitsandbytes saves them."""
+        """Return weights and the parts of their state, as bitsandbytes saves them.
+
+        Args:
+            parameter: A parameter of this format.
+        """
         state = _state(parameter)
         if state is None:
             raise QuantizationError(
@@ -183,7 +256,16 @@ class FourBits:
     def rebuild(
         self, parameter: torch.Tensor, stored: Mapping[str, torch.Tensor], device: torch.device
     ) -> nn.Parameter:
-        """Make the parameter out of weights and state."""
+        """Make the parameter out of weights and state.
+
+        Args:
+            parameter: The parameter whose place it takes.
+            stored: What `unpack` returned, by suffix.
+            device: Where it goes.
+
+        Returns:
+            The packed parameter.
+        """
         statistics = {suffix.removeprefix("weight."): part for suffix, part in stored.items() if suffix}
         made: nn.Parameter = bitsandbytes().nn.Params4bit.from_prequantized(
             data=stored[""],

@@ -53,12 +53,25 @@ class Described:
 
 
 def dumps(value: object) -> str:
-    """Write a value as one line of JSON; never raises."""
+    """Write a value as one line of JSON; never raises.
+
+    Args:
+        value: Anything.
+
+    Returns:
+        The line.
+    """
     return json.dumps(encode(value), ensure_ascii=True, separators=(",", ":"))
 
 
 def loads(line: str) -> Any:
     """Read what `dumps` wrote.
+
+    Args:
+        line: A line.
+
+    Returns:
+        The value; a description of it where its class was not one that can be read back.
 
     Raises:
         ValueError: The line is not JSON, or not of this notation.
@@ -67,13 +80,21 @@ def loads(line: str) -> Any:
 
 
 def type_name(value: object) -> str:
-    """Return the dotted name of a value's class."""
+    """Return the dotted name of a value's class.
+
+    Args:
+        value: Anything.
+    """
     kind = type(value)
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def describe(value: object) -> str:
-    """Return the text of a value, whatever its `__repr__` does."""
+    """Return the text of a value, whatever its `__repr__` does.
+
+    Args:
+        value: Anything.
+    """
     try:
         text = repr(value)
     except BaseException as error:

@@ -184,12 +184,21 @@ def as_scalar(value: Any) -> Scalar | None:
 
 
 def join(path: str, segment: str) -> str:
-    """Return the path of a part of the container at `path`."""
+    """Return the path of a part of the container at `path`.
+
+    Args:
+        path: Path of the container.
+        segment: Key of the part.
+    """
     return f"{path}.{segment}" if path else segment
 
 
 def split(path: str) -> list[object]:
-    """Return the keys that a path is made of."""
+    """Return the keys that a path is made of.
+
+    Args:
+        path: A path that `join` made.
+    """
     return [_read_key(segment) for segment in _segments(path)]
 
 

@@ -32,6 +32,9 @@ def walk(value: object, leaf: Leaf[_R], join: Join[_R], path: Path = (), above: 
         join: Makes the result of a container from its path, itself, its kind, and its keys with their results.
         path: Keys that lead to the value.
         above: Identities of the containers around the value.
+
+    Returns:
+        What `join` made of the whole nest.
     """
     parts = None if id(value) in above or len(above) >= DEEPEST else _parts(value)
     if parts is None:

@@ -59,5 +59,9 @@ def _columns(series: Sequence[tuple[float, float]], left: float, right: float, w
 
 
 def printable(text: str) -> str:
-    """Return a text as one line for a terminal: what is not printable is escaped, as it could steer the terminal."""
+    """Return a text as one line for a terminal: what is not printable is escaped, as it could steer the terminal.
+
+    Args:
+        text: The text.
+    """
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)

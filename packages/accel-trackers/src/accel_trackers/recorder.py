@@ -82,7 +82,11 @@ class SpoolRecorder:
             )
 
     def write(self, line: Mapping[str, Any]) -> None:
-        """Queue a line."""
+        """Queue a line.
+
+        Args:
+            line: The line, as values of JSON.
+        """
         if line["kind"] in ENTRIES:
             # Before the line is queued: the thread may have written it, and taken it out, when `put` returns.
             self._unwritten.add(line["seq"])
@@ -117,7 +121,13 @@ class SpoolRecorder:
             )
 
     def take_over(self, run_id: str, step: int, seconds: float) -> list[Mapping[str, Any]]:
-        """Return what killed processes of a run had not sent; their files go when the line `resumed` is written."""
+        """Return what killed processes of a run had not sent; their files go when the line `resumed` is written.
+
+        Args:
+            run_id: The run.
+            step: Where the run continues.
+            seconds: How long it may take.
+        """
         try:
             found = self._called(lambda: self._find_left(run_id, step), seconds)
         except OSError as error:
@@ -156,6 +166,13 @@ class SpoolRecorder:
     def keep_file(self, path: str, seconds: float) -> str:
         """Copy a file or folder into the spool's own folder, under the same name.
 
+        Args:
+            path: The file or folder.
+            seconds: How long it may take.
+
+        Returns:
+            The path of the copy.
+
         Raises:
             OSError: It does not exist or cannot be copied, or not within `seconds`.
         """
@@ -186,13 +203,26 @@ class SpoolRecorder:
         return str(place / source.name)
 
     def drain(self, seconds: float) -> bool:
-        """Wait no longer than `seconds` until every line is written, and return whether that is so."""
+        """Wait no longer than `seconds` until every line is written, and return whether that is so.
+
+        Args:
+            seconds: How long it may take.
+
+        Returns:
+            Whether every line is written.
+        """
         return self._worker.drain(seconds)
 
     def close(self, unsent: Mapping[str, frozenset[int]], *, keep: bool, seconds: float, quiet: bool) -> None:
         """Close the file after what is queued, and remove it unless it is kept or holds what a tracker did not take.
 
         A disk that does not take the rest within `seconds` is left to the thread, which ends with the process.
+
+        Args:
+            unsent: Numbers of the entries that each tracker lacks.
+            keep: Keep the file in any case.
+            seconds: How long it may take.
+            quiet: Write no warning.
         """
         self._worker.finish(lambda: self._close(keep or bool(unsent)))
         if self._worker.drain(seconds):

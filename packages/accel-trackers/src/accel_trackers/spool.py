@@ -95,6 +95,9 @@ class SpoolWriter:
     def write(self, line: Mapping[str, Any]) -> None:
         """Append one line and hand it to the operating system, or leave the file as it is.
 
+        Args:
+            line: The line, as values of JSON.
+
         Raises:
             OSError: The disk is full or gone.
         """
@@ -123,6 +126,9 @@ class SpoolWriter:
     def close(self, keep: bool) -> None:
         """Close the file, and remove it with the files that belong to it unless it is kept.
 
+        Args:
+            keep: Keep the file.
+
         Raises:
             OSError: The disk is full or gone.
         """
@@ -137,7 +143,11 @@ class SpoolWriter:
 
 
 def files_of(path: Path) -> Path:
-    """Return the folder that holds a spool file's copies of logged files."""
+    """Return the folder that holds a spool file's copies of logged files.
+
+    Args:
+        path: The spool file.
+    """
     return path.with_name(path.name.removesuffix(SUFFIX) + ".files")
 
 
@@ -188,7 +198,11 @@ class SpoolFile:
         return True
 
     def unsent(self, tracker: str) -> list[Line]:
-        """Return the entries for a tracker that it does not have, in order."""
+        """Return the entries for a tracker that it does not have, in order.
+
+        Args:
+            tracker: Name of the tracker.
+        """
         have = self.sent.get(tracker, set())
         return [
             entry
@@ -219,6 +233,12 @@ def read(path: Path) -> SpoolFile:
     """Read a spool file.
 
     A last line that was cut off by the end of the process is left out.
+
+    Args:
+        path: The file.
+
+    Returns:
+        Its header and its entries.
 
     Raises:
         TrackerError: The file cannot be read, is not a spool file, of a later version, or damaged in its middle.

@@ -38,6 +38,9 @@ def left_behind(own: Path, run_id: str, step: int, trackers: list[str]) -> list[
         run_id: The run.
         step: Where the run goes on; what was logged later is logged again.
         trackers: Names of the trackers that the run has now.
+
+    Returns:
+        What each killed process left.
     """
     found = []
     for path in spool.find(own.parent):

@@ -107,6 +107,14 @@ def rows(
 ) -> tuple[list[str], list[list[Any]]]:
     """Read a table given as columns and rows, or as a data frame.
 
+    Args:
+        columns: Names of the columns.
+        data: The rows.
+        dataframe: A data frame, in place of both.
+
+    Returns:
+        Names of the columns, and the rows.
+
     Raises:
         ValueError: Neither is given.
     """

@@ -41,23 +41,43 @@ class SafetensorsShard:
         self.file = MappedFile(path)
 
     def names(self) -> list[str]:
-        """List the tensors."""
+        """List the tensors.
+
+        Returns:
+            Their names.
+        """
         return list(self.file.entries)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return a tensor's shape, without reading it."""
+        """Return a tensor's shape, without reading it.
+
+        Args:
+            name: Name of the tensor.
+        """
         return self.file.entries[name].shape
 
     def floating(self, name: str) -> bool:
-        """Return whether a tensor holds floating point numbers, without reading it."""
+        """Return whether a tensor holds floating point numbers, without reading it.
+
+        Args:
+            name: Name of the tensor.
+        """
         return _is_floating(self.file.entries[name].dtype)
 
     def tensor(self, name: str) -> torch.Tensor:
-        """Return a tensor."""
+        """Return a tensor.
+
+        Args:
+            name: Name of the tensor.
+        """
         return self.file.tensor(name)
 
     def done_with(self, name: str) -> None:
-        """Release the memory of a tensor whose view nobody took."""
+        """Release the memory of a tensor whose view nobody took.
+
+        Args:
+            name: Name of the tensor.
+        """
         self.file.done_with(name)
 
     def close(self) -> None:
@@ -81,26 +101,46 @@ class PickledShard:
         return self._tensors
 
     def names(self) -> list[str]:
-        """List the tensors."""
+        """List the tensors.
+
+        Returns:
+            Their names.
+        """
         return list(self._read())
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return a tensor's shape."""
+        """Return a tensor's shape.
+
+        Args:
+            name: Name of the tensor.
+        """
         return tuple(self.tensor(name).shape)
 
     def floating(self, name: str) -> bool:
-        """Return whether a tensor holds floating point numbers."""
+        """Return whether a tensor holds floating point numbers.
+
+        Args:
+            name: Name of the tensor.
+        """
         return _is_floating(self.tensor(name).dtype)
 
     def tensor(self, name: str) -> torch.Tensor:
-        """Return a tensor."""
+        """Return a tensor.
+
+        Args:
+            name: Name of the tensor.
+        """
         tensors = self._read()
         if name not in tensors:
             raise _not_held(name, self.path)
         return tensors[name]
 
     def done_with(self, name: str) -> None:
-        """Let a tensor go."""
+        """Let a tensor go.
+
+        Args:
+            name: Name of the tensor.
+        """
         if self._tensors is not None:
             self._tensors.pop(name, None)
 
@@ -115,19 +155,39 @@ class Shard(Protocol):
     path: str
 
     def names(self) -> list[str]:
-        """List the tensors."""
+        """List the tensors.
+
+        Returns:
+            Their names.
+        """
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return a tensor's shape."""
+        """Return a tensor's shape.
+
+        Args:
+            name: Name of the tensor.
+        """
 
     def floating(self, name: str) -> bool:
-        """Return whether a tensor holds floating point numbers."""
+        """Return whether a tensor holds floating point numbers.
+
+        Args:
+            name: Name of the tensor.
+        """
 
     def tensor(self, name: str) -> torch.Tensor:
-        """Return a tensor."""
+        """Return a tensor.
+
+        Args:
+            name: Name of the tensor.
+        """
 
     def done_with(self, name: str) -> None:
-        """Let a tensor go that was copied, and is not asked for again."""
+        """Let a tensor go that was copied, and is not asked for again.
+
+        Args:
+            name: Name of the tensor.
+        """
 
     def close(self) -> None:
         """Let go what is held."""
@@ -302,11 +362,19 @@ class Checkpoint:
         return self._canonical.get(canonical_name(name))
 
     def shard_of(self, name: str) -> Shard:
-        """Return the file that holds a tensor."""
+        """Return the file that holds a tensor.
+
+        Args:
+            name: Name of the tensor.
+        """
         return self._shard_of[name]
 
     def names_by_shard(self) -> Iterator[tuple[Shard, list[str]]]:
-        """Walk the files with the tensors to take from each."""
+        """Walk the files with the tensors to take from each.
+
+        Returns:
+            Each file, with the names of the tensors to take from it.
+        """
         names: dict[int, list[str]] = {}
         for name, shard in self._shard_of.items():
             names.setdefault(id(shard), []).append(name)

@@ -60,7 +60,11 @@ class MapTransport:
     """Weights in files, computed with on the CPU: the map's pages are read ahead and given back, nothing is copied."""
 
     def start(self, block: Block[Weights]) -> None:
-        """Have the kernel read the block's pages ahead."""
+        """Have the kernel read the block's pages ahead.
+
+        Args:
+            block: The block.
+        """
         for file, name in _spec_of(block).places:
             file.will_need(name)
 
@@ -120,7 +124,14 @@ class StreamTransport:
         self._lock = threading.Lock()
 
     def start(self, block: Block[Weights]) -> Future[tuple[Weights, Any]]:
-        """Have the thread stage and copy the block's weights."""
+        """Have the thread stage and copy the block's weights.
+
+        Args:
+            block: The block.
+
+        Returns:
+            The copy that is under way.
+        """
         with self._lock:
             if self._worker is None:
                 # One thread alone: staging buffers have no lock, and blocks arrive in the order they were sent for.
@@ -147,7 +158,15 @@ class StreamTransport:
         return weights, event
 
     def finish(self, block: Block[Weights], ticket: Future[tuple[Weights, Any]]) -> Weights:
-        """Make the computing stream wait for the copy, and tell the allocator that it uses the memory."""
+        """Make the computing stream wait for the copy, and tell the allocator that it uses the memory.
+
+        Args:
+            block: The block.
+            ticket: What `start` returned.
+
+        Returns:
+            The weights on the device.
+        """
         weights, event = ticket.result()
         stream = torch.accelerator.current_stream(self.device)
         stream.wait_event(event)
@@ -157,12 +176,22 @@ class StreamTransport:
         return weights
 
     def cancel(self, block: Block[Weights], ticket: Future[tuple[Weights, Any]]) -> None:
-        """Wait for a copy that is under way and let its memory go."""
+        """Wait for a copy that is under way and let its memory go.
+
+        Args:
+            block: The block.
+            ticket: What `start` returned.
+        """
         if not ticket.cancel():
             wait([ticket])  # and leave its failure: what nobody wants any more needs no reason
 
     def discard(self, block: Block[Weights], content: Weights) -> None:
-        """Let the tensors go; the allocator waits for the computing stream."""
+        """Let the tensors go; the allocator waits for the computing stream.
+
+        Args:
+            block: The block.
+            content: Its weights on the device.
+        """
 
     def __getstate__(self) -> Mapping[str, Any]:
         """Leave thread and stream out of copies and pickles."""

@@ -51,7 +51,12 @@ class ModelHolder(Protocol):
         """How models and optimizers are written, and the first that is asked when they are read."""
 
     def state_dict(self, model: nn.Module, *, unwrap: bool = True) -> dict[str, Any]:
-        """Return the full state of a model; every rank calls it."""
+        """Return the full state of a model; every rank calls it.
+
+        Args:
+            model: A prepared model.
+            unwrap: Under the names of the bare model; else under those of what wraps it.
+        """
 
 
 class Run(Protocol):
@@ -128,6 +133,9 @@ class Source:
     def check_listed(self, name: str) -> None:
         """Make sure that a file belongs to this save; a folder without a manifest has nothing to say about it.
 
+        Args:
+            name: Name of the file, relative to the folder.
+
         Raises:
             CheckpointMismatchError: The file is there, and the manifest does not list it.
             FileNotFoundError: It is neither listed nor there.
@@ -153,10 +161,21 @@ class Part(Protocol):
         """Write into `folder`, flush to disk, and return an entry for every file that was written.
 
         It must not talk to other ranks: one of them may have failed before it came here.
+
+        Args:
+            folder: Where the checkpoint is staged.
+            rank: This rank.
+
+        Returns:
+            Name, size and checksum of each file.
         """
 
     def snapshot(self, buffers: Buffers) -> Part:
-        """Return a copy that later changes of the run do not reach; tensors go into the reused `buffers`."""
+        """Return a copy that later changes of the run do not reach; tensors go into the reused `buffers`.
+
+        Args:
+            buffers: Memory that is allocated once and used by every save.
+        """
 
 
 @runtime_checkable
@@ -181,6 +200,9 @@ class SharedPart(Part, Protocol):
             folder: Where the checkpoint is staged.
             rank: This rank.
             notes: `note` of each rank.
+
+        Returns:
+            Name, size and checksum of each file that was written now.
         """
 
 
@@ -191,6 +213,9 @@ class CheckpointFormat(Protocol):
         """Return what save hooks get: whole state dicts of the models, which they may change.
 
         A list that is empty for a format that writes models by itself.
+
+        Args:
+            run: The run.
         """
 
     def parts(
@@ -215,7 +240,11 @@ class CheckpointFormat(Protocol):
         """
 
     def recognises(self, source: Source) -> bool:
-        """Return whether a checkpoint holds models as this format writes them, judged by names alone."""
+        """Return whether a checkpoint holds models as this format writes them, judged by names alone.
+
+        Args:
+            source: The checkpoint.
+        """
 
     def files_of(self, source: Source, rank: int, size: int) -> Iterable[str]:
         """Return those of `source.files()` that a rank reads; what is no file of this format is read by all.
@@ -233,7 +262,18 @@ class CheckpointFormat(Protocol):
             run: The run.
             models: The models that the load hooks left to be loaded.
             source: The checkpoint.
+
+        Returns:
+            How each model is restored, in the order of the models.
         """
 
     def optimizer_restorations(self, run: Run, source: Source) -> list[Restoration]:
-        """Compare with the optimizers, changing nothing, and return how each is restored."""
+        """Compare with the optimizers, changing nothing, and return how each is restored.
+
+        Args:
+            run: The run.
+            source: The checkpoint.
+
+        Returns:
+            How each optimizer is restored, in the order of the optimizers.
+        """

@@ -53,12 +53,20 @@ class SeedableRandomSampler(RandomSampler):
         self.set_epoch(self.epoch + 1)
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch whose order comes next."""
+        """Choose the epoch whose order comes next.
+
+        Args:
+            epoch: Number of the epoch, from 0.
+        """
         self.epoch = epoch
 
 
 def check_split(batch_size: int | None, ranks: int) -> None:
     """Refuse to cut batches in unequal parts.
+
+    Args:
+        batch_size: Size of the batches; `None` where it is not fixed.
+        ranks: Into how many parts they are cut.
 
     Raises:
         ConfigurationError: `batch_size` is not a multiple of `ranks`.
@@ -205,7 +213,11 @@ class BatchSamplerShard(BatchSampler):
             return None
 
     def set_epoch(self, epoch: int) -> None:
-        """Tell the batch sampler, or its sampler, which epoch comes."""
+        """Tell the batch sampler, or its sampler, which epoch comes.
+
+        Args:
+            epoch: Number of the epoch, from 0.
+        """
         targets: tuple[Any, ...] = (self.batch_sampler, getattr(self.batch_sampler, "sampler", None))
         for target in targets:
             if hasattr(target, "set_epoch"):
@@ -232,11 +244,23 @@ class CountedBatch:
         self.counts = counts
 
     def to(self, device: torch.device | str | int, non_blocking: bool = False) -> CountedBatch:
-        """Return this batch on a device."""
+        """Return this batch on a device.
+
+        Args:
+            device: The device.
+            non_blocking: Copy without waiting.
+        """
         return CountedBatch(send_to_device(self.batch, device, non_blocking=non_blocking), self.counts)
 
     def pin_memory(self, device: object = None) -> CountedBatch:
-        """Pin the batch: torch calls this on batches of classes that it does not know."""
+        """Pin the batch: torch calls this on batches of classes that it does not know.
+
+        Args:
+            device: As in torch's own `pin_memory`.
+
+        Returns:
+            The same batch, with pinned tensors.
+        """
         self.batch = pin_memory(self.batch, device)  # type: ignore[no-untyped-call]
         return self
 
@@ -345,7 +369,11 @@ class IterableDatasetShard(IterableDataset[Any]):
         )
 
     def set_epoch(self, epoch: int) -> None:
-        """Tell the stream which epoch comes."""
+        """Tell the stream which epoch comes.
+
+        Args:
+            epoch: Number of the epoch, from 0.
+        """
         self.epoch = epoch
         if hasattr(self.dataset, "set_epoch"):
             self.dataset.set_epoch(epoch)

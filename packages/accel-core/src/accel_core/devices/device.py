@@ -69,6 +69,9 @@ class Device:
 
         Args:
             local_rank: The rank within this machine; ranks go round the visible devices.
+
+        Returns:
+            The device that this process computes on.
         """
         device = torch.device(self.name, local_rank % max(self.count(), 1))
         self.module.set_device(device)
@@ -105,5 +108,9 @@ class Device:
         return state
 
     def set_rng_state(self, state: torch.Tensor) -> None:
-        """Put back a state that `rng_state` returned."""
+        """Put back a state that `rng_state` returned.
+
+        Args:
+            state: The state.
+        """
         self.module.set_rng_state(state)

@@ -51,6 +51,9 @@ def _built_in(row: Hardware) -> Device:
 def named(device_type: str) -> Device:
     """Return the kind of hardware that torch calls `device_type`.
 
+    Args:
+        device_type: torch's name, such as `cuda`.
+
     Raises:
         DeviceUnavailableError: No row has that name.
     """
@@ -69,6 +72,9 @@ def choose(cpu: bool = False, wanted: str | None = None) -> Device:
     Args:
         cpu: Take the CPU whatever else is here.
         wanted: A device as text, such as `cuda:1`; it wins over both.
+
+    Returns:
+        The device that was asked for, or the first one that is available.
 
     Raises:
         DeviceUnavailableError: `wanted` names a device that is not here.

@@ -48,6 +48,9 @@ class Layout:
             sizes: Size of each axis; axes that are left out have one rank. Without sizes, every rank holds a copy of
                 the whole model.
 
+        Returns:
+            The layout, as this process sees it.
+
         Raises:
             ConfigurationError: The sizes do not multiply to the number of processes, or an axis is unknown.
         """
@@ -66,11 +69,20 @@ class Layout:
         return math.prod(size for _, size in self.sizes)
 
     def size(self, *axes: str) -> int:
-        """Return how many ranks lie along some axes together; 1 for axes that the mesh does not have."""
+        """Return how many ranks lie along some axes together; 1 for axes that the mesh does not have.
+
+        Args:
+            *axes: Names of axes.
+        """
         return math.prod(size for axis, size in self.sizes if axis in axes)
 
     def place(self, axes: tuple[str, ...], rank: int | None = None) -> int:
-        """Return the number of a rank among those that differ from it along `axes` alone."""
+        """Return the number of a rank among those that differ from it along `axes` alone.
+
+        Args:
+            axes: Names of axes.
+            rank: The rank; this process where `None`.
+        """
         left, found, step = self.rank if rank is None else rank, 0, 1
         for axis, size in reversed(self.sizes):
             left, coordinate = divmod(left, size)
@@ -79,7 +91,11 @@ class Layout:
         return found
 
     def group(self, *axes: str) -> tuple[int, ...]:
-        """Return the ranks that differ from this one along `axes` alone, in their order."""
+        """Return the ranks that differ from this one along `axes` alone, in their order.
+
+        Args:
+            *axes: Names of axes.
+        """
         others = tuple(axis for axis, _ in self.sizes if axis not in axes)
         own = self.place(others)
         return tuple(rank for rank in range(self.world_size) if self.place(others, rank) == own)

@@ -24,13 +24,29 @@ class PackedParameter(Protocol):
     """Name of the format, unique among the registered ones."""
 
     def matches(self, parameter: torch.Tensor) -> bool:
-        """Return whether a parameter, full or empty, is of this format."""
+        """Return whether a parameter, full or empty, is of this format.
+
+        Args:
+            parameter: A parameter of a model.
+        """
 
     def nbytes(self, parameter: torch.Tensor) -> int:
-        """Count the bytes that the packed weights and their statistics occupy."""
+        """Count the bytes that the packed weights and their statistics occupy.
+
+        Args:
+            parameter: A parameter of this format.
+
+        Returns:
+            The number of bytes.
+        """
 
     def move(self, parameter: torch.Tensor, device: torch.device) -> nn.Parameter:
-        """Return the same packed weights on another device; on meta, an empty parameter that keeps its class."""
+        """Return the same packed weights on another device; on meta, an empty parameter that keeps its class.
+
+        Args:
+            parameter: A parameter of this format.
+            device: The device.
+        """
 
     def pack(
         self, parameter: torch.Tensor, value: torch.Tensor, device: torch.device, statistics: torch.Tensor | None = None
@@ -48,12 +64,22 @@ class PackedParameter(Protocol):
         """
 
     def parts(self, parameter: torch.Tensor) -> Sequence[str]:
-        """Name what `unpack` gives for a parameter, which may be empty: `""`, then the suffixes of its statistics."""
+        """Name what `unpack` gives for a parameter, which may be empty: `""`, then the suffixes of its statistics.
+
+        Args:
+            parameter: A parameter of this format.
+
+        Returns:
+            The suffixes, in the order in which they are stored.
+        """
 
     def unpack(self, parameter: torch.Tensor) -> Mapping[str, torch.Tensor]:
         """Return what must be stored to rebuild the parameter: plain tensors by suffix, `""` for the weights.
 
         A part with suffix `SCB` of `layer.weight` is stored as `layer.SCB`.
+
+        Args:
+            parameter: A parameter of this format.
         """
 
     def rebuild(

@@ -110,13 +110,21 @@ def _restore_forward(model: torch.nn.Module | None) -> None:
 
 
 def canonical_name(name: str) -> str:
-    """Return a parameter's name without the prefixes of wrappers (compilation, activation checkpointing, FSDP)."""
+    """Return a parameter's name without the prefixes of wrappers (compilation, activation checkpointing, FSDP).
+
+    Args:
+        name: A name of a prepared model's `named_parameters()`.
+    """
     for prefix in _PREFIXES:
         name = name.replace(prefix, "")
     return name
 
 
 def canonical_state_dict(model: torch.nn.Module) -> dict[str, Any]:
-    """Return the model's state dict under the names that the bare model has, whatever wraps it."""
+    """Return the model's state dict under the names that the bare model has, whatever wraps it.
+
+    Args:
+        model: The model, prepared or not.
+    """
     inner = extract_model_from_parallel(model, keep_torch_compile=False)
     return {canonical_name(name): value for name, value in inner.state_dict().items()}

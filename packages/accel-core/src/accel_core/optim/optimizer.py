@@ -23,10 +23,21 @@ class Stepper(Protocol):
         """Whether the last step was skipped because of infinite or NaN gradients."""
 
     def step(self, closure: Callable[[], Any] | None) -> object:
-        """Update the parameters."""
+        """Update the parameters.
+
+        Args:
+            closure: Computes the loss again, for optimizers that need it several times; else `None`.
+
+        Returns:
+            What the optimizer's own step returns.
+        """
 
     def zero_grad(self, set_to_none: bool | None) -> None:
-        """Clear the gradients; `None` leaves the way to the engine."""
+        """Clear the gradients; `None` leaves the way to the engine.
+
+        Args:
+            set_to_none: Drop the gradients, or fill them with zeros.
+        """
 
 
 def move_to_device(state: object, device: torch.device | str) -> Any:
@@ -55,6 +66,9 @@ def patch_optimizer_step(accelerated_optimizer: AcceleratedOptimizer, method: Ca
     Args:
         accelerated_optimizer: The wrapper to tell.
         method: The optimizer's own `step`.
+
+    Returns:
+        The wrapped method.
     """
 
     def step(*args: object, **kwargs: object) -> object:

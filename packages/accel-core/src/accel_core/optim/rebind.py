@@ -31,7 +31,11 @@ class ParameterNames:
         self._seen: MutableMapping[torch.Tensor, _Seen] = WeakIdKeyDictionary()
 
     def remember(self, model: torch.nn.Module) -> None:
-        """Note the names of a bare model's parameters; a name that was noted first stays."""
+        """Note the names of a bare model's parameters; a name that was noted first stays.
+
+        Args:
+            model: A model that is about to be prepared.
+        """
         owner = weakref.ref(model)
         for name, parameter in model.named_parameters():
             if parameter not in self._seen:
@@ -40,13 +44,20 @@ class ParameterNames:
     def check(self, optimizer: torch.optim.Optimizer) -> None:
         """Refuse an optimizer whose parameters no longer exist, changing nothing.
 
+        Args:
+            optimizer: An optimizer that is about to be prepared.
+
         Raises:
             PreparationError: A parameter was replaced, and its model has none of that name and shape now.
         """
         self._changes(optimizer)
 
     def strange(self, optimizer: torch.optim.Optimizer) -> list[str]:
-        """Return where an optimizer holds parameters that no remembered model has."""
+        """Return where an optimizer holds parameters that no remembered model has.
+
+        Args:
+            optimizer: An optimizer.
+        """
         return [
             f"group {index}: a parameter of shape {tuple(parameter.shape)}"
             for index, group in enumerate(optimizer.param_groups)
@@ -56,6 +67,9 @@ class ParameterNames:
 
     def trained(self, parameters: Iterable[torch.Tensor] | torch.Tensor) -> list[torch.Tensor]:
         """Return parameters, and in place of those that preparing replaced the ones that have their gradients.
+
+        Args:
+            parameters: Parameters as they were before or after preparing.
 
         Raises:
             PreparationError: As for `successors`.
@@ -67,6 +81,9 @@ class ParameterNames:
 
     def successors(self, parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
         """Return parameters, each that was replaced by the one that its model has now.
+
+        Args:
+            parameters: Parameters as they were before or after preparing.
 
         Raises:
             PreparationError: The model has none of that name and shape.
@@ -108,6 +125,9 @@ class ParameterNames:
 
     def rebind(self, optimizer: torch.optim.Optimizer) -> None:
         """Point an optimizer to the parameters that its models have now, its state with them.
+
+        Args:
+            optimizer: The optimizer, which is changed in place.
 
         Raises:
             PreparationError: As for `check`.

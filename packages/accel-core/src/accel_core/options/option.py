@@ -127,6 +127,9 @@ class Option:
             text: What was written.
             source: Where it was written, for the message.
 
+        Returns:
+            The value.
+
         Raises:
             ConfigurationError: The text cannot be read, or its value is not among the choices.
         """
@@ -158,6 +161,9 @@ class Option:
         """Return the text that the environment of a child process carries for `value`.
 
         Reading the text with `parse` gives an equal value.
+
+        Args:
+            value: A value of the option.
         """
         if isinstance(value, (list, tuple)):
             return ",".join(map(str, value))
@@ -207,7 +213,11 @@ def option(
 
 
 def options_of(table: type) -> tuple[Option, ...]:
-    """Return the options of a table in the order of their definition."""
+    """Return the options of a table in the order of their definition.
+
+    Args:
+        table: A table of options.
+    """
     prefix = getattr(table, "option_prefix", "")
     return tuple(
         dataclasses.replace(row, name=prefix + field.name, field=row.field or field.name)
@@ -219,6 +229,10 @@ def options_of(table: type) -> tuple[Option, ...]:
 def option_named(table: type, field: str) -> Option:
     """Return the option of `table` that fills the plugin's field `field`.
 
+    Args:
+        table: A table of options.
+        field: Name of the plugin's field.
+
     Raises:
         KeyError: The table has no such option.
     """
@@ -229,17 +243,35 @@ def option_named(table: type, field: str) -> Option:
 
 
 def boolean(text: str) -> bool:
-    """Read yes, true, on, 1 or no, false, off, 0, in any case."""
+    """Read yes, true, on, 1 or no, false, off, 0, in any case.
+
+    Args:
+        text: What was written.
+
+    Returns:
+        Whether it means yes.
+    """
     return bool(environ.str_to_bool(text))
 
 
 def upper(text: str) -> str:
-    """Read a word in upper case."""
+    """Read a word in upper case.
+
+    Args:
+        text: What was written.
+
+    Returns:
+        The word.
+    """
     return text.strip().upper()
 
 
 def member_of(words: list[str]) -> Callable[[str], str]:
-    """Return a parser for one of `words`, in any case or by its place counted from 1."""
+    """Return a parser for one of `words`, in any case or by its place counted from 1.
+
+    Args:
+        words: The words, in their order.
+    """
 
     def parse(text: str) -> str:
         word = upper(text)
@@ -251,7 +283,11 @@ def member_of(words: list[str]) -> Callable[[str], str]:
 
 
 def number_or_auto(number: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Return a parser for "auto" or what `number` reads."""
+    """Return a parser for "auto" or what `number` reads.
+
+    Args:
+        number: Reads a number.
+    """
 
     def parse(text: str) -> object:
         return "auto" if text.strip().lower() == "auto" else number(text)
@@ -260,21 +296,49 @@ def number_or_auto(number: Callable[[str], Any]) -> Callable[[str], Any]:
 
 
 def names(text: str) -> tuple[str, ...]:
-    """Read comma-separated words; empty ones are left out."""
+    """Read comma-separated words; empty ones are left out.
+
+    Args:
+        text: What was written.
+
+    Returns:
+        The words.
+    """
     return tuple(word.strip() for word in text.split(",") if word.strip())
 
 
 def boolean_as_text(text: str) -> str:
-    """Check that a text says yes or no, and keep it as it is."""
+    """Check that a text says yes or no, and keep it as it is.
+
+    Args:
+        text: What was written.
+
+    Returns:
+        The text.
+    """
     boolean(text)
     return text.strip()
 
 
 def one_or_zero(text: str) -> int:
-    """Read a truth value as 1 or 0."""
+    """Read a truth value as 1 or 0.
+
+    Args:
+        text: What was written.
+
+    Returns:
+        1 or 0.
+    """
     return int(boolean(text))
 
 
 def word(text: str) -> str:
-    """Read a word without the space around it."""
+    """Read a word without the space around it.
+
+    Args:
+        text: What was written.
+
+    Returns:
+        The word.
+    """
     return text.strip()

@@ -75,6 +75,9 @@ _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
 def locate() -> ProcessEnv:
     """Read this process's place from the environment.
 
+    Returns:
+        Rank, size and meeting point of this process.
+
     Raises:
         ConfigurationError: The variables contradict each other.
     """
@@ -177,12 +180,19 @@ def expand_hosts(text: str) -> list[str]:
 
 
 def slurm_port(job: int) -> int:
-    """Return the port at which the ranks of a SLURM job meet, which all of them derive alike."""
+    """Return the port at which the ranks of a SLURM job meet, which all of them derive alike.
+
+    Args:
+        job: Number of the job.
+    """
     return _FIRST_PORT + job % _PORTS
 
 
 def publish(place: ProcessEnv) -> None:
     """Write the variables that torch's `env://` rendezvous reads, where a launcher other than torchrun left them out.
+
+    Args:
+        place: What `locate` returned.
 
     Raises:
         StateError: Several machines take part and nothing says where they meet.

@@ -40,14 +40,26 @@ class Launcher(ABC):
 
     @abstractmethod
     def claims(self, settings: Settings) -> bool:
-        """Return whether this launcher is the one for these settings."""
+        """Return whether this launcher is the one for these settings.
+
+        Args:
+            settings: All settings of the run.
+        """
 
     @abstractmethod
     def command(self, settings: Settings) -> list[str]:
-        """Return the command line that starts this machine's part of the run."""
+        """Return the command line that starts this machine's part of the run.
+
+        Args:
+            settings: All settings of the run.
+        """
 
     def environ(self, settings: Settings) -> Mapping[str, str]:
-        """Return the variables that the processes get beyond what they inherit."""
+        """Return the variables that the processes get beyond what they inherit.
+
+        Args:
+            settings: All settings of the run.
+        """
         return child_environment(settings)
 
     def run(self, settings: Settings) -> int:

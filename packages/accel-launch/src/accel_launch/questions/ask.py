@@ -15,10 +15,18 @@ class Asker(Protocol):
     """Somebody who can be asked."""
 
     def ask(self, question: Question) -> str:
-        """Return the answer as text, or `BACK`."""
+        """Return the answer as text, or `BACK`.
+
+        Args:
+            question: The question.
+        """
 
     def told(self, message: str) -> None:
-        """Say why an answer was not accepted."""
+        """Say why an answer was not accepted.
+
+        Args:
+            message: The reason.
+        """
 
     @property
     def person(self) -> bool:

@@ -158,11 +158,20 @@ class TrackerConformance:
     timeout: ClassVar[float] = 120.0
 
     def arguments(self, folder: pathlib.Path) -> dict[str, Any]:
-        """Return the keyword arguments of the tracker's constructor, with everything below `folder`."""
+        """Return the keyword arguments of the tracker's constructor, with everything below `folder`.
+
+        Args:
+            folder: The folder of the session.
+        """
         return {}
 
     def images(self, name: str, pixels: object) -> dict[str, Any]:
-        """Return what to pass to `log_images` for one picture of shape (H, W, C)."""
+        """Return what to pass to `log_images` for one picture of shape (H, W, C).
+
+        Args:
+            name: Name of the picture.
+            pixels: An array of bytes of shape (H, W, C).
+        """
         return {name: [pixels]}
 
     def image_arguments(self) -> dict[str, Any]:
@@ -175,6 +184,9 @@ class TrackerConformance:
         Args:
             folder: The session's folder, also its working directory.
             state: The tracker's `state_dict`.
+
+        Returns:
+            What was found; what the library cannot store stays `None`.
         """
         raise TypeError(f"{type(self).__name__} has no way to read what was stored; got none. Define `read`.")
 

@@ -99,7 +99,10 @@ _PARTS = re.compile(
 _ENGINES = (
     ("FSDP", re.compile(r"pytorch_model_fsdp(_\d+)?(_rank\d+)?\.bin")),
     ("FSDP, sharded", re.compile(r"(pytorch_model_fsdp|optimizer)_\d+/(\.metadata|[^/]+\.distcp)")),
-    ("Megatron", re.compile(r"pytorch_model_megatron/(common\.pt|metadata\.json|\.metadata|[^/]+\.distcp)")),
+    (
+        "Megatron",
+        re.compile(r"pytorch_model_megatron/(common\.pt|random_\d+\.pt|metadata\.json|\.metadata|[^/]+\.distcp)"),
+    ),
     ("DeepSpeed", re.compile(r"(pytorch_model(_\d+)?/[^/]+_states\.pt|latest|zero_to_fp32\.py)")),
 )
 """How engines lie in folders of Accelerate, beside what `_PARTS` names: engine, and the names that only it writes."""

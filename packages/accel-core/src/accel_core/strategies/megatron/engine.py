@@ -202,6 +202,7 @@ class MegatronEngine(nn.Module):
         return {
             "iteration": self.iteration,
             "consumed_train_samples": self.consumed_samples,
+            "sizes": dict(self._run.layout.sizes),
             "datasets": [iterator.state_dict() for iterator in self.datasets],
         }
 

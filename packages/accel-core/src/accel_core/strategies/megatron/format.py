@@ -17,7 +17,7 @@ from torch import nn
 
 from accel_core.checkpoint import pickles
 from accel_core.checkpoint.format import Exchange, Part, Run, Source
-from accel_core.checkpoint.parts import BytesPart
+from accel_core.checkpoint.parts import BytesPart, FilePart
 from accel_core.checkpoint.plain import PlainFormat
 from accel_core.checkpoint.report import Finding, Restoration, finding_of, listed
 from accel_core.checkpoint.sharded import models as stored_models
@@ -65,11 +65,17 @@ class EngineFormat(PlainFormat):
             shards, common = _planned(engine)
             found += writer.plan({_FOLDER: shards}, run.world.rank, exchange, _planner)
             found += [BytesPart(f"{_FOLDER}/{name}", content) for name, content in common.items()]
+            found.append(FilePart(_random_name(run.world.rank), "object", _generators().get_states()))
         return found
 
     def recognises(self, source: Source) -> bool:
         """Return true: of anything else, `model_restorations` says that it cannot be loaded into an engine."""
         return True
+
+    def files_of(self, source: Source, rank: int, size: int) -> Iterable[str]:
+        """Return all files but the random states of other ranks."""
+        own = _random_name(rank)
+        return [name for name in source.files() if name == own or not name.startswith(f"{_FOLDER}/random_")]
 
     def model_restorations(self, run: Run, models: Sequence[Any], source: Source) -> list[Restoration]:
         """Compare with the engine, changing nothing, and return how it is restored."""
@@ -78,6 +84,15 @@ class EngineFormat(PlainFormat):
     def optimizer_restorations(self, run: Run, source: Source) -> list[Restoration]:
         """Return nothing to do: an engine restores its optimizer with its model."""
         return [Restoration(f"optimizer {index}") for index, _ in enumerate(run.optimizers)]
+
+
+def _random_name(rank: int) -> str:
+    return f"{_FOLDER}/random_{rank}.pt"
+
+
+def _generators() -> Any:
+    """Return megatron-core's own generators, by which ranks draw dropout."""
+    return library.core("tensor_parallel.random").get_cuda_rng_tracker()
 
 
 def _engines(models: Iterable[Any]) -> list[MegatronEngine]:
@@ -150,6 +165,7 @@ def _restoration(engine: MegatronEngine, source: Source, rank: int) -> Restorati
         common = pickles.read_object(source.folder, f"{_FOLDER}/{_COMMON}")
         for name in shards.metadata.objects:  # megatron-core reads them by pickle: here it is seen that nothing runs
             shards.read_object(name)
+        states = _random_states(engine, source, common, rank)
         findings = [*_differences(engine, shards, component, rank)]
     except (CheckpointError, OSError) as error:
         return Restoration(component, findings=[finding_of(error, component, rank)])
@@ -165,10 +181,20 @@ def _restoration(engine: MegatronEngine, source: Source, rank: int) -> Restorati
         if wants_optimizer and not stepped:
             _begin_again(engine)
         engine.go_on_from(common)
+        if states is not None:
+            _generators().set_states(states)
 
     files = frozenset({*shards.files(), *(f"{_FOLDER}/{name}" for name in (_COMMON, "metadata.json"))})
     holds = {shards.file(file): held for file, held in shards.contents().items()}
     return Restoration(component, apply, findings, files=files, holds=holds)
+
+
+def _random_states(engine: MegatronEngine, source: Source, common: Any, rank: int) -> Any:
+    """Return the states of megatron-core's generators; of a run with other degrees `None`: its ranks drew otherwise."""
+    name = _random_name(rank)
+    if common["sizes"] != engine.progress()["sizes"] or name not in source.files():
+        return None
+    return pickles.read_object(source.folder, name)
 
 
 def _differences(engine: MegatronEngine, shards: ShardFolder, component: str, rank: int) -> Iterator[Finding]:

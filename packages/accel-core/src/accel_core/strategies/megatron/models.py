@@ -40,6 +40,11 @@ def refuse_unbuilt(arguments: Namespace) -> None:
             "MegatronBertForPreTraining or MegatronBertForMaskedLM, or set custom_model_provider_function and "
             "custom_train_step_class."
         )
+    if getattr(arguments, "num_experts", None) and not library.has_transformer_engine():
+        raise EngineUnavailableError(
+            "megatron-core routes tokens to experts by Transformer Engine, which is not installed; got "
+            f"num_experts={arguments.num_experts}. Install it, or train a dense model."
+        )
     stages = arguments.pipeline_model_parallel_size or 1
     if kind == "t5" and stages > 1:
         raise EngineUnavailableError(

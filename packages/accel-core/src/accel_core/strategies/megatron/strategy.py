@@ -166,7 +166,8 @@ class MegatronStrategy(Strategy):
         sizes = [size for slot in bundle.loaders if (size := loaders.batch_size_of(slot.given)) is not None]
         if not sizes:
             return int(self.plugin.megatron_lm_default_args.get("micro_batch_size", 1))
-        return min(sizes) if self.plugin.is_train_batch_min else max(sizes)
+        size = min(sizes) if self.plugin.is_train_batch_min else max(sizes)
+        return size // self.layout.replicas if self.parts.data.split_batches else size
 
     def prepare(self, bundle: Bundle, kit: Kit) -> None:
         """Make the engine first, whose arguments datasets need, and loaders whose batches hold all micro batches."""

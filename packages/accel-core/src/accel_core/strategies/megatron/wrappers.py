@@ -10,6 +10,23 @@ from accel_core.optim.scheduler import AcceleratedScheduler
 __all__ = ["MegatronLMOptimizerWrapper", "MegatronLMSchedulerWrapper"]
 
 
+class _Chain:
+    """Several optimizers of megatron-core in one, without an `optimizer` inside: asking for it there is an error.
+
+    Args:
+        chain: The optimizers.
+    """
+
+    def __init__(self, chain: Any) -> None:
+        self.chained_optimizers = chain.chained_optimizers
+        self._chain = chain
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("optimizer", "_chain"):
+            raise AttributeError(name)
+        return getattr(self._chain, name)
+
+
 class MegatronLMOptimizerWrapper(AcceleratedOptimizer):
     """The optimizer of an engine, which steps when the model is called.
 
@@ -18,7 +35,8 @@ class MegatronLMOptimizerWrapper(AcceleratedOptimizer):
     """
 
     def __init__(self, optimizer: Any) -> None:
-        super().__init__(optimizer, device_placement=False, scaler=None)
+        several = len(getattr(optimizer, "chained_optimizers", ())) > 1
+        super().__init__(_Chain(optimizer) if several else optimizer, device_placement=False, scaler=None)
         self.skipped = False
 
     @property

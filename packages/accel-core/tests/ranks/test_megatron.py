@@ -68,7 +68,7 @@ WAYS: dict[str, dict[str, Any]] = {
         "other_megatron_args": {
             "num_experts": 4,
             "moe_router_topk": 2,
-            "moe_token_dispatcher_type": "alltoall",
+            "moe_token_dispatcher_type": "allgather",
             "moe_aux_loss_coeff": 0.0,
             "add_bias_linear": False,
         },

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,7 +14,7 @@ __all__ = ["shared_sequences"]
 
 
 @contextmanager
-def shared_sequences(arguments: Any) -> Iterator[None]:
+def shared_sequences(arguments: Namespace) -> Iterator[None]:
     """Let megatron-core make norms of torch for ranks that share sequences, which it refuses to do by itself.
 
     Each rank norms its own tokens. So the gradients of a norm's weights are sums over ranks, which megatron-core takes

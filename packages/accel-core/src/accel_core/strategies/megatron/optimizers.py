@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -14,10 +14,14 @@ from accel_core.strategies.megatron import library
 from accel_core.strategies.megatron.arguments import configured, number_format
 from accel_core.strategies.megatron.run import Run
 
+if TYPE_CHECKING:
+    from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, ParamKey
+    from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+
 __all__ = ["build_optimizer", "build_schedule", "refuse_groups", "refuse_kind", "refuse_schedule", "settings_of"]
 
 
-def refuse_kind(plugin: MegatronLMPlugin, optimizer: Any) -> None:
+def refuse_kind(plugin: MegatronLMPlugin, optimizer: object) -> None:
     """Refuse an optimizer whose states megatron-core does not split over ranks.
 
     Raises:
@@ -30,7 +34,7 @@ def refuse_kind(plugin: MegatronLMPlugin, optimizer: Any) -> None:
         )
 
 
-def refuse_groups(optimizer: Any) -> None:
+def refuse_groups(optimizer: torch.optim.Optimizer) -> None:
     """Refuse groups of parameters that megatron-core's optimizer would not have.
 
     It has two by itself: without weight decay for biases and norms, with it for all other weights.
@@ -54,7 +58,7 @@ def refuse_groups(optimizer: Any) -> None:
         )
 
 
-def settings_of(optimizer: Any) -> dict[str, Any]:
+def settings_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """Return those settings of an optimizer that its groups have and its defaults may not."""
     groups = optimizer.param_groups
     decays = [group["weight_decay"] for group in groups if group.get("weight_decay")]
@@ -66,7 +70,7 @@ def settings_of(optimizer: Any) -> dict[str, Any]:
     }
 
 
-def build_optimizer(run: Run, chunks: Sequence[nn.Module]) -> Any:
+def build_optimizer(run: Run, chunks: Sequence[nn.Module]) -> MegatronOptimizer:
     """Return megatron-core's optimizer of a model.
 
     Args:
@@ -95,11 +99,13 @@ def _momentum(optimizer: torch.optim.Optimizer, config: object = None) -> None:
             optimizer.state[parameter].setdefault("momentum_buffer", torch.zeros_like(parameter))
 
 
-def _overrides(run: Run, config: Any) -> Any:
+def _overrides(run: Run, config: OptimizerConfig) -> dict[ParamKey, dict[str, Any]]:
     """Return how parameters are grouped: as megatron-core does it, unless the plugin has conditions."""
     optimizers = library.core("optimizer")
     plugin = run.plugin
-    found = {} if plugin.no_wd_decay_cond is not None else optimizers.get_standard_config_overrides(config=config)
+    found: dict[ParamKey, dict[str, Any]] = (
+        {} if plugin.no_wd_decay_cond is not None else optimizers.get_standard_config_overrides(config=config)
+    )
     keys = library.core("optimizer.optimizer_config")
     for name, condition, values in (
         ("no weight decay", plugin.no_wd_decay_cond, {"wd_mult": 0.0}),
@@ -114,13 +120,13 @@ def _overrides(run: Run, config: Any) -> Any:
     return found
 
 
-def _key(keys: Any, name: str, condition: Any) -> Any:
+def _key(keys: Any, name: str, condition: Any) -> ParamKey:
     return keys.ParamKey(
         with_name_predicate=keys.ParamWithNamePredicate(name=name, fn=lambda parameter, own: condition(own, parameter))
     )
 
 
-def refuse_schedule(schedule: Any) -> None:
+def refuse_schedule(schedule: object) -> None:
     """Refuse a schedule that megatron-core cannot make.
 
     Raises:
@@ -134,7 +140,7 @@ def refuse_schedule(schedule: Any) -> None:
         )
 
 
-def build_schedule(run: Run, optimizer: Any) -> Any:
+def build_schedule(run: Run, optimizer: MegatronOptimizer) -> OptimizerParamScheduler:
     """Return megatron-core's schedule of an optimizer, which counts samples.
 
     Args:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from accel_core.optim.optimizer import AcceleratedOptimizer
 from accel_core.optim.scheduler import AcceleratedScheduler
+
+if TYPE_CHECKING:
+    from megatron.core.optimizer import ChainedOptimizer, MegatronOptimizer
 
 __all__ = ["MegatronLMOptimizerWrapper", "MegatronLMSchedulerWrapper"]
 
@@ -17,7 +20,7 @@ class _Chain:
         chain: The optimizers.
     """
 
-    def __init__(self, chain: Any) -> None:
+    def __init__(self, chain: ChainedOptimizer) -> None:
         self.chained_optimizers = chain.chained_optimizers
         self._chain = chain
 
@@ -34,9 +37,9 @@ class MegatronLMOptimizerWrapper(AcceleratedOptimizer):
         optimizer: The optimizer of megatron-core.
     """
 
-    def __init__(self, optimizer: Any) -> None:
-        several = len(getattr(optimizer, "chained_optimizers", ())) > 1
-        super().__init__(_Chain(optimizer) if several else optimizer, device_placement=False, scaler=None)
+    def __init__(self, optimizer: MegatronOptimizer) -> None:
+        inner: Any = _Chain(optimizer) if len(getattr(optimizer, "chained_optimizers", ())) > 1 else optimizer
+        super().__init__(inner, device_placement=False, scaler=None)
         self.skipped = False
 
     @property

@@ -3,10 +3,13 @@
 Names and signatures are those that Accelerate has for the same things, so that a program written for it finds them.
 """
 
+from __future__ import annotations
+
 import argparse
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from accel_launch.cli import build_parser, find_command, main
 from accel_launch.command import AnyCommand, resolve_runner
@@ -22,6 +25,7 @@ from accel_launch.launchers.tpu import TpuLauncher
 from accel_launch.questions.ask import ask_all, asker_for
 from accel_launch.questions.cluster import CLUSTER, ENVIRONMENT
 from accel_launch.questions.dialogue import configuration_of, hold_dialogue
+from accel_launch.questions.question import Question
 from accel_launch.questions.sagemaker import SAGEMAKER
 from accel_launch.settings.config import BaseConfig, ClusterConfig, SageMakerConfig
 
@@ -53,6 +57,9 @@ __all__ = [
     "update_config_command",
 ]
 
+_Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+"""What `add_subparsers` returns."""
+
 
 def launch_command(args: argparse.Namespace) -> None:
     """Start the run that parsed arguments ask for.
@@ -69,11 +76,11 @@ def launch_command(args: argparse.Namespace) -> None:
         raise SystemExit(status)
 
 
-def _parser(word: str, subparsers: Any) -> argparse.ArgumentParser:
+def _parser(word: str, subparsers: _Subparsers | None) -> argparse.ArgumentParser:
     return parser_of(find_command(word), subparsers)
 
 
-def parser_of(command: AnyCommand, subparsers: Any) -> argparse.ArgumentParser:
+def parser_of(command: AnyCommand, subparsers: _Subparsers | None) -> argparse.ArgumentParser:
     """Return the parser of a command, as one of `subparsers` where those are given."""
     if subparsers is None:
         return build_parser(command, "accelerate")
@@ -83,32 +90,32 @@ def parser_of(command: AnyCommand, subparsers: Any) -> argparse.ArgumentParser:
     return parser
 
 
-def config_command_parser(subparsers: object = None) -> argparse.ArgumentParser:
+def config_command_parser(subparsers: _Subparsers | None = None) -> argparse.ArgumentParser:
     """Return the parser of `accel config`, as one of `subparsers` where those are given."""
     return _parser("config", subparsers)
 
 
-def get_config_parser(subparsers: object = None) -> argparse.ArgumentParser:
+def get_config_parser(subparsers: _Subparsers | None = None) -> argparse.ArgumentParser:
     """Return the parser of `accel config` with `default` and `update`."""
     return _parser("config", subparsers)
 
 
-def env_command_parser(subparsers: object = None) -> argparse.ArgumentParser:
+def env_command_parser(subparsers: _Subparsers | None = None) -> argparse.ArgumentParser:
     """Return the parser of `accel env`."""
     return _parser("env", subparsers)
 
 
-def test_command_parser(subparsers: object = None) -> argparse.ArgumentParser:  # noqa: PT028
+def test_command_parser(subparsers: _Subparsers | None = None) -> argparse.ArgumentParser:  # noqa: PT028
     """Return the parser of `accel test`."""
     return _parser("test", subparsers)
 
 
-def tpu_command_parser(subparsers: object = None) -> argparse.ArgumentParser:
+def tpu_command_parser(subparsers: _Subparsers | None = None) -> argparse.ArgumentParser:
     """Return the parser of `accel tpu-config`."""
     return _parser("tpu-config", subparsers)
 
 
-def default_command_parser(parser: Any, parents: Any) -> argparse.ArgumentParser:
+def default_command_parser(parser: _Subparsers, parents: Sequence[argparse.ArgumentParser]) -> argparse.ArgumentParser:
     """Add `default` to a set of sub-commands.
 
     Args:
@@ -122,7 +129,7 @@ def default_command_parser(parser: Any, parents: Any) -> argparse.ArgumentParser
     return found
 
 
-def update_command_parser(parser: Any, parents: Any) -> argparse.ArgumentParser:
+def update_command_parser(parser: _Subparsers, parents: Sequence[argparse.ArgumentParser]) -> argparse.ArgumentParser:
     """Add `update` to a set of sub-commands.
 
     Args:
@@ -183,7 +190,7 @@ def get_sagemaker_input() -> SageMakerConfig:
     return SageMakerConfig(**_known(SageMakerConfig, _dialogue_about(SAGEMAKER, "AMAZON_SAGEMAKER")))
 
 
-def _dialogue_about(questions: Any, environment: str) -> dict[str, Any]:
+def _dialogue_about(questions: Sequence[Question], environment: str) -> dict[str, Any]:
     known = {"compute_environment": environment}
     asker = asker_for(sys.stdin)
     return configuration_of(ask_all((ENVIRONMENT, *questions), asker, known), (ENVIRONMENT, *questions))

@@ -100,13 +100,14 @@ def slow(test_case: _T) -> _T:
     return unittest.skipUnless(flag("RUN_SLOW"), "test is slow")(test_case)  # type: ignore[type-var]
 
 
-def run_first(test_case: Any) -> Any:
+def run_first(test_case: _T) -> _T:
     """Let pytest-order, where it is installed, run a test before all others."""
     if not here.is_pytest_available():
         return test_case
     import pytest
 
-    return pytest.mark.order(1)(test_case)
+    marked: _T = pytest.mark.order(1)(test_case)  # type: ignore[assignment]
+    return marked
 
 
 def _needs(what: str, holds: Callable[[], bool]) -> Marker[Any]:
@@ -117,8 +118,8 @@ def _needs(what: str, holds: Callable[[], bool]) -> Marker[Any]:
         holds: Return whether that is here.
     """
 
-    def require(test_case: Any) -> Any:
-        return unittest.skipUnless(holds(), f"test requires {what}")(test_case)
+    def require(test_case: _T) -> _T:
+        return unittest.skipUnless(holds(), f"test requires {what}")(test_case)  # type: ignore[type-var]
 
     return require
 
@@ -212,7 +213,7 @@ require_wandb = _needs("wandb", here.is_wandb_available)
 require_trackers = _needs("a tracker that works without a network, and no comet_ml", _has_trackers)
 
 
-def require_torch_min_version(test_case: Any = None, version: str | None = None) -> Any:
+def require_torch_min_version(test_case: object = None, version: str | None = None) -> object:
     """Skip a test where torch is older than a version.
 
     Args:

@@ -21,7 +21,7 @@ def _record(folder: str, parts: int) -> None:
     """Record the example on a rank."""
     from accel_launch.verify.recorder import main
 
-    main([folder, "3", str(parts), str(ROOT / "examples" / "train_digits.py"), "--folder", f"{folder}/run"])
+    main([folder, "3", str(parts), "0", str(ROOT / "examples" / "train_digits.py"), "--folder", f"{folder}/run"])
 
 
 def recorded(folder: Path, name: str | None) -> Run:

@@ -20,21 +20,29 @@ HERE = Path(__file__).parent
 VERIFIED = HERE / "verified.py"
 
 
-def _record(folder: str, steps: int, parts: int, target: str) -> None:
+def _record(folder: str, steps: int, parts: int, counts: bool, target: str) -> None:
     """Record a target on a rank."""
     from accel_launch.verify.recorder import main
 
-    main([folder, str(steps), str(parts), target])
+    main([folder, str(steps), str(parts), str(int(counts)), target])
 
 
-def recorded(folder: Path, target: str, layout: LayoutAsked | None = None, *, parts: int = 2, steps: int = 2) -> Run:
+def recorded(
+    folder: Path,
+    target: str,
+    layout: LayoutAsked | None = None,
+    *,
+    parts: int = 2,
+    steps: int = 2,
+    counts: bool = False,
+) -> Run:
     """Run a target on the ranks of a layout, or on one process that reads as many parts."""
     folder.mkdir()
     variables = variables_of(("--cpu", *(layout.words if layout else ("--num-processes", "1"))), folder)
     failure = run(
         _record,
         1 if layout is None else layout.ranks,
-        (str(folder), steps, parts if layout is None else 0, target),
+        (str(folder), steps, parts if layout is None else 0, counts, target),
         environment=variables,
     )
     assert failure is None, failure
@@ -94,6 +102,14 @@ def test_a_mesh_is_equal_to_one_process(one_by_parts: Callable[[int], Run], name
     assert ranks.steps[0][0]["clipped"] > 0.1
 
 
+def test_a_rate_that_is_scaled_by_the_number_of_processes(one: Run, tmp_path: Path) -> None:
+    """One process has another rate unless it may say that it is as many: then all is equal."""
+    ranks = recorded(tmp_path / "ranks", f"{VERIFIED}:scaled", layout_asked("dp2"))
+    told = str(compare(one, ranks)[0])
+    assert told.startswith("step 1, learning rate of group 0: 0.02 on rank 0 instead of 0.01; a script that scales")
+    assert compare(recorded(tmp_path / "many", f"{VERIFIED}:scaled", counts=True), ranks) == []
+
+
 def test_what_a_strategy_refuses_is_written_down(tmp_path: Path) -> None:
     """A model that cannot be split is refused on every rank, with the strategy's own words."""
     with pytest.raises(AssertionError, match="plan"):
@@ -116,7 +132,7 @@ def test_the_command_is_green(accel) -> None:
 
 def asked(place: Path, timeout: float = 9.0) -> Asked:
     """Return what the tests verify."""
-    return Asked("train.py", (), 2, (), timeout, place)
+    return Asked("train.py", (), 2, (), False, timeout, place)
 
 
 def ended(place: Path, *codes: int, timed_out: bool = False, printed: str = "") -> RanksEnded:

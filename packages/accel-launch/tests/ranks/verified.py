@@ -114,6 +114,11 @@ def stale_parameter() -> None:
     train("stale parameter")
 
 
+def scaled() -> None:
+    """Scale the learning rate by the number of processes."""
+    train("scaled")
+
+
 def never_steps() -> None:
     """Use an optimizer that was not prepared."""
     train("never steps")
@@ -153,7 +158,8 @@ def train(fault: str = "") -> None:
     accelerator = Accelerator(gradient_accumulation_steps=2)
     set_seed(5)
     net = Net()
-    optimizer: torch.optim.Optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2 * accelerator.num_processes)
+    rate = 1e-2 * (accelerator.num_processes if fault == "scaled" else 1)
+    optimizer: torch.optim.Optimizer = torch.optim.AdamW(net.parameters(), lr=rate)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
     loader = DataLoader(samples(32), batch_size=2, shuffle=True)
     model, loader, test = accelerator.prepare(net, loader, DataLoader(samples(11), batch_size=2))

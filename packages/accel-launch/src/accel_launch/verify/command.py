@@ -28,6 +28,11 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--dynamo-backend", default=None, help="Compile the model in all runs with this backend.")
     parser.add_argument(
+        "--count-as-ranks",
+        action="store_true",
+        help="Let accelerator.num_processes of the one process be that of data parts: for scripts that scale rates.",
+    )
+    parser.add_argument(
         "--max-processes",
         type=_above_zero,
         default=None,

@@ -328,6 +328,8 @@ def _rates(one: Run, ranks: Run, step: int) -> Iterator[Finding]:
         for group, (ours, theirs) in enumerate(zip(expected, line["rates"], strict=False)):
             if _apart(ours, theirs, 1e-9):
                 text = f"{theirs:.7g} on rank {rank} instead of {ours:.7g}"
+                if not _apart(theirs, ours * len(ranks.parts), 1e-9):
+                    text += "; a script that scales it by num_processes is verified with --count-as-ranks"
                 yield Finding(step, "learning rate", f"group {group}", text, abs(ours - theirs))
                 return
 

@@ -1,9 +1,9 @@
 """What makes one process train on what several ranks read: the oracle.
 
 A prepared loader gives it the batches of all ranks as one, in the order of the ranks. Its schedule moves as far as
-theirs, and `num_processes` of its Accelerator answers with their number, because scripts scale rates and step counts
-by it. Batch normalisation takes the statistics of each rank's share, as ranks do; running statistics are those of the
-first one.
+theirs. Where that is asked for, `num_processes` of its Accelerator answers with their number, because some scripts
+scale rates and step counts by it; others divide losses by it, and need the truth. Batch normalisation takes the
+statistics of each rank's share, as ranks do; running statistics are those of the first one.
 """
 
 from __future__ import annotations
@@ -56,11 +56,12 @@ class _Joined(BatchSampler):
         return full + (rest > 0 and not self.drop_last)
 
 
-def read_for_all(parts: int) -> None:
+def read_for_all(parts: int, *, counts: bool = False) -> None:
     """Let the Accelerators of this process read, and schedule, for several ranks.
 
     Args:
         parts: Into how many parts ranks split the data.
+        counts: Whether `num_processes` answers with that number.
     """
     facade: Any = Accelerator
     prepare = Accelerator.prepare_data_loader
@@ -74,7 +75,8 @@ def read_for_all(parts: int) -> None:
     facade.prepare_data_loader = prepared
     if parts == 1:
         return
-    facade.num_processes = property(lambda accelerator: parts)
+    if counts:
+        facade.num_processes = property(lambda accelerator: parts)
     schedule: Any = AcceleratedScheduler
     schedule._times = property(lambda scheduler: 1 if scheduler.split_batches else parts)
     normalisation: Any = _BatchNorm

@@ -1,10 +1,10 @@
 """Runs a script as one rank and writes down what happens in each of its first optimizer steps.
 
-    python -m accel_launch.verify.recorder FOLDER STEPS PARTS TARGET [ARGUMENTS]
+    python -m accel_launch.verify.recorder FOLDER STEPS PARTS COUNTS TARGET [ARGUMENTS]
 
 PARTS is 0 on the ranks of a layout. One process that stands beside a layout gets the number of parts into which that
-splits the data, and reads them all. FOLDER gets `RANK.jsonl`, and from rank 0 the whole gradients and weights of each
-step as `STEP-gradients.pt` and `STEP-weights.pt`.
+splits the data, and reads them all; with COUNTS 1 its `num_processes` says that number. FOLDER gets `RANK.jsonl`, and
+from rank 0 the whole gradients and weights of each step as `STEP-gradients.pt` and `STEP-weights.pt`.
 
 After the last step nothing is trained: a loader that is trained with gives no more batches, so the script goes on to
 its evaluation and to its end. Nothing is saved and no tracker is started, and what fails after the last step is a note.
@@ -64,10 +64,11 @@ class Recorder:
         folder: Where records go.
         steps: Number of optimizer steps.
         parts: For how many ranks this one process reads; 0 on a rank.
+        counts: Whether it says that it is as many.
     """
 
-    def __init__(self, folder: Path, steps: int, parts: int) -> None:
-        self.steps, self._parts = steps, parts
+    def __init__(self, folder: Path, steps: int, parts: int, *, counts: bool = False) -> None:
+        self.steps, self._parts, self._counts = steps, parts, counts
         self.step = 0
         self._folder = folder
         self._rank = int(os.environ.get("RANK", "0"))
@@ -89,7 +90,7 @@ class Recorder:
         """Put the watch into Accelerator, prepared loaders, prepared optimizers and torch's own functions."""
         self._forward.install()
         if self._parts:
-            read_for_all(self._parts)
+            read_for_all(self._parts, counts=self._counts)
         self._watch_accelerator()
         self._watch_steps()
         self._watch_metrics()
@@ -282,7 +283,9 @@ class Recorder:
 
         @functools.wraps(original)
         def gathered(accelerator: Accelerator, *args: Any, **kwargs: Any) -> Any:
-            if recorder._gathering:
+            # What is gathered while a model trains may be asked for where there are several ranks only.
+            trains = name == "gather" and any(model.training for model in accelerator._models)
+            if recorder._gathering or trains:
                 return original(accelerator, *args, **kwargs)
             recorder._gathering = True
             try:
@@ -339,8 +342,8 @@ def run_target(target: str, arguments: list[str]) -> None:
 
 def main(arguments: list[str]) -> None:
     """Watch a target to its end; what it raises before its last step is raised, unless a strategy refuses it."""
-    folder, steps, parts, target, *rest = arguments
-    recorder = Recorder(Path(folder), int(steps), int(parts))
+    folder, steps, parts, counts, target, *rest = arguments
+    recorder = Recorder(Path(folder), int(steps), int(parts), counts=counts == "1")
     recorder.install()
     try:
         run_target(target, rest)

@@ -45,6 +45,7 @@ class Asked:
         arguments: Arguments of the script.
         steps: Optimizer steps.
         words: Flags of `accel launch` for all runs.
+        counts: Whether `num_processes` of the one process answers with the number of data parts.
         timeout: Seconds that a run may take.
         place: Folder for records.
     """
@@ -53,6 +54,7 @@ class Asked:
     arguments: tuple[str, ...]
     steps: int
     words: tuple[str, ...]
+    counts: bool
     timeout: float
     place: Path
 
@@ -62,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
 
     Args:
         args: `script`, `script_arguments`, `layouts`, `steps`, `cpu`, `mixed_precision`, `dynamo_backend`,
-            `max_processes`, `timeout`, `json`.
+            `count_as_ranks`, `max_processes`, `timeout`, `json`.
 
     Returns:
         0 if every layout equals one process, else 1.
@@ -79,6 +81,7 @@ def run(args: argparse.Namespace) -> int:
         cpu=args.cpu,
         mixed_precision=args.mixed_precision,
         dynamo_backend=args.dynamo_backend,
+        count_as_ranks=args.count_as_ranks,
         max_processes=args.max_processes,
         timeout=args.timeout,
     )
@@ -95,6 +98,7 @@ def verify_parallel(
     cpu: bool = False,
     mixed_precision: str | None = None,
     dynamo_backend: str | None = None,
+    count_as_ranks: bool = False,
     max_processes: int | None = None,
     timeout: float = 600.0,
 ) -> Report:
@@ -108,6 +112,8 @@ def verify_parallel(
         cpu: Run on the CPU whatever hardware is here.
         mixed_precision: Number format of all runs, where the script leaves that open.
         dynamo_backend: Compile the model in all runs with this backend.
+        count_as_ranks: Let `accelerator.num_processes` of the one process answer with the number of data parts, for
+            scripts that scale rates by it.
         max_processes: Processes that a layout may have; the number of GPUs, or 8 on the CPU, where `None`.
         timeout: Seconds that each run may take.
 
@@ -128,7 +134,7 @@ def verify_parallel(
     ):
         words += [] if value is None else [flag, str(value)]
     with _ended_by_sigterm(), tempfile.TemporaryDirectory(prefix="accel-verify-parallel-") as folder:
-        asked = Asked(_checked(target), tuple(arguments), steps, tuple(words), timeout, Path(folder))
+        asked = Asked(_checked(target), tuple(arguments), steps, tuple(words), count_as_ranks, timeout, Path(folder))
         return _verify(asked, asked_layouts)
 
 
@@ -256,6 +262,7 @@ def _recorded(asked: Asked, name: str, size: int, parts: int, words: Sequence[st
     inherited = {key: value for key, value in environ.snapshot().items() if key not in {*KNOWN, *_OF_RANKS}}
     environment = inherited | variables_of([*asked.words, *(words or ["--num-processes", "1"])], place)
     command = [sys.executable, "-m", "accel_launch.verify.recorder", str(place), str(asked.steps), str(parts)]
+    command.append(str(int(asked.counts)))
     port = get_free_port()
     ended = run_ranks(
         [[*command, asked.target, *asked.arguments]] * size,

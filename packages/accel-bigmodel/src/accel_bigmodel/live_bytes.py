@@ -69,7 +69,12 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.most = dict(self.live)
 
     def note(self, tensors: Iterable[torch.Tensor], purpose: str) -> None:
-        """Count tensors as alive, for a purpose; those that counted already are for this one from now on."""
+        """Count tensors as alive, for a purpose; those that counted already are for this one from now on.
+
+        Args:
+            tensors: The tensors.
+            purpose: The purpose.
+        """
         for tensor in tensors:
             held = self._hold(tensor.untyped_storage(), purpose)
             self.live[held.purpose] -= held.nbytes
@@ -78,7 +83,11 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._look()
 
     def purpose_of(self, tensor: torch.Tensor) -> str | None:
-        """Return what a tensor's memory is for; `None` where it does not count."""
+        """Return what a tensor's memory is for; `None` where it does not count.
+
+        Args:
+            tensor: The tensor.
+        """
         held = self._held.get(tensor.untyped_storage()._cdata)
         return None if held is None else held.purpose
 

@@ -114,6 +114,9 @@ def _tensor_plan(text: str | None) -> Mapping[str, str] | str:
 def workload_of(args: argparse.Namespace) -> TrainingWorkload:
     """Return the training step that a command line describes.
 
+    Args:
+        args: The parsed arguments.
+
     Raises:
         ConfigurationError: An option is not valid.
     """

@@ -11,7 +11,11 @@ __all__ = ["described", "svg", "table", "to_json"]
 
 
 def described(found: TrainingMemory) -> str:
-    """Return the layout in words."""
+    """Return the layout in words.
+
+    Args:
+        found: What was found for it.
+    """
     return f"{found.layout}{', checkpointing' if found.checkpointing else ''}"
 
 
@@ -21,6 +25,9 @@ def table(rows: Sequence[TrainingMemory], limit: int | None = None) -> str:
     Args:
         rows: What was found.
         limit: Bytes that a rank has, if that is asked.
+
+    Returns:
+        Lines of text.
     """
     shown = [purpose for purpose in PURPOSES if any(row.at_peak[purpose] for row in rows)]
     lines = [["layout", "ranks", *shown, "peak", *(["fits"] if limit is not None else [])]]
@@ -43,6 +50,9 @@ def to_json(rows: Sequence[TrainingMemory], limit: int | None = None, chosen: Tr
         rows: What was found.
         limit: Bytes that a rank has.
         chosen: The smallest layout that fits.
+
+    Returns:
+        The document.
     """
     document = {
         "limit": limit,
@@ -59,6 +69,9 @@ def svg(title: str, rows: Sequence[TrainingMemory], limit: int | None = None) ->
         title: What is written above.
         rows: What was found.
         limit: Bytes that a rank has: what is left of them is drawn too.
+
+    Returns:
+        An SVG document.
     """
     return draw_bars(title, [_bar(row, limit) for row in rows])
 

@@ -18,7 +18,11 @@ __all__ = ["candidates", "has_blocks", "smallest"]
 
 
 def has_blocks(model: nn.Module) -> bool:
-    """Return whether a model has blocks whose activations can be computed again."""
+    """Return whether a model has blocks whose activations can be computed again.
+
+    Args:
+        model: The model.
+    """
     return bool(wrapping.plan(model, FullyShardedDataParallelPlugin(fsdp_version=2)).blocks)
 
 
@@ -27,6 +31,9 @@ def candidates(ranks: int) -> Iterator[LayoutSpec]:
 
     >>> [spec.name for spec in candidates(4)]
     ['single', 'dp2', 'fsdp2', 'tp2', 'cp2', 'dp4', 'fsdp4', 'fsdp2xtp2', 'fsdp2xcp2', 'tp4', 'cp4']
+
+    Args:
+        ranks: The most ranks.
     """
     yield parse_layout("single")
     size = 2

@@ -61,6 +61,10 @@ def _one_of_many(ranks: int) -> Iterator[None]:
 def check_layout(spec: LayoutSpec, workload: TrainingWorkload) -> None:
     """Refuse a layout that cannot share a step out.
 
+    Args:
+        spec: The layout.
+        workload: The step.
+
     Raises:
         ConfigurationError: The batch or its sequences cannot be shared out evenly.
         EngineUnavailableError: An engine or axis whose memory is not found here.
@@ -169,7 +173,11 @@ class SharedModel:
         return attending(_Attention(self._mesh.get_group("cp"), Share(sequence, 0, size)))
 
     def reduce_gradients(self, wanted: bool) -> None:
-        """Let the next backward pass reduce gradients, or add them up as they are: whole, under FSDP."""
+        """Let the next backward pass reduce gradients, or add them up as they are: whole, under FSDP.
+
+        Args:
+            wanted: Whether it reduces them.
+        """
         if self._sharded:
             sharded: Any = self.model
             sharded.set_requires_gradient_sync(wanted)
@@ -185,13 +193,28 @@ class SharedModel:
             average(found, groups)
 
     def adapt(self, optimizer: torch.optim.Optimizer) -> None:
-        """Let an optimizer step as it does on this layout."""
+        """Let an optimizer step as it does on this layout.
+
+        Args:
+            optimizer: The optimizer.
+        """
         step_one_by_one(optimizer, lambda: self._spec.size("tp") > 1 or (self._sharded and bool(self._whole)))
 
 
 @contextmanager
 def laid_out(spec: LayoutSpec) -> Iterator[DeviceMesh | None]:
-    """Lay out the mesh of a layout in a process group of which only this rank is there."""
+    """Lay out the mesh of a layout in a process group of which only this rank is there.
+
+    Args:
+        spec: The layout.
+
+    Yields:
+        The mesh; `None` for one process.
+
+    Raises:
+        StateError: This process is in a process group already.
+        TorchVersionError: The layout has several ranks, and the installed torch cannot stand for them.
+    """
     with ExitStack() as stack:
         if spec.engine == "single":
             yield None

@@ -81,13 +81,26 @@ class TrainingWorkload:
         Args:
             batch: Samples that this rank reads.
             sequence: Tokens of each that it reads.
+
+        Returns:
+            Token numbers, or numbers of the shape of samples.
         """
         if sequence is not None:
             return torch.zeros((batch, sequence), dtype=torch.long)
         return torch.zeros((batch, *(self.sample or ())), dtype=self.dtype)
 
     def make_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Make the optimizer of a model's parameters that train."""
+        """Make the optimizer of a model's parameters that train.
+
+        Args:
+            model: The model.
+
+        Returns:
+            The optimizer.
+
+        Raises:
+            ConfigurationError: It does not take its arguments.
+        """
         cls, arguments = optimizer_named(self.optimizer), dict(self.optimizer_arguments)
         if self.foreach and "foreach" in inspect.signature(cls).parameters:
             arguments = {"foreach": True, **arguments}
@@ -102,6 +115,10 @@ class TrainingWorkload:
 
     def loss_of(self, output: Any, inputs: torch.Tensor) -> torch.Tensor:
         """Return the loss of a model's output.
+
+        Args:
+            output: What the model returned.
+            inputs: What it was given.
 
         Raises:
             ConfigurationError: Nothing of it is a number that can be trained on.
@@ -123,6 +140,9 @@ class TrainingWorkload:
 def optimizer_named(name: str) -> type[torch.optim.Optimizer]:
     """Return a class of `torch.optim` by its name, in capitals or not.
 
+    Args:
+        name: The name.
+
     Raises:
         ConfigurationError: There is none of that name.
     """
@@ -143,6 +163,12 @@ def optimizer_named(name: str) -> type[torch.optim.Optimizer]:
 
 def optimizer_written(text: str) -> tuple[str, dict[str, Any]]:
     """Read an optimizer as it is written on a command line: `sgd`, or `sgd:momentum=0.9,nesterov=True`.
+
+    Args:
+        text: The optimizer.
+
+    Returns:
+        The name of its class, and its arguments.
 
     Raises:
         ConfigurationError: It is not written so.

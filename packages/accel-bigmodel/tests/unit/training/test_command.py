@@ -11,7 +11,10 @@ from safetensors.torch import save_file
 from accel_bigmodel.__main__ import main
 from accel_core.host.versions import is_torch_version
 
-pytestmark = pytest.mark.skipif(is_torch_version("<", "2.13"), reason="several ranks are planned from torch 2.13 on")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(is_torch_version("<", "2.13"), reason="several ranks are planned from torch 2.13 on"),
+]
 
 MODEL = ["plan", "--train", "test_prediction:Words", "--loss", "test_prediction:next_token", "--sequence", "32"]
 

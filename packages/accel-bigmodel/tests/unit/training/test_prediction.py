@@ -18,7 +18,10 @@ from accel_core.errors import ConfigurationError, EngineUnavailableError, Prepar
 from accel_core.host.versions import is_torch_version
 from accel_core.mesh.spec import parse_layout
 
-pytestmark = pytest.mark.skipif(is_torch_version("<", "2.13"), reason="several ranks are planned from torch 2.13 on")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(is_torch_version("<", "2.13"), reason="several ranks are planned from torch 2.13 on"),
+]
 
 
 class Block(nn.Module):

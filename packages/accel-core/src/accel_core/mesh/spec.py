@@ -56,7 +56,11 @@ class LayoutSpec:
         return self.layout().world_size
 
     def size(self, *axes: str) -> int:
-        """Return how many ranks lie along some axes together; 1 for axes that were not named."""
+        """Return how many ranks lie along some axes together; 1 for axes that were not named.
+
+        Args:
+            axes: The axes.
+        """
         return self.layout().size(*axes)
 
     def layout(self, rank: int = 0) -> Layout:

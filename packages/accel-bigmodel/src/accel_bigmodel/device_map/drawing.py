@@ -121,7 +121,9 @@ def _bar(bar: Bar, top: int, scale: float) -> Iterator[str]:
             f'<rect class="block {segment.purpose}" x="{x:.1f}" y="{top}" width="{width:.1f}" height="{_BAR}">'
             f"<title>{escape(segment.title)}</title></rect>"
         )
-        name = _shortened(segment.name, int((width - 8) / _CHARACTER))
+        room = int((width - 8) / _CHARACTER)
+        # The legend has the words for purposes: a part of one tells nothing.
+        name = _shortened(segment.name, room) if segment.name != segment.purpose or len(segment.name) <= room else ""
         kind = f"{segment.purpose}-name" if segment.purpose in _PALE else "name"
         if name:
             yield f'<text class="{kind}" x="{x + 4:.1f}" y="{top + 17}">{escape(name)}</text>'
@@ -154,8 +156,8 @@ def _axis(longest: int, bottom: int) -> Iterator[str]:
 
 def _legend(bars: Sequence[Bar], bottom: int) -> Iterator[str]:
     used = {segment.purpose for bar in bars for segment in bar.segments}
-    step = min(110.0, _WIDTH / max(1, len(used)))
-    for number, purpose in enumerate(purpose for purpose in _PURPOSES if purpose in used):
-        x = _LEFT + number * step
+    x = float(_LEFT)
+    for purpose in (purpose for purpose in _PURPOSES if purpose in used):
         yield f'<rect class="block {purpose}" x="{x:g}" y="{bottom - 10}" width="12" height="12"/>'
         yield f'<text class="note" x="{x + 17:g}" y="{bottom}">{purpose}</text>'
+        x += 30 + _CHARACTER * len(purpose)

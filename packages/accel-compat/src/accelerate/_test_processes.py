@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import re
 import subprocess
 import sys
@@ -18,6 +17,7 @@ import torch
 import accelerate
 from accel_core._records import record
 from accel_core.comm.collectives import gather
+from accel_core.host import environ
 from accelerate._test_backend import device_count
 
 __all__ = [
@@ -160,7 +160,7 @@ def _keep(stream: IO[str], lines: list[str], shown: IO[str] | None, label: str) 
 
 def pytest_xdist_worker_id() -> int:
     """Return the number of this worker of pytest-xdist, 0 without it."""
-    return int(re.sub(r"^gw", "", os.environ.get("PYTEST_XDIST_WORKER", "gw0")))
+    return int(re.sub(r"^gw", "", str(environ.text("PYTEST_XDIST_WORKER", "gw0"))))
 
 
 def get_torch_dist_unique_port() -> int:

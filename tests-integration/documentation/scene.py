@@ -114,7 +114,8 @@ def scene(folder: Path, page: str) -> dict[str, Any]:
     PartialState._reset_state()
     GradientState._reset_state()
     torch.manual_seed(0)
-    own = "sharding.md" in page or "notebooks.md" in page  # the page's own has a plugin, or comes in another process
+    # The page's own Accelerator has a plugin or another precision, or is made in another process.
+    own = any(name in page for name in ("sharding.md", "notebooks.md", "precision.md"))
     accelerator = None if own else Accelerator(cpu=True)
     tokens = "gradients.md" in page
     model: nn.Module = Tagger() if tokens else Net()

@@ -48,7 +48,7 @@ def settle_precision(wanted: str | None, cpu: bool = False) -> str:
     if settled is not None:
         if wanted not in (None, settled):
             raise ConfigurationError(
-                f"A process that trains in mixed precision {settled!r} goes on in it; got {wanted!r}. "
+                f"A process cannot change its mixed precision; got {wanted!r} in one that trains in {settled!r}. "
                 "Use one precision for all Accelerators, or call AcceleratorState._reset_state() in between."
             )
         world = current()

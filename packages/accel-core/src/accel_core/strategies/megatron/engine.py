@@ -130,7 +130,7 @@ class MegatronEngine(nn.Module):
         iterators = [iter(parts) for _ in self.module]
         return iterators if len(iterators) > 1 else iterators[0]
 
-    def train_step(self, **batch_data: Any) -> StepResult:
+    def train_step(self, **batch_data: object) -> StepResult:
         """Take a training step: gradients of all micro batches, the update, and the schedule's move.
 
         Args:
@@ -162,7 +162,7 @@ class MegatronEngine(nn.Module):
         return self.last
 
     @torch.no_grad()
-    def eval_step(self, **batch_data: Any) -> dict[str, torch.Tensor]:
+    def eval_step(self, **batch_data: object) -> dict[str, torch.Tensor]:
         """Return the losses of a batch by name, means over all ranks with different data.
 
         Args:
@@ -178,7 +178,7 @@ class MegatronEngine(nn.Module):
             self._eval_losses[count] = self._eval_losses.get(count, torch.zeros_like(loss)) + 1
         return losses
 
-    def forward(self, **batch_data: Any) -> Any:
+    def forward(self, **batch_data: object) -> Any:
         """Take a training step in training mode, else evaluate.
 
         Args:
@@ -206,7 +206,7 @@ class MegatronEngine(nn.Module):
             "datasets": [iterator.state_dict() for iterator in self.datasets],
         }
 
-    def go_on_from(self, progress: Any) -> None:
+    def go_on_from(self, progress: Mapping[str, Any]) -> None:
         """Count on from where a run was.
 
         Args:

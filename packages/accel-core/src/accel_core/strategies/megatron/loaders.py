@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,12 +18,14 @@ __all__ = ["DatasetIterator", "MegatronLMDummyDataLoader", "batch_size_of", "enl
 _SPLITS = 3
 
 
-def batch_size_of(loader: Any) -> int | None:
+def batch_size_of(loader: object) -> int | None:
     """Return how many samples a loader gives at once: those of one micro batch; `None` where it does not say."""
     if isinstance(loader, MegatronLMDummyDataLoader):
         size = loader.dataset_args.get("micro_batch_size")
     else:
-        size = getattr(loader, "batch_size", None) or getattr(loader.batch_sampler, "batch_size", None)
+        size = getattr(loader, "batch_size", None) or getattr(
+            getattr(loader, "batch_sampler", None), "batch_size", None
+        )
     return size if isinstance(size, int) else None
 
 
@@ -84,7 +86,7 @@ class DatasetIterator:
         consumed: The same, counting on.
     """
 
-    def __init__(self, run: Run, dataset: Any, consumed: int = 0) -> None:
+    def __init__(self, run: Run, dataset: Sequence[Mapping[str, Any]], consumed: int = 0) -> None:
         self.dataset = dataset
         self.consumed = consumed
         self._micro: int = run.arguments.micro_batch_size

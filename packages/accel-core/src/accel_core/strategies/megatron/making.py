@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -68,14 +68,14 @@ def prepare_model_optimizer_scheduler(accelerator: object) -> tuple[list[nn.Modu
     return chunks, optimizer, schedule
 
 
-def prepare_optimizer(accelerator: object, model: Any) -> Any:
+def prepare_optimizer(accelerator: object, model: nn.Module | Sequence[nn.Module]) -> Any:
     """Build the optimizer of a model.
 
     Args:
         accelerator: The Accelerator of the run.
         model: The parts of the model that this rank holds, in megatron-core's data parallelism.
     """
-    return optimizers.build_optimizer(current(), model if isinstance(model, list | tuple) else [model])
+    return optimizers.build_optimizer(current(), [model] if isinstance(model, nn.Module) else model)
 
 
 def prepare_scheduler(accelerator: object, optimizer: Any, scheduler: object) -> Any:

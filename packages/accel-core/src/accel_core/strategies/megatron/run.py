@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from typing import Any
 
 import torch
 
@@ -33,8 +32,8 @@ class Run:
     world: World
     layout: Layout
     arguments: Namespace
-    optimizer: Any = None
-    schedule: Any = None
+    optimizer: object = None
+    schedule: object = None
 
     @property
     def device(self) -> torch.device:

@@ -54,6 +54,7 @@ ELSEWHERE = (
     (r"accel plan --train", "of a large model; the tests of accel-bigmodel run it on small ones"),
     (r"import sentence_transformers", "the session interop, which has the library"),
     (r"DeepSpeedPlugin\(", "the session deepspeed, which has the library"),
+    (r"MegatronLMPlugin\(|strategies\.megatron", "the session megatron, which has the library"),
 )
 """What is run elsewhere, and where."""
 

@@ -75,7 +75,7 @@ def test_unknown_precision_leaves_no_state() -> None:
 def test_second_precision_is_refused() -> None:
     """One process trains in one precision."""
     Accelerator(mixed_precision="bf16")
-    with pytest.raises(ConfigurationError, match=r"'bf16'.*'fp16'"):
+    with pytest.raises(ConfigurationError, match=r"'fp16'.*'bf16'"):
         AcceleratorState(mixed_precision="fp16")
     assert AcceleratorState().mixed_precision == "bf16"
 

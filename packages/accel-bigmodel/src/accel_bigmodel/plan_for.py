@@ -10,7 +10,6 @@ from pathlib import Path
 from torch import nn
 
 from accel_bigmodel.checkpoint.skeleton import Layer, Part, skeleton_of
-from accel_bigmodel.commands.plan import PLACING, TRAINING
 from accel_bigmodel.device_map.headroom import Workload
 from accel_bigmodel.device_map.result import Plan, plan_device_map
 from accel_bigmodel.meta import init_empty_weights
@@ -18,6 +17,15 @@ from accel_core.errors import ConfigurationError
 from accel_core.modules.sizes import written_size
 
 __all__ = ["headroom_of", "max_memory_of", "model_of", "plan_checkpoint", "run"]
+
+_PLACING = ("max_memory", "headroom", "model", "balanced", "whole")
+"""Options that place a checkpoint."""
+
+_TRAINING = (
+    "layout", "fits", "ranks", "batch", "accumulation", "sequence", "sample", "optimizer", "mixed_precision",
+    "checkpointing", "loss", "tp_plan", "device",
+)  # fmt: skip
+"""Options of the memory of training."""
 
 
 def max_memory_of(text: str | None) -> dict[int | str, int | str] | None:
@@ -151,7 +159,7 @@ planned, write the plan with --json and pass `device_map=Plan.from_json(text).de
 
 def _refuse_others(args: argparse.Namespace) -> None:
     """Refuse options of placing beside --train, and those of training without it: they would change nothing."""
-    others = [f"--{name.replace('_', '-')}" for name in (PLACING if args.train else TRAINING) if getattr(args, name)]
+    others = [f"--{name.replace('_', '-')}" for name in (_PLACING if args.train else _TRAINING) if getattr(args, name)]
     if others:
         raise ConfigurationError(
             f"--train finds the memory of training, and other options place a checkpoint; got {', '.join(others)} "

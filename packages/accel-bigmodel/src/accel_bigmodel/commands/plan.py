@@ -8,15 +8,6 @@ name = "plan"
 help = "Plan which device holds which part of a checkpoint, or (--train) the memory of training on a layout."
 run = "accel_bigmodel.plan_for:run"
 
-PLACING = ("max_memory", "headroom", "model", "balanced", "whole")
-"""Options that place a checkpoint."""
-
-TRAINING = (
-    "layout", "fits", "ranks", "batch", "accumulation", "sequence", "sample", "optimizer", "mixed_precision",
-    "checkpointing", "loss", "tp_plan", "device",
-)  # fmt: skip
-"""Options of the memory of training."""
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options.

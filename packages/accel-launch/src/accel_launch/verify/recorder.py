@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import runpy
 import sys
 from collections.abc import Iterator
@@ -29,6 +28,7 @@ from accel_core.accelerator import Accelerator
 from accel_core.comm.tree import tree_leaves
 from accel_core.data.dispatcher import DataLoaderDispatcher
 from accel_core.data.loader import DataLoaderShard
+from accel_core.host import environ
 from accel_core.mesh.layout import GROUPS
 from accel_core.mesh.tensor import whole
 from accel_core.optim.optimizer import AcceleratedOptimizer
@@ -71,7 +71,7 @@ class Recorder:
         self.steps, self._parts, self._counts = steps, parts, counts
         self.step = 0
         self._folder = folder
-        self._rank = int(os.environ.get("RANK", "0"))
+        self._rank = environ.integer("RANK", 0) or 0
         self._record = open(folder / f"{self._rank}.jsonl", "w")  # noqa: SIM115  closed in `end`
         self._forward = ForwardWatch()
         self._accelerator: Accelerator | None = None

@@ -17,7 +17,6 @@ from accel_core.checkpoint.tensor_file import buffer_of
 from accel_core.comm.tree import tree_leaves
 from accel_core.mesh.tensor import local_part, whole
 from accel_core.modules.unwrap import canonical_name
-from accel_core.options.enums import DistributedType
 
 __all__ = ["first_tensor", "generator_state", "gradients", "peak_memory", "row_digests", "sketch", "sums", "weights"]
 
@@ -35,12 +34,17 @@ def gradients(accelerator: Accelerator) -> Iterator[tuple[str, Tensor]]:
     Args:
         accelerator: Whose models are meant.
     """
-    engine = accelerator.distributed_type == DistributedType.DEEPSPEED
-    for prefix, _, bare in _bare_models(accelerator):
+    for prefix, model, bare in _bare_models(accelerator):
+        engine = _is_engine(model)
         for name, parameter in bare.named_parameters():
             gradient = _of_engine(parameter) if engine else parameter.grad
             if gradient is not None:
                 yield prefix + canonical_name(name), whole(gradient.detach()).cpu()
+
+
+def _is_engine(model: torch.nn.Module) -> bool:
+    """Return whether DeepSpeed holds a model's gradients and weights."""
+    return hasattr(model, "zero_optimization_stage")
 
 
 def _of_engine(parameter: Tensor) -> Tensor | None:
@@ -54,8 +58,8 @@ def weights(accelerator: Accelerator) -> Iterator[tuple[str, Tensor]]:
     Args:
         accelerator: Whose models are meant.
     """
-    engine = accelerator.distributed_type == DistributedType.DEEPSPEED
     for prefix, model, bare in _bare_models(accelerator):
+        engine = _is_engine(model)
         state = accelerator.get_state_dict(model) if engine else {}
         for name, parameter in bare.named_parameters():
             name = canonical_name(name)

@@ -21,10 +21,10 @@ from accel_core.errors import (
     PreparationError,
     StateError,
 )
-from accel_core.host import availability
 from accel_core.host.environ import patch_environment
 from accel_core.optim.optimizer import AcceleratedOptimizer
 from accel_core.optim.scheduler import AcceleratedScheduler
+from accel_core.options.engines import Engine, Presence
 from accel_core.options.enums import DistributedType
 from accel_core.plugins.accumulation import GradientAccumulationPlugin
 from accel_core.plugins.compilation import TorchDynamoPlugin
@@ -342,7 +342,8 @@ def test_contradictions_leave_no_state(arguments: dict[str, Any], message: str) 
 
 def test_engine_of_the_environment_is_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     """ACCELERATE_USE_MEGATRON_LM without megatron-core says what to install, and leaves no state."""
-    monkeypatch.setattr(availability, "is_megatron_core_available", lambda: False)
+    absent = Presence(None, "megatron-core is not installed", "pip install megatron-core")
+    monkeypatch.setattr(Engine, "presence", lambda engine: absent)
     with patch_environment(ACCELERATE_USE_MEGATRON_LM="true"), pytest.raises(MissingDependencyError, match="megatron"):
         Accelerator()
     assert PartialState._shared_state == {}

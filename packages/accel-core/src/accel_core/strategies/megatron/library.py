@@ -1,33 +1,13 @@
-"""The library megatron-core: found before a run starts, imported when its groups are made."""
+"""The library megatron-core, imported when its groups are made."""
 
 from __future__ import annotations
 
 import importlib
 from types import ModuleType
 
-from accel_core.errors import MissingDependencyError
-from accel_core.host import availability, versions
+from accel_core.host import availability
 
-__all__ = ["core", "has_transformer_engine", "require", "training_arguments"]
-
-_OLDEST = "0.16.0"
-_INSTALL = "Run `pip install 'accel-core[megatron]'`."
-
-
-def require() -> None:
-    """Refuse a run with Megatron where megatron-core is not installed, without importing it.
-
-    Raises:
-        MissingDependencyError: It is not installed, or is too old.
-    """
-    if not availability.is_megatron_core_available():
-        raise MissingDependencyError(
-            f"This run asks for Megatron-LM, whose engine stands on megatron-core; got no library of that name. "
-            f"{_INSTALL}"
-        )
-    if versions.compare_versions("megatron-core", "<", _OLDEST):
-        found = versions.installed_version("megatron-core")
-        raise MissingDependencyError(f"The engine stands on megatron-core {_OLDEST} or newer; got {found}. {_INSTALL}")
+__all__ = ["core", "has_transformer_engine", "training_arguments"]
 
 
 def core(name: str) -> ModuleType:

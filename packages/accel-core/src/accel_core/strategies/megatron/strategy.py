@@ -13,6 +13,7 @@ import torch
 from accel_core.errors import ConfigurationError, EngineUnavailableError, PreparationError
 from accel_core.mesh.layout import Layout
 from accel_core.optim.optimizer import AcceleratedOptimizer
+from accel_core.options import engines
 from accel_core.options.enums import DistributedType
 from accel_core.plugins.megatron import MegatronLMDummyScheduler, MegatronLMPlugin
 from accel_core.plugins.parallelism import ParallelismConfig
@@ -20,7 +21,7 @@ from accel_core.precision import registry as precisions
 from accel_core.precision.precision import Precision
 from accel_core.process.world import GroupNeeds
 from accel_core.strategies.bundle import Bundle, Kind, Slot
-from accel_core.strategies.megatron import arguments, groups, library, loaders, making, models, optimizers
+from accel_core.strategies.megatron import arguments, groups, loaders, making, models, optimizers
 from accel_core.strategies.megatron.engine import MegatronEngine
 from accel_core.strategies.megatron.format import EngineFormat
 from accel_core.strategies.megatron.loaders import MegatronLMDummyDataLoader
@@ -62,7 +63,7 @@ class MegatronStrategy(Strategy):
             EngineUnavailableError: A mesh beside the degrees.
             MissingDependencyError: megatron-core is not installed.
         """
-        library.require()
+        engines.named("megatron").require()
         arguments.refuse_unhonoured(plugin)
         if parallelism is not None and parallelism.total_size > 1:
             raise EngineUnavailableError(

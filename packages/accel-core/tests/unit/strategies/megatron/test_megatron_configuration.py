@@ -19,7 +19,7 @@ from accel_core.errors import (
     PreparationError,
     StateError,
 )
-from accel_core.host import availability
+from accel_core.options.engines import Engine, Presence
 from accel_core.plugins.megatron import MegatronLMDummyScheduler, MegatronLMPlugin
 from accel_core.plugins.parallelism import ParallelismConfig
 from accel_core.state import any_set
@@ -32,7 +32,7 @@ from accel_core.strategies.megatron.strategy import MegatronStrategy
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the strategy believe that megatron-core is there."""
-    monkeypatch.setattr(library, "require", lambda: None)
+    monkeypatch.setattr(Engine, "presence", lambda engine: Presence("0.16.1"))
 
 
 def test_ranks_are_numbered_as_megatron_does(installed: None) -> None:
@@ -76,8 +76,9 @@ def test_what_megatron_core_lacks_is_refused(
 
 def test_without_the_library_a_run_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing of the run exists then."""
-    monkeypatch.setattr(availability, "is_megatron_core_available", lambda: False)
-    with pytest.raises(MissingDependencyError, match=r"pip install 'accel-core\[megatron\]'"):
+    absent = Presence(None, "megatron-core is not installed", "pip install megatron-core transformers")
+    monkeypatch.setattr(Engine, "presence", lambda engine: absent)
+    with pytest.raises(MissingDependencyError, match="Run `pip install megatron-core transformers`"):
         Accelerator(cpu=True, megatron_lm_plugin=MegatronLMPlugin())
     assert not any_set()
 

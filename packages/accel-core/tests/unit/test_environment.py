@@ -13,7 +13,7 @@ import torch
 
 from accel_core.accelerator import Accelerator
 from accel_core.devices import registry
-from accel_core.errors import ConfigurationError, DeviceUnavailableError, EngineUnavailableError
+from accel_core.errors import ConfigurationError, DeviceUnavailableError
 from accel_core.host.environ import patch_environment
 from accel_core.logging import get_logger
 from accel_core.options.hardware import HARDWARE
@@ -108,7 +108,7 @@ EFFECTS: dict[str, tuple[str, Callable[[], bool]]] = {
     "ACCELERATE_USE_CPU": ("true", lambda: PartialState()._cpu is True),
     "ACCELERATE_USE_DEEPSPEED": ("true", lambda: choose(Request(1)).strategy.name == "deepspeed"),
     "ACCELERATE_USE_FSDP": ("true", _shards),
-    "ACCELERATE_USE_MEGATRON_LM": ("true", _raises(EngineUnavailableError)),
+    "ACCELERATE_USE_MEGATRON_LM": ("true", lambda: choose(Request(1)).strategy.name == "megatron"),
     "ACCELERATE_USE_PARALLELISM_CONFIG": ("true", lambda: Accelerator().parallelism_config is not None),
     "OMP_NUM_THREADS": ("1", _threads_stay),
     "USE_TORCH_XLA": ("0", lambda: not registry.named("xla").is_available()),

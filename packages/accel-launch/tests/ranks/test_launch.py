@@ -124,7 +124,7 @@ def test_port_in_use_is_told(accel, script) -> None:
         port = str(taken.getsockname()[1])
         done = accel("launch", "--cpu", "--num-processes", "2", "--main-process-port", port, script(SUM))
     assert done.returncode == 1
-    assert f"cannot meet on port {port}" in done.stderr
+    assert f"cannot connect on port {port}" in done.stderr
 
 
 def test_env_shows_versions(accel, tmp_path: Path) -> None:

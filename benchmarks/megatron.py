@@ -189,7 +189,7 @@ def main() -> None:
         work(*json.loads(args.work))
         return
     titles = " | ".join(WAYS)
-    print(f"| Megatron | {titles} | reach |\n|---|{'---|' * len(WAYS)}---|")
+    print(f"| Megatron | {titles} | target |\n|---|{'---|' * len(WAYS)}---|")
     for name in [args.only] if args.only else ROWS:
         title, form, reach = ROWS[name]
         cells = " | ".join(form.format(ranks(name, way)) for way in WAYS)

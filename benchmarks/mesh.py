@@ -23,7 +23,7 @@ import subprocess
 import sys
 import time
 
-ROUNDS, STEPS, WIDTH, LAYERS, BATCH = 16, 4, 256, 6, 64
+ROUNDS, STEPS, WIDTH, LAYERS, BATCH = 60, 2, 256, 6, 64
 LENGTH, HEADS, SEQUENCES = 512, 8, 2
 
 
@@ -327,7 +327,7 @@ def main() -> None:
         name, arguments = json.loads(args.work)
         work(name, arguments)
         return
-    print("| gloo ranks | ratio | accel, ms | by hand, ms | reach |\n|---|---|---|---|---|")
+    print("| gloo ranks | ratio | accel, ms | by hand, ms | target |\n|---|---|---|---|---|")
     for name in [args.only] if args.only else ROWS:
         print(ROWS[name](), flush=True)
 

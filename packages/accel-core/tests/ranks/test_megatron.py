@@ -236,17 +236,17 @@ def test_degrees_change_nothing(folder: Path, case: str) -> None:
 
 def test_other_degrees_go_on(folder: Path) -> None:
     """What two ranks saved, tensors, stages or states of the optimizer in parts, one rank goes on from alike."""
-    saved: dict[str, tuple[str, dict[str, Any]]] = {"gpt": ("gpt", {})}
+    saved: dict[str, tuple[str, dict[str, Any]]] = {kind: (kind, {}) for kind in ("gpt", "bert", "t5")}
     for case in ("tensor", "pipeline", "data"):
-        if not (folder / f"end-{case}-gpt").exists():
-            on_ranks(2, spread, folder, case, ("gpt",), CASES[case][0])
+        plugin, kinds = CASES[case]
+        if not all((folder / f"end-{case}-{kind}").exists() for kind in kinds):
+            on_ranks(2, spread, folder, case, kinds, plugin)
         own = {"use_distributed_optimizer": True} if case == "data" else {}
-        saved[f"{case}-gpt"] = ("gpt", own)
+        saved |= {f"{case}-{kind}": (kind, own) for kind in kinds}
     on_ranks(1, resumed, folder, saved)
-    expected = noted(folder, "resumed-gpt")
-    for name in saved:
-        for step, alone in zip(noted(folder, f"resumed-{name}"), expected, strict=True):
-            assert step == pytest.approx(alone, rel=1e-4)
+    for name, (kind, _) in saved.items():
+        for step, alone in zip(noted(folder, f"resumed-{name}"), noted(folder, f"resumed-{kind}"), strict=True):
+            assert step == pytest.approx(alone, rel=1e-4), name
     manifest = Manifest.read(folder / "end-tensor-gpt")
     assert manifest is not None
     listed = {entry.name for entry in manifest.entries if entry.digest}

@@ -93,11 +93,13 @@ class _Forked:
     def _note(self, told: str) -> None:
         attempt, rank = int(text("TORCHELASTIC_RESTART_COUNT") or 0), int(text("RANK") or 0)
         note = {"attempt": attempt, "when": time.monotonic(), "rank": rank, "traceback": told}
-        (self._notes / f"{attempt}-{rank}.json").write_text(json.dumps(note))
+        begun = self._notes / f"{attempt}-{rank}.begun"
+        begun.write_text(json.dumps(note))
+        begun.replace(begun.with_suffix(".json"))  # whole or not there: a rank may be stopped while it writes
 
     def first_exception(self) -> tuple[int, str] | None:
         """Return the rank that raised first in the last attempt, and its traceback; None where none raised."""
-        notes = [json.loads(path.read_text()) for path in self._notes.iterdir()]
+        notes = [json.loads(path.read_text()) for path in self._notes.glob("*.json")]
         if not notes:
             return None
         last = max(note["attempt"] for note in notes)

@@ -159,7 +159,7 @@ for batch in loader:
 
 
 def test_watchdog_goes_by_the_training_loop(accel, script, tmp_path: Path) -> None:
-    """A loop that trains in silence for long is let be; once it is stuck it is ended, though a thread prints on."""
+    """A loop that trains for long without output goes on; once it hangs it is ended, though a thread prints on."""
     done = accel("launch", "--cpu", "--watchdog", "1.5", script(SILENT_THEN_STUCK))
     assert (tmp_path / "trained").exists(), done.stderr
     assert done.returncode == 134

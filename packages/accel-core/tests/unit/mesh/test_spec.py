@@ -58,7 +58,7 @@ def test_a_layout_is_read(text: str, engine: str, sizes: dict[str, int], stage: 
     ],
 )
 def test_what_is_no_layout_is_refused(text: str, said: str) -> None:
-    """A layout that cannot be meant is refused by what is wrong with it."""
+    """A contradictory layout is refused by what is wrong with it."""
     with pytest.raises(ConfigurationError, match=said):
         parse_layout(text)
 

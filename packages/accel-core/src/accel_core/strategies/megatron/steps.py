@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from argparse import Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -56,6 +56,28 @@ class AbstractTrainStep(ABC):
         """
 
 
+class _TrainStep(AbstractTrainStep):
+    """A training step whose functions are the plugin's where it has some, and the class's own otherwise."""
+
+    def _choose(
+        self, accelerator: object, args: Namespace, loss: Sequence[Any] = (), forward: Sequence[Any] = ()
+    ) -> None:
+        """Choose the functions.
+
+        Args:
+            accelerator: The Accelerator of the run.
+            args: The arguments of Megatron-LM.
+            loss: Further arguments of `get_loss_func`.
+            forward: Arguments of `get_forward_step_func`.
+        """
+        plugin = current().plugin
+        self.get_batch = plugin.custom_get_batch_function or self.get_batch_func(
+            accelerator, bool(args.megatron_dataset_flag)
+        )
+        self.loss_func = plugin.custom_loss_function or self.get_loss_func(accelerator, *loss)
+        self.forward_step = self.get_forward_step_func(*forward)
+
+
 def _summed(loss_mask: torch.Tensor, losses: torch.Tensor) -> Loss:
     """Return the loss of a micro batch whose tokens have losses, and what is reported of it."""
     counts = loss_mask.reshape(-1).float()
@@ -65,7 +87,7 @@ def _summed(loss_mask: torch.Tensor, losses: torch.Tensor) -> Loss:
     return total, tokens.to(torch.int), {"lm loss": reported}
 
 
-class GPTTrainStep(AbstractTrainStep):
+class GPTTrainStep(_TrainStep):
     """The training step of a GPT.
 
     Args:
@@ -75,13 +97,8 @@ class GPTTrainStep(AbstractTrainStep):
 
     def __init__(self, accelerator: object, args: Namespace) -> None:
         super().__init__("GPTTrainStep")
-        plugin = current().plugin
         self.returns_logits = bool(getattr(args, "return_logits", False))
-        self.get_batch = plugin.custom_get_batch_function or self.get_batch_func(
-            accelerator, bool(args.megatron_dataset_flag)
-        )
-        self.loss_func = plugin.custom_loss_function or self.get_loss_func(accelerator)
-        self.forward_step = self.get_forward_step_func()
+        self._choose(accelerator, args)
 
     def get_batch_func(self, accelerator: object, megatron_dataset_flag: bool) -> Callable[..., Any]:
         """Return what reads tokens, labels, loss mask, attention mask and positions of the next micro batch.
@@ -133,7 +150,7 @@ def _with_logits(loss_func: Callable[..., Any], labels: torch.Tensor, mask: torc
     return loss_func(mask, (losses.view_as(labels), logits))
 
 
-class BertTrainStep(AbstractTrainStep):
+class BertTrainStep(_TrainStep):
     """The training step of a BERT.
 
     Args:
@@ -143,14 +160,12 @@ class BertTrainStep(AbstractTrainStep):
 
     def __init__(self, accelerator: object, args: Namespace) -> None:
         super().__init__("BertTrainStep")
-        plugin = current().plugin
-        self.get_batch = plugin.custom_get_batch_function or self.get_batch_func(
-            accelerator, bool(args.megatron_dataset_flag)
+        self._choose(
+            accelerator,
+            args,
+            loss=(args.pretraining_flag, args.num_labels),
+            forward=(args.pretraining_flag, args.bert_binary_head),
         )
-        self.loss_func = plugin.custom_loss_function or self.get_loss_func(
-            accelerator, args.pretraining_flag, args.num_labels
-        )
-        self.forward_step = self.get_forward_step_func(args.pretraining_flag, args.bert_binary_head)
 
     def get_batch_func(self, accelerator: object, megatron_dataset_flag: bool) -> Callable[..., Any]:
         """Return what reads tokens, types, sentence label, loss mask, labels and padding mask of a micro batch.
@@ -205,7 +220,7 @@ class BertTrainStep(AbstractTrainStep):
         return forward_step
 
 
-class T5TrainStep(AbstractTrainStep):
+class T5TrainStep(_TrainStep):
     """The training step of a T5.
 
     Args:
@@ -215,12 +230,7 @@ class T5TrainStep(AbstractTrainStep):
 
     def __init__(self, accelerator: object, args: Namespace) -> None:
         super().__init__("T5TrainStep")
-        plugin = current().plugin
-        self.get_batch = plugin.custom_get_batch_function or self.get_batch_func(
-            accelerator, bool(args.megatron_dataset_flag)
-        )
-        self.loss_func = plugin.custom_loss_function or self.get_loss_func(accelerator)
-        self.forward_step = self.get_forward_step_func()
+        self._choose(accelerator, args)
 
     @staticmethod
     def attn_mask_postprocess(attention_mask: torch.Tensor) -> torch.Tensor:

@@ -457,6 +457,7 @@ def test_metrics_count_what_parts_of_a_sequence_gave() -> None:
             "equal": batch,
             "names": ["a", "b"],
             "nan": loss[None] * torch.nan,
+            "hidden": torch.tensor([[-torch.inf, torch.inf], [torch.finfo().min, torch.finfo().min]]),
         }
         found = accelerator.gather_for_metrics(given)
         assert found["rows"].tolist() == [1.5, 1.5]
@@ -464,6 +465,7 @@ def test_metrics_count_what_parts_of_a_sequence_gave() -> None:
         assert found["names"] == ["a", "b"]
         assert torch.equal(found["equal"], batch)
         assert found["nan"].isnan().all()
+        assert torch.equal(found["hidden"], given["hidden"])
         for different in (batch + rank, loss * torch.arange(2.0), loss.expand(2, 3), torch.ones(2, 3 + rank)):
             with pytest.raises(DataError, match=words):
                 accelerator.gather_for_metrics((batch, different))

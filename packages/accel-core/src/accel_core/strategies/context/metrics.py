@@ -84,7 +84,9 @@ def _leaf(value: object) -> _Leaf:
         return _Leaf(type(value).__name__)
     numbers = torch.nan_to_num(value.detach().flatten().float())
     weights = torch.arange(1, numbers.numel() + 1, device=numbers.device).cos()
-    content, size = torch.stack([(numbers * weights).sum(), numbers.abs().sum()]).tolist()
+    # In float64, where a sum of the largest float32 numbers, which stand for infinities too, is finite.
+    sums = [each.sum(dtype=torch.float64) for each in (numbers * weights, numbers.abs())]
+    content, size = torch.stack(sums).tolist()
     kind = f"a tensor of shape {tuple(value.shape)} in {value.dtype}"
     return _Leaf(kind, content, size, _loss(value))
 

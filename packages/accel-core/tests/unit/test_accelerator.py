@@ -387,8 +387,6 @@ def test_trigger_is_seen_once() -> None:
     assert not accelerator.check_trigger()
 
 
-# torch 2.11 warns whenever its profiler starts without acc_events, once a process.
-@pytest.mark.filterwarnings("ignore:Warning. Profiler clears events at the end of each cycle:UserWarning")
 def test_profile_writes_a_chrome_trace(tmp_path: Path) -> None:
     """With an output folder each rank writes its trace."""
     accelerator = Accelerator()

@@ -2,7 +2,8 @@
 
     accel launch --cpu --num-processes 2 examples/gallery/gan.py
 
-Shows two models with an optimizer each in one Accelerator, and noise that differs from process to process.
+Shows two models with an optimizer each in one Accelerator. All processes draw the noise of the whole batch from one
+seed, and each uses its own part of it: any number of processes trains on the same noise.
 """
 
 import sys
@@ -30,6 +31,12 @@ def mlp(*sizes: int) -> nn.Sequential:
     return nn.Sequential(*layers[:-1])
 
 
+def own_noise(accelerator: Accelerator, count: int, chance: torch.Generator) -> torch.Tensor:
+    """Draw noise for so many images of every process; return the part of this one."""
+    everything = torch.randn(accelerator.num_processes, count, NOISE, generator=chance)
+    return everything[accelerator.process_index].to(accelerator.device)
+
+
 def picture(image: torch.Tensor) -> str:
     """Return an image in characters."""
     return "".join("\n    " + "".join(" .:*#"[int(value * 4.99)] * 2 for value in row) for row in image)
@@ -46,12 +53,12 @@ def main() -> None:
     loader = DataLoader(datasets()[0], batch_size=32, shuffle=True)
     painter, judge, brush, eye, loader = accelerator.prepare(painter, judge, brush, eye, loader)
 
-    set_seed(1, device_specific=True)  # each process draws its own noise
+    chance = torch.Generator().manual_seed(1)
     painter_losses, judge_losses = [], []
     for _ in range(EPOCHS):
         for images, _labels in loader:
             real = images.flatten(1)
-            drawn = painter(torch.randn(len(real), NOISE, device=accelerator.device))
+            drawn = painter(own_noise(accelerator, len(real), chance))
             verdicts = judge(torch.cat([real, drawn.detach()])).squeeze(1)
             truth = torch.cat([torch.ones(len(real)), torch.zeros(len(real))]).to(verdicts)
             judge_loss = nn.functional.binary_cross_entropy_with_logits(verdicts, truth)
@@ -70,7 +77,7 @@ def main() -> None:
         judge_losses.append(float(both[1]))
 
     with torch.no_grad():
-        drawn = painter(torch.randn(64, NOISE, device=accelerator.device))
+        drawn = painter(own_noise(accelerator, 64, chance))
         fooled = accelerator.gather((judge(drawn).squeeze(1) > 0).float()).mean()
     rows = {
         "processes": accelerator.num_processes,

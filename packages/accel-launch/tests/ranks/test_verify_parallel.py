@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from pathlib import Path
@@ -11,13 +12,14 @@ import pytest
 from accel_core.errors import LaunchError
 from accel_core.testing.world import run
 from accel_launch.supervision.ranks import RanksEnded
-from accel_launch.verify.comparison import Finding, compare
+from accel_launch.verify.comparison import Finding, compare, own_draw
 from accel_launch.verify.layouts import LayoutAsked, layout_asked, layouts_asked
 from accel_launch.verify.records import Run, read_run
 from accel_launch.verify.run import Asked, check_one_process, variables_of, verdict_on, verify_parallel
 
 HERE = Path(__file__).parent
 VERIFIED = HERE / "verified.py"
+NOISY_FAULT = "noisy_and_missing_reduction"
 
 
 def _record(folder: str, steps: int, parts: int, counts: bool, target: str) -> None:
@@ -85,6 +87,20 @@ def test_a_planted_fault_is_found(one: Run, fault: str, kind: str, where: str, t
     assert told in first.text, str(first)
 
 
+def test_noise_of_each_rank_is_named_and_excuses_no_fault(one: Run, tmp_path: Path) -> None:
+    """What ranks draw by themselves makes losses incomparable, on that line; a missing reduction stays a difference."""
+    (layout,) = layouts_asked("dp2", 2)
+    ranks = {name: recorded(tmp_path / name, f"{VERIFIED}:{name}", layout) for name in ("noisy", NOISY_FAULT)}
+    alone = recorded(tmp_path / "one", f"{VERIFIED}:noisy")
+    excused, found = (verdict_on(asked(tmp_path), layout, alone, ended(tmp_path, 0), run) for run in ranks.values())
+    line = next(n for n, text in enumerate(VERIFIED.read_text().splitlines(), 1) if "torch.randn_like(" in text)
+    assert str(excused).startswith("dp2 is not comparable: rank 0 draws random numbers at "), excused
+    assert f"verified.py:{line} that one process does not draw. Draw them for each sample" in str(excused)
+    assert found.state == "differs"
+    assert "a reduction over ranks is missing" in str(found.findings)
+    assert own_draw(one, one, 2) is None
+
+
 @pytest.fixture(scope="module")
 def one_by_parts(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Run]:
     """The training that fits every mesh, on one process that reads some parts of the data."""
@@ -115,7 +131,7 @@ def test_what_a_strategy_refuses_is_written_down(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="plan"):
         recorded(tmp_path / "ranks", f"{VERIFIED}:sound", layout_asked("tp2"))
     ranks = read_run(tmp_path / "ranks")
-    assert (ranks.refused, ranks.steps) == (True, [])
+    assert (ranks.refused, ranks.trained, ranks.steps) == (True, False, [])
     assert "plan" in str(ranks.note)
 
 
@@ -164,6 +180,8 @@ def test_ranks_that_fail_are_a_verdict(one: Run, tmp_path: Path) -> None:
 def test_a_script_that_cannot_be_verified_is_an_error(tmp_path: Path) -> None:
     """One that never steps, is too slow, or fails on one process, whose own traceback is shown."""
     idle = recorded(tmp_path / "idle", f"{VERIFIED}:never_steps")
+    with pytest.raises(LaunchError, match="The script trains nothing, so there is nothing to compare"):
+        check_one_process(asked(tmp_path), ended(tmp_path, 0), dataclasses.replace(idle, trained=False))
     with pytest.raises(LaunchError, match="got 0 optimizer steps of 2 with a prepared optimizer"):
         check_one_process(asked(tmp_path), ended(tmp_path, 0), idle)
     with pytest.raises(LaunchError, match=r"got 9 s for 2 optimizer steps\. Pass a longer --timeout"):

@@ -119,6 +119,16 @@ def scaled() -> None:
     train("scaled")
 
 
+def noisy() -> None:
+    """Train on noise that each rank draws, beside some that all draw alike."""
+    train("noisy")
+
+
+def noisy_and_missing_reduction() -> None:
+    """Train on such noise, and leave the gradients of each rank where they are."""
+    train("noisy, missing reduction")
+
+
 def never_steps() -> None:
     """Use an optimizer that was not prepared."""
     train("never steps")
@@ -179,10 +189,14 @@ def epoch(accelerator, model, loader, optimizer, schedule, fault: str) -> None: 
     """Train for one epoch."""
     model.train()
     for tokens, classes in loader:
-        unsynchronised = accelerator.no_sync(model) if fault == "missing reduction" else nullcontext()
+        unsynchronised = accelerator.no_sync(model) if "missing reduction" in fault else nullcontext()
         with accelerator.accumulate(model), unsynchronised:
             mask = None if fault == "mask dropped" and accelerator.use_distributed else mask_of(tokens)
-            accelerator.backward(F.cross_entropy(model(tokens, mask), classes))
+            scores = model(tokens, mask)
+            if "noisy" in fault:
+                alike = torch.randn(3, generator=torch.Generator().manual_seed(1))
+                scores = scores + alike + torch.randn_like(scores)
+            accelerator.backward(F.cross_entropy(scores, classes))
             if accelerator.sync_gradients:
                 accelerator.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()

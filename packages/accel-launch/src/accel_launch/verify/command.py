@@ -51,6 +51,6 @@ COMMAND = Command(
     "Check that a script trains on layouts of ranks as on one process.",
     _add_arguments,
     "accel_launch.verify.run:run",
-    "The exit status is 0 where every layout equals one process, 1 where one differs, is refused or fails, and 2 for a "
-    "wrong argument.",
+    "The exit status is 0 where every layout equals one process, 1 where one differs, is not comparable, is "
+    "refused or fails, and 2 for a wrong argument.",
 )

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from accel_launch.verify.records import Run
 
-__all__ = ["Finding", "Largest", "Tolerance", "compare", "largest_difference", "tolerance_of"]
+__all__ = ["Finding", "Largest", "Tolerance", "compare", "largest_difference", "own_draw", "tolerance_of"]
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Finding:
         kind: What differs: `dropout`, `mask`, `loss`, `gradient`, `clipping`, `learning rate`, `update`, `metrics`.
         where: Parameter, module or call where it shows; empty where it is none of these.
         text: What is there and what one process has.
-        difference: How far apart, where that is a number.
+        difference: How far apart values are; `None` where something is wrong whatever the values are.
     """
 
     step: int
@@ -82,6 +82,11 @@ class Finding:
     where: str
     text: str
     difference: float | None = None
+
+    @property
+    def certain(self) -> bool:
+        """Whether random numbers that ranks draw by themselves cannot be the cause."""
+        return self.difference is None or self.kind == "learning rate"
 
     def __str__(self) -> str:
         """Return one line."""
@@ -150,6 +155,24 @@ def largest_difference(one: Run, ranks: Run) -> Largest | None:
         if name in theirs and ours[name].shape == theirs[name].shape and ours[name].numel()
     ]
     return max(pairs, key=lambda each: each.value, default=None)
+
+
+def own_draw(one: Run, ranks: Run, last: int) -> str | None:
+    """Say which rank draws random numbers that one process does not draw, and where; `None` if each draws the same.
+
+    Ranks that draw for each sample, or for all of them and use their part, draw what one process draws too.
+
+    Args:
+        one: The run on one process.
+        ranks: The run on ranks.
+        last: The last step that counts, from 1.
+    """
+    for ours, lines in zip(one.steps[:last], ranks.steps, strict=False):
+        for rank, line in enumerate(lines):
+            for place, drawn in line["drawn"].items():
+                if not set(drawn) <= set(ours[0]["drawn"].get(place, ())):
+                    return f"rank {rank} draws random numbers at {place} that one process does not draw"
+    return None
 
 
 class _Noise:
@@ -222,7 +245,10 @@ def _losses(one: Run, ranks: Run, step: int, tolerance: Tolerance) -> Iterator[F
             text += f"; outputs differ first in `{place[0] or 'the model'}` ({place[1]})"
         if _rows(one, step) != _rows(ranks, step):
             text += "; the rows that ranks read are not those that one process read"
-        if any(line["draws"] for line in ranks.steps[step - 1]):
+        own = own_draw(one, ranks, step)
+        if own is not None:
+            text += f"; {own}"
+        elif any(line["draws"] for line in ranks.steps[step - 1]):
             text += "; the script draws random numbers for each batch, which differ from rank to rank"
         yield Finding(step, "loss", "", text, abs(found - expected))
 
@@ -353,7 +379,7 @@ def _updates(one: Run, ranks: Run, step: int, tolerance: Tolerance, noise: _Nois
             < float(should.abs().max() if moved.numel() else 0.0)
         ):
             text = "it did not move, and on one process it did; the optimizer holds another, stale parameter"
-            yield Finding(step, "update", f"`{name}`", text, float(should.abs().max()))
+            yield Finding(step, "update", f"`{name}`", text)
             continue
         found = _distance(noise.without(name, should), noise.without(name, moved))
         rounding = torch.finfo(value.dtype).eps * float(torch.linalg.vector_norm(value.double()))

@@ -32,6 +32,7 @@ class ForwardWatch:
             and sum of squares of the elements of its first output, in the order in which calls ended.
         masks: For each call of attention in the step, `causal`, `mask` or `none`.
         seed: A digest of the generator's state where dropout would first draw in the step; `None` without dropout.
+        in_backward: Whether a backward pass runs, in which what is computed may be computed again.
     """
 
     def __init__(self) -> None:
@@ -39,7 +40,7 @@ class ForwardWatch:
         self.masks: list[str] = []
         self.seed: str | None = None
         self._listening = True
-        self._in_backward = False
+        self.in_backward = False
         self._handles: list[Any] = []
         self._recurrent: list[nn.Module] = []
 
@@ -76,7 +77,7 @@ class ForwardWatch:
         Args:
             models: The prepared models. Their dropout may have been compiled, where nothing is seen of its call.
         """
-        self._listening, self._in_backward = False, True
+        self._listening, self.in_backward = False, True
         modules = [module for model in models for module in model.modules()]
         drops = any(isinstance(each, _DROPOUT_MODULES) and each.p > 0 and each.training for each in modules)
         if drops or any(module.training for module in self._recurrent):
@@ -84,7 +85,7 @@ class ForwardWatch:
 
     def backward_ended(self) -> None:
         """Note that the next forward pass may come."""
-        self._in_backward = False
+        self.in_backward = False
 
     def next_step(self) -> None:
         """Begin the record of the next step."""
@@ -111,7 +112,7 @@ class ForwardWatch:
             training: bool = training,
             inplace: bool = False,
         ) -> Tensor:
-            if training and p > 0 and not self._in_backward:
+            if training and p > 0 and not self.in_backward:
                 self._draws(input.device)
             return original(input, p, False, inplace)
 
@@ -128,7 +129,7 @@ class ForwardWatch:
             is_causal: bool = False,
             **more: object,
         ) -> Tensor:
-            if not self._in_backward and not torch.compiler.is_compiling():
+            if not self.in_backward and not torch.compiler.is_compiling():
                 self.masks.append("causal" if is_causal else "none" if attn_mask is None else "mask")
                 if dropout_p > 0:
                     self._draws(query.device)

@@ -32,6 +32,7 @@ from accel_core.host import environ
 from accel_core.mesh.layout import GROUPS
 from accel_core.mesh.tensor import whole
 from accel_core.optim.optimizer import AcceleratedOptimizer
+from accel_launch.verify.draws import DrawWatch
 from accel_launch.verify.forward import ForwardWatch
 from accel_launch.verify.one_process import read_for_all
 from accel_launch.verify.values import generator_state, gradients, peak_memory, row_digests, sketch, weights
@@ -73,14 +74,14 @@ class Recorder:
         self._folder = folder
         self._rank = environ.integer("RANK", 0) or 0
         self._record = open(folder / f"{self._rank}.jsonl", "w")  # noqa: SIM115  closed in `end`
-        self._forward = ForwardWatch()
+        self._forward, self._draw_watch = ForwardWatch(), DrawWatch(self._draws_count)
         self._accelerator: Accelerator | None = None
         self._losses: list[tuple[float, float | None]] = []
         self._rows: list[list[str]] = []
         self._gradients: dict[str, tuple[float, str]] | None = None
         self._clipped: float | None = None
         self._states: list[str] = []
-        self._draws = False
+        self._draws = self._trained = False
         self._trained_with: list[object] = []
         self._reading: list[object] = []
         self._empty_epochs = 0
@@ -89,6 +90,7 @@ class Recorder:
     def install(self) -> None:
         """Put the watch into Accelerator, prepared loaders, prepared optimizers and torch's own functions."""
         self._forward.install()
+        self._draw_watch.install()
         if self._parts:
             read_for_all(self._parts, counts=self._counts)
         self._watch_accelerator()
@@ -112,7 +114,8 @@ class Recorder:
         device = torch.device("cpu") if self._accelerator is None else self._accelerator.device
         note = None if error is None or isinstance(error, SystemExit) else f"{type(error).__name__}: {error}"
         refused = isinstance(error, REFUSALS) and self.step < self.steps
-        self.write("end", steps=self.step, memory=peak_memory(device), note=note, refused=refused)
+        facts = {"memory": peak_memory(device), "note": note, "refused": refused, "trained": self._trained}
+        self.write("end", steps=self.step, **facts)
         self._record.close()
 
     def _watch_accelerator(self) -> None:
@@ -137,6 +140,7 @@ class Recorder:
             recorder._losses.append((value, None if weight is None else float(weight)))
             recorder._draws |= bool(recorder._states) and recorder._states != recorder._generators()
             recorder._forward.backward_begins(accelerator._models)
+            recorder._trained = True
             backward(accelerator, loss, weight=weight, **kwargs)
             recorder._forward.backward_ended()
 
@@ -219,8 +223,10 @@ class Recorder:
             masks=self._forward.masks,
             seed=self._forward.seed,
             draws=self._draws,
+            drawn=self._draw_watch.drawn,
         )
         self._forward.next_step()
+        self._draw_watch.next_step()
         self._losses, self._rows, self._gradients, self._clipped, self._draws = [], [], None, None, False
         self._note_loader()
 
@@ -267,6 +273,12 @@ class Recorder:
         """Return the states of the generators from which a batch may be trained with random numbers."""
         here = {torch.device("cpu"), self._accelerator.device if self._accelerator else torch.device("cpu")}
         return [generator_state(device) for device in sorted(here, key=str)]
+
+    def _draws_count(self) -> bool:
+        """Return whether a model trains in a step that is compared, and this is not its backward pass."""
+        models = [] if self._accelerator is None else self._accelerator._models
+        trains = self.step < self.steps and any(model.training for model in models)
+        return trains and not self._forward.in_backward
 
     def _begins_empty_epoch(self) -> None:
         self._empty_epochs += 1

@@ -28,6 +28,7 @@ class Run:
         memory: The most memory that each rank held, in bytes.
         note: What the script raised after its last step, or the strategy's refusal before; `None` of neither.
         refused: Whether a strategy refused the script.
+        trained: Whether there was a backward pass.
     """
 
     folder: Path
@@ -39,6 +40,7 @@ class Run:
     memory: list[int] = field(default_factory=list)
     note: str | None = None
     refused: bool = False
+    trained: bool = True
 
     def tensors(self, step: int, what: str) -> dict[str, Tensor]:
         """Return the whole gradients or weights of a step, by name; weights of step 0 are those before the first.
@@ -110,4 +112,5 @@ def read_run(folder: Path) -> Run:
         [line["memory"] for line in ends],
         None if told is None else told["note"],
         told is not None and bool(told["refused"]),
+        not ends or any(line["trained"] for line in ends),
     )

@@ -14,7 +14,7 @@ from accel_launch.verify.records import Run
 
 __all__ = ["Numbers", "Report", "Verdict", "print_report", "run_as_numbers"]
 
-_KINDS = {"equal": "good", "differs": "error", "refused": "warning", "failed": "error"}
+_KINDS = {"equal": "good", "differs": "error", "not comparable": "warning", "refused": "warning", "failed": "error"}
 _SHOWN = 5
 
 
@@ -44,8 +44,9 @@ class Verdict:
         ranks: Number of processes.
         parts: Into how many parts the data is split; one process read them all.
         numbers: What was measured.
-        state: `equal`, `differs`, `refused` (the strategy does not train this script) or `failed`.
-        told: Why it was refused or failed.
+        state: `equal`, `differs`, `not comparable` (ranks draw random numbers of their own, which may be why it
+            differs), `refused` (the strategy does not train this script) or `failed`.
+        told: Why it was refused or failed, or is not comparable.
         findings: What differs, in the order in which it appears.
         largest: The largest difference of the weights after the last step.
         note: What the script raised after its last step.
@@ -69,7 +70,7 @@ class Verdict:
             return f"{self.layout} equals one process"
         if self.state == "differs":
             return f"{self.layout} differs: {self.findings[0]}"
-        return f"{self.layout} {'is refused' if self.state == 'refused' else 'failed'}: {self.told}"
+        return f"{self.layout} {'failed' if self.state == 'failed' else f'is {self.state}'}: {self.told}"
 
 
 @dataclass(frozen=True)
@@ -180,7 +181,7 @@ def _rows_of(name: str, numbers: Numbers) -> Iterator[tuple[str, ...]]:
 
 def _print_verdict(verdict: Verdict, colours: bool) -> None:
     print(paint(str(verdict), _KINDS[verdict.state], colours))
-    for finding in verdict.findings[1:_SHOWN]:
+    for finding in verdict.findings[verdict.state == "differs" : _SHOWN]:
         print(f"  then {finding}")
     if len(verdict.findings) > _SHOWN:
         print(f"  and {len(verdict.findings) - _SHOWN} more; --json shows all")

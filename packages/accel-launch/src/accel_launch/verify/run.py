@@ -23,7 +23,7 @@ from accel_launch.settings.child import child_environment
 from accel_launch.settings.devices import count_gpus
 from accel_launch.supervision.ranks import RanksEnded, rank_variables, run_ranks
 from accel_launch.terminal import colours_wanted, paint, say
-from accel_launch.verify.comparison import compare, largest_difference, tolerance_of
+from accel_launch.verify.comparison import Finding, compare, largest_difference, own_draw, tolerance_of
 from accel_launch.verify.layouts import LayoutAsked, layouts_asked
 from accel_launch.verify.records import Run, read_run
 from accel_launch.verify.report import Report, Verdict, print_report, run_as_numbers
@@ -221,6 +221,11 @@ def check_one_process(asked: Asked, ended: RanksEnded, found: Run) -> None:
             f"The script fails on one process; got exit code {ended.codes[0]} after:\n{ended.tail(0)}\n"
             "Make it run by itself first."
         )
+    if not found.trained:
+        raise LaunchError(
+            "The script trains nothing, so there is nothing to compare; got no call of accelerator.backward on one "
+            "process. Verify a script that trains."
+        )
     raise LaunchError(
         f"The script ended before the step that was asked for; got {len(found.steps)} optimizer steps of "
         f"{asked.steps} with a prepared optimizer. Prepare the optimizer and the training loader, or ask for fewer "
@@ -244,8 +249,9 @@ def verdict_on(asked: Asked, layout: LayoutAsked, one: Run, ended: RanksEnded, f
         return Verdict(**about, state="refused", told=found.note or "")
     if len(found.steps) >= asked.steps:
         findings = compare(one, found)
-        state, largest = "differs" if findings else "equal", largest_difference(one, found)
-        return Verdict(**about, state=state, told="", findings=findings, largest=largest, note=found.note or one.note)
+        state, told = _state_of(one, found, findings)
+        note, largest = found.note or one.note, largest_difference(one, found)
+        return Verdict(**about, state=state, told=told, findings=findings, largest=largest, note=note)
     if ended.timed_out:
         told = f"it made {len(found.steps)} of {asked.steps} steps in {asked.timeout:g} s"
         return Verdict(**about, state="failed", told=told, log=ended.tail(0))
@@ -253,6 +259,16 @@ def verdict_on(asked: Asked, layout: LayoutAsked, one: Run, ended: RanksEnded, f
         return Verdict(**about, state="failed", told=f"it made {len(found.steps)} of {asked.steps} steps and ended")
     told = f"rank {ended.failed}: {ended.tail(ended.failed, 1) or 'it printed nothing'}"
     return Verdict(**about, state="failed", told=told, log=ended.tail(ended.failed))
+
+
+def _state_of(one: Run, found: Run, findings: Sequence[Finding]) -> tuple[str, str]:
+    """Return the state of a layout on which all steps were made, and why it is that one."""
+    if not findings:
+        return "equal", ""
+    own = own_draw(one, found, findings[0].step)
+    if own is None or any(finding.certain for finding in findings):
+        return "differs", ""
+    return "not comparable", f"{own}. Draw them for each sample, or for all ranks from one seed and use each its part."
 
 
 def _recorded(asked: Asked, name: str, size: int, parts: int, words: Sequence[str]) -> tuple[RanksEnded, Run]:

@@ -32,7 +32,7 @@ def make(tmp_path: Path) -> MakeRun:
             torch.save(values, folder / f"{file}.pt")
         line = {
             "losses": [[2.0, None]], "rows": [["a", "b"]], "clipped": 5.5, "rates": [0.1], "outputs": [], "masks": [],
-            "draws": False,
+            "draws": False, "drawn": {"noise.py:3": ["first", "second"]},
             "gradients": {key: sketch(value) for key, value in gradients.items()},
             "weights": {key: sketch(value) for key, value in weights.items()},
         }  # fmt: skip
@@ -67,6 +67,12 @@ def test_what_is_gradient_noise_may_move_otherwise(make: MakeRun) -> None:
         ({"losses": [[float("nan"), None]]}, "loss", "nan instead of 2"),
         ({"losses": [[2.1, None]], "rows": [["b", "a"]]}, "loss", "the rows that ranks read are not those"),
         ({"losses": [[2.1, None]], "draws": True}, "loss", "the script draws random numbers for each batch"),
+        ({"losses": [[2.1, None]], "drawn": {"noise.py:3": ["first"]}}, "loss", "2.1 instead of 2"),
+        (
+            {"losses": [[2.1, None]], "drawn": {"noise.py:3": ["third"]}},
+            "loss",
+            "rank 0 draws random numbers at noise.py:3",
+        ),
         ({"clipped": None}, "clipping", "rank 0 does not clip"),
         ({"clipped": 4.0}, "clipping", "returned 4 on rank 0 instead of 5.5"),
         ({"rates": [0.2]}, "learning rate", "0.2 on rank 0 instead of 0.1"),
@@ -81,6 +87,24 @@ def test_each_kind_of_difference_is_named(make: MakeRun, changed: dict[str, Any]
     first = compare(one, make("ranks", 2, **changed))[0]
     assert (first.step, first.kind) == (1, kind)
     assert text in str(first)
+
+
+@pytest.mark.parametrize(
+    ("changed", "certain"),
+    [
+        ({"losses": [[2.1, None]]}, False),
+        ({"clipped": 4.0}, False),
+        ({"weights": {"weight": torch.full((4,), 0.5)}}, False),
+        ({"weights": {"weight": torch.ones(4)}}, True),
+        ({"seed": "one for all"}, True),
+        ({"rates": [0.2]}, True),
+        ({"masks": ["none"]}, True),
+    ],
+)
+def test_random_numbers_do_not_excuse_a_fault(make: MakeRun, changed: dict[str, Any], certain: bool) -> None:
+    """Values may differ because of them; a stale parameter, a lost mask, a rate or equal seeds may not."""
+    one = make("one", masks=["mask"] if "masks" in changed else [])
+    assert compare(one, make("ranks", 2, **changed))[0].certain is certain
 
 
 def test_ranks_of_a_replica_draw_the_same(make: MakeRun) -> None:

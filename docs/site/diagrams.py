@@ -104,3 +104,43 @@ def parameters() -> str:
         out.append(f'<rect x="{x}" y="{y}" width="10" height="10" fill="{colour}"/>')
         out.append(drawing.text(x + 15, y + 9, word, "start"))
     return drawing.picture("\n".join(out), 114 + 130 * RANKS, 30 + 66 * len(SHARES) + 20)
+
+
+STEP = ("forward", "backward", "optimizer")
+"""The parts of a training step."""
+
+HELD = {
+    "weights": (4, 4, 4, 4, 4, 4),
+    "optimizer state": (8, 8, 8, 8, 8, 8),
+    "activations": (0, 10, 0, 0, 0, 0),
+    "gradients": (0, 0, 4, 4, 4, 0),
+    "workspace": (1, 1, 1, 4, 4, 0),
+}
+"""What is in memory at the beginning and the end of each part of a step, for some batch, in bytes a parameter."""
+
+_MOMENTS = (0.0, 1.0, 2.6, 2.6, 3.4, 3.4)
+
+
+def memory() -> str:
+    """Return the picture of what a training step with Adam holds, from moment to moment."""
+    left, bottom, across, up = 20, 216, 150, 8
+    below = [0] * len(_MOMENTS)
+    out = []
+    for (name, sizes), colour in zip(HELD.items(), drawing.COLOURS, strict=True):
+        above = [base + size for base, size in zip(below, sizes, strict=True)]
+        edge = [*zip(_MOMENTS, above, strict=True), *reversed([*zip(_MOMENTS, below, strict=True)])]
+        points = " ".join(f"{left + across * when:.1f},{bottom - up * height:.1f}" for when, height in edge)
+        out.append(f'<polygon points="{points}" fill="{colour}" fill-opacity=".75"><title>{name}</title></polygon>')
+        below = above
+    borders = sorted(set(_MOMENTS))
+    for name, start, end in zip(STEP, borders, borders[1:], strict=False):
+        x = left + across * end
+        out.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="24" y2="{bottom}" {drawing.GRID}/>')
+        out.append(drawing.text(left + across * (start + end) / 2, bottom + 16, name))
+    out.append(drawing.text(left + across, 18, "all activations"))
+    out.append(drawing.text(left + across * 2.6, 18, "all gradients"))
+    right = left + across * borders[-1] + 18
+    for number, (name, colour) in enumerate(reversed([*zip(HELD, drawing.COLOURS, strict=True)])):
+        out.append(f'<rect x="{right:.1f}" y="{60 + 20 * number}" width="10" height="10" fill="{colour}"/>')
+        out.append(drawing.text(right + 15, 69 + 20 * number, name, "start"))
+    return drawing.picture("\n".join(out), right + 120, bottom + 24)

@@ -168,6 +168,11 @@ def parameters_diagram() -> str:
     return _drawing(diagrams.parameters())
 
 
+def memory_diagram() -> str:
+    """Return the picture of what a training step holds, from moment to moment."""
+    return _drawing(diagrams.memory())
+
+
 def _drawing(svg: str) -> str:
     return f'<div class="accel-drawing">\n{svg}</div>\n'
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import xml.etree.ElementTree as ElementTree
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,19 @@ def test_packages_stand_above_what_they_need() -> None:
     }
     assert heights["all"] < heights["quant"] < heights["big"] < heights["core"]
     assert svg.count("<line") == 3
+
+
+def test_what_a_step_holds_is_drawn_one_upon_the_other() -> None:
+    """Every kind of bytes has a name and an area, and each area begins where the one below ends."""
+    svg = diagrams.memory()
+    assert set(words(svg)) >= {*diagrams.HELD, *diagrams.STEP}
+    areas = [
+        [tuple(map(float, pair.split(","))) for pair in node.get("points").split()]
+        for node in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}polygon")
+    ]
+    assert len(areas) == len(diagrams.HELD)
+    for lower, upper in pairwise(areas):
+        assert lower[: len(lower) // 2] == upper[len(upper) // 2 :][::-1]
 
 
 @pytest.mark.parametrize(

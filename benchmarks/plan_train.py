@@ -28,6 +28,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,8 @@ LAYOUTS = {
     "transformer": ("single", "cp2", "fsdp2", "fsdp2xtp2"),
     "convolutional": ("single", "dp2", "fsdp2", "hsdp2x2"),
 }
+ZERO = ("zero1x1", "zero2x1", "zero1x2", "zero2x2")
+BUCKET = 1_000_000  # elements; DeepSpeed's own, 500 million, would hide everything else
 CHECKPOINTING = ("transformer/single", "transformer/fsdp2")
 BF16 = ("transformer/single",)
 
@@ -167,6 +170,7 @@ def command(case: str, layout: str, checkpointing: bool, precision: str) -> list
         sys.executable, "-W", "ignore", "-m", "accel_bigmodel", "plan", "--train", f"{here}:{case}", "--layout", layout,
         "--batch", str(facts["batch"]), *shape, "--loss", f"{here}:{facts['loss']}", "--mixed-precision", precision,
         "--checkpointing", "yes" if checkpointing else "no", "--device", "cpu",
+        "--reduce-bucket", str(BUCKET),
     ]  # fmt: skip
 
 
@@ -196,6 +200,12 @@ def accelerator_of(layout: str, precision: str) -> Any:
 
     spec = parse_layout(layout)
     settings: dict[str, Any] = {}
+    if spec.engine == "deepspeed":
+        from accel_core.plugins.deepspeed import DeepSpeedPlugin
+
+        zero = {"stage": spec.zero_stage, "reduce_bucket_size": BUCKET}
+        config = {"train_micro_batch_size_per_gpu": 1, "gradient_clipping": 0.0, "zero_optimization": zero}
+        settings["deepspeed_plugin"] = DeepSpeedPlugin(hf_ds_config=config)
     if spec.engine == "fsdp":
         settings["fsdp_plugin"] = FullyShardedDataParallelPlugin(fsdp_version=2)
     if spec.engine in ("fsdp", "mesh"):
@@ -319,6 +329,7 @@ def main() -> None:
         print(json.dumps(train(case, layout, checkpointing == "1", precision, alone == "1")))
         return
     rows = [(case, layout, False, "no") for case, layouts in LAYOUTS.items() for layout in layouts]
+    rows += [(case, layout, False, "no") for case in CASES for layout in ZERO if find_spec("deepspeed")]
     rows += [(*name.split("/"), True, "no") for name in CHECKPOINTING]
     rows += [(*name.split("/"), False, "bf16") for name in BF16]
     columns = ("model", "layout", "predicted, MiB", "program, MiB", "predicted ÷ program", "gloo, MiB",

@@ -85,6 +85,12 @@ def _add_training(group: argparse._ArgumentGroup) -> None:
         "--tp-plan", default=None, metavar="JSON", help='styles by names for tp: {"layers.*.up": "colwise"}'
     )
     group.add_argument(
+        "--reduce-bucket",
+        default=None,
+        metavar="N",
+        help="elements of DeepSpeed's reduce_bucket_size, for zero (default: its own, 500000000)",
+    )
+    group.add_argument(
         "--device",
         default=None,
         choices=("accelerator", "cpu"),

@@ -140,6 +140,7 @@ def workload_of(args: argparse.Namespace) -> TrainingWorkload:
         foreach=args.device != "cpu",
         loss=loss,
         tensor_plan=_tensor_plan(args.tp_plan),
+        reduce_bucket=_whole_number(args.reduce_bucket or "500000000", "--reduce-bucket") or 0,
     )
 
 

@@ -156,9 +156,11 @@ def _run(shared: SharedModel, spec: LayoutSpec, workload: TrainingWorkload, coun
     shared.adapt(optimizer)
     counter.note(_held(model), "weights")
     counter.note(shared.buckets, "communication")
+    counter.note([] if shared.zero is None else [shared.zero.master], "optimizer")
 
     def note(parameter: torch.Tensor) -> None:
-        counter.note(_gradients([parameter]), "gradients")
+        counter.note(shared.buckets, "communication")
+        counter.note(shared.gradients([parameter]), "gradients")
 
     for parameter in model.parameters():
         if parameter.requires_grad:
@@ -170,7 +172,7 @@ def _run(shared: SharedModel, spec: LayoutSpec, workload: TrainingWorkload, coun
             kept = _pass(shared, spec, workload, counter)
         counter.purpose = "communication"
         shared.average()
-        counter.note(_gradients(shared.model.parameters()), "gradients")
+        counter.note(shared.gradients(), "gradients")
         counter.purpose = "workspace"
         optimizer.step()
         states = [local_part(leaf) for leaf in tree_leaves(list(optimizer.state.values())) if _is_tensor(leaf)]
@@ -194,7 +196,7 @@ def _pass(shared: SharedModel, spec: LayoutSpec, workload: TrainingWorkload, cou
         loss = workload.loss_of(output, inputs)
         counter.purpose = "workspace"
         loss.backward()  # type: ignore[no-untyped-call]
-    counter.note(_gradients(shared.model.parameters()), "gradients")
+    counter.note(shared.gradients(), "gradients")
     return inputs, output, loss
 
 
@@ -210,10 +212,6 @@ def _forward(model: nn.Module, inputs: torch.Tensor) -> Any:
 
 def _numbers(output: Any) -> list[torch.Tensor]:
     return [local_part(leaf) for leaf in tree_leaves(output) if _is_tensor(leaf) and leaf.is_floating_point()]
-
-
-def _gradients(parameters: Any) -> list[torch.Tensor]:
-    return [local_part(parameter.grad) for parameter in parameters if parameter.grad is not None]
 
 
 def _is_tensor(value: object) -> bool:

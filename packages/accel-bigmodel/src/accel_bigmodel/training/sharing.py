@@ -1,6 +1,6 @@
 """A model on one rank of a layout: split, sharded and averaged by the code that trains, in a process of its own."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch.distributed.fsdp import fully_shard
 
 from accel_bigmodel._torch import fake_store
 from accel_bigmodel.training.workload import TrainingWorkload
+from accel_bigmodel.training.zero import ZeroEngine
 from accel_core.errors import ConfigurationError, EngineUnavailableError, StateError
 from accel_core.host.versions import require_torch
 from accel_core.mesh.layout import GROUPS, MESH_AXES, SHARD_AXES
@@ -37,6 +38,8 @@ from accel_core.strategies.tensor.split import cut
 __all__ = ["SharedModel", "check_layout", "laid_out"]
 
 _CPU = torch.device("cpu")
+_GATHERED = 3
+"""The stage of ZeRO that shards weights."""
 
 
 @contextmanager
@@ -70,10 +73,7 @@ def check_layout(spec: LayoutSpec, workload: TrainingWorkload) -> None:
         EngineUnavailableError: An engine or axis whose memory is not found here.
     """
     if spec.engine == "deepspeed":
-        raise EngineUnavailableError(
-            f"Memory of DeepSpeed's engine is not predicted; got the layout {spec.name}. ZeRO shards what FSDP shards: "
-            f"plan fsdp{spec.size('dp_replicate')}, and add DeepSpeed's own buffers (reduce_bucket_size)."
-        )
+        _check_zero(spec, workload)
     if spec.engine == "fsdp" and spec.size(*SHARD_AXES) == 1 < spec.ranks:
         raise ConfigurationError(
             f"FSDP shards over 2 or more ranks, or over the one there is; got {spec.name}. Leave fsdp1 out."
@@ -91,6 +91,22 @@ def check_layout(spec: LayoutSpec, workload: TrainingWorkload) -> None:
                 "Give --sequence, or leave cp out."
             )
         Share(workload.sequence, 0, spec.size("cp")).check()
+
+
+def _check_zero(spec: LayoutSpec, workload: TrainingWorkload) -> None:
+    """Refuse what DeepSpeed's engine does in a way that is not traced."""
+    if spec.zero_stage == _GATHERED or spec.size("sp") > 1:
+        raise EngineUnavailableError(
+            f"Memory of DeepSpeed's engine is predicted for stages 1 and 2 without sp; got the layout {spec.name}. "
+            f"Stage 3 shards what FSDP shards: plan fsdp{spec.ranks}, and add DeepSpeed's own buffers "
+            "(reduce_bucket_size, stage3_max_live_parameters)."
+        )
+    if workload.precision != "no" or workload.dtype not in (None, torch.float32) or workload.accumulation > 1:
+        raise EngineUnavailableError(
+            "Memory of DeepSpeed's engine is predicted in float32 and without accumulation; got "
+            f"precision={workload.precision!r}, dtype={workload.dtype} and accumulation={workload.accumulation} for "
+            f"{spec.name}. Leave them out, or plan dp{spec.ranks} or fsdp{spec.ranks}."
+        )
 
 
 class _Attention(GatheredAttention):
@@ -138,7 +154,9 @@ class SharedModel:
         if self._sharded:
             self._whole = plan.whole(model)
             self._shard(plan, plugin)
-        self.buckets = self._make_buckets()
+        self._copies = self._make_buckets()
+        stage = spec.zero_stage
+        self.zero = None if stage is None else ZeroEngine(model, stage, spec.ranks, workload.reduce_bucket)
 
     @staticmethod
     def _plugin(precision: str) -> FullyShardedDataParallelPlugin:
@@ -160,6 +178,24 @@ class SharedModel:
         if self._spec.engine != "ddp":
             return []
         return [torch.empty_like(parameter) for parameter in self._whole if parameter.requires_grad]
+
+    @property
+    def buckets(self) -> list[torch.Tensor]:
+        """What gradients are reduced in, beside them."""
+        bucket = None if self.zero is None else self.zero.bucket
+        return self._copies if bucket is None else [bucket]
+
+    def gradients(self, parameters: Iterable[torch.Tensor] | None = None) -> list[torch.Tensor]:
+        """Return this rank's part of the gradients, but for those that lie in a bucket.
+
+        Args:
+            parameters: Whose gradients; by default all that there are.
+        """
+        zero = self.zero
+        if parameters is None:
+            parameters = [*self.model.parameters(), *([] if zero is None else [zero.master])]
+        found = [local_part(parameter.grad) for parameter in parameters if parameter.grad is not None]
+        return found if zero is None else [gradient for gradient in found if not zero.in_bucket(gradient)]
 
     def attend(self, sequence: int | None) -> AbstractContextManager[None]:
         """Return the context of a forward and backward pass.
@@ -185,6 +221,8 @@ class SharedModel:
     @torch.no_grad()
     def average(self) -> None:
         """Average the gradients that no engine averages in the backward pass."""
+        if self.zero is not None:
+            self.zero.finish()
         if self._spec.engine not in ("fsdp", "mesh") or self._mesh is None:
             return
         groups = [self._mesh.get_group(axis) for axis in GROUPS["dp_cp"] if self._spec.size(axis) > 1]
@@ -198,6 +236,8 @@ class SharedModel:
         Args:
             optimizer: The optimizer.
         """
+        if self.zero is not None:
+            optimizer.param_groups[0]["params"] = [self.zero.master]
         step_one_by_one(optimizer, lambda: self._spec.size("tp") > 1 or (self._sharded and bool(self._whole)))
 
 
@@ -209,14 +249,14 @@ def laid_out(spec: LayoutSpec) -> Iterator[DeviceMesh | None]:
         spec: The layout.
 
     Yields:
-        The mesh; `None` for one process.
+        The mesh; `None` for one process, and for DeepSpeed's engine, which needs none here.
 
     Raises:
         StateError: This process is in a process group already.
         TorchVersionError: The layout has several ranks, and the installed torch cannot stand for them.
     """
     with ExitStack() as stack:
-        if spec.engine == "single":
+        if spec.engine in ("single", "deepspeed"):
             yield None
             return
         require_torch("training_plan")

@@ -38,6 +38,7 @@ class TrainingWorkload:
         foreach: Whether the optimizer updates lists of tensors at once, torch's default on accelerators.
         loss: Computes the loss; by default the model's own, or the mean of what it returns.
         tensor_plan: How tensor parallel splits the model; "auto" for the model's own plan.
+        reduce_bucket: Elements of the bucket in which DeepSpeed reduces gradients; its own default.
     """
 
     batch: int = 1
@@ -51,6 +52,7 @@ class TrainingWorkload:
     foreach: bool = False
     loss: Loss | None = None
     tensor_plan: Mapping[str, str] | str = "auto"
+    reduce_bucket: int = 500_000_000
 
     def __post_init__(self) -> None:
         """Refuse what no step can have.
@@ -58,11 +60,18 @@ class TrainingWorkload:
         Raises:
             ConfigurationError: A size below 1, tokens and numbers at once or neither, or an unknown number format.
         """
-        sizes = (self.batch, self.accumulation, 1 if self.sequence is None else self.sequence, *(self.sample or ()))
+        sizes = (
+            self.batch,
+            self.accumulation,
+            self.reduce_bucket,
+            1 if self.sequence is None else self.sequence,
+            *(self.sample or ()),
+        )
         if min(sizes) < 1:
             raise ConfigurationError(
                 f"Sizes of a batch are 1 or more; got batch={self.batch}, accumulation={self.accumulation}, "
-                f"sequence={self.sequence} and sample={self.sample}. Change the one that is not."
+                f"sequence={self.sequence}, sample={self.sample} and reduce_bucket={self.reduce_bucket}. Change the "
+                "one that is not."
             )
         if (self.sequence is None) == (self.sample is None):
             raise ConfigurationError(

@@ -1,5 +1,6 @@
 """The memory of a training step, beside what shapes say and what real tensors take."""
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
@@ -178,6 +179,26 @@ def test_one_process_has_what_was_predicted() -> None:
     assert of("single").peak == counter.peak
 
 
+@pytest.mark.parametrize(("layout", "ranks"), [("zero1x1", 1), ("zero1x2", 2), ("zero2x2", 2), ("zero2x4", 4)])
+def test_zero_shares_what_the_optimizer_holds(layout: str, ranks: int) -> None:
+    """A rank has all weights, and of the copy, of AdamW's states and of the reduced gradients its part."""
+    workload = TrainingWorkload(batch=8, sample=(16,), reduce_bucket=600)
+    count, found = elements(Mlp()), of(layout, workload)
+    part = -(-count // (2 * ranks)) * 2
+    assert found.most["weights"] == 4 * count
+    assert found.most["optimizer"] == 3 * 4 * part + 4
+    assert found.most["gradients"] >= (4 * count if layout.startswith("zero1") else 4 * part)
+    more = of(layout, dataclasses.replace(workload, reduce_bucket=100_000))
+    assert more.most["communication"] >= 400_000
+    assert more.peak > found.peak
+
+
+def test_a_full_bucket_lets_stage_2_drop_gradients() -> None:
+    """Stage 1 keeps the gradients of all ranks until the backward pass is over, stage 2 what waits in the bucket."""
+    workload = TrainingWorkload(batch=8, sample=(16,), reduce_bucket=600)
+    assert of("zero2x4", workload).most["gradients"] < of("zero1x4", workload).most["gradients"]
+
+
 def test_checkpointing_keeps_less_and_shares_keep_their_part() -> None:
     """Recomputed activations are fewer; ranks that share sequences or samples hold their part of the activations."""
     whole, again = of("single", TOKENS, Words), of("single", TOKENS, Words, checkpointing=True)
@@ -246,7 +267,9 @@ def test_a_rank_of_1024_has_its_part() -> None:
         ("dp3", NUMBERS, Mlp, ConfigurationError, "got batch=8 for 3 of them in dp3"),
         ("cp2", NUMBERS, Mlp, ConfigurationError, "got cp2 and samples without a sequence"),
         ("cp3", TOKENS, Words, ConfigurationError, "got a length of 32"),
-        ("zero3x2", NUMBERS, Mlp, EngineUnavailableError, "got the layout zero3x2"),
+        ("zero3x2", NUMBERS, Mlp, EngineUnavailableError, "for stages 1 and 2 without sp; got the layout zero3x2"),
+        ("zero2x2", TrainingWorkload(batch=8, sample=(16,), precision="bf16"), Mlp, EngineUnavailableError, "'bf16'"),
+        ("zero1x2", TrainingWorkload(batch=8, sample=(16,), accumulation=2), Mlp, EngineUnavailableError, "lation=2"),
         ("fsdp1xtp2", NUMBERS, Mlp, ConfigurationError, "got fsdp1xtp2"),
         ("tp2", TOKENS, Words, PreparationError, "got Words, which has none"),
         ("tp3", NUMBERS, Mlp, PreparationError, "got out_features=32"),

@@ -9,7 +9,7 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from accel_core.errors import PreparationError
-from accel_core.mesh.tensor import placed_like
+from accel_core.mesh.tensor import is_spread, placed_like
 from accel_core.modules.unwrap import canonical_name
 
 __all__ = ["ParameterNames"]
@@ -29,6 +29,7 @@ class ParameterNames:
 
     def __init__(self) -> None:
         self._seen: MutableMapping[torch.Tensor, _Seen] = WeakIdKeyDictionary()
+        self._settled: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
     def remember(self, model: torch.nn.Module) -> None:
         """Note the names of a bare model's parameters; a name that was noted first stays.
@@ -40,6 +41,20 @@ class ParameterNames:
         for name, parameter in model.named_parameters():
             if parameter not in self._seen:
                 self._seen[parameter] = (owner, canonical_name(name))
+
+    def settle(self, model: torch.nn.Module) -> None:
+        """Let go of the spread parameters that a bare model has now; from here on they are looked up in the model.
+
+        `Module.to` and its kin exchange such parameters in place, which torch refuses while a weak reference to one
+        exists.
+
+        Args:
+            model: A model that has been prepared.
+        """
+        self._settled.add(model)
+        for parameter in model.parameters():
+            if is_spread(parameter):
+                self._seen.pop(parameter, None)
 
     def check(self, optimizer: torch.optim.Optimizer) -> None:
         """Refuse an optimizer whose parameters no longer exist, changing nothing.
@@ -58,11 +73,12 @@ class ParameterNames:
         Args:
             optimizer: An optimizer.
         """
+        settled = {id(parameter) for model in self._settled for parameter in model.parameters()}
         return [
             f"group {index}: a parameter of shape {tuple(parameter.shape)}"
             for index, group in enumerate(optimizer.param_groups)
             for parameter in group["params"]
-            if parameter not in self._seen
+            if parameter not in self._seen and id(parameter) not in settled
         ]
 
     def trained(self, parameters: Iterable[torch.Tensor] | torch.Tensor) -> list[torch.Tensor]:

@@ -58,10 +58,10 @@ class Averaging:
         return bool(self._parameters)
 
     def watch(self, model: torch.nn.Module, parameters: Sequence[torch.nn.Parameter]) -> None:
-        """Note parameters of a model whose gradients are averaged here."""
+        """Note parameters of a model whose gradients are averaged here, beside those that were noted before."""
         if not parameters:
             return
-        self._parameters[model] = list(parameters)
+        self._parameters[model] = [*self.of(model), *parameters]
         kept = ref(model)
 
         def note(_: torch.Tensor) -> None:
@@ -72,6 +72,15 @@ class Averaging:
         for parameter in parameters:
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(note)  # type: ignore[no-untyped-call]
+
+    def lacks(self, model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
+        """Return, by name, the parameters of a model that every rank holds whole and that are not averaged here."""
+        known = {id(parameter) for parameter in self.of(model)}
+        return {
+            name: parameter
+            for name, parameter in model.named_parameters()
+            if id(parameter) not in known and not is_spread(parameter)
+        }
 
     def of(self, model: torch.nn.Module) -> list[torch.nn.Parameter]:
         """Return the parameters of a model whose gradients are averaged here."""

@@ -426,6 +426,7 @@ class Strategy(ABC):
     def _own(self, model: torch.nn.Module) -> None:
         """Note that a model is this strategy's, for `strategy_of`: it prepared it, here or before it was pickled."""
         _owners[model] = ref(self)
+        self._names.settle(self._bare(model))
         if self.context is not None:
             compiled = is_compiled_module(model) or self.parts.compilation.backend != DynamoBackend.NO
             self.context.watch(self._bare(model), compiled=compiled)

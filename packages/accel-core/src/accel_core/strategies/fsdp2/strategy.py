@@ -17,6 +17,7 @@ from accel_core.precision.precision import Precision
 from accel_core.strategies.context.parallel import ContextParallel
 from accel_core.strategies.fsdp2.in_place import is_sharded, shard
 from accel_core.strategies.parts import Parts, PrecisionRequest
+from accel_core.strategies.sharding.loading import receive_new
 from accel_core.strategies.sharding.scaler import together
 from accel_core.strategies.sharding.strategy import ShardedStrategy
 from accel_core.strategies.sharding.wrapping import WrapPlan
@@ -105,15 +106,14 @@ class FullyShardStrategy(ShardedStrategy):
         return is_sharded(model)
 
     def _adopt(self, model: torch.nn.Module) -> None:
-        """Take over a model that was sharded before; what is whole in it is averaged here."""
+        """Take over a model that was sharded before; what is whole in it starts alike and is averaged here."""
         super()._adopt(model)
         bare = self._bare(model)
+        new = self.averaging.lacks(bare)
+        receive_new(new, self.world)
+        self.averaging.watch(bare, list(new.values()))
         if self.tensor is not None:
-            self.tensor.watch(bare)
-        if bare not in self.averaging:
-            self.averaging.watch(
-                bare, [parameter for parameter in bare.parameters() if not isinstance(parameter, DTensor)]
-            )
+            self.tensor.watch(bare, again=bool(new))
 
     def check_sharded(self, model: torch.nn.Module) -> None:
         """Refuse a model that was sharded before `prepare` over a part of the ranks.

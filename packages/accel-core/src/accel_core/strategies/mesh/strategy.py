@@ -23,7 +23,7 @@ from accel_core.strategies.context.parallel import ContextParallel
 from accel_core.strategies.parts import Parts, PrecisionRequest
 from accel_core.strategies.sharding import gradients
 from accel_core.strategies.sharding.format import FullyShardedFormat
-from accel_core.strategies.sharding.loading import receive, refuse_empty, starts_from_main
+from accel_core.strategies.sharding.loading import receive, receive_new, refuse_empty, starts_from_main
 from accel_core.strategies.sharding.mixed import step_one_by_one
 from accel_core.strategies.sharding.scaler import together
 from accel_core.strategies.sharding.whole import gather
@@ -134,6 +134,7 @@ class MeshStrategy(Strategy):
         """
         given, model = model, recipe.inside(model)
         if self._bare(model) in self._prepared:
+            self._adopt(self._bare(model))
             self._own(given)
             return given
         plan = self.check_model(given)
@@ -154,6 +155,15 @@ class MeshStrategy(Strategy):
             model = recipe.compile_whole(model, self.parts.compilation)
         self._own(model)
         return model
+
+    def _adopt(self, bare: torch.nn.Module) -> None:
+        """Let parameters that a model got after it was prepared start alike, and average their gradients too."""
+        self._names.remember(bare)
+        new = self.averaging.lacks(bare)
+        receive_new(new, self.world)
+        self.averaging.watch(bare, list(new.values()))
+        if self.tensor is not None:
+            self.tensor.watch(bare, again=bool(new))
 
     def distribute(self, model: torch.nn.Module) -> torch.nn.Module:
         """Share a model among the ranks."""

@@ -18,7 +18,17 @@ from accel_core.mesh.tensor import fill, local_part, spread_like
 from accel_core.process.world import World
 from accel_core.strategies.sharding.alike import fingerprint
 
-__all__ = ["Empty", "Handover", "receive", "refuse_empty", "share_out", "starts_from_main", "views_in", "views_of"]
+__all__ = [
+    "Empty",
+    "Handover",
+    "receive",
+    "receive_new",
+    "refuse_empty",
+    "share_out",
+    "starts_from_main",
+    "views_in",
+    "views_of",
+]
 
 _logger = logging.getLogger(__name__)
 _SHOWN = 8
@@ -126,6 +136,22 @@ def receive(modules: Iterable[nn.Module], device: torch.device, but: Iterable[to
             if buffer is not None:
                 buffer.data = buffer.data.to(device)
                 _send(buffer.data, sent)
+
+
+@torch.no_grad()
+def receive_new(parameters: Mapping[str, nn.Parameter], world: World) -> None:
+    """Give every rank the first one's values of parameters that joined a prepared model; every rank calls it.
+
+    Args:
+        parameters: Parameters that every rank holds whole, by name.
+        world: This process among its fellows.
+    """
+    sent = set[int]()
+    with in_step(world, "prepare: new parameters", views_in(parameters)):
+        for parameter in parameters.values():
+            parameter.data = parameter.data.to(world.device)
+            if world.size > 1:
+                _send(parameter.data, sent)
 
 
 class Handover:

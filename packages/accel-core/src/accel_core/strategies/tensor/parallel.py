@@ -89,11 +89,19 @@ class TensorParallel:
         """Split a bare model in place; see `tensor.split`."""
         split(model, plan, self.mesh, self._world, self._copies, from_main=from_main)
 
-    def watch(self, model: nn.Module) -> None:
-        """Compare the first complete gradients of a bare model, if it has something to train."""
-        if model not in self._unproved and any(parameter.requires_grad for parameter in model.parameters()):
+    def watch(self, model: nn.Module, *, again: bool = False) -> None:
+        """Compare the first complete gradients of a bare model, if it has something to train.
+
+        Args:
+            model: The model.
+            again: Also where they were compared before, because parameters were added.
+        """
+        if not again and model in self._unproved:
+            return
+        if any(parameter.requires_grad for parameter in model.parameters()):
             self._unproved[model] = True
-            _batches[model] = self, model.register_forward_pre_hook(_compare_batch, with_kwargs=True)
+            if model not in _batches:
+                _batches[model] = self, model.register_forward_pre_hook(_compare_batch, with_kwargs=True)
 
     def prove(self, loss: torch.Tensor, averaging: Averaging) -> None:
         """Compare what ranks of one replica hold of the same, for models whose first gradients are complete.

@@ -151,6 +151,12 @@ def test_a_mask_of_a_ranks_own_tokens_is_refused_on_all_ranks() -> None:
         with pytest.raises(EngineUnavailableError, match=words), block(kind):
             F.scaled_dot_product_attention(*local, attn_mask=square if dist.get_rank() else None)
 
+    ring = context("alltoall")
+    with pytest.raises(EngineUnavailableError, match="allgather"), ring.split([torch.zeros(1, LENGTH)], [1], None):  # noqa: PT012
+        F.scaled_dot_product_attention(*local, attn_mask=square if dist.get_rank() else None)
+        with ring.around_backward():
+            pytest.fail("a backward pass began")
+
 
 REFUSED: dict[str, tuple[str, Callable[..., Any]]] = {
     "ring dropout": ("dropout_p=0.5", lambda q: F.scaled_dot_product_attention(q, q, q, dropout_p=0.5)),

@@ -36,6 +36,8 @@ class RingAttention(Attention):
     def __init__(self, group: dist.ProcessGroup, share: Share) -> None:
         require_torch("context_ring")
         super().__init__(group, share)
+        self._masked: list[bool] = []
+        self._device = torch.device("cpu")
 
     def __call__(
         self,
@@ -52,10 +54,22 @@ class RingAttention(Attention):
         """Return the attention of this rank's queries over all keys."""
         self.check(query, key, attn_mask, is_causal)
         self._check_kernel(query, value, dropout_p)
-        self._note(gather_flags(self.group, attn_mask is not None, query.device))
+        self._masked.append(attn_mask is not None)
+        self._device = query.device
         if enable_gqa:
             key, value = (tensor.repeat_interleave(query.shape[1] // tensor.shape[1], 1) for tensor in (key, value))
         return cast(torch.Tensor, _Ring.apply(self.group, is_causal, scale, query, key, value))  # type: ignore[no-untyped-call]
+
+    def settle(self) -> None:
+        """Raise, on all ranks, if any of them had a mask: one exchange for all the attention of a forward pass.
+
+        Raises:
+            EngineUnavailableError: A rank had a mask.
+        """
+        masked, self._masked = self._masked, []
+        if masked:
+            self._refusals.append(gather_flags(self.group, any(masked), self._device))
+        super().settle()
 
     def _check_kernel(self, query: torch.Tensor, value: torch.Tensor, dropout_p: float) -> None:
         """Refuse what the kernels of a ring cannot do, which is the same on all ranks.

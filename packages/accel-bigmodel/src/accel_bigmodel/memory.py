@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from types import ModuleType
 
-import psutil
 import torch
 
 from accel_core.errors import ConfigurationError
@@ -64,6 +63,8 @@ def _available() -> dict[int | str, int]:
     if module is not None and module is not torch.mps:
         for index in range(module.device_count()):
             found[index] = int(module.mem_get_info(index)[0])
+    import psutil  # a tenth of what importing the drop-in costs
+
     free = int(psutil.virtual_memory().available)
     # On an Apple chip accelerator and host share one memory.
     found["mps" if module is not None and not found else "cpu"] = free

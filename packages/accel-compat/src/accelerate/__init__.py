@@ -10,7 +10,7 @@ _foundation.check()
 
 from accel_core import _lazy
 
-with _lazy.without_collection():
+with _lazy.while_loading():
     from accelerate import _defaults, _loggers, _pickles, _rebinding
     from accel_bigmodel.checkpoint.load import load_checkpoint_in_model as load_checkpoint_in_model
     from accel_bigmodel.device_map.infer import infer_auto_device_map as infer_auto_device_map

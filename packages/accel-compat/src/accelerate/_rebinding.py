@@ -41,7 +41,7 @@ class RebindableModule(ModuleType):
             return sorted(known for known in {*homes, *vars(self)} if not known.startswith("_"))
         if name not in homes:
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
-        with _lazy.without_collection():
+        with _lazy.while_loading():
             value = getattr(importlib.import_module(homes[name]), name)
         vars(self)[name] = value
         return value

@@ -1,7 +1,8 @@
 """Names that are imported when they are first used.
 
 `import accel_core` must cost nothing: torch is loaded when a name that needs it is touched. While modules are loaded
-the garbage collector rests: what they make stays, and a collection that walks all of torch costs more than the import.
+the garbage collector rests: what they make stays, and collections that walk all of it, or all of torch, cost as much as
+a good part of the import.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["attach", "attach_modules", "without_collection"]
+__all__ = ["attach", "attach_modules", "while_loading", "without_collection"]
 
 
 @contextmanager
@@ -26,6 +27,19 @@ def without_collection() -> Iterator[None]:
     finally:
         if running:
             gc.enable()
+
+
+@contextmanager
+def while_loading() -> Iterator[None]:
+    """Let the garbage collector rest while the block loads modules, and count what they made as old at once."""
+    ages = gc.isenabled() and not gc.get_freeze_count()  # what somebody froze, before a fork for instance, stays frozen
+    if ages:
+        gc.collect(1)  # so that no garbage of the caller's counts as old
+    with without_collection():
+        yield
+        if ages:
+            gc.freeze()
+            gc.unfreeze()
 
 
 def attach(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
@@ -43,7 +57,7 @@ def attach(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any]
         home = homes.get(name)
         if home is None:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        with without_collection():
+        with while_loading():
             module = importlib.import_module(home)
             value = getattr(module, name) if hasattr(module, name) else importlib.import_module(f"{home}.{name}")
         setattr(sys.modules[package], name, value)

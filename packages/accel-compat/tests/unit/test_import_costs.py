@@ -1,0 +1,37 @@
+"""What importing the drop-in leaves behind."""
+
+import subprocess
+import sys
+
+
+def _new_process(code: str) -> str:
+    return subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
+
+
+def test_modules_count_as_old_at_once() -> None:
+    """The next collection of young objects finds no module; what was garbage before the import was collected."""
+    assert (
+        _new_process(
+            "import gc, weakref\n"
+            "class Node: pass\n"
+            "node = Node(); node.itself = node; gone = weakref.ref(node); del node\n"
+            "import accelerate\n"
+            "young = gc.get_objects(generation=0)\n"
+            "print(gone() is None, gc.isenabled(), gc.get_freeze_count(), any(each is accelerate for each in young))"
+        )
+        == "True True 0 False"
+    )
+
+
+def test_frozen_objects_stay_frozen_and_psutil_waits() -> None:
+    """What the caller froze for a fork stays so; psutil comes when somebody asks how much memory is free."""
+    assert (
+        _new_process(
+            "import gc, sys\n"
+            "kept = [[] for _ in range(100_000)]; gc.freeze()\n"
+            "import accelerate\n"
+            "print(gc.get_freeze_count() >= len(kept), 'psutil' in sys.modules)\n"
+            "print(accelerate.utils.get_max_memory()['cpu'] > 0, 'psutil' in sys.modules)"
+        )
+        == "True False\nTrue True"
+    )

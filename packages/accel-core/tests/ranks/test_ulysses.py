@@ -291,8 +291,8 @@ def test_what_cannot_share_sequences_is_refused_before_it_is_prepared() -> None:
     small = {"hidden_size": 16, "intermediate_size": 8, "num_hidden_layers": 1, "vocab_size": WORDS}
     sliding = transformers.MistralConfig(**small, num_attention_heads=2, num_key_value_heads=2, sliding_window=4)
     for net, words in (
-        (nn.Linear(2, 2), "without a configuration of transformers"),
-        (llama(heads=1, shared=1), "got 1 heads and 1 of keys and values for sp_size=2"),
+        (nn.Linear(2, 2), "without a transformers configuration"),
+        (llama(heads=1, shared=1), "got 1 heads and 1 key-value heads for sp_size=2"),
         (llama(attention="eager"), "LlamaForCausalLM with 'eager'"),
         (transformers.GPT2LMHeadModel(gpt2), "has no num_key_value_heads"),
         (transformers.MistralForCausalLM(sliding), "with sliding_attention"),
@@ -300,7 +300,7 @@ def test_what_cannot_share_sequences_is_refused_before_it_is_prepared() -> None:
     ):
         unprepared(PreparationError, words, net)
     for settings in ({"split_batches": True}, {"dispatch_batches": True}, {"even_batches": False}):
-        unprepared(PreparationError, "got DataLoader that batches otherwise", llama(), data=settings)
+        unprepared(PreparationError, "got a DataLoader that batches differently", llama(), data=settings)
     handler = DeepSpeedSequenceParallelConfig(sp_attn_implementation="flash_attention_2")
     unprepared(PreparationError, "'sdpa' and sp_attn_implementation='flash_attention_2'", llama(), handler=handler)
     unprepared(ConfigurationError, "reduce_scatter=false", llama(), stage=3, zero={"reduce_scatter": False})

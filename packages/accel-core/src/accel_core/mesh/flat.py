@@ -16,7 +16,12 @@ Box = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def boxes(shape: Sequence[int], start: int, stop: int) -> Iterator[Box]:
-    """Yield the boxes that a run of a tensor's elements is made of, in the order of the elements.
+    """Yield the boxes that make up a contiguous range of a tensor's elements, in the order of the elements.
+
+    Args:
+        shape: Shape of the tensor.
+        start: First element, counted through the flattened tensor.
+        stop: The element after the last.
 
     >>> list(boxes((4, 3), 2, 11))
     [((0, 2), (1, 1)), ((1, 0), (2, 3)), ((3, 0), (1, 2))]
@@ -76,11 +81,19 @@ class FlatPart(Tensor):
         raise NotImplementedError(f"A part of a flattened tensor cannot be computed with; got {func}.")
 
     def with_run(self, run: Tensor) -> FlatPart:
-        """Return the same part of another tensor of this shape, in given memory."""
+        """Return the same part of another tensor of this shape, over other memory.
+
+        Args:
+            run: The elements of the part, flat.
+        """
         return FlatPart(run, self.shape, self.lengths, self.place)
 
     def part_of(self, whole: Tensor) -> FlatPart:
-        """Return the same part of a whole tensor of this shape."""
+        """Return the same part of a whole tensor of this shape.
+
+        Args:
+            whole: A tensor of this shape, on any device; the part is copied to this part's device.
+        """
         taken = whole.detach().reshape(-1)[self.start : self.start + self.run.numel()]
         return self.with_run(taken.to(self.device, copy=True))
 

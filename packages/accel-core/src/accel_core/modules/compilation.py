@@ -22,7 +22,11 @@ __all__ = [
 
 
 def is_compiled_module(module: object) -> bool:
-    """Return whether `module` is what `torch.compile` returned."""
+    """Return whether `module` is what `torch.compile` returned.
+
+    Args:
+        module: Any object. `torch.compile` is not imported to find out.
+    """
     dynamo = sys.modules.get("torch._dynamo")
     return dynamo is not None and isinstance(module, dynamo.eval_frame.OptimizedModule)
 
@@ -33,18 +37,29 @@ def like_compiled(compiled: torch.nn.Module, module: torch.nn.Module) -> torch.n
     Args:
         compiled: What `torch.compile` returned for another module.
         module: The module to compile.
+
+    Returns:
+        The compiled module.
     """
     # torch keeps the arguments in this context only, and offers no way to apply them again.
     return type(compiled)(module, cast(Any, compiled).dynamo_ctx)
 
 
 def has_compiled_regions(module: object) -> bool:
-    """Return whether `module` came from `compile_regions` and has blocks compiled."""
+    """Return whether `module` came from `compile_regions` and has compiled blocks.
+
+    Args:
+        module: Any object.
+    """
     return isinstance(module, torch.nn.Module) and "_orig_mod" in module.__dict__
 
 
 def is_repeated_blocks(module: torch.nn.Module) -> bool:
-    """Return whether `module` itself is a list of blocks of one class."""
+    """Return whether `module` itself is a list of blocks of one class.
+
+    Args:
+        module: The module; only a `ModuleList` whose items all have one class counts.
+    """
     return isinstance(module, torch.nn.ModuleList) and len({type(block) for block in module}) == 1
 
 

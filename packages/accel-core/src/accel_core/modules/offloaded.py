@@ -16,10 +16,18 @@ class OffloadedWeights(Protocol):
     """A holder of weights that a model shows as empty."""
 
     def holds(self, model: nn.Module) -> bool:
-        """Return whether some tensors of the model are held elsewhere."""
+        """Return whether some tensors of the model are stored elsewhere.
+
+        Args:
+            model: The model.
+        """
 
     def state_dict(self, model: nn.Module) -> dict[str, torch.Tensor]:
-        """Return the model's whole state dict on the CPU, under the names of `model.state_dict()`."""
+        """Return the model's whole state dict on the CPU, under the names of `model.state_dict()`.
+
+        Args:
+            model: A model for which `holds` is true.
+        """
 
 
 _holders: list[OffloadedWeights] = []

@@ -115,10 +115,13 @@ def convert_file_size_to_int(size: float | str) -> int:
 
 
 def convert_bytes(size: float) -> str:
-    """Write a number of bytes in the largest unit that leaves a number of at least one, of 1,024 each.
+    """Write a number of bytes in the largest unit in which it is at least one; units are multiples of 1,024.
 
     Args:
         size: Number of bytes.
+
+    Returns:
+        The number with at most two decimals, and its unit.
 
     >>> convert_bytes(1500)
     '1.46 KB'

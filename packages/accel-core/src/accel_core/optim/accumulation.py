@@ -41,7 +41,11 @@ class Accumulation:
         self._weight: torch.Tensor | None = None
 
     def advance(self) -> bool:
-        """Count one batch; set and return whether it synchronises gradients."""
+        """Count one batch, and decide whether it synchronizes gradients.
+
+        Returns:
+            Whether it does: at the end of a window, or of the loader if the run synchronizes there.
+        """
         state = self.gradient_state
         num_steps = state.num_steps
         loader = state.training_dataloader() if state.sync_with_dataloader else None

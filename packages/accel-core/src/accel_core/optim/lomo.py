@@ -13,7 +13,11 @@ __all__ = ["backward", "is_lomo"]
 
 
 def is_lomo(optimizer: object) -> bool:
-    """Return whether an optimizer, or the one it wraps, is one of lomo-optim's."""
+    """Return whether an optimizer, or the one that it wraps, is `Lomo` or `AdaLomo` of lomo-optim.
+
+    Args:
+        optimizer: An optimizer, prepared or not.
+    """
     library = sys.modules.get("lomo_optim")
     inner = getattr(optimizer, "optimizer", optimizer)
     return library is not None and isinstance(inner, library.Lomo | library.AdaLomo)

@@ -111,10 +111,13 @@ ENGINES: tuple[Engine, ...] = (
 
 
 def named(name: str) -> Engine:
-    """Return an engine by its short word.
+    """Return an engine by its short name.
+
+    Args:
+        name: Such as `"fsdp2"` or `"deepspeed"`.
 
     Raises:
-        KeyError: There is none of that name.
+        KeyError: There is no engine of that name.
     """
     for engine in ENGINES:
         if engine.name == name:

@@ -59,7 +59,12 @@ class HfDeepSpeedConfig:
         return node, last
 
     def get_value(self, ds_key_long: str, default: object = None) -> Any:
-        """Return the value of a dotted key, or `default` where there is none."""
+        """Return the value of a dotted key.
+
+        Args:
+            ds_key_long: Such as `"zero_optimization.stage"`.
+            default: Returned if the key is missing.
+        """
         node, last = self.find_config_node(ds_key_long)
         return default if node is None else node.get(last, default)
 
@@ -82,11 +87,19 @@ class HfDeepSpeedConfig:
             )
 
     def is_true(self, ds_key_long: str) -> bool:
-        """Return whether a key is there and counts as true."""
+        """Return whether a key exists and its value counts as true.
+
+        Args:
+            ds_key_long: The dotted key.
+        """
         return bool(self.get_value(ds_key_long))
 
     def is_false(self, ds_key_long: str) -> bool:
-        """Return whether a key is there and counts as false; a key that is missing or null does not."""
+        """Return whether a key exists and its value counts as false; a missing key or null does not.
+
+        Args:
+            ds_key_long: The dotted key.
+        """
         value = self.get_value(ds_key_long)
         return value is not None and not value
 

@@ -107,6 +107,9 @@ def fill_all(config: HfDeepSpeedConfig, part: Mapping[str, Any], values: Mapping
 def refuse_mismatches(lines: list[str]) -> None:
     """Refuse a configuration that differs from the run.
 
+    Args:
+        lines: One line for each key that differs.
+
     Raises:
         ConfigurationError: Always, with the lines.
     """

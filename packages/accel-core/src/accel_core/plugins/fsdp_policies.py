@@ -64,7 +64,12 @@ def check_kind(field: str, value: object, kind: type[Any], version: object, inst
 
 
 def cpu_offload(value: object, second: bool) -> object:
-    """Return the policy object that a truth value stands for; any other object as it is."""
+    """Return the offload policy for a truth value; a policy object is returned unchanged.
+
+    Args:
+        value: A truth value, text that stands for one, or a policy object.
+        second: Whether the policy is for FSDP2.
+    """
     from torch.distributed.fsdp import CPUOffload, CPUOffloadPolicy, OffloadPolicy
 
     if isinstance(value, str):
@@ -77,10 +82,15 @@ def cpu_offload(value: object, second: bool) -> object:
 
 
 def mixed_precision(value: Any, second: bool, buffer_autocast: bool) -> object:
-    """Return the policy object that a word, a dtype, a dict of dtypes or `None` stands for; any other object as it is.
+    """Return the mixed-precision policy for a name, a dtype or a dict of dtypes; a policy object stays as it is.
+
+    Args:
+        value: A precision such as `"bf16"`, a dtype for all fields, a dict of dtypes, `None`, or a policy object.
+        second: Whether the policy is for FSDP2.
+        buffer_autocast: Whether the buffers of FSDP1 stay in fp32, because autocast casts them where needed.
 
     Raises:
-        ConfigurationError: A word, key or dtype that is not known.
+        ConfigurationError: A name, key or dtype is unknown.
     """
     import torch
     from torch.distributed.fsdp import MixedPrecision, MixedPrecisionPolicy
@@ -142,10 +152,16 @@ def state_dict_configs(kind: Any, model: Any, optimizer: Any) -> tuple[Any, Any]
 
 
 def wrap_policy(value: object) -> Any:
-    """Return torch's function for a policy's word, or `None` for no policy; a function as it is.
+    """Return torch's function for the name of a wrapping policy; a function is returned unchanged.
+
+    Args:
+        value: The name, a function, or `None`.
+
+    Returns:
+        The function; `None` for no policy.
 
     Raises:
-        ConfigurationError: The word is not known.
+        ConfigurationError: The name is unknown.
     """
     from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy, transformer_auto_wrap_policy
 
@@ -172,8 +188,11 @@ def bind_wrap_policy(policy: Any, model: nn.Module, names: Iterable[str] | None,
         names: Class names of the blocks.
         least: Number of parameters from which a module is sharded on its own.
 
+    Returns:
+        The bound policy; `None` if nothing is wrapped by it.
+
     Raises:
-        ConfigurationError: A class that is named does not occur in the model.
+        ConfigurationError: A named class does not occur in the model.
     """
     from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy, transformer_auto_wrap_policy
 

@@ -48,18 +48,44 @@ class Precision:
         return nullcontext()
 
     def convert_together(self, models: list[Any], optimizers: list[Any]) -> tuple[list[Any], list[Any]]:
-        """Convert models and optimizers that have to be converted together; most formats have none."""
+        """Convert models and optimizers that this precision has to convert together; most precisions change nothing.
+
+        Args:
+            models: The models passed to one `prepare`.
+            optimizers: The optimizers passed to the same `prepare`.
+
+        Returns:
+            The models and the optimizers, in the same order.
+        """
         return models, optimizers
 
     def convert(self, model: _M) -> _M:
-        """Exchange layers of `model` for those of this format, in place."""
+        """Replace layers of a model by those of this precision, in place.
+
+        Args:
+            model: The model, before it is wrapped for distributed training.
+
+        Returns:
+            The model.
+        """
         return model
 
     def wrap(self, model: _M) -> _M:
-        """Make `model.forward` compute in this format; a second call changes nothing."""
+        """Make `model.forward` compute in this precision; a second call changes nothing.
+
+        Args:
+            model: The model.
+
+        Returns:
+            The model.
+        """
         return model
 
     def unscale(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
-        """Divide the gradients of optimizers by the scale of fp16 training, once a window; else do nothing."""
+        """Divide the gradients by the loss scale of fp16 training, once per window; without a scaler, do nothing.
+
+        Args:
+            optimizers: The optimizers whose gradients are unscaled.
+        """
         if self.scaler is not None:
             scalers.unscale(self.scaler, optimizers)

@@ -17,11 +17,15 @@ _DEVICES: dict[DistributedType, str] = {row.label: row.name for row in HARDWARE 
 
 
 def get_grad_scaler(distributed_type: DistributedType | None = None, **kwargs: Any) -> torch.amp.GradScaler:
-    """Make the gradient scaler of fp16 training.
+    """Create the gradient scaler of fp16 training.
 
     Args:
-        distributed_type: Label of the run, which names its hardware; this process's device where it names none.
+        distributed_type: Label of the run, which names its hardware; if it names none, the process's device is
+            used.
         **kwargs: Passed to `torch.amp.GradScaler`.
+
+    Returns:
+        A scaler for that device.
     """
     device = None if distributed_type is None else _DEVICES.get(distributed_type)
     return torch.amp.GradScaler(device or world.ensure().device.type, **kwargs)

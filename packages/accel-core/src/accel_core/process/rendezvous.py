@@ -55,7 +55,12 @@ class Launcher:
 
     @classmethod
     def with_prefix(cls, name: str, prefix: str) -> Launcher:
-        """Return the variables of a launcher that puts one word before those of torchrun."""
+        """Return a launcher whose variables are RANK, SIZE, LOCAL_RANK and LOCAL_SIZE behind a prefix.
+
+        Args:
+            name: Name of the launcher.
+            prefix: Such as `"OMPI_COMM_WORLD_"`.
+        """
         return cls(name, *(prefix + word for word in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")))
 
 

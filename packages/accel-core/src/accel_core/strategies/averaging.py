@@ -27,7 +27,11 @@ _unaveraged: MutableMapping[torch.nn.Module, bool] = WeakIdKeyDictionary()
 
 
 def reading_groups(parts: Parts) -> list[dist.ProcessGroup]:
-    """Return this rank's group along each axis of the mesh on which ranks see other samples, or other tokens of one."""
+    """Return this rank's groups along the mesh axes whose ranks see different samples, or different tokens of a sample.
+
+    Args:
+        parts: What the run's strategy is built from.
+    """
     if parts.mesh is None:
         return []
     return [parts.mesh.get_group(axis) for axis in GROUPS["dp_cp"] if parts.layout.size(axis) > 1]
@@ -58,7 +62,12 @@ class Averaging:
         return bool(self._parameters)
 
     def watch(self, model: torch.nn.Module, parameters: Sequence[torch.nn.Parameter]) -> None:
-        """Note parameters of a model whose gradients are averaged here, beside those that were noted before."""
+        """Register parameters of a model whose gradients are averaged here, beside those registered before.
+
+        Args:
+            model: The model.
+            parameters: Its parameters that the engine does not synchronize.
+        """
         if not parameters:
             return
         self._parameters[model] = [*self.of(model), *parameters]
@@ -83,20 +92,40 @@ class Averaging:
         }
 
     def of(self, model: torch.nn.Module) -> list[torch.nn.Parameter]:
-        """Return the parameters of a model whose gradients are averaged here."""
+        """Return the parameters of a model whose gradients are averaged here.
+
+        Args:
+            model: The model.
+        """
         return list(self._parameters.get(model, ()))
 
     def holds(self, parameter: torch.Tensor) -> bool:
-        """Return whether the gradient of a parameter is averaged here."""
+        """Return whether the gradient of a parameter is averaged here.
+
+        Args:
+            parameter: A parameter of any model.
+        """
         return any(parameter is own for parameters in self._parameters.values() for own in parameters)
 
     def is_held(self, model: torch.nn.Module) -> bool:
-        """Return whether gradients of a model are held back now."""
+        """Return whether gradients of a model are not averaged at present.
+
+        Args:
+            model: The model.
+        """
         return self._held.get(model, False)
 
     @contextmanager
     def holding(self, model: torch.nn.Module, held: bool) -> Iterator[None]:
-        """Hold the gradients of a model back in the block, or complete them."""
+        """Set whether the gradients of a model are held back in the block, or averaged.
+
+        Args:
+            model: The model.
+            held: Whether they are held back.
+
+        Returns:
+            A context, which restores the setting before it.
+        """
         before = self.is_held(model)
         self._held[model] = held
         try:

@@ -76,7 +76,14 @@ def save_model(kind: str, model: nn.Module, folder: Path, index: int, *, adapter
 
 
 def load_model(kind: str, model: nn.Module, folder: Path, index: int, *, adapter_only: bool) -> Any:
-    """Read what `save_model` or Accelerate wrote into a model, after it was found to fit; every rank calls it.
+    """Load what `save_model`, or Accelerate, wrote into a model, once it is known to fit; every rank calls it.
+
+    Args:
+        kind: FULL_STATE_DICT or SHARDED_STATE_DICT.
+        model: The prepared model.
+        folder: The folder of the checkpoint.
+        index: Number of the model, which is part of the file name.
+        adapter_only: Load only the weights of a PEFT adapter.
 
     Returns:
         What torch's `load_state_dict` returns.
@@ -111,7 +118,15 @@ def load_model(kind: str, model: nn.Module, folder: Path, index: int, *, adapter
 
 
 def save_optimizer(kind: str, optimizer: Any, model: nn.Module, folder: Path, index: int) -> None:
-    """Write the state of an optimizer by the names of its parameters; arguments and errors as for `save_model`."""
+    """Write the state of an optimizer by the names of its parameters; arguments and errors as for `save_model`.
+
+    Args:
+        kind: FULL_STATE_DICT or SHARDED_STATE_DICT.
+        optimizer: The optimizer.
+        model: The prepared model that it trains.
+        folder: The folder of the checkpoint.
+        index: Number of the optimizer, which is part of the file name.
+    """
     wrapper = _wrapper(kind, model)
 
     def state() -> dict[str, Any]:
@@ -124,7 +139,15 @@ def save_optimizer(kind: str, optimizer: Any, model: nn.Module, folder: Path, in
 
 
 def load_optimizer(kind: str, optimizer: Any, model: nn.Module, folder: Path, index: int) -> None:
-    """Read what `save_optimizer` or Accelerate wrote into an optimizer; arguments and errors as for `load_model`."""
+    """Load what `save_optimizer`, or Accelerate, wrote into an optimizer; errors as for `load_model`.
+
+    Args:
+        kind: FULL_STATE_DICT or SHARDED_STATE_DICT.
+        optimizer: The optimizer.
+        model: The prepared model that it trains.
+        folder: The folder of the checkpoint.
+        index: Number of the optimizer, which is part of the file name.
+    """
     wrapper = _wrapper(kind, model)
 
     def look(source: Source, rank: int) -> Restoration:

@@ -87,23 +87,63 @@ class Kit(Protocol):
         """The optimizers prepared so far."""
 
     def prepare_model(self, model: torch.nn.Module, placement: bool | None = None) -> Any:
-        """Prepare a model by `Strategy.prepare_model`, and register it."""
+        """Prepare a model by `Strategy.prepare_model`, and register it.
+
+        Args:
+            model: The model.
+            placement: Whether to move it to the device; `None` uses the setting of the run.
+
+        Returns:
+            The prepared model.
+        """
 
     def keep_model(self, model: torch.nn.Module) -> None:
-        """Register a prepared model in place of any earlier form of the same model."""
+        """Register a prepared model in place of any earlier form of the same model.
+
+        Args:
+            model: The prepared model.
+        """
 
     def prepare_optimizer(
         self, optimizer: torch.optim.Optimizer, placement: bool | None = None
     ) -> AcceleratedOptimizer:
-        """Wrap and register an optimizer; it steps through `Strategy.stepper`."""
+        """Wrap and register an optimizer; it steps through `Strategy.stepper`.
+
+        Args:
+            optimizer: The optimizer.
+            placement: Whether to move its state to the device; `None` uses the setting of the run.
+
+        Returns:
+            The wrapper.
+        """
 
     def prepare_loader(
         self, loader: DataLoader[Any], placement: bool | None = None, slice_fn: Callable[..., Any] | None = None
     ) -> DataLoader[Any]:
-        """Give each rank its part of a loader, as the layout says, and register it."""
+        """Give each rank its part of a loader, as the layout says, and register it.
+
+        Args:
+            loader: The loader.
+            placement: Whether to move its batches to the device; `None` uses the setting of the run.
+            slice_fn: Splits a batch over ranks where rank 0 reads for all.
+
+        Returns:
+            The prepared loader.
+        """
 
     def prepare_scheduler(self, scheduler: object) -> AcceleratedScheduler:
-        """Wrap and register a schedule, bound to the optimizers it moves."""
+        """Wrap and register a schedule, bound to the optimizers that it steps.
+
+        Args:
+            scheduler: A schedule of torch, or any object that steps like one.
+
+        Returns:
+            The wrapper.
+        """
 
     def prepare_other(self, given: object) -> Any:
-        """Return what becomes of an object of no known kind; the run calls it, after `Strategy.prepare`."""
+        """Return the prepared form of an object of no known kind; the run calls it, after `Strategy.prepare`.
+
+        Args:
+            given: The object.
+        """

@@ -21,20 +21,32 @@ def _maps(model: torch.nn.Module) -> list[dict[str, _Place]]:
 
 
 def devices_of(model: torch.nn.Module) -> set[str]:
-    """Return every place that a device map of the model, or of a part of it, names."""
+    """Return every device that a device map of the model, or of a part of it, names.
+
+    Args:
+        model: The model.
+    """
     return {str(device) for each in _maps(model) for device in each.values()}
 
 
 def is_spread(model: torch.nn.Module) -> bool:
-    """Return whether a device map of the model, or of a part of it, places parts one by one."""
+    """Return whether a device map of the model, or of a part of it, places its parts separately.
+
+    Args:
+        model: The model.
+    """
     return any(len(each) > 1 for each in _maps(model))
 
 
 def move(model: torch.nn.Module, device: torch.device) -> None:
     """Move a model to the device.
 
-    It stays where it is when a device map placed its parts, or when hooks bring its weights and inputs together. A map
-    with one place for the whole model is no more than where it was loaded.
+    It stays where it is if a device map placed its parts, or if hooks move its weights and inputs together. A device
+    map with a single device for the whole model does not count.
+
+    Args:
+        model: The model.
+        device: The device of the process.
     """
     placed = is_spread(model) or (_maps(model) and "_hf_hook" in model.__dict__) or "disk" in devices_of(model)
     if not placed:
@@ -42,7 +54,10 @@ def move(model: torch.nn.Module, device: torch.device) -> None:
 
 
 def refuse_offloaded(model: torch.nn.Module) -> None:
-    """Refuse to train a model whose weights a device map left on the disk; one that is wholly frozen may be used.
+    """Refuse to train a model with weights on disk; one that is frozen as a whole may be used.
+
+    Args:
+        model: The model.
 
     Raises:
         PreparationError: The device map names the disk, and some parameter is trained.
@@ -56,6 +71,9 @@ def refuse_offloaded(model: torch.nn.Module) -> None:
 
 def refuse_sharded(model: torch.nn.Module) -> None:
     """Refuse a model that torch's FSDP has sharded, where the run trains whole copies.
+
+    Args:
+        model: The model.
 
     Raises:
         PreparationError: Some part of it is sharded.

@@ -68,7 +68,11 @@ class Row:
     formats: tuple[str, ...] = ()
 
     def of(self, plugins: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return those of `plugins` that are this row's."""
+        """Return the plugins that belong to this row.
+
+        Args:
+            plugins: All plugins of the run.
+        """
         module, _, name = self.plugin.partition(":")
         if module not in sys.modules:  # nobody can have made a plugin whose module was never imported
             return ()
@@ -194,6 +198,9 @@ def register_strategy(strategy: type[Strategy]) -> None:
 
 def choose(request: Request) -> Choice:
     """Return the strategy that a request asks for.
+
+    Args:
+        request: The run's plugins, environment and hardware.
 
     Raises:
         ConfigurationError: Several engines are asked for, or one that XLA devices do not have; two third-party

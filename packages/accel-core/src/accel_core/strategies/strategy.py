@@ -45,7 +45,7 @@ _owners: MutableMapping[torch.nn.Module, ReferenceType[Strategy]] = WeakIdKeyDic
 
 
 def strategy_of(model: torch.nn.Module) -> Strategy | None:
-    """Return the strategy that prepared a model, or `None` where none did."""
+    """Return the strategy that prepared a model, or `None` if none did."""
     for form in (model, recipe.inside(model)):
         reference = _owners.get(form)
         if reference is not None:
@@ -55,6 +55,9 @@ def strategy_of(model: torch.nn.Module) -> Strategy | None:
 
 def sync_next_backward(model: torch.nn.Module) -> AbstractContextManager[Any]:
     """Return the context of the strategy that prepared a model; see `Strategy.sync_next_backward`.
+
+    Args:
+        model: A prepared model; for a bare one, the context does nothing.
 
     Raises:
         StateError: The model stands in a container that no living Accelerator put there.
@@ -144,7 +147,10 @@ class Strategy(ABC):
         return GroupNeeds()
 
     def precision(self, asked: PrecisionRequest) -> Precision:
-        """Return the number format of forward passes, with its gradient scaler; an engine may own both itself.
+        """Return the precision of forward passes, with its gradient scaler; an engine may handle both itself.
+
+        Args:
+            asked: What the run asks for.
 
         Raises:
             DeviceUnavailableError: The hardware does not compute in that format.
@@ -177,14 +183,28 @@ class Strategy(ABC):
 
     @abstractmethod
     def distribute(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Make a model on its device train together with those of the other processes."""
+        """Make a model on its device train together with those of the other processes.
+
+        Args:
+            model: The model, already on its device.
+
+        Returns:
+            The model to call in training: the same one, or a wrapper around it.
+        """
 
     def kind_of(self, given: object) -> Kind | None:
-        """Return the kind of an object that only this strategy recognises (an engine's own schedule, say)."""
+        """Return the kind of an object that only this strategy recognises, such as an engine's own schedule.
+
+        Args:
+            given: An object passed to `prepare`.
+        """
         return None
 
     def check(self, bundle: Bundle) -> None:
-        """Refuse objects that cannot train this way, before anything is changed.
+        """Refuse objects that cannot be trained this way, before anything is changed.
+
+        Args:
+            bundle: The objects passed to `prepare`.
 
         Raises:
             PreparationError: A model that is trained has weights on disk, packed weights are on another device, an
@@ -201,7 +221,10 @@ class Strategy(ABC):
             self.check_loader(slot.given)
 
     def check_loader(self, loader: DataLoader[Any]) -> None:
-        """Refuse a loader by which ranks of one replica would read different data.
+        """Refuse a loader with which ranks of one replica would read different data.
+
+        Args:
+            loader: The loader, prepared or not.
 
         Raises:
             PreparationError: It is split by rank, and not by replica.
@@ -270,7 +293,10 @@ class Strategy(ABC):
         return model
 
     def rebind(self, optimizers: Iterable[Any]) -> None:
-        """Point optimizers to the parameters that prepared models have now.
+        """Point optimizers to the present parameters of prepared models.
+
+        Args:
+            optimizers: The optimizers, wrapped or not.
 
         Raises:
             PreparationError: An optimizer holds parameters that its model no longer has.
@@ -279,11 +305,11 @@ class Strategy(ABC):
             self._names.rebind(optimizer)
 
     def stepper(self, optimizer: torch.optim.Optimizer) -> Stepper | None:
-        """Return who steps and zeroes in an optimizer's stead; `None` where the optimizer does it itself."""
+        """Return what performs an optimizer's `step` and `zero_grad`; `None` if the optimizer does so itself."""
         return None
 
     def holds_whole(self, model: torch.nn.Module) -> bool:
-        """Return whether each process trains a whole copy of a prepared model, as Local SGD needs it."""
+        """Return whether each process trains a whole copy of a prepared model, as Local SGD requires."""
         return False
 
     def backward(self, loss: torch.Tensor, **kwargs: object) -> None:
@@ -325,15 +351,18 @@ class Strategy(ABC):
             foreach_mul_(list(gradients.values()), factor)
 
     def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
-        """Return a context in which backward passes of `model` leave gradients unsynchronised."""
+        """Return a context in which backward passes of a model do not synchronize gradients."""
         return nullcontext()
 
     def sync_next_backward(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
-        """Return a context whose backward pass synchronises although its forward ran under `no_sync`."""
+        """Return a context whose backward pass synchronizes gradients although its forward pass ran under `no_sync`."""
         return nullcontext()
 
     def join(self, joinables: Sequence[Any]) -> AbstractContextManager[Any]:
         """Return a context in which ranks with fewer batches shadow the collectives of those with more.
+
+        Args:
+            joinables: Prepared models and optimizers.
 
         Raises:
             PreparationError: The strategy cannot do that, and several processes take part.
@@ -352,21 +381,38 @@ class Strategy(ABC):
         buffer_seq_dims: list[int] | None,
         no_restore_buffers: set[torch.Tensor] | None,
     ) -> AbstractContextManager[None]:
-        """Return a context that splits buffers along their sequence dims; without context parallel, it does nothing."""
+        """Return a context that splits buffers along their sequence dims; without context parallelism, it does nothing.
+
+        Args:
+            buffers: Tensors of whole sequences, split in place for the length of the context.
+            buffer_seq_dims: The sequence dim of each buffer.
+            no_restore_buffers: Buffers that need not be restored afterwards.
+        """
         if self.context is None:
             return nullcontext()
         return self.context.split(buffers, buffer_seq_dims, no_restore_buffers)
 
     def whole_metrics(self, value: _L) -> _L:
-        """Return values as those of whole samples, where ranks computed them from a part of each.
+        """Return metrics of whole samples where each rank computed them from a part of each sample.
+
+        Args:
+            value: A tensor, or a nest of tensors.
 
         Raises:
-            DataError: They cannot be.
+            DataError: The values cannot be combined.
         """
         return value if self.context is None else self.context.whole_metrics(value)
 
     def adapt_loader(self, loader: _L, model: torch.nn.Module) -> _L:
-        """Adapt a loader to sequence parallel; without it, the loader is right as it is."""
+        """Adapt a loader to sequence parallelism; without it, the loader is returned unchanged.
+
+        Args:
+            loader: A prepared loader.
+            model: The prepared model that it feeds.
+
+        Returns:
+            The same loader.
+        """
         return loader
 
     def clip_grad_norm_(
@@ -377,13 +423,16 @@ class Strategy(ABC):
         *,
         models: Sequence[torch.nn.Module] = (),
     ) -> torch.Tensor:
-        """Scale gradients down to a common norm of `max_norm` at most; returns the norm before.
+        """Scale gradients down to a common norm of at most `max_norm`.
 
         Args:
             parameters: The parameters.
-            max_norm: Largest norm.
-            norm_type: Which p-norm.
+            max_norm: The largest norm allowed.
+            norm_type: The p of the p-norm.
             models: The prepared models, for engines that clip through them.
+
+        Returns:
+            The norm before clipping.
         """
         return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type=norm_type)
 
@@ -394,7 +443,13 @@ class Strategy(ABC):
         *,
         models: Sequence[torch.nn.Module] = (),
     ) -> None:
-        """Clip each gradient element to [-clip_value, clip_value]; arguments as for `clip_grad_norm_`."""
+        """Clip each gradient element to [-clip_value, clip_value].
+
+        Args:
+            parameters: The parameters.
+            clip_value: Largest absolute value.
+            models: The prepared models, for engines that clip through them.
+        """
         torch.nn.utils.clip_grad_value_(parameters, clip_value)
 
     def unwrap(self, model: torch.nn.Module, *, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True) -> Any:
@@ -414,8 +469,11 @@ class Strategy(ABC):
     def weights(self, model: torch.nn.Module) -> Iterable[tuple[str, Any]]:
         """Yield the names and weights that `save_model` writes, in the same order on every rank.
 
-        Of a weight that several ranks hold together, a `SpreadWeight`: shape, dtype and how it is gathered. Every rank
-        gathers, one weight after the other, and only the ranks that write keep what they got.
+        A weight that several ranks hold together is a `SpreadWeight`: shape, dtype and how to gather it. Every rank
+        gathers one weight after the other, and only the ranks that write keep the result.
+
+        Args:
+            model: The prepared model.
         """
         return checkpoint.weights.weights_of(model)
 

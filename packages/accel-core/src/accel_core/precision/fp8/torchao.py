@@ -32,7 +32,11 @@ _MULTIPLE = 16
 
 
 def find_first_last_linear_layers(model: torch.nn.Module) -> tuple[str | None, str | None]:
-    """Return the names of the first and the last linear layer of `model`, `None` where it has none."""
+    """Return the names of the first and the last linear layer of a model; `None` if it has none.
+
+    Args:
+        model: The model.
+    """
     names = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
     return (names[0], names[-1]) if names else (None, None)
 
@@ -52,7 +56,11 @@ def filter_linear_layers(module: torch.nn.Module, fqn: str, layers_to_filter: li
 
 
 def has_ao_layers(model: torch.nn.Module) -> bool:
-    """Return whether any layer of `model` is torchao's `Float8Linear`."""
+    """Return whether a model has torchao's `Float8Linear` layers.
+
+    Args:
+        model: The model; its submodules count.
+    """
     _require()
     from torchao.float8.float8_linear import Float8Linear
 

@@ -42,7 +42,11 @@ def _engine() -> ModuleType:
 
 
 def has_transformer_engine_layers(model: torch.nn.Module) -> bool:
-    """Return whether any layer of `model` is Transformer Engine's."""
+    """Return whether a model has layers of Transformer Engine.
+
+    Args:
+        model: The model; its submodules count.
+    """
     te = _engine()
     kinds = (te.LayerNorm, te.Linear, te.TransformerLayer)
     return any(isinstance(module, kinds) for module in model.modules())
@@ -106,6 +110,9 @@ def contextual_fp8_autocast(
         model_forward: The bound forward of a module, or a function whose first argument is the module.
         fp8_recipe: A recipe of Transformer Engine.
         use_during_eval: Also compute in 8 bits in evaluation mode.
+
+    Returns:
+        The wrapped function; its first argument is the module.
     """
     te = _engine()
 
@@ -118,7 +125,11 @@ def contextual_fp8_autocast(
 
 
 def recipe_arguments(handler: TERecipeKwargs | None) -> dict[str, Any]:
-    """Return the arguments of Transformer Engine's recipe that `handler` stands for."""
+    """Return the arguments of Transformer Engine's recipe that a handler stands for.
+
+    Args:
+        handler: The handler; `None` leaves all arguments at their defaults.
+    """
     arguments = (handler.to_kwargs() if handler is not None else {}).copy()
     for ours in ("use_autocast_during_eval", "use_mxfp8_block_scaling", "backend", "opt_level"):
         arguments.pop(ours, None)
@@ -130,7 +141,10 @@ def apply_fp8_autowrap(model: _M, fp8_recipe_handler: TERecipeKwargs | None) -> 
 
     Args:
         model: A model with layers of Transformer Engine.
-        fp8_recipe_handler: The recipe.
+        fp8_recipe_handler: The recipe; `None` is delayed scaling with its defaults.
+
+    Returns:
+        The same model.
     """
     _engine()
     from transformer_engine.common import recipe as recipes

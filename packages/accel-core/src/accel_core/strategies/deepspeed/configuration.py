@@ -26,13 +26,13 @@ _OF_MODEL = ("reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_
 
 @record(frozen=True)
 class Members:
-    """What an engine is made of, and what its model reads.
+    """The objects from which an engine is built.
 
     Attributes:
         model: The model.
-        optimizer: Its optimizer or `DummyOptim`; `None` for a model that is only read.
-        schedule: Its schedule or `DummyScheduler`; `None` without one.
-        sizes: How many samples this rank reads at once from each loader; `None` of one that does not say.
+        optimizer: Its optimizer or `DummyOptim`; `None` for a model that is only evaluated.
+        schedule: Its schedule or `DummyScheduler`, or `None`.
+        sizes: Batch size of each loader on this rank; `None` for a loader without one.
     """
 
     model: torch.nn.Module
@@ -42,7 +42,7 @@ class Members:
 
 
 class Filling:
-    """Fills the configuration of a plugin for each model that is prepared, and remembers what was open.
+    """Fills in the configuration of a plugin for each model that is prepared, and remembers which keys were 'auto'.
 
     Args:
         parts: What the run's strategy is built from.
@@ -54,15 +54,14 @@ class Filling:
         self._told = False
 
     def plan(self, plugin: DeepSpeedPlugin, members: Members) -> dict[str, Any]:
-        """Return the configuration of an engine, and change nothing.
+        """Return the configuration of an engine, without changing the plugin.
 
         Args:
-            plugin: Whose configuration.
-            members: What the engine is made of.
+            plugin: The plugin with the configuration.
+            members: The objects from which the engine is built.
 
         Raises:
-            ConfigurationError: The configuration and the run say different things, or something is open that nobody
-                gives.
+            ConfigurationError: The configuration contradicts the run, or an 'auto' value cannot be determined.
         """
         trial = self._opened(plugin)
         config = trial.deepspeed_config
@@ -77,13 +76,18 @@ class Filling:
         return config
 
     def _count_readers(self, config: dict[str, Any]) -> None:
-        """Take a total that counts every process, as transformers fills it in, for one of those that read data."""
+        """Recompute a total that counts every process, as transformers does, for those that read data."""
         micro, total, steps = config.get(_MICRO), config.get(_GLOBAL), config.get(_STEPS, 1)
         if isinstance(micro, int) and total == micro * steps * self._parts.layout.world_size:
             config[_GLOBAL] = micro * steps * self._parts.layout.replicas
 
     def fill(self, plugin: DeepSpeedPlugin, members: Members) -> dict[str, Any]:
-        """Return a copy of the configuration that `plan` returns, after making it that of the plugin."""
+        """Write the configuration that `plan` returns into the plugin, and return a copy of it.
+
+        Args:
+            plugin: The plugin; its dict is changed in place.
+            members: The objects from which the engine is built.
+        """
         filled = self.plan(plugin, members)
         before = self._opened(plugin).deepspeed_config
         waiting = _waiting({_CLIPPING: "auto", **before})
@@ -96,7 +100,7 @@ class Filling:
         return filled
 
     def _opened(self, plugin: DeepSpeedPlugin) -> DeepSpeedPlugin:
-        """Return a copy in which what an earlier model filled waits again, unless it was changed since."""
+        """Return a copy with 'auto' in place of what an earlier model filled in, unless the value was changed since."""
         opened = copy.copy(plugin)
         opened.hf_ds_config = copy.copy(plugin.hf_ds_config)
         opened.hf_ds_config.config = opened.deepspeed_config = copy.deepcopy(plugin.hf_ds_config.config)
@@ -159,84 +163,94 @@ class Filling:
 
 
 def steps_of(plugin: DeepSpeedPlugin, asked: int) -> int:
-    """Return how many batches make a step: what the configuration says where the script leaves it at 1.
+    """Return the number of batches per step; the configuration's number counts where the script leaves it at 1.
 
     Args:
-        plugin: Whose configuration.
-        asked: What the script says.
+        plugin: The plugin with the configuration.
+        asked: `gradient_accumulation_steps` of the script.
 
     Raises:
-        ConfigurationError: Both say a number, and not the same.
+        ConfigurationError: Both give a number, and the numbers differ.
     """
     found = plugin.get_value(_STEPS)
     if found in (None, "auto"):
         return asked
     if asked not in (1, found):
         raise ConfigurationError(
-            f"One number of batches makes a step; got gradient_accumulation_steps={asked} in the script and "
-            f"{_STEPS}={found} in the DeepSpeed configuration. Set the latter to 'auto'."
+            "The script and the DeepSpeed configuration need the same number of accumulation steps; got "
+            f"gradient_accumulation_steps={asked} in the script and {_STEPS}={found} in the DeepSpeed configuration. "
+            "Set the latter to 'auto'."
         )
     return int(found)
 
 
 def refuse_contradictions(plugin: DeepSpeedPlugin, device: str | None = None) -> None:
-    """Refuse a configuration that contradicts itself, or the device.
+    """Refuse a configuration that contradicts itself or the device.
 
     Args:
-        plugin: Whose configuration.
-        device: Kind of the device that the run computes on, where it is known.
+        plugin: The plugin with the configuration.
+        device: Type of the run's device, if known.
 
     Raises:
-        ConfigurationError: Two number formats are on, or something is offloaded that the stage does not shard.
-        DeviceUnavailableError: fp16 on a CPU.
+        ConfigurationError: fp16 and bf16 are both on, or something is offloaded that the stage does not shard.
+        DeviceUnavailableError: fp16 is on and the device is a CPU.
     """
     config = plugin.hf_ds_config
     on = [name for name in ("fp16", "bf16") if config.get_value(f"{name}.enabled") not in (None, False, "auto")]
     if len(on) > 1:
         raise ConfigurationError(
-            "A DeepSpeed configuration computes in one number format; got fp16.enabled and bf16.enabled. Keep one."
+            "A DeepSpeed configuration may enable only one precision; got fp16.enabled and bf16.enabled. Keep one."
         )
     if on == ["fp16"] and device == "cpu":
         raise DeviceUnavailableError(
-            "cpu does not train in fp16; got fp16.enabled in the DeepSpeed configuration. Use bf16 or neither."
+            "A CPU cannot train in fp16; got fp16.enabled in the DeepSpeed configuration. Use bf16 or neither."
         )
     stage = config.get_value("zero_optimization.stage", 0)
     for part, least in (("offload_optimizer", 1), ("offload_param", 3)):
         place = config.get_value(f"zero_optimization.{part}.device")
         if place not in (None, "none", "auto") and isinstance(stage, int) and stage < least:
             raise ConfigurationError(
-                f"What is offloaded has to be sharded; got {part}.device={place!r} with zero_optimization.stage="
-                f"{stage}. Use stage {least} or higher, or device 'none'."
+                f"Only what is sharded can be offloaded; got {part}.device={place!r} with "
+                f"zero_optimization.stage={stage}. Use stage {least} or higher, or device 'none'."
             )
 
 
 def refuse_format(plugin: DeepSpeedPlugin, name: str) -> None:
-    """Refuse a configuration that switches off the number format which the run asked for.
+    """Refuse a configuration that turns off the precision that the run asked for.
+
+    Args:
+        plugin: The plugin with the configuration.
+        name: `mixed_precision` of the run.
 
     Raises:
-        ConfigurationError: It does.
+        ConfigurationError: The configuration sets `enabled` to false for it.
     """
     if name in ("fp16", "bf16") and plugin.hf_ds_config.is_false(f"{name}.enabled"):
         raise ConfigurationError(
-            f"The run and the DeepSpeed configuration use one number format; got mixed_precision={name!r} and "
+            f"The run and the DeepSpeed configuration need the same precision; got mixed_precision={name!r} and "
             f"{name}.enabled=false. Set {name}.enabled to 'auto', or leave mixed_precision out."
         )
 
 
 def refuse_stand_ins(plugin: DeepSpeedPlugin, optimizer: Any, schedule: Any) -> None:
-    """Refuse an optimizer or schedule that is given twice, or by nobody.
+    """Refuse an optimizer or schedule that is defined twice or not at all.
+
+    Args:
+        plugin: The plugin with the configuration.
+        optimizer: The optimizer or `DummyOptim` that was passed, or `None`.
+        schedule: The schedule or `DummyScheduler` that was passed, or `None`.
 
     Raises:
-        PreparationError: It is.
+        PreparationError: Script and configuration both define it, or a stand-in has nothing to stand for.
     """
     config = plugin.hf_ds_config.config
     for given, kind, stand_in in ((optimizer, "optimizer", DummyOptim), (schedule, "scheduler", DummyScheduler)):
         stands_in = isinstance(given, stand_in)
         if given is not None and not stands_in and kind in config:
             raise PreparationError(
-                f"One {kind} trains a model; got {type(given).__name__} in the script and "
-                f"{config[kind].get('type')} in the DeepSpeed configuration. Pass {stand_in.__name__}, "
-                f"or take '{kind}' out of the configuration."
+                f"The {kind} is defined twice; got {type(given).__name__} in the script and "
+                f"{config[kind].get('type')} in the DeepSpeed configuration. Pass {stand_in.__name__}, or remove "
+                f"'{kind}' from the configuration."
             )
         makes_itself = getattr(given, "lr_scheduler_callable", None) is not None
         if stands_in and kind not in config and not makes_itself:
@@ -247,21 +261,21 @@ def refuse_stand_ins(plugin: DeepSpeedPlugin, optimizer: Any, schedule: Any) -> 
 
 
 def _refuse_batches(config: dict[str, Any], replicas: int) -> None:
-    """Refuse batch sizes that do not multiply.
+    """Refuse batch sizes that contradict each other.
 
     Raises:
-        ConfigurationError: They do not.
+        ConfigurationError: The total is not the product of the other numbers.
     """
     micro, total, steps = config.get(_MICRO), config.get(_GLOBAL), config.get(_STEPS, 1)
     if isinstance(micro, int) and isinstance(total, int) and total != micro * steps * replicas:
         raise ConfigurationError(
-            f"{_GLOBAL} is {_MICRO} × {_STEPS} × processes that read data; got {total} for {micro} × {steps} × "
+            f"{_GLOBAL} has to be {_MICRO} × {_STEPS} × processes that read data; got {total} for {micro} × {steps} × "
             f"{replicas}. Set {_GLOBAL} to 'auto'."
         )
 
 
 def _waiting(config: dict[str, Any], prefix: str = "") -> list[str]:
-    """Return the dotted keys that wait to be filled."""
+    """Return the dotted keys whose value is 'auto'."""
     found: list[str] = []
     for key, value in config.items():
         if isinstance(value, dict):
@@ -272,13 +286,13 @@ def _waiting(config: dict[str, Any], prefix: str = "") -> list[str]:
 
 
 def _micro_batch(config: dict[str, Any], plugin: DeepSpeedPlugin, sizes: Sequence[int | None]) -> int | None:
-    """Return the number of samples that a rank reads at once; `None` where the configuration gives the total alone."""
+    """Return the batch size of this rank; `None` where the configuration gives only the total."""
     said = config.get(_MICRO)
     known = [size for size in sizes if size is not None]
     if isinstance(said, int):
         if known and said not in known:
             raise ConfigurationError(
-                f"A loader's batches have the size that the configuration says; got {_MICRO}={said} and loaders of "
+                f"Loaders need the batch size of the configuration; got {_MICRO}={said} and loaders of "
                 f"{', '.join(map(str, known))}. Set {_MICRO} to 'auto'."
             )
         return said
@@ -286,15 +300,15 @@ def _micro_batch(config: dict[str, Any], plugin: DeepSpeedPlugin, sizes: Sequenc
         return None
     if not known or len(known) < len(sizes):
         raise ConfigurationError(
-            f"{_MICRO} is 'auto' and has to come from the loaders; got {len(sizes)} loaders, {len(known)} of them with "
-            "a batch_size. Pass a DataLoader to the same prepare(), or write a number into the configuration: "
+            f"{_MICRO} is 'auto' and is taken from the loaders; got {len(sizes)} loaders, {len(known)} of them with a "
+            "batch_size. Pass a DataLoader to the same prepare(), or write a number into the configuration: "
             f"accelerator.deepspeed_plugin.deepspeed_config['{_MICRO}'] = 8."
         )
     return min(known) if plugin.is_train_batch_min else max(known)
 
 
 def _sizes_of(model: torch.nn.Module) -> dict[str, int]:
-    """Return the sizes of buffers that depend on the width of a model."""
+    """Return the buffer sizes that depend on the hidden size of a model."""
     config = getattr(model, "config", None)
     sources = [config, getattr(config, "text_config", None)]
     widths = [getattr(source, "hidden_size", None) for source in sources]
@@ -302,7 +316,7 @@ def _sizes_of(model: torch.nn.Module) -> dict[str, int]:
     width = next((each for each in widths if isinstance(each, int)), None)
     if width is None:
         raise ConfigurationError(
-            f"{', '.join(_OF_MODEL)} follow from the width of a model where they are 'auto'; got "
+            f"{', '.join(_OF_MODEL)} are derived from the hidden size of the model if they are 'auto'; got "
             f"{type(model).__name__} without config.hidden_size or config.hidden_sizes. Write numbers into the "
             "configuration."
         )

@@ -21,14 +21,14 @@ __all__ = ["DeepSpeedEngineWrapper", "DeepSpeedOptimizerWrapper", "DeepSpeedSche
 
 
 class Engine:
-    """An engine of DeepSpeed and the state of its window; also the stepper of its optimizer.
+    """A DeepSpeed engine and the state of its accumulation window; it also steps its optimizer.
 
     Args:
         deepspeed: What `deepspeed.initialize` returned.
 
     Attributes:
         deepspeed: The same.
-        held: Whether backward passes leave the window open whatever the run says.
+        held: Whether backward passes keep the window open, whatever the run says.
         parameters: The ids of the parameters that it trains.
     """
 
@@ -43,7 +43,7 @@ class Engine:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the gradients of a window are complete, and no step used them yet."""
+        """Whether the gradients of a window are complete and no step has used them yet."""
         return self._complete
 
     @property
@@ -52,15 +52,15 @@ class Engine:
         return self._skipped
 
     def backward(self, loss: torch.Tensor, *, ends_window: bool, **kwargs: Any) -> None:
-        """Compute gradients, and complete those of the window where it ends.
+        """Compute gradients, and synchronize them at the end of the window.
 
         Args:
-            loss: A scalar, divided as it has to be.
-            ends_window: Whether gradients are exchanged.
+            loss: A scalar, already divided by the number of accumulation steps.
+            ends_window: Whether gradients are synchronized.
             **kwargs: Passed to the engine.
 
         Raises:
-            PreparationError: Stage 3, and the forward pass behind the loss had a backward pass before.
+            PreparationError: In stage 3, the forward pass of the loss already had a backward pass.
         """
         earlier: list[torch.Tensor] = []
         if self._complete:  # a second loss of the same batch: DeepSpeed would forget the first one's gradients
@@ -77,8 +77,8 @@ class Engine:
             if not self._kept_graph or self.deepspeed.zero_optimization_stage() != SHARDED_STAGE:
                 raise
             raise PreparationError(
-                "In stage 3 of ZeRO the weights of a forward pass are there for one backward pass; got a second one, "
-                "by retain_graph=True. Add the losses up, and call backward once."
+                "ZeRO stage 3 keeps the weights of a forward pass for one backward pass only; got a second one, "
+                "through retain_graph=True. Add the losses, and call backward once."
             ) from error
         self._kept_graph = bool(kwargs.get("retain_graph"))
         self._complete = ends_window
@@ -86,12 +86,12 @@ class Engine:
             gradients.add(self.deepspeed, earlier)
 
     def clip(self, factor: float, norm: float, own: float) -> None:
-        """Multiply gradients by a factor, and show the norm that they had as that of the step.
+        """Scale the gradients, and report the norm before as the norm of the step.
 
         Args:
             factor: At most 1.
-            norm: That of all engines together.
-            own: That of this engine.
+            norm: Norm of all engines together.
+            own: Norm of this engine.
         """
         if factor < 1:
             gradients.scale(self.deepspeed, factor)
@@ -99,14 +99,20 @@ class Engine:
         self.deepspeed._global_grad_norm = norm
 
     def step(self, closure: Callable[[], Any] | None) -> object:
-        """Update the parameters, and move the schedule that DeepSpeed runs.
+        """Update the parameters, and step a schedule that DeepSpeed runs; without complete gradients, do nothing.
+
+        Args:
+            closure: Has to be `None`.
+
+        Returns:
+            Always `None`.
 
         Raises:
-            ConfigurationError: A closure, which DeepSpeed does not call.
+            ConfigurationError: A closure was passed, which DeepSpeed does not call.
         """
         if closure is not None:
             raise ConfigurationError(
-                "An optimizer of DeepSpeed steps without a closure; got one. Compute the loss before step()."
+                "A DeepSpeed optimizer does not take a closure; got one. Compute the loss before step()."
             )
         if not self._complete:
             return None
@@ -119,7 +125,11 @@ class Engine:
         return None
 
     def zero_grad(self, set_to_none: bool | None) -> None:
-        """Drop gradients that are complete; those of an open window stay, and a step leaves none."""
+        """Drop complete gradients; those of an open window stay, and a step leaves none.
+
+        Args:
+            set_to_none: Not used.
+        """
         if self._complete:
             gradients.clear(self.deepspeed)
             self._complete = False
@@ -134,7 +144,7 @@ def _trained(deepspeed: DeepSpeedEngine) -> frozenset[int]:
 
 
 class _SteppedElsewhere:
-    """Leaves steps and zeroes to whoever drives the engine.
+    """Leaves `step` and `zero_grad` to the code that drives the engine.
 
     Args:
         optimizer: The engine's optimizer, which notes an overflow.
@@ -156,12 +166,13 @@ class _SteppedElsewhere:
 
 
 class DeepSpeedOptimizerWrapper(AcceleratedOptimizer):
-    """The optimizer of an engine: it steps the engine where the window ends.
+    """The optimizer of an engine: it steps the engine at the end of the window.
 
     Args:
         optimizer: The engine's optimizer.
-        engine: Steps and zeroes; with `None` both do nothing, for those who call the engine's own `step`.
-        gradient_state: Where the step stands; that of the process where `None`.
+        engine: Performs `step` and `zero_grad`; with `None` both do nothing, for callers of the engine's own
+            `step`.
+        gradient_state: Accumulation state; that of the process where `None`.
     """
 
     def __init__(
@@ -172,22 +183,22 @@ class DeepSpeedOptimizerWrapper(AcceleratedOptimizer):
 
 
 class DeepSpeedSchedulerWrapper(AcceleratedScheduler):
-    """A schedule that DeepSpeed moves in its own step.
+    """A schedule that DeepSpeed steps itself.
 
     Args:
         scheduler: The schedule.
-        optimizers: The optimizer that it belongs to, or a list of them.
+        optimizers: Its optimizer, or a list of them.
     """
 
     def __init__(self, scheduler: object, optimizers: object) -> None:
         super().__init__(scheduler, optimizers)
 
     def step(self) -> None:
-        """Do nothing: the engine moved the schedule when the optimizer stepped."""
+        """Do nothing: the engine stepped the schedule together with the optimizer."""
 
 
 class DeepSpeedEngineWrapper:
-    """Computes gradients through an engine, for those who look for one on an Accelerator.
+    """Computes gradients through an engine, for code that expects one on the Accelerator.
 
     Args:
         engine: The engine of DeepSpeed.
@@ -210,6 +221,6 @@ class DeepSpeedEngineWrapper:
             self.engine.step()
 
     def get_global_grad_norm(self) -> float | None:
-        """Return the norm of all gradients of the last step, `None` before the first."""
+        """Return the norm of all gradients of the last step; `None` before the first."""
         norm = self.engine.get_global_grad_norm()
         return norm.item() if isinstance(norm, torch.Tensor) else norm

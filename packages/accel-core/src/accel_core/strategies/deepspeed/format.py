@@ -31,11 +31,11 @@ _OF_RANK = re.compile(r"zero_pp_rank_(\d+)_mp_rank_")
 
 
 class EngineFormat(PlainFormat):
-    """Engines in DeepSpeed's own files, each rank its parts; models that are only read, whole.
+    """Stores engines in DeepSpeed's own files, each rank its part, and models that are only evaluated as whole weights.
 
     Args:
         engine_of: Returns the engine that trains a prepared model, or `None`.
-        in_turn: Whether each rank has a part of its own, by its number.
+        in_turn: Whether each rank has its own part, by its rank.
     """
 
     def __init__(self, engine_of: Callable[[Any], Engine | None], in_turn: bool) -> None:
@@ -43,7 +43,7 @@ class EngineFormat(PlainFormat):
         self._in_turn = in_turn
 
     def weights(self, run: Run) -> list[dict[str, Any]]:
-        """Return nothing: engines are not whole on any rank."""
+        """Return no weights: no rank holds a whole engine."""
         return []
 
     def parts(
@@ -74,11 +74,11 @@ class EngineFormat(PlainFormat):
         return found
 
     def recognises(self, source: Source) -> bool:
-        """Return true: of anything else, `model_restorations` says that it cannot be loaded into an engine."""
+        """Return true: `model_restorations` reports any other checkpoint as one that an engine cannot load."""
         return True
 
     def files_of(self, source: Source, rank: int, size: int) -> Iterable[str]:
-        """Return all files but other ranks' parts, where as many ranks load as saved."""
+        """Return all files, without other ranks' parts if as many ranks load as saved."""
         own = self._in_turn and source.world_size == size
         for name in source.files():
             found = _OF_RANK.search(name)
@@ -86,7 +86,7 @@ class EngineFormat(PlainFormat):
                 yield name
 
     def model_restorations(self, run: Run, models: Sequence[Any], source: Source) -> list[Restoration]:
-        """Compare with the models, changing nothing, and return how each is restored."""
+        """Compare the checkpoint with the models, without changing them, and return how to restore each."""
         found: list[Restoration] = []
         for index, own in enumerate(models):
             engine = self._engine_of(own)
@@ -130,43 +130,43 @@ class EngineFormat(PlainFormat):
         return replace(plan, apply=apply)
 
     def optimizer_restorations(self, run: Run, source: Source) -> list[Restoration]:
-        """Return nothing to do: an engine restores its optimizer with its model."""
+        """Return an empty list: an engine restores its optimizer with its model."""
         return [Restoration(f"optimizer {index}") for index, _ in enumerate(run.optimizers)]
 
 
 def _tag(index: int) -> str:
-    """Return the folder of the engine of the model number `index`, as Accelerate calls it."""
+    """Return the folder name of the engine of model `index`, as in Accelerate."""
     return names.MODEL_NAME if index == 0 else f"{names.MODEL_NAME}_{index}"
 
 
 def _difference(engine: DeepSpeedEngine, tag: str, wanted: Sequence[str], source: Source, moves: bool) -> str | None:
-    """Return why an engine cannot be loaded from what lies in a folder, judged by names, or `None`."""
+    """Return why an engine cannot be loaded from a folder, judged by file names, or `None`."""
     there = [name for name in source.files() if name.startswith(f"{tag}/")]
     stage = engine.zero_optimization_stage()
     if not there:
         return (
-            f"no folder {tag!r} of DeepSpeed is in the checkpoint, and an engine of stage {stage} goes on from its own "
-            "files only: load the model before prepare()"
+            f"the checkpoint has no DeepSpeed folder {tag!r}, and an engine of stage {stage} can only be loaded from "
+            "one: load the model before prepare()"
         )
     if engine.load_universal_checkpoint():
         return (
-            "checkpoint.load_universal is on in the DeepSpeed configuration, and load_state reads what save_state "
-            "wrote, on any number of ranks: take it out"
+            "checkpoint.load_universal is on in the DeepSpeed configuration, and load_state reads checkpoints of "
+            "save_state on any number of ranks without it: remove it"
         )
     if moves and whole.is_split(engine):
         return (
-            f"{source.world_size} ranks saved it, and layers that tensor parallel splits go on with as many: load it "
-            "on as many ranks"
+            f"{source.world_size} ranks saved it, and tensor-parallel layers cannot be resharded: load it on as many "
+            "ranks"
         )
     missing = [name for name in wanted if _OF_RANK.sub("", name) not in {_OF_RANK.sub("", each) for each in there}]
     if missing or (stage == 0 and any("_optim_states" in name for name in there)):
         return (
-            f"it was saved in another stage of ZeRO, and stage {stage} reads {', '.join(wanted)} alone: set "
+            f"it was saved in another stage of ZeRO, and stage {stage} reads only {', '.join(wanted)}: set "
             "zero_optimization.stage to what it was"
         )
     return None
 
 
 def _recovery() -> bytes:
-    """Return DeepSpeed's program that makes whole weights of a folder."""
+    """Return DeepSpeed's script that consolidates the weights of a folder."""
     return resources.files("deepspeed.utils").joinpath(states.RECOVERY).read_bytes()

@@ -28,8 +28,11 @@ _NO_STEP_YET = -1
 def parts_of(engine: DeepSpeedEngine) -> list[torch.Tensor]:
     """Return the tensors that hold the complete gradients of a window on this rank.
 
+    Args:
+        engine: The engine.
+
     Raises:
-        PreparationError: They lie on a disk.
+        PreparationError: The gradients are on disk (nvme offload).
     """
     optimizer = engine.optimizer
     if hasattr(optimizer, "fp32_groups_gradients_flat"):
@@ -43,7 +46,15 @@ def parts_of(engine: DeepSpeedEngine) -> list[torch.Tensor]:
 
 
 def scale(engine: DeepSpeedEngine, factor: float | torch.Tensor) -> bool:
-    """Multiply the complete gradients of a window; return whether there were any."""
+    """Multiply the complete gradients of a window.
+
+    Args:
+        engine: The engine.
+        factor: The factor.
+
+    Returns:
+        Whether there were any gradients.
+    """
     parts = parts_of(engine)
     if parts:
         foreach_mul_(parts, factor)
@@ -52,7 +63,11 @@ def scale(engine: DeepSpeedEngine, factor: float | torch.Tensor) -> bool:
 
 
 def norm_of(engine: DeepSpeedEngine) -> float:
-    """Return the 2-norm of all gradients of an engine, on every rank; infinite where one of them is no number."""
+    """Return the 2-norm of all gradients of an engine, the same on every rank; infinite if one is infinite or NaN.
+
+    Args:
+        engine: The engine; every rank calls it.
+    """
     optimizer = engine.optimizer
     if hasattr(optimizer, "scaled_global_norm"):
         norms = [float(optimizer.scaled_global_norm())]
@@ -67,11 +82,11 @@ def norm_of(engine: DeepSpeedEngine) -> float:
 
 @record(frozen=True)
 class KnownNorm:
-    """The 2-norm of the gradients of an engine, and what they were when it was taken.
+    """The 2-norm of an engine's gradients, and the gradients' versions when it was computed.
 
     Attributes:
         norm: The norm, as `norm_of` returns it.
-        stand: Which tensors held them, each with the number of changes that torch counted.
+        stand: The tensors that held the gradients, each with torch's version counter.
     """
 
     norm: float
@@ -79,14 +94,19 @@ class KnownNorm:
 
 
 def known(engine: DeepSpeedEngine, norm: float) -> KnownNorm | None:
-    """Return the norm that complete gradients of a window have as they stand now; `None` where no step can use it."""
+    """Return a norm together with the current versions of the gradients; `None` if no step can reuse it.
+
+    Args:
+        engine: The engine.
+        norm: The 2-norm of its gradients as they are now.
+    """
     if not math.isfinite(norm) or _taker(engine.optimizer) is None:
         return None
     return KnownNorm(norm, _stand_of(engine))
 
 
 def _taker(optimizer: ZeROOptimizer) -> str | None:
-    """Return the name of the method by which a step takes the norm of the gradients, where nothing depends on it."""
+    """Return the name of the method by which a step computes the gradient norm, if the norm can be replaced."""
     name = next((name for name in ("scaled_global_norm", "_get_norm_groups") if hasattr(optimizer, name)), None)
     if name is None or optimizer.clip_grad > 0 or optimizer.dynamic_loss_scale:
         return None
@@ -101,11 +121,17 @@ def _stand_of(engine: DeepSpeedEngine) -> tuple[tuple[int, int], ...]:
 
 @contextmanager
 def using(engine: DeepSpeedEngine, found: KnownNorm | None) -> Iterator[None]:
-    """Spare a step of DeepSpeed the norm that was taken to clip, where gradients stand as they stood then.
+    """Let a DeepSpeed step reuse the norm that clipping computed, if the gradients have not changed since.
 
-    DeepSpeed would take it again, with another exchange between ranks, to skip a step of infinite gradients. What
-    `deepspeed.utils.safe_set_full_grad` writes in between leaves no trace, so a NaN that is written so is stepped, as
-    torch would.
+    DeepSpeed would compute it again, with another collective, to skip a step with infinite gradients. Writes through
+    `deepspeed.utils.safe_set_full_grad` are not noticed, so a NaN that is written in between is stepped, as in torch.
+
+    Args:
+        engine: The engine.
+        found: What `known` returned.
+
+    Returns:
+        A context for the step.
     """
     optimizer = engine.optimizer
     name = _taker(optimizer)
@@ -121,7 +147,11 @@ def using(engine: DeepSpeedEngine, found: KnownNorm | None) -> Iterator[None]:
 
 
 def clear(engine: DeepSpeedEngine) -> None:
-    """Drop the complete gradients of a window that no step used."""
+    """Drop the complete gradients of a window that no step has used.
+
+    Args:
+        engine: The engine.
+    """
     optimizer = engine.optimizer
     optimizer.zero_grad()
     if not hasattr(optimizer, "averaged_gradients"):
@@ -141,7 +171,12 @@ def clear(engine: DeepSpeedEngine) -> None:
 
 
 def add(engine: DeepSpeedEngine, earlier: Iterable[torch.Tensor]) -> None:
-    """Add the gradients of an earlier backward pass to those of the last one."""
+    """Add the gradients of an earlier backward pass to those of the last one.
+
+    Args:
+        engine: The engine.
+        earlier: Copies of what `parts_of` returned after the earlier pass.
+    """
     for part, before in zip(parts_of(engine), earlier, strict=True):
         part.add_(before)
     _note_norms(engine.optimizer)
@@ -157,11 +192,11 @@ def _is_offloaded(optimizer: ZeROOptimizer) -> bool:
 
 
 def _offloaded(optimizer: ZeROOptimizer) -> Iterator[tuple[Any, list[Any]]]:
-    """Yield each group of 32-bit weights off the device, with the parameters that it is made of."""
+    """Yield each group of offloaded fp32 weights, with its parameters."""
     if getattr(optimizer, "swap_optimizer", False):
         raise PreparationError(
-            "Gradients that DeepSpeed keeps on a disk are clipped and weighted by nobody else; got an optimizer that "
-            "is offloaded to nvme. Set gradient_clipping in the configuration, and give losses no weight."
+            "Gradients that DeepSpeed keeps on disk cannot be clipped or weighted by accel; got an optimizer that is "
+            "offloaded to nvme. Set gradient_clipping in the configuration, and pass no weight to backward."
         )
     if hasattr(optimizer, "single_partition_of_fp32_groups"):
         yield from zip(optimizer.single_partition_of_fp32_groups, optimizer.params_in_partition, strict=True)
@@ -170,7 +205,7 @@ def _offloaded(optimizer: ZeROOptimizer) -> Iterator[tuple[Any, list[Any]]]:
 
 
 def _note_norms(optimizer: ZeROOptimizer) -> None:
-    """Bring the norms up to date that DeepSpeed took when gradients left the device: it clips by these."""
+    """Refresh the norms that DeepSpeed computed when gradients were offloaded: it clips by these."""
     if not (hasattr(optimizer, "norm_for_param_grads") and _is_offloaded(optimizer)):
         return
     norms: dict[Any, torch.Tensor] = {}

@@ -17,17 +17,17 @@ _RECOMPUTED = "CheckpointFunction"
 
 
 def engine_of(loss: torch.Tensor, engines: Sequence[Engine]) -> Engine:
-    """Return the engine that a loss comes from.
+    """Return the engine that a loss was computed with.
 
-    One engine is asked for one parameter, the nearest to the loss; of several engines the whole graph is searched.
+    With one engine, the parameter nearest to the loss decides; with several, the whole graph is searched.
 
     Args:
         loss: The loss.
         engines: The engines that train.
 
     Raises:
-        PreparationError: It comes from several engines.
-        StateError: It comes from none.
+        PreparationError: The loss comes from several engines.
+        StateError: The loss comes from no engine.
     """
     found: list[Engine] = []
     nodes = deque([loss.grad_fn])
@@ -49,12 +49,13 @@ def engine_of(loss: torch.Tensor, engines: Sequence[Engine]) -> Engine:
         return engines[0]
     if not found:
         raise StateError(
-            f"A loss comes from a model that was prepared with its optimizer; no gradient was found to lead to one of "
-            f"the {len(engines)} engines. Prepare model and optimizer together, and compute the loss with that model."
+            "A loss has to come from a model that was prepared with its optimizer; got one whose graph leads to none "
+            f"of the {len(engines)} engines. Prepare model and optimizer together, and compute the loss with that "
+            "model."
         )
     if len(found) > 1:
         raise PreparationError(
-            f"A loss belongs to one engine of DeepSpeed; got one that comes from {len(found)}. Compute a loss for each "
-            "model, and call backward for each, with .detach() where one feeds the other."
+            f"A loss has to come from a single DeepSpeed engine; got one that comes from {len(found)}. Compute a loss "
+            "for each model, and call backward for each, with .detach() where one feeds the other."
         )
     return found[0]

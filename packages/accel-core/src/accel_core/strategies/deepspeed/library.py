@@ -18,11 +18,14 @@ def load(device: torch.device, local_rank: int) -> ModuleType:
     """Import DeepSpeed for the device of this process.
 
     Args:
-        device: Where the process computes.
-        local_rank: Its number on this machine, which DeepSpeed reads from LOCAL_RANK.
+        device: Device of the process.
+        local_rank: Rank on this machine, which DeepSpeed reads from LOCAL_RANK.
+
+    Returns:
+        The module `deepspeed`.
 
     Raises:
-        ConfigurationError: DeepSpeed was imported before and computes elsewhere.
+        ConfigurationError: DeepSpeed was imported before, for another device.
     """
     if environ.text("LOCAL_RANK") is None:
         environ.write("LOCAL_RANK", local_rank)
@@ -33,7 +36,7 @@ def load(device: torch.device, local_rank: int) -> ModuleType:
     name = str(found.device_name()).partition(":")[0]
     if name != device.type:
         raise ConfigurationError(
-            f"DeepSpeed computes where the run does; got {name} for a run on {device.type}. "
-            f"Set DS_ACCELERATOR={device.type} before anything imports deepspeed."
+            f"DeepSpeed has to use the device of the run; got {name} for a run on {device.type}. Set "
+            f"DS_ACCELERATOR={device.type} before anything imports deepspeed."
         )
     return library

@@ -23,12 +23,12 @@ _HOMES = {
 
 
 def for_the_host(optimizer: Any, plugin: DeepSpeedPlugin, *, dry_run: bool = False) -> Any:
-    """Return DeepSpeed's form of an optimizer where its states are offloaded, else the optimizer.
+    """Return DeepSpeed's CPU version of an optimizer if its state is offloaded, or else the optimizer itself.
 
     Args:
         optimizer: An optimizer or `DummyOptim`.
-        plugin: Says whether states are offloaded, and whether DeepSpeed's own form is wanted then.
-        dry_run: Only see whether there is one.
+        plugin: Says whether the state is offloaded, and whether DeepSpeed's own version is then required.
+        dry_run: Only check whether there is one.
 
     Raises:
         PreparationError: There is none.
@@ -41,20 +41,20 @@ def for_the_host(optimizer: Any, plugin: DeepSpeedPlugin, *, dry_run: bool = Fal
         return optimizer
     if type(optimizer) not in _HOMES:
         raise PreparationError(
-            "DeepSpeed steps offloaded states by Adam, AdamW or Adagrad of its own; got "
-            f"{type(optimizer).__name__}. Use one of these of torch.optim, or set zero_force_ds_cpu_optimizer to false "
-            "in the configuration."
+            "DeepSpeed has CPU versions of Adam, AdamW and Adagrad for offloaded state; got "
+            f"{type(optimizer).__name__}. Use one of these of torch.optim, or set zero_force_ds_cpu_optimizer to "
+            "false in the configuration."
         )
     return optimizer if dry_run else map_pytorch_optim_to_deepspeed(optimizer)
 
 
 def map_pytorch_optim_to_deepspeed(optimizer: Any) -> Any:
-    """Return the optimizer of DeepSpeed that does on the host what one of torch does; any other comes back as it is.
+    """Return DeepSpeed's CPU version of a torch optimizer; any other optimizer is returned unchanged.
 
-    Its code is built by the first process that needs it, into torch's cache of extensions, which takes a minute.
+    The first process that needs it compiles its code into torch's extension cache, which takes about a minute.
 
     Args:
-        optimizer: The optimizer, which was not stepped.
+        optimizer: The optimizer, before its first step.
     """
     home = _HOMES.get(type(optimizer))
     if home is None:

@@ -28,7 +28,7 @@ _Parts = Callable[[int, int], torch.Tensor]
 
 
 def contents(engine: DeepSpeedEngine, folder: Path, wanted: Sequence[str]) -> dict[str, Any]:
-    """Return what the files of an engine would hold that a rank reads, by name, from what other ranks saved.
+    """Return the contents of the files of an engine for this rank, computed from what another number of ranks saved.
 
     Args:
         engine: The engine.
@@ -36,7 +36,7 @@ def contents(engine: DeepSpeedEngine, folder: Path, wanted: Sequence[str]) -> di
         wanted: Names of the files.
 
     Raises:
-        CheckpointError: They are damaged, or do not fit the engine.
+        CheckpointError: The files are damaged, or do not fit the engine.
     """
     tag = wanted[0].partition("/")[0]
     saved = ZeroFolder(folder / tag, states.classes())
@@ -50,12 +50,12 @@ def contents(engine: DeepSpeedEngine, folder: Path, wanted: Sequence[str]) -> di
 
 
 def _difference(engine: DeepSpeedEngine, saved: ZeroFolder) -> str | None:
-    """Return why the parts of other ranks cannot be put together for an engine, or `None`."""
+    """Return why the parts of other ranks cannot be combined for an engine, or `None`."""
     stage = engine.zero_optimization_stage()
     if stage != saved.stage and SHARDED_STAGE in (stage, saved.stage):
         return f"it was saved in stage {saved.stage} of ZeRO, and this is stage {stage}: set zero_optimization.stage"
     if getattr(engine.optimizer, "swap_optimizer", False):
-        return "an optimizer that is offloaded to nvme goes on with as many ranks as saved it"
+        return "an optimizer that is offloaded to nvme can only be loaded on as many ranks as saved it"
     if any(not isinstance(_base(part), dict) for part in saved.optimizers):
         return "its optimizer was saved with zero_optimization.elastic_checkpoint: load it on as many ranks as saved it"
     own = {name: tuple(shape) for group in engine._get_zero_param_shapes() for name, shape in group.items()}
@@ -71,12 +71,12 @@ def _difference(engine: DeepSpeedEngine, saved: ZeroFolder) -> str | None:
 
 
 def _model_for(saved: ZeroFolder, rank: int, ranks: int) -> dict[str, Any]:
-    """Return the content of the file of the model that a rank loads.
+    """Return the content of the model file that a rank loads.
 
     Args:
-        saved: What other ranks saved.
-        rank: A rank of those that share the parts out.
-        ranks: How many they are.
+        saved: What the other ranks saved.
+        rank: The rank, among those that share the parts.
+        ranks: Their number.
     """
     found = {**saved.models[0], "dp_world_size": ranks}
     frozen: Mapping[str, Any] = found.get("frozen_param_fragments") or {}
@@ -96,13 +96,13 @@ def _frozen_part(saved: ZeroFolder, name: str, rank: int, ranks: int) -> torch.T
 
 
 def _optimizer_for(engine: DeepSpeedEngine, saved: ZeroFolder, rank: int, ranks: int) -> dict[str, Any]:
-    """Return the content of the file of the optimizer that a rank loads.
+    """Return the content of the optimizer file that a rank loads.
 
     Args:
         engine: The engine that loads it.
-        saved: What other ranks saved.
-        rank: This rank of those that share the parts out.
-        ranks: How many they are.
+        saved: What the other ranks saved.
+        rank: This rank, among those that share the parts.
+        ranks: Their number.
     """
     own = engine.optimizer.state_dict()
     shapes = engine._get_zero_param_shapes()
@@ -137,12 +137,12 @@ _BASES = {True: "optimizer_state_dict", False: "base_optimizer_state"}
 
 
 def _base(part: Mapping[str, Any]) -> Any:
-    """Return the state of the optimizer of torch that a part of ZeRO's holds."""
+    """Return the state of torch's optimizer inside a ZeRO part."""
     return part[_BASES["fp32_flat_groups" in part]]
 
 
 def _states_of(saved: ZeroFolder, move: _Move, group: int, length: int) -> dict[str, Any]:
-    """Return the state of the optimizer for a group: what belongs to single values is moved, the rest the same."""
+    """Return the optimizer state of a group: per-element values are moved, the rest is the same for all ranks."""
     first = move.first_source(group)
     if first is None:
         return {}
@@ -162,12 +162,12 @@ def _state_of(saved: ZeroFolder, name: str, rank: int, group: int) -> torch.Tens
 
 
 class _Move:
-    """Brings values from where other ranks saved them to where a rank has them now.
+    """Moves values from the layout in which other ranks saved them to the layout of a rank now.
 
     Args:
-        source: Where they lie.
+        source: Where the values are.
         target: Where they belong.
-        rank: Whose part is wanted.
+        rank: The rank whose part is wanted.
     """
 
     def __init__(self, source: Layout, target: Layout, rank: int) -> None:
@@ -181,12 +181,12 @@ class _Move:
                     self._wanted.setdefault(each.group, []).append((name, each))
 
     def first_source(self, group: int) -> Stretch | None:
-        """Return where the first values of a group lie; `None` of an empty one."""
+        """Return where the first values of a group are; `None` for an empty group."""
         name = self._names.get(group)
         return None if name is None else self._source[name][0]
 
     def filled(self, group: int, found: torch.Tensor, parts: _Parts) -> torch.Tensor:
-        """Return `found`, the part of a group, with the values of its parameters."""
+        """Return `found`, the part of a group, filled with the values of its parameters."""
         for name, wanted in self._wanted.get(group, ()):
             for there in self._source[name]:
                 begin = max(wanted.begin, there.begin)

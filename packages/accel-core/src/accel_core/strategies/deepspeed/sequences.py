@@ -27,10 +27,10 @@ class Sharing:
     """How the ranks of a run share sequences.
 
     Attributes:
-        rank: Which part of each sequence is this rank's.
-        size: Into how many parts a sequence is cut.
-        length: Tokens of every sequence; `None` where they differ.
-        packs: Whether several sequences may stand in one row, which attention tells apart by their positions.
+        rank: This rank's part of each sequence.
+        size: Number of parts of a sequence.
+        length: Tokens of every sequence; `None` if it varies.
+        packs: Whether a row may hold several sequences, which attention separates by their positions.
     """
 
     rank: int
@@ -39,20 +39,20 @@ class Sharing:
     packs: bool = False
 
     def part_of(self, batch: object) -> dict[str, Any]:
-        """Return this rank's part of a batch: of each tensor its tokens, and labels shifted by one.
+        """Return this rank's part of a batch: its tokens of each tensor, and labels shifted by one.
 
         Args:
-            batch: A mapping with `input_ids` of shape (rows, tokens). Other tensors begin with the same two dims, or
-                have one entry a row. Positions are made where there are none; anything else stays as it is.
+            batch: A mapping with `input_ids` of shape (rows, tokens). Other tensors begin with the same two dims,
+                or have one entry per row. Positions are created if missing; anything else stays as it is.
 
         Raises:
-            DataError: It has another form, or sequences that cannot be cut.
+            DataError: The batch has another form, or its sequences cannot be split.
         """
         if not isinstance(batch, Mapping) or not isinstance(batch.get("input_ids"), torch.Tensor):
             raise DataError(
-                "Sequence parallel cuts batches that are mappings with a tensor of input_ids; got "
-                f"{sorted(map(str, batch)) if isinstance(batch, Mapping) else type(batch).__name__}. Let the collate "
-                "function return a dict."
+                "Sequence parallelism needs batches that are mappings with a tensor input_ids; got "
+                f"{sorted(map(str, batch)) if isinstance(batch, Mapping) else type(batch).__name__}. Return a dict "
+                "from the collate function."
             )
         found = dict(batch)
         rows, tokens = found["input_ids"].shape[:2]
@@ -60,7 +60,7 @@ class Sharing:
             wanted = f"{self.length} tokens" if self.length is not None else f"a multiple of {self.size}"
             raise DataError(
                 f"{self.size} ranks share a sequence in equal parts; got sequences of {tokens} tokens, where "
-                f"sp_seq_length and sp_size ask for {wanted}. Pad them "
+                f"sp_seq_length and sp_size require {wanted}. Pad them "
                 f"(DataCollatorForLanguageModeling(pad_to_multiple_of={self.size}))."
             )
         for name, value in found.items():
@@ -68,8 +68,8 @@ class Sharing:
             least = 1 if name == "labels" else 2
             if isinstance(value, torch.Tensor) and value.dim() >= least and tuple(value.shape[:2]) != (rows, tokens):
                 raise DataError(
-                    f"Tensors of a batch that is cut have the dims of input_ids first, ({rows}, {tokens}); got "
-                    f"{name} of shape {tuple(value.shape)}. Leave it out of the batch."
+                    f"With sequence parallelism, tensors of a batch need the dims of input_ids first, ({rows}, "
+                    f"{tokens}); got {name} of shape {tuple(value.shape)}. Leave it out of the batch."
                 )
         found["position_ids"] = self._positions(found, rows, tokens)
         if isinstance(found.get("labels"), torch.Tensor):
@@ -82,11 +82,11 @@ class Sharing:
         return found
 
     def _positions(self, batch: Mapping[str, Any], rows: int, tokens: int) -> torch.Tensor:
-        """Return the positions of tokens, which go on to the end of each row unless sequences are packed.
+        """Return the positions of the tokens, which increase to the end of each row unless sequences are packed.
 
         Raises:
-            DataError: Something other than the ends of rows is padding, or sequences stand one behind the other in a
-                row and attention cannot tell.
+            DataError: There is padding before tokens, or sequences are packed and the attention does not support
+                it.
         """
         like = batch["input_ids"]
         mask = batch.get("attention_mask")
@@ -95,7 +95,7 @@ class Sharing:
             real = mask.to(torch.bool)
             if (real[:, 1:] & ~real[:, :-1]).any():
                 raise DataError(
-                    "Sequence parallel leaves masks out, which changes nothing where padding follows the tokens; got "
+                    "Sequence parallelism does not pass masks to attention, so padding has to follow the tokens; got "
                     "an attention_mask with padding before tokens. Pad on the right."
                 )
         every = torch.arange(tokens, device=like.device)
@@ -107,15 +107,14 @@ class Sharing:
         straight = given[:, :1] + every
         if given.shape != like.shape or ((given != straight) & real).any():
             raise DataError(
-                "Without a flash attention, tokens look at all that stand before them in their row; got position_ids "
-                "that begin anew inside a row, as packed sequences have them. Put one sequence in each row, or use "
-                "sp_attn_implementation='flash_attention_2'."
+                "Packed sequences need a flash attention; got position_ids that restart inside a row. Put one "
+                "sequence in each row, or use sp_attn_implementation='flash_attention_2'."
             )
         return straight
 
 
 class _SharedOut:
-    """A collate function that gives this rank's part of each batch.
+    """A collate function that returns this rank's part of each batch.
 
     Args:
         collate_fn: The user's function.
@@ -127,16 +126,16 @@ class _SharedOut:
         self.sharing = sharing
 
     def __call__(self, samples: object) -> dict[str, Any]:
-        """Collate samples, and return a part of the batch."""
+        """Collate samples, and return this rank's part of the batch."""
         return self.sharing.part_of(self.collate_fn(samples))
 
 
 class _FilledUp(BatchSampler):
-    """Batches of indices, filled up with samples from the start until their number is a multiple.
+    """Batches of indices, padded with samples from the start to a multiple of a number of batches.
 
     Args:
         batches: The batches.
-        multiple: Of what.
+        multiple: The number.
     """
 
     def __init__(self, batches: BatchSampler, multiple: int) -> None:
@@ -167,7 +166,7 @@ class _FilledUp(BatchSampler):
 
 
 def refuse(loader: Any, data: DataLoaderConfiguration, placed: bool) -> None:
-    """Refuse a loader, prepared or not, whose batches cannot be cut.
+    """Refuse a loader, prepared or not, whose batches cannot be split along the sequence.
 
     Args:
         loader: The loader.
@@ -175,8 +174,8 @@ def refuse(loader: Any, data: DataLoaderConfiguration, placed: bool) -> None:
         placed: Whether its batches are moved to the device.
 
     Raises:
-        PreparationError: Rank 0 reads it for all, batches are split over ranks, ranks read different numbers of them,
-            or it does not make batches.
+        PreparationError: Rank 0 reads for all ranks, batches are split over ranks, ranks read different numbers of
+            batches, or the loader does not batch.
     """
     if isinstance(loader, PreparedLoader):
         return  # `adapt` looks at what was made
@@ -191,25 +190,24 @@ def refuse(loader: Any, data: DataLoaderConfiguration, placed: bool) -> None:
 
 def _unfit(loader: object) -> PreparationError:
     return PreparationError(
-        "Sequence parallel cuts the batches of loaders of which each rank reads its own, equally many; got "
-        f"{type(loader).__name__} that batches otherwise. Use a DataLoader with a batch_size, and "
+        "Sequence parallelism needs loaders from which each rank reads its own batches, equally many; got a "
+        f"{type(loader).__name__} that batches differently. Use a DataLoader with a batch_size, and "
         "DataLoaderConfiguration(dispatch_batches=False, split_batches=False, even_batches=True)."
     )
 
 
 def adapt(loader: Any, layout: Layout, sharing: Sharing, *, fills: bool) -> None:
-    """Let a prepared loader give this rank's part of its sequences, in place; one that does so stays as it is.
+    """Make a prepared loader return this rank's part of its sequences, in place; an adapted loader stays as it is.
 
     Args:
-        loader: A prepared loader, which gives each rank of the world whole sequences of its own.
-        layout: Which rank reads what: those that share sequences read the same.
+        loader: A prepared loader, which gives each rank its own whole sequences.
+        layout: The layout of the ranks; those that share sequences read the same.
         sharing: How sequences are shared.
-        fills: Whether an epoch becomes a whole multiple of that of the loader as it is, which fills up its own last
-            global batch: code that has its length counts on that. Else it has the batches that it would have without
-            sequence parallel.
+        fills: Whether an epoch is padded to a whole multiple of its present length, which code that knows this
+            length relies on. Otherwise it has as many batches as without sequence parallelism.
 
     Raises:
-        PreparationError: Its batches are made elsewhere, or ranks would read different numbers of them.
+        PreparationError: Another object makes its batches, or ranks would read different numbers of them.
     """
     collate = _collate_of(loader)
     if isinstance(collate, _SharedOut):
@@ -236,7 +234,7 @@ def adapt(loader: Any, layout: Layout, sharing: Sharing, *, fills: bool) -> None
 
 
 def _reads_its_own(loader: DataLoaderShard) -> bool:
-    """Return whether ranks read batches of their own, equally many, which are made of single samples."""
+    """Return whether each rank reads its own batches, equally many, made of single samples."""
     spec, shard = loader.spec, loader.shard
     shared = isinstance(loader.dataset, IterableDatasetShard) or (
         shard is not None and not isinstance(shard, IndexShard)
@@ -245,11 +243,11 @@ def _reads_its_own(loader: DataLoaderShard) -> bool:
 
 
 def feeds_parts() -> bool:
-    """Return whether the loader that is being read gives parts of sequences."""
+    """Return whether the loader that is being read returns parts of sequences."""
     return isinstance(_collate_of(GradientState().active_dataloader), _SharedOut)
 
 
 def _collate_of(loader: object) -> Any:
-    """Return the function that makes a loader's batches, below the one that counts samples of a stream."""
+    """Return a loader's collate function, below the one that counts samples of a stream."""
     found = getattr(loader, "collate_fn", None)
     return found.collate_fn if isinstance(found, CountedCollate) else found

@@ -32,11 +32,11 @@ _CLASSES = (
 
 
 class _Storage:
-    """Stands where an engine keeps what writes and reads its files.
+    """Stands in for the object with which an engine writes and reads its files.
 
     Args:
-        own: What stood there.
-        known: What files hold, by path.
+        own: The object that it replaces.
+        known: Contents of files, by path.
     """
 
     def __init__(self, own: Any, known: Mapping[str, Any]) -> None:
@@ -47,11 +47,11 @@ class _Storage:
         return getattr(self._own, name)
 
     def save(self, state_dict: Any, path: str) -> None:
-        """Keep what would be written."""
+        """Keep the content instead of writing it."""
         self.files[path] = state_dict
 
     def load(self, path: str, map_location: object = None) -> Any:
-        """Return what the file holds, on the CPU."""
+        """Return the content of a file, on the CPU."""
         path = str(path)
         return self.files[path] if path in self.files else read(Path(path).parent.parent, _name_of(path))
 
@@ -67,7 +67,7 @@ def _instead(engine: DeepSpeedEngine, known: Mapping[str, Any]) -> Iterator[_Sto
 
 
 def save_from(engine: DeepSpeedEngine, tag: str) -> dict[str, Any]:
-    """Return what this rank writes of an engine, by file name; every rank calls it.
+    """Return what this rank saves of an engine, by file name; every rank calls it.
 
     Args:
         engine: The engine.
@@ -79,7 +79,7 @@ def save_from(engine: DeepSpeedEngine, tag: str) -> dict[str, Any]:
 
 
 def _apart(content: dict[str, Any]) -> dict[str, Any]:
-    """Return a state whose loss scaler later steps do not change."""
+    """Return a state with its own copy of the loss scaler, which later steps do not change."""
     inside = content.get("optimizer_state_dict")
     if not isinstance(inside, dict) or "loss_scaler" not in inside:
         return content
@@ -87,7 +87,13 @@ def _apart(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def expected(engine: DeepSpeedEngine, folder: Path, tag: str) -> list[str]:
-    """Return the names of the files that this rank reads for an engine."""
+    """Return the names of the files that this rank reads for an engine.
+
+    Args:
+        engine: The engine.
+        folder: The checkpoint.
+        tag: The folder of the engine's files.
+    """
     found = [engine._get_ckpt_name(str(folder), tag)]
     if engine.zero_optimization():
         found.append(engine._get_zero_ckpt_name(str(folder), tag))
@@ -95,10 +101,17 @@ def expected(engine: DeepSpeedEngine, folder: Path, tag: str) -> list[str]:
 
 
 def read(folder: Path, name: str) -> Any:
-    """Read a file of an engine, refusing anything but data and DeepSpeed's own plain classes.
+    """Read a file of an engine; only plain data and DeepSpeed's own plain classes are accepted.
+
+    Args:
+        folder: The checkpoint.
+        name: Path of the file in it.
+
+    Returns:
+        The content, on the CPU.
 
     Raises:
-        CheckpointError: It is damaged, or reading it would run code.
+        CheckpointError: The file is damaged, or reading it would run code.
         FileNotFoundError: There is no such file.
     """
     with torch.serialization.safe_globals(classes()):
@@ -106,10 +119,10 @@ def read(folder: Path, name: str) -> Any:
 
 
 def contents(engine: DeepSpeedEngine, folder: Path, wanted: Sequence[str]) -> dict[str, Any]:
-    """Return what the files of an engine hold that a rank reads, by name.
+    """Return the contents of the files that this rank reads for an engine, by name.
 
     Args:
-        engine: The engine; not used.
+        engine: Not used.
         folder: The checkpoint.
         wanted: Names of the files.
     """
@@ -117,16 +130,19 @@ def contents(engine: DeepSpeedEngine, folder: Path, wanted: Sequence[str]) -> di
 
 
 def classes() -> list[Any]:
-    """Return DeepSpeed's own classes that lie in its files."""
+    """Return the classes of DeepSpeed that occur in its files."""
     return [getattr(importlib.import_module(module), name) for module, name in _CLASSES]
 
 
 @contextmanager
 def placeholders(known: Mapping[str, Any]) -> Iterator[Path]:
-    """Provide a folder of empty files: DeepSpeed looks which there are before it asks for what they hold.
+    """Create a folder of empty files: DeepSpeed checks which files exist before it asks for their contents.
 
     Args:
-        known: What this rank's files would hold, by name.
+        known: Contents of this rank's files, by name.
+
+    Returns:
+        A context that gives the folder, and deletes it at the end.
     """
     with tempfile.TemporaryDirectory() as folder:
         for name in known:
@@ -143,7 +159,7 @@ def load_into(engine: DeepSpeedEngine, folder: Path, tag: str, known: Mapping[st
         engine: The engine.
         folder: The checkpoint.
         tag: The folder of the engine's files.
-        known: What this rank's files hold, by name.
+        known: Contents of this rank's files, by name.
     """
     with _instead(engine, {str(folder / name): content for name, content in known.items()}):
         engine.load_checkpoint(str(folder), tag=tag, load_lr_scheduler_states=False)

@@ -51,10 +51,11 @@ _L = TypeVar("_L")
 
 
 class DeepSpeedStrategy(Strategy):
-    """Each model that is trained lives in an engine of DeepSpeed together with its optimizer.
+    """Puts each model that is trained into a DeepSpeed engine, together with its optimizer.
 
-    The window of the run says where the engine exchanges gradients, and losses are divided by its length here, so that
-    a short last window counts as one process would count it. The update happens in `optimizer.step()`.
+    The run's accumulation window decides when the engine synchronizes gradients, and losses are divided here by the
+    length of the window, so that a short last window counts as in a single process. The update happens in
+    `optimizer.step()`.
     """
 
     name = "deepspeed"
@@ -76,11 +77,11 @@ class DeepSpeedStrategy(Strategy):
 
     @classmethod
     def lay_out(cls, rank: int, world_size: int, parallelism: ParallelismConfig | None, plugin: Any) -> Layout:
-        """Spread the data over all ranks, or over the groups that share sequences, or layers by the configuration.
+        """Distribute the data over all ranks, or over the groups that share sequences or layers.
 
         Raises:
             ConfigurationError: The configuration contradicts itself.
-            EngineUnavailableError: Other axes of a mesh, along which DeepSpeed does not shard.
+            EngineUnavailableError: The mesh has other axes, along which DeepSpeed does not shard.
             MissingDependencyError: DeepSpeed is not installed.
         """
         engines.named("deepspeed").require()
@@ -89,33 +90,33 @@ class DeepSpeedStrategy(Strategy):
         if parallelism is not None and parallelism.total_size > 1:
             if not parallelism.sp_enabled or parallelism.tp_enabled or tensor_parallel > 1:
                 raise EngineUnavailableError(
-                    "DeepSpeed is combined with sequence parallel, and with no other axis of a mesh; got "
+                    "DeepSpeed can be combined with sequence parallelism, but with no other mesh axis; got "
                     f"{parallelism.active_mesh_dims} and tensor_parallel.autotp_size={tensor_parallel}. Leave "
                     "parallelism_config out (ZeRO shards over all processes), or set sp_size with it alone."
                 )
             return Layout.of(rank, world_size, parallelism.sizes)
         if world_size % tensor_parallel:
             raise ConfigurationError(
-                f"Groups of tensor parallel share out all processes; got tensor_parallel.autotp_size={tensor_parallel} "
-                f"and {world_size} processes. Change one of them."
+                "The tensor-parallel size has to divide the number of processes; got "
+                f"tensor_parallel.autotp_size={tensor_parallel} and {world_size} processes. Change one of them."
             )
         return Layout.of(rank, world_size, {"dp_shard": world_size // tensor_parallel, "tp": tensor_parallel})
 
     @classmethod
     def group_needs(cls, plugin: Any) -> GroupNeeds:
-        """Return that one process needs a group too."""
+        """Return that a single process needs a group too."""
         return GroupNeeds(alone=True)
 
     def precision(self, asked: PrecisionRequest) -> Precision:
-        """Return a format that changes nothing: the engine casts weights and scales losses.
+        """Return a precision that changes nothing: the engine casts weights and scales losses.
 
         Raises:
-            DeviceUnavailableError: The hardware does not compute in the format asked for.
-            EngineUnavailableError: fp8.
+            DeviceUnavailableError: The hardware does not support the requested precision.
+            EngineUnavailableError: fp8 was requested.
         """
         if asked.name == "fp8":
             raise EngineUnavailableError(
-                "DeepSpeed does not train in fp8 yet; got mixed_precision='fp8'. Use mixed_precision='bf16'."
+                "DeepSpeed cannot train in fp8; got mixed_precision='fp8'. Use mixed_precision='bf16'."
             )
         precisions.choose(asked.name, self.world, asked.autocast, asked.scaler)
         return Precision(asked.name, asked.autocast)
@@ -126,16 +127,16 @@ class DeepSpeedStrategy(Strategy):
 
     @property
     def reading(self) -> Layout:
-        """Give each rank data of its own, whole sequences too, until a loader is adapted to the model that it feeds."""
+        """Give each rank its own data, as whole sequences, until a loader is adapted to its model."""
         return self.layout if self._sequences is None else Layout.of(self.world.rank, self.world.size)
 
     def adapt_loader(self, loader: _L, model: torch.nn.Module) -> _L:
-        """Let a loader give this rank's part of each sequence, in place; without sequence parallel, leave it.
+        """Make a loader return this rank's part of each sequence, in place; without sequence parallelism, do nothing.
 
-        It has as many batches as it has now, times the number of ranks that share a sequence.
+        It returns as many batches as before, times the number of ranks that share a sequence.
 
         Raises:
-            PreparationError: Its batches are made elsewhere, or ranks would read different numbers of them.
+            PreparationError: Another object makes its batches, or ranks would read different numbers of them.
         """
         if self._sequences is not None:
             self._sequences.adapt(loader, self.unwrap(model), fills=True)
@@ -143,31 +144,35 @@ class DeepSpeedStrategy(Strategy):
 
     @property
     def _engines(self) -> list[Engine]:
-        """The engines that train, in the order in which they were made."""
+        """The engines that train, in the order of creation."""
         return [engine for made in self._made if (engine := made()) is not None]
 
     def _engine_of(self, model: Any) -> Engine | None:
-        """Return the engine that a prepared model is, where it trains."""
+        """Return the engine of a prepared model, if it is trained."""
         return next((each for each in self._engines if each.deepspeed is model), None)
 
     @property
     def engine_wrapped(self) -> DeepSpeedEngineWrapper | None:
-        """The last engine that was made, for those who call it themselves."""
+        """The last engine, for code that calls it directly."""
         engines = self._engines
         return DeepSpeedEngineWrapper(engines[-1].deepspeed) if engines else None
 
     def kind_of(self, given: object) -> Kind | None:
-        """Return the kind of what stands for the optimizer or the schedule of the configuration."""
+        """Recognise the stand-ins for the optimizer and the schedule of the configuration.
+
+        Returns:
+            Their kind, or `None` for any other object.
+        """
         if isinstance(given, DummyOptim):
             return "optimizers"
         return "schedulers" if isinstance(given, DummyScheduler) else None
 
     def check(self, bundle: Bundle) -> None:
-        """Refuse objects that no engine can be made of.
+        """Refuse objects from which no engine can be built.
 
         Raises:
             ConfigurationError: The configuration contradicts itself or the run.
-            PreparationError: An optimizer without its model, or one that is given twice or by nobody.
+            PreparationError: An optimizer comes without its model, or is defined twice or not at all.
         """
         plugin = self.parts.plugin
         configuration.refuse_contradictions(plugin, self.world.device.type)
@@ -190,10 +195,11 @@ class DeepSpeedStrategy(Strategy):
             self._filling.plan(plugin, Members(model.given, optimizer.given, scheduled, self._sizes(bundle)))
 
     def _pairs(self, bundle: Bundle) -> list[tuple[Slot, Slot | None]]:
-        """Return the models that are new, each with its optimizer.
+        """Return the new models, each with its optimizer.
 
         Raises:
-            PreparationError: An optimizer trains parameters of no model here, or of two; or a model has two.
+            PreparationError: An optimizer trains parameters of none or several of the models, or a model has two
+                optimizers.
         """
         new = [slot for slot in bundle.models if not self._is_known(slot.given)]
         pairs: dict[int, Slot] = {}
@@ -215,7 +221,7 @@ class DeepSpeedStrategy(Strategy):
         return _is_engine(self._known(model))
 
     def prepare(self, bundle: Bundle, kit: Kit) -> None:
-        """Prepare loaders first, whose batch sizes the configuration needs, then engines with all that they own."""
+        """Prepare loaders first, as the configuration needs their batch sizes, then engines."""
         sizes = self._sizes(bundle)
         for slot in bundle.loaders:
             slot.result = kit.prepare_loader(slot.given, slot.place)
@@ -260,7 +266,7 @@ class DeepSpeedStrategy(Strategy):
             schedule.result.optimizers = [wrapper]
 
     def _initialize(self, members: Members) -> Engine:
-        """Make an engine."""
+        """Create an engine."""
         model, optimizer, schedule = members.model, members.optimizer, members.schedule
         plugin: DeepSpeedPlugin = self.parts.plugin
         deepspeed = library.load(self.world.device, self.world.local_rank)
@@ -294,7 +300,7 @@ class DeepSpeedStrategy(Strategy):
         return engine
 
     def _refuse_other_groups(self, made: Any) -> None:
-        """Refuse an engine that shares sequences as an earlier run of the process did: it keeps DeepSpeed's groups."""
+        """Refuse an engine that would share sequences as an earlier run of the process did: DeepSpeed's groups stay."""
         asked = 1 if self._sequences is None else self._sequences.size
         if made.sequence_parallel_size != asked:
             raise StateError(
@@ -303,21 +309,21 @@ class DeepSpeedStrategy(Strategy):
             )
 
     def _follow_steps(self, config: dict[str, Any]) -> None:
-        """Take the number of batches of a step from the configuration, where the script says none."""
+        """Take the number of accumulation steps from the configuration if the script gives none."""
         state = self.parts.accumulation.gradient_state
         steps = config["gradient_accumulation_steps"]
         if state.num_steps != steps:
             if self.world.is_main:
                 _logger.warning(
-                    "The DeepSpeed configuration says how many batches make a step: %d. Pass "
-                    "gradient_accumulation_steps=%d to Accelerator to say the same.",
+                    "gradient_accumulation_steps is %d, as in the DeepSpeed configuration. Pass "
+                    "gradient_accumulation_steps=%d to Accelerator too.",
                     steps,
                     steps,
                 )
             state.plugin_kwargs["num_steps"] = steps
 
     def _compile(self, engine: DeepSpeedEngine) -> None:
-        """Compile an engine as the run compiles whole models."""
+        """Compile an engine if the run compiles whole models."""
         settings = self.parts.compilation
         if settings.backend != DynamoBackend.NO and not settings.use_regional_compilation:
             arguments = settings.to_kwargs()
@@ -326,11 +332,11 @@ class DeepSpeedStrategy(Strategy):
             engine.compile(backend=backend, compile_kwargs=arguments)
 
     def _sizes(self, bundle: Bundle) -> list[int | None]:
-        """Return how many samples a rank reads at once from each loader."""
+        """Return the batch size of each loader on this rank."""
         return [self._batch_of(slot.given) for slot in bundle.loaders]
 
     def _batch_of(self, loader: Any) -> int | None:
-        """Return how many samples a rank reads at once from a loader; `None` for one that does not say."""
+        """Return the batch size of a loader on this rank; `None` for a loader without one."""
         size = getattr(loader, "batch_size", None) or getattr(
             getattr(loader, "batch_sampler", None), "batch_size", None
         )
@@ -341,11 +347,11 @@ class DeepSpeedStrategy(Strategy):
     def prepare_model(
         self, model: torch.nn.Module, *, device_placement: bool | None = None, evaluation: bool = False
     ) -> torch.nn.Module:
-        """Prepare a model that is only read: stage 3 shards it, the others keep it whole on each rank.
+        """Prepare a model that is only evaluated: stage 3 shards it, the other stages keep it whole on each rank.
 
         Args:
             model: The model.
-            device_placement: Move a whole one to the device; `None` leaves that to the run.
+            device_placement: Whether to move a whole model to the device; `None` uses the setting of the run.
             evaluation: Not used: without its optimizer no model is trained.
         """
         if self._is_known(model):
@@ -369,7 +375,7 @@ class DeepSpeedStrategy(Strategy):
         return model if engine is None else engine
 
     def distribute(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Return the engine of a model that is only read."""
+        """Return the engine of a model that is only evaluated."""
         return self.prepare_model(model)
 
     def rebind(self, optimizers: Iterable[Any]) -> None:
@@ -380,10 +386,10 @@ class DeepSpeedStrategy(Strategy):
 
         Args:
             loss: A scalar. It is divided by the length of its window unless it had a weight.
-            **kwargs: `scale_wrt_gas=False` leaves the loss as it is; `retain_graph` is DeepSpeed's own.
+            **kwargs: `scale_wrt_gas=False` leaves the loss undivided; `retain_graph` is passed to DeepSpeed.
 
         Raises:
-            ConfigurationError: Other arguments, which DeepSpeed does not take.
+            ConfigurationError: There are other arguments, which DeepSpeed does not take.
             StateError: The loss comes from no engine.
         """
         accumulation = self.parts.accumulation
@@ -411,15 +417,15 @@ class DeepSpeedStrategy(Strategy):
         complete = [engine for engine in self._engines if engine.is_complete]
         if not [engine for engine in complete if gradients.scale(engine.deepspeed, factor)]:
             raise StateError(
-                f"The losses of this window had weights, and no gradient was found to apply them to, in "
+                "The losses of this window have weights, but there are no gradients to apply them to; got "
                 f"{len(self._engines)} engines. Prepare the model that the losses come from with its optimizer."
             )
 
     def state_dict(self, model: torch.nn.Module, *, unwrap: bool = True) -> dict[str, Any]:
-        """Return the whole model's state on the first rank, and nothing on the others; every rank calls it.
+        """Return the whole model's state on the first rank, and an empty dict on the others; every rank calls it.
 
         Raises:
-            ConfigurationError: Stage 3, and the configuration does not say that weights are gathered.
+            ConfigurationError: In stage 3, the configuration does not let weights be gathered.
         """
         engine = self._known(model)
         if whole.is_split(engine):
@@ -435,7 +441,7 @@ class DeepSpeedStrategy(Strategy):
         """Yield the weights that `save_model` writes; see `Strategy.weights`.
 
         Raises:
-            ConfigurationError: Stage 3, and the configuration does not say that weights are gathered.
+            ConfigurationError: In stage 3, the configuration does not let weights be gathered.
         """
         engine = self._known(model)
         if whole.is_split(engine):
@@ -473,11 +479,11 @@ class DeepSpeedStrategy(Strategy):
         *,
         models: Sequence[torch.nn.Module] = (),
     ) -> torch.Tensor:
-        """Scale the gradients of engines down to a common norm; returns the norm before, the same on all ranks.
+        """Scale the gradients of engines down to a common norm, and return the norm before, the same on all ranks.
 
         Raises:
-            PreparationError: Another norm than the 2-norm, a part of what an engine trains, or stage 0 with layers that
-                DeepSpeed splits over ranks.
+            PreparationError: The norm is not the 2-norm, the parameters are only a part of an engine's, or stage 0
+                is combined with tensor parallelism.
         """
         given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
         ids = {id(parameter) for parameter in given}
@@ -487,13 +493,13 @@ class DeepSpeedStrategy(Strategy):
         left_out = sum(len(engine.parameters - ids) for engine in engines)
         if left_out or norm_type != 2:
             raise PreparationError(
-                "DeepSpeed clips by the 2-norm of all gradients of an engine together; got norm_type="
-                f"{norm_type} and parameters that leave out {left_out} which it trains. Pass model.parameters()."
+                f"DeepSpeed clips by the 2-norm of all gradients of an engine; got norm_type={norm_type} and "
+                f"parameters without {left_out} of those it trains. Pass model.parameters()."
             )
         for engine in engines:
             if whole.is_split(engine.deepspeed) and not engine.deepspeed.zero_optimization():
                 raise PreparationError(
-                    "Ranks that hold parts of layers have a common norm from stage 1 of ZeRO on; got stage 0 with "
+                    "Clipping with tensor parallelism needs ZeRO stage 1 or higher; got stage 0 with "
                     f"tensor_parallel.autotp_size={engine.deepspeed.autotp_size()}. Set zero_optimization.stage to 1."
                 )
         complete = [engine for engine in engines if engine.is_complete]

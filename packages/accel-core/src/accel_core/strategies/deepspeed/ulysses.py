@@ -45,12 +45,12 @@ _installed: set[str] = set()
 
 
 class SequenceParallel:
-    """How the ranks of a run share sequences: its groups, the models on parts, and the loaders that give them.
+    """How the ranks of a run share sequences: the process groups, the models, and the loaders.
 
     Args:
-        layout: Which rank does what.
+        layout: The layout of the ranks.
         parallelism: The axes of the mesh.
-        handler: What the run says about sequences and attention.
+        handler: The run's settings for sequences and attention.
     """
 
     def __init__(
@@ -64,14 +64,22 @@ class SequenceParallel:
 
     @classmethod
     def of(cls, parts: Parts) -> SequenceParallel | None:
-        """Return it for a run, or `None` where no rank shares sequences."""
+        """Return the sequence parallelism of a run, or `None` if it has none.
+
+        Args:
+            parts: What the run's strategy is built from.
+        """
         axes, layout = parts.parallelism, parts.layout
         if axes is None or axes.sp_handler is None or layout.size("sp") == 1:
             return None
         return cls(layout, axes, axes.sp_handler)
 
     def mesh(self, device_type: str) -> DeviceMesh:
-        """Return the mesh by which scripts find the ranks that share sequences, under "sp"; every rank calls it."""
+        """Return the mesh in which scripts find the ranks that share sequences, under "sp"; every rank calls it.
+
+        Args:
+            device_type: Type of the device, such as `"cuda"`.
+        """
         if self._parallelism.device_mesh is None:  # another Accelerator of the run may have laid it out
             axes = {axis: size for axis, size in self._layout.sizes if size > 1}
             self._parallelism.device_mesh = init_device_mesh(
@@ -80,17 +88,22 @@ class SequenceParallel:
         return self._parallelism.device_mesh
 
     def refuse(self, bundle: Bundle, parts: Parts) -> None:
-        """Refuse models and loaders that cannot be shared out.
+        """Refuse models and loaders that sequence parallelism does not support.
+
+        Args:
+            bundle: The objects passed to `prepare`.
+            parts: What the run's strategy is built from.
 
         Raises:
-            ConfigurationError: DeepSpeed's configuration adds up the gradients of some parameters and not of others.
-            PreparationError: There is one.
+            ConfigurationError: DeepSpeed's configuration would sum the gradients of some parameters and not of
+                others.
+            PreparationError: A model or loader is not supported.
         """
         config = parts.plugin.hf_ds_config
         if config.is_zero3() and config.is_false("zero_optimization.reduce_scatter"):
             raise ConfigurationError(
-                "In stage 3 ranks that share sequences have gradients of one size by reduce_scatter alone; got "
-                "zero_optimization.reduce_scatter=false. Set it to true."
+                "Sequence parallelism in stage 3 needs reduce_scatter; got zero_optimization.reduce_scatter=false. "
+                "Set it to true."
             )
         for slot in bundle.models:
             refuse(slot.given, self.size, self._handler)
@@ -98,20 +111,36 @@ class SequenceParallel:
             sequences.refuse(slot.given, parts.data, parts.device_placement if slot.place is None else slot.place)
 
     def join(self, model: torch.nn.Module) -> Any:
-        """Let a model compute on parts of sequences; return DeepSpeed's groups, for its engine. Every rank calls it."""
+        """Make a model compute on parts of sequences; every rank calls it.
+
+        Args:
+            model: The model, after `refuse` accepted it.
+
+        Returns:
+            DeepSpeed's groups, for the engine of the model.
+        """
         groups = groups_of(self.size)
         self._attentions.append(Ulysses(model, groups))
         return groups
 
     def sums(self, engine: DeepSpeedEngine) -> int:
-        """Return of how many ranks an engine adds the gradients up where it would else take the mean over all ranks.
+        """Return over how many ranks an engine sums gradients that it should average.
 
-        DeepSpeed means to add them up for ranks that share a sequence, and in stage 3 takes the mean all the same.
+        DeepSpeed sums them over the ranks that share a sequence; in stage 3 it averages them anyway.
+
+        Args:
+            engine: The engine.
         """
         return self.size if engine.zero_optimization_stage() < SHARDED_STAGE else 1
 
     def adapt(self, loader: Any, model: torch.nn.Module, *, fills: bool) -> None:
-        """Let a prepared loader give parts of sequences; see `sequences.adapt`."""
+        """Make a prepared loader return parts of sequences; see `sequences.adapt`.
+
+        Args:
+            loader: A prepared loader.
+            model: The model that it feeds, whose attention decides whether sequences may be packed.
+            fills: Whether an epoch is padded to a multiple of its present length.
+        """
         handler, layout = self._handler, self._layout
         length = None if handler.sp_seq_length_is_variable else handler.sp_seq_length
         packs = _packs(_text_config(model)._attn_implementation)
@@ -120,7 +149,7 @@ class SequenceParallel:
 
 
 def _packs(implementation: str) -> bool:
-    """Return whether an attention tells sequences that stand in one row apart, by their positions."""
+    """Return whether an attention separates sequences packed into one row, by their positions."""
     return implementation != "sdpa"
 
 
@@ -130,36 +159,36 @@ def refuse(model: torch.nn.Module, size: int, handler: DeepSpeedSequenceParallel
     Args:
         model: The model.
         size: Number of ranks that share a sequence.
-        handler: What the run says about attention.
+        handler: The run's settings for attention.
 
     Raises:
-        PreparationError: It is not one of transformers', uses another attention, has too few heads, or computes
-            something else over the sequence.
+        PreparationError: The model is not from transformers, uses another attention, has too few heads, or has
+            other layers that mix tokens.
     """
     kind, config = type(model).__name__, _text_config(model)
     used = getattr(config, "_attn_implementation", None)
     if config is None or used is None:
         raise PreparationError(
-            "Sequence parallel exchanges what transformers' models give to their attention; got a model of type "
-            f"{kind} without a configuration of transformers. Train it without sp_size."
+            f"Sequence parallelism supports transformers' models only; got a model of type {kind} without a "
+            "transformers configuration. Train it without sp_size."
         )
     asked = handler.sp_attn_implementation or used
     if used != asked or not is_shared(used) or used not in _functions():
         raise PreparationError(
-            "Sequence parallel needs an attention that works without a mask, the one that the model uses; got "
+            "Sequence parallelism needs an attention that works without a mask and is the one the model uses; got "
             f"{kind} with {used!r} and sp_attn_implementation={handler.sp_attn_implementation!r}. Load the model with "
             "attn_implementation='sdpa' or a flash attention, and name the same one."
         )
     heads, shared = getattr(config, "num_attention_heads", 0), getattr(config, "num_key_value_heads", None)
     if shared is None:
         raise PreparationError(
-            "Sequence parallel needs a model that hands the positions of its tokens to its attention; got "
-            f"{kind}, whose configuration has no num_key_value_heads. Use another model (Llama, Qwen, Mistral, …)."
+            f"Sequence parallelism needs a model that passes position_ids to its attention; got {kind}, whose "
+            "configuration has no num_key_value_heads. Use another model (Llama, Qwen, Mistral, …)."
         )
     if heads % size or (shared % size and size % shared):
         raise PreparationError(
-            f"Ranks that share a sequence share out its heads; got {heads} heads and {shared} of keys and values for "
-            f"sp_size={size}. Use an sp_size that divides both."
+            f"Ranks that share a sequence divide the attention heads; got {heads} heads and {shared} key-value heads "
+            f"for sp_size={size}. Use an sp_size that divides both."
         )
     _refuse_layers(model, config, used, handler)
 
@@ -167,7 +196,7 @@ def refuse(model: torch.nn.Module, size: int, handler: DeepSpeedSequenceParallel
 def _refuse_layers(
     model: torch.nn.Module, config: PretrainedConfig, used: str, handler: DeepSpeedSequenceParallelConfig
 ) -> None:
-    """Refuse layers that are not whole, causal attention."""
+    """Refuse layers other than full, causal attention."""
     kinds = set(getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or ())
     window = getattr(config, "sliding_window", None)
     if not kinds and window is not None:
@@ -178,14 +207,14 @@ def _refuse_layers(
     wrong = sorted(kinds.difference(_WHOLE_LAYERS))
     if wrong:
         raise PreparationError(
-            f"With {used!r} sequence parallel computes attention over whole sequences, and no other layer that mixes "
-            f"tokens; got {type(model).__name__} with {', '.join(wrong)}. Use a flash attention for sliding windows, "
-            "or a model of full attention."
+            f"With {used!r}, sequence parallelism supports full attention and no other layer that mixes tokens; got "
+            f"{type(model).__name__} with {', '.join(wrong)}. Use a flash attention for sliding windows, or a model "
+            "with full attention."
         )
     open_ended = [name for name, module in model.named_modules() if getattr(module, "is_causal", True) is False]
     if open_ended or getattr(config, "is_encoder_decoder", False):
         raise PreparationError(
-            "Sequence parallel leaves masks out, so attention has to be causal; got "
+            "Sequence parallelism does not pass masks to attention, so attention has to be causal; got "
             f"{type(model).__name__} with {', '.join(open_ended[:3]) or 'an encoder'}. Train it without sp_size."
         )
 
@@ -200,13 +229,13 @@ def _functions() -> Any:
 
 
 def groups_of(size: int) -> Any:
-    """Return DeepSpeed's groups of ranks that share sequences; the first call makes them, on every rank.
+    """Return DeepSpeed's sequence-parallel groups; the first call creates them, on every rank.
 
     Args:
         size: Number of ranks that share a sequence.
 
     Raises:
-        StateError: The process shares sequences among another number of ranks already.
+        StateError: The process already shares sequences among another number of ranks.
     """
     importlib.import_module("deepspeed").init_distributed(verbose=False)
     groups = importlib.import_module("deepspeed.runtime.sequence_parallel.parallel_state_sp")
@@ -217,21 +246,21 @@ def groups_of(size: int) -> Any:
         return groups
     if found != size:
         raise StateError(
-            f"A process shares sequences among one number of ranks; got sp_size={size} after {found}. "
-            "Start a new process for it."
+            f"A process can create DeepSpeed's sequence-parallel groups only once; got sp_size={size} after {found}. "
+            "Start a new process to change it."
         )
     return groups
 
 
 class Ulysses:
-    """The attention of one model, whose calls on parts of sequences are exchanged.
+    """The attention of one model, which exchanges heads for tokens between ranks.
 
     Args:
-        model: The model; `refuse` let it through.
+        model: The model, after `refuse` accepted it.
         groups: DeepSpeed's groups.
 
     Raises:
-        MissingDependencyError: A library that DeepSpeed's exchange needs is not installed.
+        MissingDependencyError: A library that DeepSpeed needs for the exchange is not installed.
     """
 
     def __init__(self, model: torch.nn.Module, groups: Any) -> None:
@@ -239,8 +268,8 @@ class Ulysses:
             library = importlib.import_module("deepspeed.runtime.sequence_parallel.ulysses_sp")
         except ImportError as error:
             raise MissingDependencyError(
-                f"DeepSpeed's sequence parallel needs a library more; got {error} from its import. "
-                "Run `pip install einops`."
+                f"DeepSpeed's sequence parallelism needs a library that is missing; got: {error}. Run `pip install "
+                "einops`."
             ) from error
         config = _text_config(model)
         self._exchange = library.UlyssesSPAttentionHF
@@ -264,25 +293,25 @@ class Ulysses:
     def __call__(
         self, core: _Attention, module: Any, query: torch.Tensor, key: torch.Tensor, *given: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, Any]:
-        """Compute attention: with an exchange for parts of sequences, else as the model does.
+        """Compute attention: with an exchange for parts of sequences, or else as the model does.
 
         Args:
             core: The attention that the model uses.
             module: The layer.
-            query: Of shape (rows, heads, tokens, size of a head).
-            key: Of the same shape, with as many heads as keys have.
-            *given: Value, mask and what follows.
-            **kwargs: What the model hands on.
+            query: Of shape (rows, heads, tokens, head size).
+            key: Of the same shape, with the number of key heads.
+            *given: Value, mask and further arguments.
+            **kwargs: Keyword arguments from the model.
 
         Raises:
-            PreparationError: A model that trains was given whole sequences, or the layer says no positions.
+            PreparationError: A model in training was given whole sequences, or the layer passes no positions.
         """
         if not self._holds_parts(module, query, key, kwargs.get("position_ids")):
             return core(module, query, key, *given, **kwargs)
         for name in _BY_HEAD:
             if kwargs.get(name) is not None:
                 raise PreparationError(
-                    f"Sequence parallel shares out heads, and not what attention knows of each; got {name} from "
+                    f"Sequence parallelism does not support per-head arguments of attention; got {name} from "
                     f"{type(module).__name__}. Train this model without sp_size."
                 )
         rows = query.shape[0]
@@ -293,13 +322,13 @@ class Ulysses:
         return found
 
     def _holds_parts(self, module: Any, query: torch.Tensor, key: torch.Tensor, positions: Any) -> bool:
-        """Return whether a call is one on parts of sequences, the same on all ranks that share them."""
+        """Return whether a call computes on parts of sequences; the answer is the same on all ranks that share them."""
         fed = sequences.feeds_parts()
         if query.shape[2] != key.shape[2] or not (module.training or fed):
             return False
         if positions is None:
             raise PreparationError(
-                "Sequence parallel needs the positions of tokens in every layer of attention; got none in "
+                "Sequence parallelism needs position_ids in every attention layer; got none in "
                 f"{type(module).__name__}. Train this model without sp_size."
             )
         shape = (query.shape[0], query.shape[2])
@@ -310,16 +339,16 @@ class Ulysses:
         continues = self._continues(positions)
         if module.training and not continues:
             raise PreparationError(
-                "A model trains on parts of sequences under sequence parallel; got whole ones, of "
-                f"{shape[1]} tokens, whose positions do not go on from rank to rank. Prepare the loader together with "
-                "the model, or call accelerator.deepspeed_ulysses_dl_adapter(loader, model)."
+                f"Sequence parallelism trains on parts of sequences; got whole ones, of {shape[1]} tokens, whose "
+                "positions do not continue from rank to rank. Prepare the loader together with the model, or call "
+                "accelerator.deepspeed_ulysses_dl_adapter(loader, model)."
             )
         if continues:
             self._known.add(shape)
         return continues
 
     def _continues(self, positions: torch.Tensor) -> bool:
-        """Return whether positions go on from each rank to the next."""
+        """Return whether positions continue from each rank to the next."""
         ends = positions[0, [0, -1]].to(torch.int64).contiguous()
         found = [torch.empty_like(ends) for _ in range(self._size)]
         torch.distributed.all_gather(found, ends, group=self._group)
@@ -328,7 +357,7 @@ class Ulysses:
 
 
 def _install(implementation: str) -> None:
-    """Put a function that knows models on parts in place of an attention of transformers, once for a process."""
+    """Replace an attention of transformers by one that handles models on parts, once per process."""
     functions = _functions()
     if implementation in _installed:
         return

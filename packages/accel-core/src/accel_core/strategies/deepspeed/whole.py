@@ -20,46 +20,61 @@ __all__ = ["is_sharded", "is_split", "joined", "load_into", "refuse_ungathered",
 
 
 def is_sharded(model: torch.nn.Module) -> bool:
-    """Return whether the parameters of a model, prepared or not, lie in parts on all ranks."""
+    """Return whether stage 3 has sharded the parameters of a model.
+
+    Args:
+        model: The model, prepared or not.
+    """
     return any(hasattr(parameter, "ds_id") for parameter in model.parameters())
 
 
 def is_split(engine: DeepSpeedEngine) -> bool:
-    """Return whether DeepSpeed split the layers of a model over ranks, by tensor parallel of its own."""
+    """Return whether DeepSpeed's own tensor parallelism has split the layers of a model over ranks.
+
+    Args:
+        engine: The engine.
+    """
     size = getattr(engine, "autotp_size", None)
     return size is not None and size() > 1
 
 
 def joined(engine: DeepSpeedEngine) -> dict[str, Any]:
-    """Return the state of a model whose layers are split: whole on the first rank, on others what they hold.
+    """Return the state of a model whose layers are split: whole on the first rank; the others keep their parts.
 
-    Every rank calls it.
+    Args:
+        engine: The engine; every rank calls it.
     """
     found = engine._consolidated_16bit_state_dict() or {}
     return {canonical_name(name): found.get(name, value) for name, value in engine.module.state_dict().items()}
 
 
 def refuse_ungathered(engine: DeepSpeedEngine) -> None:
-    """Refuse to gather the weights of an engine whose configuration does not say so.
+    """Refuse to gather the weights of an engine whose configuration does not allow it.
+
+    Args:
+        engine: The engine.
 
     Raises:
-        ConfigurationError: It does not.
+        ConfigurationError: `stage3_gather_16bit_weights_on_model_save` is off.
     """
     asked = getattr(engine, "zero_gather_16bit_weights_on_model_save", None)
     if asked is not None and not asked():
         raise ConfigurationError(
-            "Stage 3 keeps weights in parts, and gathers them where it is told to; got "
+            "Stage 3 shards the weights, and gathers them only if the configuration says so; got "
             "zero_optimization.stage3_gather_16bit_weights_on_model_save=false. Set it to true "
             "(DeepSpeedPlugin(zero3_save_16bit_model=True), --zero3_save_16bit_model true), or use save_state."
         )
 
 
 def state_of(engine: DeepSpeedEngine, *, keep: bool) -> dict[str, Any]:
-    """Gather the state of a model under its bare names, one parameter after the other; every rank calls it.
+    """Gather the state of a model under its bare names, one parameter at a time; every rank calls it.
 
     Args:
         engine: The model or its engine.
-        keep: Whether this rank wants it; others get an empty dict.
+        keep: Whether this rank keeps the state, on the CPU.
+
+    Returns:
+        The state, or an empty dict on ranks that do not keep it.
     """
     found: dict[str, Any] = {}
     shared: dict[int, torch.Tensor] = {}
@@ -75,11 +90,11 @@ def state_of(engine: DeepSpeedEngine, *, keep: bool) -> dict[str, Any]:
 
 @torch.no_grad()
 def load_into(engine: DeepSpeedEngine, state: Mapping[str, Any]) -> None:
-    """Put whole weights into a model, one parameter after the other; every rank calls it.
+    """Load whole weights into a model, one parameter at a time; every rank calls it.
 
     Args:
         engine: The model or its engine.
-        state: The weights under their bare names; the first rank's count.
+        state: The weights under their bare names; those of the first rank are used.
     """
     model = getattr(engine, "module", engine)
     for name, parameter in model.named_parameters():
@@ -91,7 +106,11 @@ def load_into(engine: DeepSpeedEngine, state: Mapping[str, Any]) -> None:
 
 
 def weights_of(engine: DeepSpeedEngine) -> Iterator[tuple[str, Any]]:
-    """Yield the names and weights of a model; those that lie in parts as a `SpreadWeight`, a tied one as one."""
+    """Yield the names and weights of a model: sharded ones as a `SpreadWeight`, one for all names of a tied weight.
+
+    Args:
+        engine: The model or its engine.
+    """
     model = getattr(engine, "module", engine)
     parameters = dict(model.named_parameters(remove_duplicate=False))
     spread: dict[int, SpreadWeight] = {}

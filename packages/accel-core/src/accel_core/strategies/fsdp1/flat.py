@@ -141,7 +141,13 @@ def optimizer_state(own: Any, model: torch.nn.Module, parts: Mapping[str, Any]) 
 
 
 def named_optimizer_of(own: Any, model: torch.nn.Module, parts: Mapping[str, Any]) -> NamedOptimizer:
-    """Return an optimizer by the names of its parameters, of which this rank holds runs; arguments as above."""
+    """Return an optimizer by parameter names, where this rank holds a contiguous run of each parameter.
+
+    Args:
+        own: The optimizer.
+        model: The prepared model.
+        parts: By parameter name, the run that this rank holds.
+    """
     seen = named_optimizer(own, [model])
     like = {name: parts.get(name, value) for name, value in seen.like.items()}
     groups = [

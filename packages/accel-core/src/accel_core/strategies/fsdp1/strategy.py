@@ -415,7 +415,12 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
         return found
 
     def load_whole_state(self, model: torch.nn.Module, state: dict[str, Any]) -> None:
-        """Share a whole state, equal on all ranks, out over them."""
+        """Load a whole state, equal on all ranks; each keeps its shards.
+
+        Args:
+            model: The prepared model.
+            state: The whole state under the bare model's names.
+        """
         wrapper = self._wrapper_of(self._bare(model))
         with self._whole(wrapper):
             (model if wrapper is None else wrapper).load_state_dict(state)
@@ -462,11 +467,22 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
         return found
 
     def wrapper_of(self, model: torch.nn.Module) -> torch.nn.Module | None:
-        """Return the wrapper around a prepared model, if it has one."""
+        """Return the FSDP module around a prepared model, if there is one.
+
+        Args:
+            model: The prepared model.
+        """
         return self._wrapper_of(self._bare(model))
 
     def held_state(self, wrapper: torch.nn.Module) -> dict[str, Any] | None:
-        """Return a model's state as runs of elements that this rank holds, if it can be had so; every rank calls it."""
+        """Return a model's state as the runs of elements that this rank holds; every rank calls it.
+
+        Args:
+            wrapper: The FSDP module.
+
+        Returns:
+            The state by name; `None` without `use_orig_params`.
+        """
         if not self.plugin.use_orig_params:
             return None
         bare = self._bare(wrapper)
@@ -486,15 +502,28 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
         return next(row for row in rows if self.world.rank in row)
 
     def ties_of(self, model: torch.nn.Module) -> list[list[str]]:
-        """Return the groups of names that were one tensor before a model was flattened."""
+        """Return the groups of names that were one tensor before a model was flattened.
+
+        Args:
+            model: The prepared model.
+        """
         return self._ties.get(self._bare(model), [])
 
     def whole_shapes(self, wrapper: torch.nn.Module) -> dict[str, torch.Size]:
-        """Return the shapes of a wrapped model's parameters by their names."""
+        """Return the unsharded shapes of a wrapped model's parameters, by name.
+
+        Args:
+            wrapper: The FSDP module.
+        """
         return self._shapes[self._bare(wrapper)]
 
     def load_whole_optimizer(self, optimizer: Any, state: dict[str, Any]) -> None:
-        """Share a whole state, equal on all ranks, out over them."""
+        """Load a whole optimizer state, equal on all ranks; each keeps its shards.
+
+        Args:
+            optimizer: The prepared optimizer.
+            state: The whole state, with numbered parameters.
+        """
         wrapper, bare = self.wrapper_under(optimizer), inside(optimizer)
         if wrapper is None:
             optimizer.load_state_dict(state)
@@ -511,12 +540,22 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
             bare.load_state_dict(FullyShardedDataParallel.optim_state_dict_to_load(wrapper, bare, whole))
 
     def whole_named(self, wrapper: torch.nn.Module, optimizer: Any) -> dict[str, Any]:
-        """Return the state of an optimizer by names of parameters, whole."""
+        """Return the whole state of an optimizer by parameter names; every rank calls it.
+
+        Args:
+            wrapper: The FSDP module.
+            optimizer: The optimizer of its parameters.
+        """
         with self._whole(wrapper):
             return FullyShardedDataParallel.optim_state_dict(wrapper, inside(optimizer))
 
     def order(self, wrapper: torch.nn.Module, named: dict[str, Any]) -> list[str]:
-        """Return the names of an optimizer's parameters as it had them; where they were flattened, as the model has."""
+        """Return the names of an optimizer's parameters in its own order, or in the model's if they were flattened.
+
+        Args:
+            wrapper: The FSDP module.
+            named: What `whole_named` returned.
+        """
         names = [name for group in named["param_groups"] for name in group["params"]]
         if self.plugin.use_orig_params:
             return names
@@ -524,10 +563,13 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
         return sorted(names, key=model.index)
 
     def wrapper_under(self, optimizer: Any) -> torch.nn.Module | None:
-        """Return the wrapper of the model that an optimizer trains, or `None` where it is no wrapped one.
+        """Return the FSDP module that an optimizer trains, or `None` if it trains no wrapped model.
+
+        Args:
+            optimizer: The optimizer, prepared or not.
 
         Raises:
-            CheckpointError: It trains several.
+            CheckpointError: It trains several models.
         """
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
         wrappers = [kept() for kept in self._wrappers.values()]

@@ -118,7 +118,7 @@ _REFUSED = {
     "use_custom_fsdp": ("megatron-core's own FSDP is not driven by accel", "Use FullyShardedDataParallelPlugin"),
     "tensorboard_dir": ("megatron-core writes no log", "Use Accelerator(log_with='tensorboard')"),
     "pipeline_model_parallel_split_rank": (
-        "megatron-core pipelines no model with an encoder and a decoder",
+        "megatron-core cannot pipeline an encoder-decoder model",
         "Leave it out",
     ),
 }
@@ -127,14 +127,14 @@ _REFUSED = {
 
 @dataclasses.dataclass(frozen=True)
 class Degrees:
-    """How many ranks share what.
+    """The degree of each kind of parallelism.
 
     Attributes:
-        tensor: Ranks that share a matrix product.
-        pipeline: Stages.
-        context: Ranks that share a sequence.
-        expert: Ranks that share the experts of a layer.
-        expert_tensor: Ranks that share a matrix product of an expert.
+        tensor: Tensor-parallel size.
+        pipeline: Number of pipeline stages.
+        context: Context-parallel size.
+        expert: Expert-parallel size.
+        expert_tensor: Tensor-parallel size within an expert.
     """
 
     tensor: int
@@ -145,14 +145,14 @@ class Degrees:
 
 
 def degrees_of(plugin: MegatronLMPlugin, world_size: int) -> Degrees:
-    """Return how many ranks share what.
+    """Return the degree of each kind of parallelism.
 
     Args:
-        plugin: What the user configured.
+        plugin: The user's configuration; a degree that is not set counts as 1.
         world_size: Number of processes.
 
     Raises:
-        ConfigurationError: The degrees do not multiply to the number of processes.
+        ConfigurationError: The degrees do not divide the number of processes.
     """
     found = Degrees(
         plugin.tp_degree or 1,
@@ -165,8 +165,8 @@ def degrees_of(plugin: MegatronLMPlugin, world_size: int) -> Degrees:
     experts = found.expert * found.expert_tensor * found.pipeline
     if min(dataclasses.astuple(found)) < 1 or world_size % dense or world_size % experts:
         raise ConfigurationError(
-            "Megatron's degrees, and the number of ranks with different data, multiply to the number of processes; got "
-            f"tp_degree={found.tensor}, pp_degree={found.pipeline}, context_parallel_size={found.context}, "
+            f"Megatron's degrees have to divide the number of processes; got tp_degree={found.tensor}, "
+            f"pp_degree={found.pipeline}, context_parallel_size={found.context}, "
             f"expert_model_parallel_size={found.expert}, expert_tensor_parallel_size={found.expert_tensor} for "
             f"{world_size} processes. Change a degree, or the number of processes."
         )
@@ -174,10 +174,13 @@ def degrees_of(plugin: MegatronLMPlugin, world_size: int) -> Degrees:
 
 
 def refuse_unhonoured(plugin: MegatronLMPlugin) -> None:
-    """Refuse what megatron-core does not have, or not without what is missing here.
+    """Refuse options that megatron-core does not support, or whose library is not installed.
+
+    Args:
+        plugin: The user's configuration.
 
     Raises:
-        ConfigurationError: A field of the plugin that nothing would honour.
+        ConfigurationError: An option would have no effect.
     """
     for name, (reason, advice) in _REFUSED.items():
         if (value := plugin.megatron_lm_default_args.get(name)) is not None and value is not False:
@@ -188,7 +191,7 @@ def refuse_unhonoured(plugin: MegatronLMPlugin) -> None:
         )
     if (plugin.context_parallel_size or 1) > 1 and not library.has_transformer_engine():
         raise ConfigurationError(
-            "megatron-core shares sequences by the attention of Transformer Engine, which is not installed; got "
+            "Context parallelism in megatron-core needs Transformer Engine, which is not installed; got "
             f"context_parallel_size={plugin.context_parallel_size}. Install it, or set context_parallel_size=1."
         )
 
@@ -203,13 +206,14 @@ def build(
     """Return the arguments of Megatron-LM for a run.
 
     Args:
-        plugin: What the user configured; it was told of model, batch sizes, optimizer and schedule.
+        plugin: The user's configuration, with the facts of the model, batch sizes, optimizer and schedule filled
+            in.
         world_size: Number of processes.
-        extra_args_provider: Adds arguments of the user's own to a parser, and returns it; their defaults count.
-        args_defaults: Arguments by name, which the plugin's own override.
+        extra_args_provider: Adds the user's own arguments to a parser and returns it; their defaults are used.
+        args_defaults: Values by argument name; the plugin's own values take precedence.
 
     Raises:
-        ConfigurationError: An argument that nobody knows.
+        ConfigurationError: An argument is unknown.
     """
     refuse_unhonoured(plugin)
     extra = _extra(extra_args_provider)
@@ -217,8 +221,8 @@ def build(
     unknown = sorted(set(given) - known() - set(extra) - {"world_size"} - {"num_layers"})
     if unknown:
         raise ConfigurationError(
-            f"An argument of Megatron-LM is one that megatron-core or the engine reads; got {', '.join(unknown)}. Take "
-            "it out of other_megatron_args, or define it by an extra_args_provider."
+            f"Megatron-LM arguments have to be known to megatron-core or the engine; got {', '.join(unknown)}. Remove "
+            "them from other_megatron_args, or define them in an extra_args_provider."
         )
     found = Namespace(**{**_DEFAULTS, **extra, **given})
     _settle(found, plugin)
@@ -226,7 +230,7 @@ def build(
 
 
 def _extra(provider: Callable[[ArgumentParser], Any] | None) -> dict[str, Any]:
-    """Return the arguments that a user or Megatron-LM's source tree defines, with their defaults."""
+    """Return the arguments that the user, or Megatron-LM's source tree, defines, with their defaults."""
     parser = ArgumentParser(allow_abbrev=False)
     training = library.training_arguments()
     if training is not None:
@@ -255,14 +259,14 @@ def _kinds() -> tuple[Any, ...]:
 
 
 def _settle(found: Namespace, plugin: MegatronLMPlugin) -> None:
-    """Fill in what follows from other arguments."""
+    """Fill in the arguments that follow from others."""
     found.recompute_activations = bool(plugin.recompute_activations)
     if found.recompute_activations:
         found.recompute_granularity = "selective"
     if found.recompute_granularity == "selective":
         found.recompute_method, found.recompute_num_layers = None, None
     if found.sequence_parallel and (plugin.tp_degree or 1) == 1:
-        _logger.warning("Sequences are shared by ranks that share matrix products; with tp_degree=1 there are none.")
+        _logger.warning("sequence_parallelism has no effect with tp_degree=1 and is turned off.")
         found.sequence_parallel = False
     if found.position_embedding_type is None:
         found.position_embedding_type = "rope" if found.use_rotary_position_embeddings else "learned_absolute"
@@ -271,9 +275,9 @@ def _settle(found: Namespace, plugin: MegatronLMPlugin) -> None:
         layers = found.num_layers // (plugin.pp_degree or 1)
         if (plugin.pp_degree or 1) < 2 or layers % stage or layers == stage:
             raise ConfigurationError(
-                "Virtual stages cut the layers of each of several stages in equal parts; got "
-                f"num_layers_per_virtual_pipeline_stage={stage} for {found.num_layers} layers on "
-                f"{plugin.pp_degree} stages. Change one of them."
+                "Virtual stages need at least two pipeline stages, each split into equal parts; got "
+                f"num_layers_per_virtual_pipeline_stage={stage} for {found.num_layers} layers on {plugin.pp_degree} "
+                "stages. Change one of them."
             )
         found.virtual_pipeline_model_parallel_size = layers // stage
     if found.padded_vocab_size is None:
@@ -282,15 +286,18 @@ def _settle(found: Namespace, plugin: MegatronLMPlugin) -> None:
 
 
 def configured(kind: Any, arguments: Namespace, **own: Any) -> Any:
-    """Make a configuration of megatron-core of the arguments that have its fields' names.
+    """Create one of megatron-core's configurations from the arguments with matching names.
 
     Args:
-        kind: Its class.
-        arguments: The arguments.
-        **own: Fields that are set otherwise.
+        kind: The configuration class, a dataclass.
+        arguments: The arguments of the run; those that are `None` keep the default of the class.
+        **own: Fields that override the arguments.
+
+    Returns:
+        An instance of `kind`.
 
     Raises:
-        ConfigurationError: megatron-core refuses them.
+        ConfigurationError: megatron-core rejects the values.
     """
     names = {field.name for field in dataclasses.fields(kind) if field.init}
     values = {_RENAMED.get(name, name): value for name, value in vars(arguments).items()}
@@ -299,12 +306,16 @@ def configured(kind: Any, arguments: Namespace, **own: Any) -> Any:
         return kind(**{**taken, **own})
     except (AssertionError, TypeError, ValueError) as error:
         raise ConfigurationError(
-            f"megatron-core configures a run by what fits together; got: {error}. Change MegatronLMPlugin accordingly."
+            f"megatron-core rejects the configuration; got: {error}. Change MegatronLMPlugin accordingly."
         ) from error
 
 
 def number_format(arguments: Namespace) -> torch.dtype:
-    """Return the format of weights in forward passes."""
+    """Return the dtype of the weights in forward passes.
+
+    Args:
+        arguments: The arguments of the run; `fp16` and `bf16` decide.
+    """
     if getattr(arguments, "fp16", False):
         return torch.float16
     return torch.bfloat16 if getattr(arguments, "bf16", False) else torch.float32

@@ -15,13 +15,13 @@ __all__ = ["avg_losses_across_data_parallel_group", "gather_across_data_parallel
 
 
 def avg_losses_across_data_parallel_group(losses: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Average losses over ranks with different data; each of these calls it.
+    """Average losses over the data-parallel group; every rank of the group calls it.
 
     Args:
-        losses: Scalars.
+        losses: Scalar tensors.
 
     Returns:
-        One tensor with the means in their order.
+        One tensor with the means, in the same order.
     """
     group = library.core("parallel_state").get_data_parallel_group()
     mean = torch.cat([loss.detach().clone().view(1) for loss in losses])
@@ -30,13 +30,13 @@ def avg_losses_across_data_parallel_group(losses: Sequence[torch.Tensor]) -> tor
 
 
 def gather_across_data_parallel_groups(tensor: object) -> Any:
-    """Concatenate tensors of ranks with different data along their first dim; each of these calls it.
+    """Concatenate the tensors of the data-parallel group along their first dim; every rank of the group calls it.
 
     Args:
-        tensor: A tensor, or any nest of tensors, of equal shape on all ranks.
+        tensor: A tensor, or a nest of tensors, with the same shapes on all ranks.
 
     Returns:
-        The same nest with the joined tensors; a scalar of each rank becomes one row.
+        The same nest with the gathered tensors; a scalar of each rank becomes one row.
     """
     group = library.core("parallel_state").get_data_parallel_group()
 

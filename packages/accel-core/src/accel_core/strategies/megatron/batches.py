@@ -21,24 +21,25 @@ Batch = Mapping[str, Any]
 
 
 def check(run: Run, batch: Batch) -> int:
-    """Return how many samples a batch has.
+    """Return the number of samples in a batch.
 
     Args:
         run: The run.
-        batch: Tensors of one row a sample.
+        batch: Tensors with one row per sample.
 
     Raises:
-        DataError: It is none, cannot be cut into micro batches, or has sequences that do not fit the run.
+        DataError: There is no tensor, the batch does not split into micro batches, or its sequences do not fit the
+            run.
     """
     rows = {name: len(value) for name, value in batch.items() if isinstance(value, torch.Tensor) and value.ndim}
     parts = run.plugin.num_micro_batches or 1
     if not rows or len(set(rows.values())) > 1:
-        raise DataError(f"A batch is tensors with one row a sample; got {rows or 'none'}. Pass model(**batch).")
+        raise DataError(f"A batch needs tensors with one row per sample; got {rows or 'none'}. Call model(**batch).")
     samples = next(iter(rows.values()))
     if samples == 0 or samples % parts:
         raise DataError(
-            f"A batch is cut into num_micro_batches={parts} equal parts; got {samples} samples on this rank. Use a "
-            "batch size that it divides, and drop_last=True."
+            f"A batch is split into num_micro_batches={parts} equal parts; got {samples} samples on this rank. Use a "
+            "batch size that is a multiple of it, and drop_last=True."
         )
     _check_lengths(run, batch)
     return samples
@@ -57,13 +58,18 @@ def _check_lengths(run: Run, batch: Batch) -> None:
         length = value.shape[1]
         if (learned and length > longest) or length % parts:
             raise DataError(
-                f"Sequences have {longest} tokens at most, and ranks share them in {parts} equal parts; got {name} of "
-                f"{length} tokens. Pad or cut them in the collate function."
+                f"A sequence length has to be a multiple of {parts}, at most {longest}; got {name} of {length} "
+                "tokens. Pad or truncate them in the collate function."
             )
 
 
 def micro_batches(run: Run, batch: Batch) -> Iterator[dict[str, Any]]:
-    """Yield the parts of a batch, on the device."""
+    """Yield the micro batches of a batch, on the device.
+
+    Args:
+        run: The run, whose plugin has the number of micro batches.
+        batch: Tensors with one row per sample, as `check` accepted them.
+    """
     parts = run.plugin.num_micro_batches or 1
     moved = send_to_device(dict(batch), run.device)
     size = len(next(value for value in moved.values() if isinstance(value, torch.Tensor) and value.ndim)) // parts
@@ -80,8 +86,8 @@ def gpt_batch(run: Run, data: Batch, *, from_megatron: bool) -> tuple[Any, ...]:
 
     Args:
         run: The run.
-        data: The micro batch: of a dataset of megatron-core, or as transformers' models take it.
-        from_megatron: Which of both.
+        data: The micro batch, from a megatron-core dataset or in the format of transformers' models.
+        from_megatron: Whether it comes from a megatron-core dataset.
     """
     if from_megatron:
         tokens, labels = data["tokens"], data["labels"]
@@ -113,8 +119,8 @@ def _shifted(run: Run, data: Batch) -> tuple[torch.Tensor, torch.Tensor]:
     labels = data.get("labels")
     if mask is not None and bool((mask[:, 1:] > mask[:, :-1]).any()):
         raise DataError(
-            "Megatron's GPT hides padding by its causal mask, at the end of sequences alone; got an attention_mask "
-            "with padding before tokens. Set tokenizer.padding_side='right'."
+            "Megatron's GPT masks padding only at the end of sequences; got an attention_mask with padding before "
+            "tokens. Set tokenizer.padding_side='right'."
         )
     if labels is None:
         labels = tokens if mask is None else tokens.masked_fill(mask == 0, IGNORED)
@@ -130,8 +136,8 @@ def _end_of_document(run: Run) -> int:
     end = arguments.eod_token_id if arguments.eod_token_id is not None else getattr(arguments, "eos_token_id", None)
     if end is None:
         raise DataError(
-            "eod_mask_loss leaves out tokens that end a document; got a model whose configuration has no eos_token_id. "
-            "Set eod_token_id in other_megatron_args."
+            "eod_mask_loss needs the token that ends a document; got a model configuration without eos_token_id. Set "
+            "eod_token_id in other_megatron_args."
         )
     return int(end)
 
@@ -140,8 +146,8 @@ def bert_batch(data: Batch, *, from_megatron: bool) -> tuple[Any, ...]:
     """Return tokens, types, label of the sentence, loss mask, labels and padding mask of a micro batch of a BERT.
 
     Args:
-        data: The micro batch: of a dataset of megatron-core, or as transformers' models take it.
-        from_megatron: Which of both.
+        data: The micro batch, from a megatron-core dataset or in the format of transformers' models.
+        from_megatron: Whether it comes from a megatron-core dataset.
     """
     if from_megatron:
         found = {name: data[name] for name in ("text", "types", "is_random", "loss_mask", "labels", "padding_mask")}
@@ -156,12 +162,12 @@ def bert_batch(data: Batch, *, from_megatron: bool) -> tuple[Any, ...]:
 
 
 def t5_batch(run: Run, data: Batch, *, from_megatron: bool) -> tuple[Any, ...]:
-    """Return both sides' tokens, loss mask, labels and the three masks of a micro batch of a T5.
+    """Return the tokens of both sides, the loss mask, the labels and the three masks of a micro batch of a T5.
 
     Args:
         run: The run.
-        data: The micro batch: of a dataset of megatron-core, or as transformers' models take it.
-        from_megatron: Which of both.
+        data: The micro batch, from a megatron-core dataset or in the format of transformers' models.
+        from_megatron: Whether it comes from a megatron-core dataset.
     """
     if from_megatron:
         names = ("text_enc", "text_dec", "loss_mask", "labels", "enc_mask", "dec_mask", "enc_dec_mask")
@@ -180,7 +186,7 @@ def t5_batch(run: Run, data: Batch, *, from_megatron: bool) -> tuple[Any, ...]:
 
 
 def _moved_right(run: Run, labels: torch.Tensor) -> torch.Tensor:
-    """Return what a decoder reads when it is to predict labels: the labels, one later, as transformers' T5 does it."""
+    """Return the decoder's inputs for given labels: the labels shifted right by one, as in transformers' T5."""
     start = getattr(run.arguments, "decoder_start_token_id", None) or 0
     pad = getattr(run.arguments, "pad_token_id", None) or 0
     moved = torch.nn.functional.pad(labels[:, :-1], (1, 0), value=start)
@@ -188,15 +194,20 @@ def _moved_right(run: Run, labels: torch.Tensor) -> torch.Tensor:
 
 
 def decoder_mask(length: int, device: torch.device) -> torch.Tensor:
-    """Return which tokens a decoder hides from each token: those behind it; of shape (1, 1, length, length)."""
+    """Return the causal mask of a decoder, of shape (1, 1, length, length): true where a token is hidden.
+
+    Args:
+        length: Number of tokens.
+        device: Device of the mask.
+    """
     return torch.ones(1, 1, length, length, dtype=torch.bool, device=device).tril().logical_not()
 
 
 def pair_mask(queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-    """Return which keys are hidden from which queries: those that are padding; of shape (batch, 1, queries, keys).
+    """Return which keys are hidden from which queries because they are padding, of shape (batch, 1, queries, keys).
 
     Args:
-        queries: (batch, tokens), 1 for a token and 0 for padding.
-        keys: The same of the keys.
+        queries: Padding mask of the queries, (batch, tokens): 1 for a token and 0 for padding.
+        keys: Padding mask of the keys, in the same form.
     """
     return (queries[:, :, None] * keys[:, None, :])[:, None] < 0.5

@@ -31,13 +31,13 @@ _OUTPUTS = {
 
 
 class StepResult(NamedTuple):
-    """What a training step did.
+    """The result of a training step.
 
     Attributes:
-        losses: The losses by name, means over all ranks with different data.
-        skipped: Whether the update was left out because of infinite or NaN gradients.
+        losses: The losses by name, averaged over the data-parallel ranks.
+        skipped: Whether the update was skipped because of infinite or NaN gradients.
         grad_norm: Norm of all gradients before clipping.
-        num_zeros_in_grad: Number of zeros among them, where they are counted.
+        num_zeros_in_grad: Number of zero gradients, where they are counted.
     """
 
     losses: dict[str, torch.Tensor]
@@ -47,7 +47,7 @@ class StepResult(NamedTuple):
 
 
 class MegatronEngine(nn.Module):
-    """A model with its optimizer and schedule inside megatron-core; calling it in training mode takes a whole step.
+    """A model with its optimizer and schedule in megatron-core; a call in training mode takes a whole training step.
 
     Args:
         accelerator: The Accelerator of the run.
@@ -56,16 +56,16 @@ class MegatronEngine(nn.Module):
         scheduler: Its schedule, or `None`.
 
     Attributes:
-        base_model: The first part.
-        optimizer: The same.
-        scheduler: The same.
-        train_step_handler: What reads batches and makes losses.
+        base_model: The first part of the model.
+        optimizer: The optimizer of megatron-core, or `None`.
+        scheduler: Its schedule, or `None`.
+        train_step_handler: The training step: reads batches and computes losses.
         iteration: Number of training steps taken.
-        consumed_samples: Number of samples trained on, of all ranks.
-        last: What the last training step did.
-        datasets: Iterators over datasets of megatron-core, whose positions are saved with the engine.
-        wrapper: What stands for the optimizer outside.
-        loss: What the last call returned as the loss.
+        consumed_samples: Number of samples trained on, over all ranks.
+        last: Result of the last training step.
+        datasets: Iterators over megatron-core datasets, whose positions are saved with the engine.
+        wrapper: The wrapper that users see in place of the optimizer.
+        loss: The loss that the last call returned.
     """
 
     def __init__(self, accelerator: object, model: Any, optimizer: Any, scheduler: Any) -> None:
@@ -89,7 +89,7 @@ class MegatronEngine(nn.Module):
         self._connect()
 
     def _connect(self) -> None:
-        """Tell megatron-core's schedules how gradients are scaled, exchanged and completed."""
+        """Tell megatron-core's schedules how gradients are scaled, exchanged and finalized."""
         parallel = library.core("distributed")
         self.config.finalize_model_grads_func = parallel.finalize_model_grads
         if self.optimizer is not None:
@@ -104,26 +104,33 @@ class MegatronEngine(nn.Module):
         return self.config
 
     def train(self, mode: bool = True) -> MegatronEngine:
-        """Switch to training.
+        """Set the training mode.
 
         Args:
-            mode: Whether to train, or to evaluate.
+            mode: `True` for training, `False` for evaluation.
+
+        Returns:
+            This engine.
         """
         super().train(mode)
         return self
 
     def eval(self) -> MegatronEngine:
-        """Switch to evaluation."""
+        """Set the evaluation mode.
+
+        Returns:
+            This engine.
+        """
         return self.train(False)
 
     def get_batch_data_iterator(self, batch_data: Mapping[str, Any]) -> Any:
-        """Return an iterator over the micro batches of a batch; of several virtual stages, one for each.
+        """Return an iterator over the micro batches of a batch; with virtual stages, one for each.
 
         Args:
-            batch_data: Tensors of one row a sample.
+            batch_data: Tensors with one row per sample.
 
         Raises:
-            DataError: It cannot be cut so.
+            DataError: The batch does not split into micro batches.
         """
         batches.check(self._run, batch_data)
         parts = list(batches.micro_batches(self._run, batch_data))
@@ -131,19 +138,22 @@ class MegatronEngine(nn.Module):
         return iterators if len(iterators) > 1 else iterators[0]
 
     def train_step(self, **batch_data: object) -> StepResult:
-        """Take a training step: gradients of all micro batches, the update, and the schedule's move.
+        """Take a training step: gradients of all micro batches, the update, and a step of the schedule.
 
         Args:
-            **batch_data: Tensors of one row a sample of this rank's data.
+            **batch_data: This rank's tensors, with one row per sample.
+
+        Returns:
+            The losses, the gradient norm and whether the update was skipped.
 
         Raises:
-            DataError: A batch that cannot be cut into micro batches.
+            DataError: The batch does not split into micro batches.
             PreparationError: The engine was prepared without an optimizer.
         """
         if self.optimizer is None:
             raise PreparationError(
-                "A model is trained with its optimizer; got an engine without one. Call "
-                "`accelerator.prepare(model, optimizer)`, or model.eval()."
+                "A training step needs an optimizer; got an engine without one. Call `accelerator.prepare(model, "
+                "optimizer)`, or model.eval()."
             )
         iterator = self.get_batch_data_iterator(batch_data)
         for part in self.module:
@@ -163,13 +173,13 @@ class MegatronEngine(nn.Module):
 
     @torch.no_grad()
     def eval_step(self, **batch_data: object) -> dict[str, torch.Tensor]:
-        """Return the losses of a batch by name, means over all ranks with different data.
+        """Return the losses of a batch by name, averaged over the data-parallel ranks.
 
         Args:
-            **batch_data: Tensors of one row a sample of this rank's data.
+            **batch_data: This rank's tensors, with one row per sample.
 
         Raises:
-            DataError: A batch that cannot be cut into micro batches.
+            DataError: The batch does not split into micro batches.
         """
         losses = self._run_schedule(self.get_batch_data_iterator(batch_data), batch_data, forward_only=True)
         for name, loss in losses.items():
@@ -179,14 +189,14 @@ class MegatronEngine(nn.Module):
         return losses
 
     def forward(self, **batch_data: object) -> Any:
-        """Take a training step in training mode, else evaluate.
+        """Take a training step in training mode; otherwise evaluate.
 
         Args:
-            **batch_data: Tensors of one row a sample of this rank's data.
+            **batch_data: This rank's tensors, with one row per sample.
 
         Returns:
-            What transformers' model of that kind returns: the loss, the mean over all ranks with different data, the
-            same on every rank; and where `return_logits` is set, the logits of this rank's data.
+            The output class of the corresponding transformers model: the loss, averaged over the data-parallel
+            ranks and equal on every rank; with `return_logits`, also the logits of this rank's data.
         """
         losses = self.train_step(**batch_data).losses if self.training else self.eval_step(**batch_data)
         self.loss = torch.stack(list(losses.values())).sum()
@@ -194,11 +204,11 @@ class MegatronEngine(nn.Module):
 
     @property
     def plugin(self) -> MegatronLMPlugin:
-        """What the user configured."""
+        """The user's configuration."""
         return self._run.plugin
 
     def progress(self) -> dict[str, Any]:
-        """Return how far the run is, under Megatron-LM's names: the same on all ranks."""
+        """Return the progress of the run under Megatron-LM's names; it is the same on all ranks."""
         return {
             "iteration": self.iteration,
             "consumed_train_samples": self.consumed_samples,
@@ -207,7 +217,7 @@ class MegatronEngine(nn.Module):
         }
 
     def go_on_from(self, progress: Mapping[str, Any]) -> None:
-        """Count on from where a run was.
+        """Continue counting from a saved progress.
 
         Args:
             progress: What `progress` returned.
@@ -218,7 +228,7 @@ class MegatronEngine(nn.Module):
             iterator.load_state_dict(state)
 
     def log_eval_results(self) -> None:
-        """Log the mean losses of all evaluation steps since the last call, on the last rank, and forget them."""
+        """Log the mean losses of all evaluation steps since the last call, on the last rank, and reset them."""
         for name, total in self._eval_losses.items():
             count = self._eval_losses.get(f"{name}_num_iters")
             if count is not None and self._run.world.is_last:
@@ -226,7 +236,10 @@ class MegatronEngine(nn.Module):
         self._eval_losses = {}
 
     def save_checkpoint(self, output_dir: object) -> None:
-        """Refuse: an engine is saved with everything else of its run.
+        """Refuse: an engine is saved together with its run.
+
+        Args:
+            output_dir: Not used.
 
         Raises:
             PreparationError: Always.
@@ -237,7 +250,10 @@ class MegatronEngine(nn.Module):
         )
 
     def load_checkpoint(self, input_dir: object) -> None:
-        """Refuse: an engine is loaded with everything else of its run.
+        """Refuse: an engine is loaded together with its run.
+
+        Args:
+            input_dir: Not used.
 
         Raises:
             PreparationError: Always.
@@ -264,7 +280,7 @@ class MegatronEngine(nn.Module):
         return self._reduce(found)
 
     def _reduce(self, reported: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-        """Return means of what each micro batch reported, over ranks with different data, on every stage."""
+        """Return the means of what the micro batches reported, over the data-parallel ranks, on every stage."""
         state = library.core("parallel_state")
         last = state.is_pipeline_last_stage(ignore_virtual=True)
         logits = [part.pop("logits") for part in reported if "logits" in part]
@@ -292,7 +308,7 @@ class MegatronEngine(nn.Module):
         return mean / dist.get_world_size(group)
 
     def _to_all_stages(self, reduced: dict[str, torch.Tensor], logits: torch.Tensor | None) -> dict[str, torch.Tensor]:
-        """Send what the last stage knows to all stages: losses, and logits where they are asked for."""
+        """Send the results of the last stage to all stages: losses, and logits if they were requested."""
         state = library.core("parallel_state")
         group, source = state.get_pipeline_model_parallel_group(), state.get_pipeline_model_parallel_last_rank()
         shape = None
@@ -315,7 +331,7 @@ class MegatronEngine(nn.Module):
 
 
 def _step(accelerator: object, run: Run) -> AbstractTrainStep:
-    """Return the training step of a run: the user's own, else that of its kind of model."""
+    """Return the training step of a run: the user's own, or the one for its kind of model."""
     own = run.plugin.custom_train_step_class
     if own is None:
         return _STEPS[run.arguments.model_type_name](accelerator, run.arguments)
@@ -324,7 +340,7 @@ def _step(accelerator: object, run: Run) -> AbstractTrainStep:
 
 
 def _output(run: Run, loss: torch.Tensor, logits: torch.Tensor | None) -> Any:
-    """Return what transformers' model of that kind returns; a tuple where it is configured so."""
+    """Return the output class of the corresponding transformers model, or a tuple if so configured."""
     if not getattr(run.arguments, "model_return_dict", True):
         return (loss,) if logits is None else (loss, logits)
     outputs = importlib.import_module("transformers.modeling_outputs")

@@ -46,7 +46,7 @@ class EngineFormat(PlainFormat):
     """An engine in megatron-core's own files."""
 
     def weights(self, run: Run) -> list[dict[str, Any]]:
-        """Return nothing: an engine is not whole on any rank."""
+        """Return no weights: no rank holds a whole engine."""
         return []
 
     def parts(
@@ -69,20 +69,20 @@ class EngineFormat(PlainFormat):
         return found
 
     def recognises(self, source: Source) -> bool:
-        """Return true: of anything else, `model_restorations` says that it cannot be loaded into an engine."""
+        """Return true: `model_restorations` reports any other checkpoint as one that an engine cannot load."""
         return True
 
     def files_of(self, source: Source, rank: int, size: int) -> Iterable[str]:
-        """Return all files but the random states of other ranks."""
+        """Return all files except the random states of other ranks."""
         own = _random_name(rank)
         return [name for name in source.files() if name == own or not name.startswith(f"{_FOLDER}/random_")]
 
     def model_restorations(self, run: Run, models: Sequence[Any], source: Source) -> list[Restoration]:
-        """Compare with the engine, changing nothing, and return how it is restored."""
+        """Compare the checkpoint with the engine, without changing it, and return how to restore it."""
         return [_restoration(engine, source, run.world.rank) for engine in _engines(models)]
 
     def optimizer_restorations(self, run: Run, source: Source) -> list[Restoration]:
-        """Return nothing to do: an engine restores its optimizer with its model."""
+        """Return an empty list: an engine restores its optimizer with its model."""
         return [Restoration(f"optimizer {index}") for index, _ in enumerate(run.optimizers)]
 
 
@@ -91,7 +91,7 @@ def _random_name(rank: int) -> str:
 
 
 def _generators() -> Any:
-    """Return megatron-core's own generators, by which ranks draw dropout."""
+    """Return megatron-core's own random generators, which draw dropout."""
     return library.core("tensor_parallel.random").get_cuda_rng_tracker()
 
 
@@ -100,14 +100,14 @@ def _engines(models: Iterable[Any]) -> list[MegatronEngine]:
 
 
 def _bare(chunk: Any) -> Any:
-    """Return a part of a model without what wraps it."""
+    """Return a part of a model without its wrappers."""
     while isinstance(getattr(chunk, "module", None), nn.Module):
         chunk = chunk.module
     return chunk
 
 
 def _named(engine: MegatronEngine) -> Iterator[tuple[str, Any]]:
-    """Yield the parts of a model with their names in a checkpoint, as Megatron-LM calls them."""
+    """Yield the parts of a model under Megatron-LM's names in a checkpoint."""
     several = len(engine.module) > 1
     for index, chunk in enumerate(engine.module):
         yield (f"model{index}" if several else "model"), _bare(chunk)
@@ -139,7 +139,7 @@ def _planned(engine: MegatronEngine) -> tuple[dict[str, Any], dict[str, bytes]]:
 
 
 def _catching() -> Any:
-    """Return a strategy of megatron-core that keeps what it is given to write."""
+    """Return a megatron-core save strategy that keeps the values instead of writing them."""
     base = library.core("dist_checkpointing.strategies.base").SaveShardedStrategy
 
     class Catching(base):  # type: ignore[misc, valid-type]
@@ -158,7 +158,7 @@ def _planner() -> Any:
 def _restoration(engine: MegatronEngine, source: Source, rank: int) -> Restoration:
     component = "model 0"
     if f"{_FOLDER}/{METADATA_NAME}" not in source.files():
-        detail = f"no folder {_FOLDER!r} of Megatron is in the checkpoint, and an engine goes on from such files only"
+        detail = f"the checkpoint has no Megatron folder {_FOLDER!r}, and an engine can only be loaded from one"
         return Restoration(component, findings=[Finding(component, "mismatch", detail, rank)])
     try:
         shards = stored_models.shards_of(source, _FOLDER)
@@ -190,7 +190,7 @@ def _restoration(engine: MegatronEngine, source: Source, rank: int) -> Restorati
 
 
 def _random_states(engine: MegatronEngine, source: Source, common: Any, rank: int) -> Any:
-    """Return the states of megatron-core's generators; of a run with other degrees `None`: its ranks drew otherwise."""
+    """Return the states of megatron-core's generators; `None` if the run had other degrees and drew differently."""
     name = _random_name(rank)
     if common["sizes"] != engine.progress()["sizes"] or name not in source.files():
         return None
@@ -198,7 +198,7 @@ def _random_states(engine: MegatronEngine, source: Source, common: Any, rank: in
 
 
 def _differences(engine: MegatronEngine, shards: ShardFolder, component: str, rank: int) -> Iterator[Finding]:
-    """Yield what of a model is not there, or has another shape."""
+    """Yield the parts of a model that are missing or have another shape."""
     mapping = library.core("dist_checkpointing.mapping")
     values = library.core("dist_checkpointing.dict_utils").nested_values
     state = _state(engine, optimizer=False, loading=True)
@@ -214,9 +214,9 @@ def _differences(engine: MegatronEngine, shards: ShardFolder, component: str, ra
 
 
 def _other_optimizer(engine: MegatronEngine, common: Any) -> str | None:
-    """Return why states of an optimizer cannot be loaded into that of an engine, or `None`."""
+    """Return why the saved optimizer state does not fit the optimizer of an engine, or `None`."""
     if "optimizer" not in common:
-        return "it holds no states of the optimizer: set no_load_optim of MegatronLMPlugin to begin with new ones"
+        return "it holds no optimizer state: set no_load_optim of MegatronLMPlugin to start with a new one"
     stored = "param_state_sharding_type" in common["optimizer"]
     own = bool(engine.plugin.use_distributed_optimizer)
     if stored == own:
@@ -225,7 +225,7 @@ def _other_optimizer(engine: MegatronEngine, common: Any) -> str | None:
 
 
 def _load(engine: MegatronEngine, folder: Path, *, optimizer: bool) -> None:
-    """Load an engine from megatron-core's files, whatever degrees wrote them; every rank calls it."""
+    """Load an engine from megatron-core's files, whichever degrees wrote them; every rank calls it."""
     if optimizer:
         for own in _adams(engine):
             _begin(own.optimizer)
@@ -243,14 +243,14 @@ def _load(engine: MegatronEngine, folder: Path, *, optimizer: bool) -> None:
 
 
 def _adams(engine: MegatronEngine) -> Iterator[Any]:
-    """Yield the optimizers around those of torch, which count the steps of each parameter by itself."""
+    """Yield torch's optimizers that count the steps of each parameter separately."""
     for own in engine.optimizer.chained_optimizers:
         if isinstance(own.optimizer, torch.optim.Adam):
             yield own
 
 
 def _begin(optimizer: torch.optim.Optimizer) -> None:
-    """Give an optimizer the states that it makes at its first step: megatron-core loads into those that are there."""
+    """Create the states that an optimizer creates at its first step: megatron-core loads into existing states only."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if not optimizer.state[parameter]:
@@ -259,7 +259,7 @@ def _begin(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _take_steps(own: Any) -> None:
-    """Let a distributed optimizer load into an Adam of torch: of its states, megatron-core brings all but the steps."""
+    """Let a distributed optimizer load into torch's Adam: megatron-core restores its state without step counts."""
     put = getattr(own, "_set_main_param_and_optimizer_states", None)
     if put is None or "_set_main_param_and_optimizer_states" in vars(own):
         return
@@ -273,14 +273,14 @@ def _take_steps(own: Any) -> None:
 
 
 def _separate_steps(optimizer: torch.optim.Optimizer) -> None:
-    """Let each parameter count its steps: megatron-core loads one tensor for all, which each would then move."""
+    """Give each parameter its own step count: all would increment the one tensor that megatron-core loads."""
     for state in optimizer.state.values():
         if isinstance(state.get("step"), torch.Tensor):
             state["step"] = state["step"].clone()
 
 
 def _begin_again(engine: MegatronEngine) -> None:
-    """Forget the states of an optimizer: it was saved before its first step, when it had none."""
+    """Clear the states of an optimizer that was saved before its first step."""
     for own in engine.optimizer.chained_optimizers:
         if own.optimizer is not None:
             own.optimizer.state.clear()

@@ -16,12 +16,12 @@ __all__ = ["join", "lay_out", "seed_of"]
 
 
 def lay_out(rank: int, world_size: int, degrees: Degrees) -> Layout:
-    """Return which rank does what, as megatron-core numbers ranks: tensor fastest, then context, data and stages.
+    """Return the layout of the ranks in megatron-core's order: tensor fastest, then context, data and pipeline.
 
     Args:
         rank: This process.
         world_size: Number of processes.
-        degrees: How many ranks share what.
+        degrees: The degree of each kind of parallelism.
     """
     replicas = world_size // (degrees.tensor * degrees.pipeline * degrees.context)
     sizes = {"pp": degrees.pipeline, "dp_replicate": replicas, "cp": degrees.context, "tp": degrees.tensor}
@@ -29,10 +29,13 @@ def lay_out(rank: int, world_size: int, degrees: Degrees) -> Layout:
 
 
 def join(run: Run) -> None:
-    """Make megatron-core's groups of processes, once in a process; every rank calls it.
+    """Create megatron-core's process groups, once per process; every rank calls it.
+
+    Args:
+        run: The run, whose plugin has the degrees.
 
     Raises:
-        StateError: The process has groups of other sizes.
+        StateError: The process already has groups of other sizes.
     """
     state = library.core("parallel_state")
     degrees = degrees_of(run.plugin, run.world.size)
@@ -61,13 +64,17 @@ def _refuse_other_groups(degrees: Degrees) -> None:
     asked = (degrees.tensor, degrees.pipeline, degrees.context, degrees.expert)
     if there != asked:
         raise StateError(
-            "A process has one set of Megatron's groups; got tensor, pipeline, context and expert degrees "
-            f"{asked} after {there}. Start a new process for them."
+            "A process can create Megatron's groups only once; got tensor, pipeline, context and expert degrees "
+            f"{asked} after {there}. Start a new process to change them."
         )
 
 
 def seed_of(run: Run) -> int:
-    """Return the seed of the run: that of the arguments, else the one that rank 0 was seeded with."""
+    """Return the seed of the run: the `seed` argument, or else the seed of rank 0; the same on every rank.
+
+    Args:
+        run: The run; without a `seed` argument, every rank calls it.
+    """
     if run.arguments.seed is not None:
         return int(run.arguments.seed)
     own = torch.initial_seed() % (1 << 31)

@@ -14,18 +14,21 @@ def core(name: str) -> ModuleType:
     """Import a module of megatron-core.
 
     Args:
-        name: Its name below `megatron.core`; empty for that itself.
+        name: Its name below `megatron.core`; empty for `megatron.core` itself.
+
+    Returns:
+        The module.
     """
     return importlib.import_module(f"megatron.core.{name}" if name else "megatron.core")
 
 
 def has_transformer_engine() -> bool:
-    """Return whether megatron-core builds layers of Transformer Engine here."""
+    """Return whether megatron-core can build Transformer Engine layers here."""
     return availability.has_library("transformer_engine")
 
 
 def training_arguments() -> ModuleType | None:
-    """Import the arguments of Megatron-LM's source tree; `None` where only megatron-core is installed."""
+    """Return the module of arguments in Megatron-LM's source tree; `None` if only megatron-core is installed."""
     if not availability.has_module("megatron.training"):
         return None
     return importlib.import_module("megatron.training.arguments")

@@ -19,7 +19,11 @@ _SPLITS = 3
 
 
 def batch_size_of(loader: object) -> int | None:
-    """Return how many samples a loader gives at once: those of one micro batch; `None` where it does not say."""
+    """Return the batch size of a loader, the samples of one micro batch; `None` if it has none.
+
+    Args:
+        loader: A `DataLoader` or `MegatronLMDummyDataLoader`.
+    """
     if isinstance(loader, MegatronLMDummyDataLoader):
         size = loader.dataset_args.get("micro_batch_size")
     else:
@@ -30,22 +34,22 @@ def batch_size_of(loader: object) -> int | None:
 
 
 def enlarge(loader: DataLoader[Any], times: int) -> DataLoader[Any]:
-    """Return a loader whose batches are as many times larger: each holds the micro batches of a step.
+    """Return a loader whose batches are `times` as large, so that each holds all micro batches of a step.
 
     Args:
-        loader: A loader, which stays as it is.
+        loader: A loader, which is not changed.
         times: Number of micro batches.
 
     Raises:
-        PreparationError: It has batches of its own making.
+        PreparationError: The loader has a custom batch sampler.
     """
     if times == 1:
         return loader
     plain = type(loader.batch_sampler) is BatchSampler or isinstance(loader.dataset, IterableDataset)
     if loader.batch_size is None or not plain:
         raise PreparationError(
-            f"A batch of {times} micro batches is made of a loader with a batch size; got a loader whose batches come "
-            f"from a {type(loader.batch_sampler).__name__}. Give it batch_size, or set num_micro_batches=1."
+            f"Batches of {times} micro batches need a loader with a batch_size; got a loader with a "
+            f"{type(loader.batch_sampler).__name__}. Give it batch_size, or set num_micro_batches=1."
         )
     shared = {
         name: getattr(loader, name)
@@ -58,14 +62,14 @@ def enlarge(loader: DataLoader[Any], times: int) -> DataLoader[Any]:
 
 
 def prepare_data_loader(accelerator: object, dataloader: Any) -> Any:
-    """Share a loader out over ranks with different data.
+    """Distribute a loader over the data-parallel ranks.
 
     Args:
         accelerator: The Accelerator of the run.
         dataloader: A loader whose batches are micro batches, or a `MegatronLMDummyDataLoader`.
 
     Returns:
-        A loader whose batches hold all micro batches of a step; of a dummy, its iterator over training data.
+        A loader whose batches hold all micro batches of a step; for a dummy, its iterator over the training data.
     """
     if isinstance(dataloader, MegatronLMDummyDataLoader):
         return dataloader.build_train_valid_test_data_iterators(accelerator)[0]
@@ -75,15 +79,15 @@ def prepare_data_loader(accelerator: object, dataloader: Any) -> Any:
 
 
 class DatasetIterator:
-    """An endless iterator over this rank's batches of a dataset of megatron-core.
+    """An endless iterator over this rank's batches of a megatron-core dataset.
 
     Args:
         run: The run.
         dataset: The dataset, the same on all ranks.
-        consumed: Number of samples that the run has used of it already.
+        consumed: Number of its samples that the run has already used.
 
     Attributes:
-        consumed: The same, counting on.
+        consumed: The same count, kept up to date.
     """
 
     def __init__(self, run: Run, dataset: Sequence[Mapping[str, Any]], consumed: int = 0) -> None:
@@ -97,7 +101,7 @@ class DatasetIterator:
         return self
 
     def __next__(self) -> dict[str, torch.Tensor]:
-        """Return the next batch: of each global micro batch the samples of this rank."""
+        """Return the next batch: this rank's samples of each global micro batch."""
         start = self.consumed
         self.consumed += self._micro * self._parts * self._ranks
         samples = []
@@ -111,7 +115,7 @@ class DatasetIterator:
         return {"consumed": self.consumed}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Go on behind the samples that a run has used.
+        """Continue after the samples that a run has used.
 
         Args:
             state: What `state_dict` returned.
@@ -132,13 +136,13 @@ class MegatronLMDummyDataLoader:
         self.dataset_args: dict[str, Any] = {"seed": 1234, "splits_string": "969, 30, 1", **dataset_kwargs}
 
     def set_megatron_data_args(self) -> None:
-        """Tell the run of the datasets."""
+        """Add the arguments of the datasets to those of the run."""
         run = current()
         for name, value in self.dataset_args.items():
             setattr(run.arguments, name, value)
 
     def get_train_valid_test_datasets_provider(self, accelerator: object) -> Callable[..., Any]:
-        """Return what builds the three datasets, called with the numbers of samples that the run needs of each.
+        """Return the function that builds the three datasets from the number of samples the run needs of each.
 
         Args:
             accelerator: The Accelerator of the run.
@@ -147,10 +151,13 @@ class MegatronLMDummyDataLoader:
         return own or _datasets
 
     def build_train_valid_test_data_iterators(self, accelerator: object) -> tuple[Any, ...]:
-        """Build the three iterators; one is `None` where there is no such data.
+        """Build the iterators over the three datasets.
 
         Args:
             accelerator: The Accelerator of the run.
+
+        Returns:
+            The iterators for training, validation and test; `None` in place of one without data.
         """
         run = current()
         self.set_megatron_data_args()
@@ -164,17 +171,17 @@ class MegatronLMDummyDataLoader:
 
 
 def _sizes(run: Run) -> list[int]:
-    """Return how many samples of each kind a run needs.
+    """Return how many samples of each dataset a run needs.
 
     Raises:
-        ConfigurationError: Nothing says how long the run is.
+        ConfigurationError: The length of the run is not known.
     """
     arguments = run.arguments
     batch = arguments.global_batch_size
     steps = arguments.train_iters or (arguments.train_samples or 0) // batch
     if not steps:
         raise ConfigurationError(
-            "A dataset of Megatron is made for the length of a run; got none. Set train_iters or train_samples of "
+            "A Megatron dataset needs the length of the run; got none. Set train_iters or train_samples of "
             "MegatronLMPlugin, or pass a MegatronLMDummyScheduler."
         )
     evaluations = (steps // arguments.eval_interval + 1) * arguments.eval_iters
@@ -185,20 +192,20 @@ def _datasets(sizes: list[int]) -> tuple[Any, ...]:
     """Build the datasets of a GPT.
 
     Raises:
-        ConfigurationError: A kind of model whose datasets need a tokenizer, or no data.
+        ConfigurationError: The kind of model needs a tokenizer for its datasets, or there is no data.
     """
     run = current()
     arguments = run.arguments
     if arguments.model_type_name != "gpt":
         raise ConfigurationError(
-            "Datasets of megatron-core mask tokens with a tokenizer of the user's, other than those of a GPT; got a "
-            f"{arguments.model_type_name}. Set custom_megatron_datasets_provider_function of MegatronLMPlugin."
+            f"megatron-core builds datasets without a tokenizer only for a GPT; got a {arguments.model_type_name}. "
+            "Set custom_megatron_datasets_provider_function of MegatronLMPlugin."
         )
     datasets = library.core("datasets.gpt_dataset")
     paths = getattr(arguments, "data_path", None)
     if not paths:
         raise ConfigurationError(
-            "A dataset of Megatron is read from files; got no data_path. Pass the prefix of their names."
+            "A Megatron dataset is read from files; got no data_path. Pass the prefix of the file names."
         )
     config = datasets.GPTDatasetConfig(
         random_seed=arguments.seed,
@@ -223,7 +230,7 @@ def _listed(paths: Any) -> list[str]:
 
 
 class _Ending:
-    """What a dataset of tokens asks a tokenizer: which token ends a document, and which one is padding."""
+    """The part of a tokenizer that a token dataset uses: the end-of-document token and the padding token."""
 
     def __init__(self, arguments: Any) -> None:
         end = arguments.eod_token_id if arguments.eod_token_id is not None else getattr(arguments, "eos_token_id", None)

@@ -26,15 +26,15 @@ def initialize(
     extra_args_provider: Callable[[ArgumentParser], Any] | None = None,
     args_defaults: Mapping[str, Any] | None = None,
 ) -> None:
-    """Gather the arguments of Megatron-LM, and make its groups of processes; every rank calls it.
+    """Collect the arguments of Megatron-LM and create its process groups; every rank calls it.
 
     Args:
         accelerator: The Accelerator of the run.
-        extra_args_provider: Adds arguments of the user's own to a parser, and returns it; their defaults count.
-        args_defaults: Arguments by name, which the plugin's own override.
+        extra_args_provider: Adds the user's own arguments to a parser and returns it; their defaults are used.
+        args_defaults: Values by argument name; the plugin's own values take precedence.
 
     Raises:
-        ConfigurationError: Arguments that nobody knows, or that do not fit together.
+        ConfigurationError: Arguments are unknown, or contradict each other.
     """
     run = current()
     run.arguments = arguments.build(
@@ -44,22 +44,22 @@ def initialize(
 
 
 def finish_mpu_init() -> None:
-    """Make Megatron's groups of processes, once in a process; every rank calls it.
+    """Create Megatron's process groups, once per process; every rank calls it.
 
     Raises:
-        StateError: The process has groups of other sizes.
+        StateError: The process already has groups of other sizes.
     """
     groups.join(current())
 
 
 def prepare_model_optimizer_scheduler(accelerator: object) -> tuple[list[nn.Module], Any, Any]:
-    """Build what this rank holds of the model, its optimizer, and its schedule; every rank calls it.
+    """Build this rank's part of the model, its optimizer and its schedule; every rank calls it.
 
     Args:
         accelerator: The Accelerator of the run.
 
     Returns:
-        The parts of the model, the optimizer and the schedule; `None` for those that nobody passed.
+        The parts of the model, the optimizer and the schedule; `None` for one that was not passed to `prepare`.
     """
     run = current()
     chunks = models.build(run)
@@ -73,7 +73,10 @@ def prepare_optimizer(accelerator: object, model: nn.Module | Sequence[nn.Module
 
     Args:
         accelerator: The Accelerator of the run.
-        model: The parts of the model that this rank holds, in megatron-core's data parallelism.
+        model: This rank's parts of the model, in megatron-core's data-parallel wrapper.
+
+    Returns:
+        The optimizer of megatron-core.
     """
     return optimizers.build_optimizer(current(), [model] if isinstance(model, nn.Module) else model)
 
@@ -86,11 +89,14 @@ def prepare_scheduler(accelerator: object, optimizer: Any, scheduler: object) ->
         optimizer: What `prepare_optimizer` returned.
         scheduler: A `MegatronLMDummyScheduler`.
 
+    Returns:
+        The schedule of megatron-core.
+
     Raises:
-        ConfigurationError: Any other schedule.
+        ConfigurationError: The schedule is of another class.
         PreparationError: There is no optimizer.
     """
     optimizers.refuse_schedule(scheduler)
     if optimizer is None:
-        raise PreparationError("A schedule moves an optimizer; got none. Pass the optimizer to prepare() too.")
+        raise PreparationError("A schedule needs its optimizer; got none. Pass the optimizer to prepare() too.")
     return optimizers.build_schedule(current(), optimizer)

@@ -22,47 +22,50 @@ KINDS = ("gpt", "bert", "t5")
 
 
 def refuse_unbuilt(arguments: Namespace) -> None:
-    """Refuse models that megatron-core does not have.
+    """Refuse models that megatron-core cannot build.
+
+    Args:
+        arguments: The arguments of the run.
 
     Raises:
-        ConfigurationError: An unknown kind of model.
-        EngineUnavailableError: A head, a pipeline or stages that its kind does not have there.
+        ConfigurationError: The kind of model is unknown.
+        EngineUnavailableError: megatron-core has no such head, pipeline or virtual stages for this kind of model.
     """
     kind = getattr(arguments, "model_type_name", None)
     if kind not in KINDS:
         raise ConfigurationError(
-            f"megatron-core builds {', '.join(KINDS)}; got model_type_name={kind!r}. Let a parser write one of these, "
-            "or set custom_model_provider_function and custom_train_step_class."
+            f"megatron-core can build {', '.join(KINDS)}; got model_type_name={kind!r}. Make the model's parser set "
+            "one of these, or set custom_model_provider_function and custom_train_step_class."
         )
     if kind == "bert" and not arguments.pretraining_flag:
         raise EngineUnavailableError(
-            "megatron-core's BERT has the heads of pretraining alone; got a model with another head. Use a "
+            "megatron-core's BERT has only the pretraining heads; got a model with another head. Use a "
             "MegatronBertForPreTraining or MegatronBertForMaskedLM, or set custom_model_provider_function and "
             "custom_train_step_class."
         )
     if getattr(arguments, "num_experts", None) and not library.has_transformer_engine():
         raise EngineUnavailableError(
-            "megatron-core routes tokens to experts by Transformer Engine, which is not installed; got "
+            "Mixture of experts in megatron-core needs Transformer Engine, which is not installed; got "
             f"num_experts={arguments.num_experts}. Install it, or train a dense model."
         )
     stages = arguments.pipeline_model_parallel_size or 1
     if kind == "t5" and stages > 1:
         raise EngineUnavailableError(
-            "megatron-core pipelines no model with an encoder and a decoder; got a T5 and "
-            f"pp_degree={stages}. Set pp_degree=1 and use tp_degree."
+            f"megatron-core cannot pipeline an encoder-decoder model; got a T5 and pp_degree={stages}. Set "
+            "pp_degree=1 and use tp_degree."
         )
     if kind != "gpt" and arguments.num_layers_per_virtual_pipeline_stage is not None:
         raise EngineUnavailableError(
-            f"Virtual stages are those of a GPT; got num_layers_per_virtual_pipeline_stage for a {kind}. Leave it out."
+            f"Only a GPT can have virtual stages; got num_layers_per_virtual_pipeline_stage for a {kind}. Leave it out."
         )
 
 
 def configuration(run: Run, **own: Any) -> Any:
-    """Return megatron-core's configuration of a run's layers.
+    """Return megatron-core's configuration of the model's layers.
 
     Args:
         run: The run.
-        **own: Fields that are set otherwise.
+        **own: Fields that override the arguments.
     """
     arguments = run.arguments
     enums = library.core("transformer.enums")
@@ -87,13 +90,16 @@ def configuration(run: Run, **own: Any) -> Any:
 def model_provider_func(
     pre_process: bool = True, post_process: bool = True, add_encoder: bool = True, add_decoder: bool = True
 ) -> nn.Module:
-    """Build the part of a model that a stage holds.
+    """Build this stage's part of the model.
 
     Args:
-        pre_process: Whether it has the embeddings.
-        post_process: Whether it has the head.
+        pre_process: Whether the part has the embeddings.
+        post_process: Whether the part has the head.
         add_encoder: Whether a T5 has its encoder.
         add_decoder: Whether a T5 has its decoder.
+
+    Returns:
+        The GPT, BERT or T5 that the arguments of the run name.
     """
     run = current()
     kind = run.arguments.model_type_name
@@ -177,12 +183,12 @@ def _t5(run: Run, add_encoder: bool, add_decoder: bool) -> nn.Module:
 
 
 def build(run: Run) -> list[nn.Module]:
-    """Return what this rank holds of the model, each virtual stage by itself, in megatron-core's data parallelism.
+    """Return this rank's parts of the model, one per virtual stage, in megatron-core's data-parallel wrapper.
 
-    Weights are drawn at random, alike whatever the number of ranks with different data.
+    Weights are initialized at random, equally for any number of data-parallel ranks.
 
     Args:
-        run: The run, whose groups were made.
+        run: The run, after its process groups were created.
     """
     _seed(run)
     provider = run.plugin.custom_model_provider_function or model_provider_func
@@ -200,7 +206,7 @@ def build(run: Run) -> list[nn.Module]:
 
 
 def _seed(run: Run) -> None:
-    """Seed megatron-core's own generators, by which ranks of a tensor draw different dropout."""
+    """Seed megatron-core's own generators, with which tensor-parallel ranks draw different dropout."""
     generators = library.core("tensor_parallel.random")
     generators.model_parallel_cuda_manual_seed(seed_of(run) + 100 * run.layout.place(("pp",)), force_reset_rng=True)
 

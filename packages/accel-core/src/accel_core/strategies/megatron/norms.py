@@ -15,13 +15,16 @@ __all__ = ["shared_sequences"]
 
 @contextmanager
 def shared_sequences(arguments: Namespace) -> Iterator[None]:
-    """Let megatron-core make norms of torch for ranks that share sequences, which it refuses to do by itself.
+    """Let megatron-core build torch's norms under sequence parallelism, which it refuses to do by itself.
 
-    Each rank norms its own tokens. So the gradients of a norm's weights are sums over ranks, which megatron-core takes
-    of all weights that are marked for it.
+    Each rank normalizes its own tokens. The gradients of a norm's weights are therefore summed over ranks, which
+    megatron-core does for all weights that are marked for it.
 
     Args:
-        arguments: Those of the run; without sequence parallelism nothing is changed.
+        arguments: The arguments of the run; without sequence parallelism nothing changes.
+
+    Returns:
+        A context in which models are built.
     """
     if not arguments.sequence_parallel:
         yield

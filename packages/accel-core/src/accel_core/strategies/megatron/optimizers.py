@@ -22,25 +22,32 @@ __all__ = ["build_optimizer", "build_schedule", "refuse_groups", "refuse_kind", 
 
 
 def refuse_kind(plugin: MegatronLMPlugin, optimizer: object) -> None:
-    """Refuse an optimizer whose states megatron-core does not split over ranks.
+    """Refuse an optimizer whose state megatron-core cannot shard.
+
+    Args:
+        plugin: The user's configuration.
+        optimizer: The optimizer, recognised by its class name.
 
     Raises:
-        PreparationError: Any other than an Adam with `use_distributed_optimizer`.
+        PreparationError: `use_distributed_optimizer` is set and it is not an Adam.
     """
     if plugin.use_distributed_optimizer and "adam" not in type(optimizer).__name__.lower():
         raise PreparationError(
-            "megatron-core's distributed optimizer splits the states of an Adam; got "
-            f"{type(optimizer).__name__}. Use torch.optim.AdamW, or set use_distributed_optimizer=False."
+            f"megatron-core's distributed optimizer supports only Adam; got {type(optimizer).__name__}. Use "
+            "torch.optim.AdamW, or set use_distributed_optimizer=False."
         )
 
 
 def refuse_groups(optimizer: torch.optim.Optimizer) -> None:
-    """Refuse groups of parameters that megatron-core's optimizer would not have.
+    """Refuse parameter groups that megatron-core's optimizer would not have.
 
-    It has two by itself: without weight decay for biases and norms, with it for all other weights.
+    It creates two groups: biases and norms without weight decay, and all other weights with it.
+
+    Args:
+        optimizer: The optimizer that the user passed.
 
     Raises:
-        PreparationError: Groups differ in more than weight decay that one of them has not.
+        PreparationError: The groups differ in something other than the presence of weight decay.
     """
     groups = optimizer.param_groups
     decays = {group.get("weight_decay", 0) for group in groups} - {0}
@@ -52,14 +59,18 @@ def refuse_groups(optimizer: torch.optim.Optimizer) -> None:
     }
     if others or len(decays) > 1:
         raise PreparationError(
-            "megatron-core groups parameters by itself, with and without weight decay; got groups of "
+            "megatron-core creates its own parameter groups, with and without weight decay; got groups of "
             f"{type(optimizer).__name__} that differ in {', '.join(sorted(others)) or 'weight_decay'}. Use one value, "
             "or no_wd_decay_cond, scale_lr_cond and lr_mult of MegatronLMPlugin."
         )
 
 
 def settings_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Return those settings of an optimizer that its groups have and its defaults may not."""
+    """Return the learning rate and weight decay of an optimizer's groups, which its defaults may not hold.
+
+    Args:
+        optimizer: The optimizer that the user passed.
+    """
     groups = optimizer.param_groups
     decays = [group["weight_decay"] for group in groups if group.get("weight_decay")]
     adam = "adam" in type(optimizer).__name__.lower()
@@ -71,11 +82,11 @@ def settings_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 
 
 def build_optimizer(run: Run, chunks: Sequence[nn.Module]) -> MegatronOptimizer:
-    """Return megatron-core's optimizer of a model.
+    """Return megatron-core's optimizer for a model.
 
     Args:
         run: The run.
-        chunks: The parts of the model that this rank holds, in megatron-core's data parallelism.
+        chunks: This rank's parts of the model, in megatron-core's data-parallel wrapper.
     """
     arguments, optimizers = run.arguments, library.core("optimizer")
     config = configured(
@@ -93,14 +104,14 @@ def build_optimizer(run: Run, chunks: Sequence[nn.Module]) -> MegatronOptimizer:
 
 
 def _momentum(optimizer: torch.optim.Optimizer, config: object = None) -> None:
-    """Give an SGD the states that it makes at its first step: megatron-core loads into those that are there."""
+    """Create the states that SGD creates at its first step: megatron-core loads into existing states only."""
     for group in optimizer.param_groups:
         for parameter in group["params"] if group.get("momentum") else ():
             optimizer.state[parameter].setdefault("momentum_buffer", torch.zeros_like(parameter))
 
 
 def _overrides(run: Run, config: OptimizerConfig) -> dict[ParamKey, dict[str, Any]]:
-    """Return how parameters are grouped: as megatron-core does it, unless the plugin has conditions."""
+    """Return how parameters are grouped: megatron-core's default, unless the plugin has conditions."""
     optimizers = library.core("optimizer")
     plugin = run.plugin
     found: dict[ParamKey, dict[str, Any]] = (
@@ -127,28 +138,31 @@ def _key(keys: Any, name: str, condition: Any) -> ParamKey:
 
 
 def refuse_schedule(schedule: object) -> None:
-    """Refuse a schedule that megatron-core cannot make.
+    """Refuse a schedule that megatron-core cannot build.
+
+    Args:
+        schedule: The schedule that the user passed.
 
     Raises:
-        ConfigurationError: A schedule of the user's own, or one without a length.
+        ConfigurationError: It is not a `MegatronLMDummyScheduler`, or it has no length.
     """
     if not isinstance(schedule, MegatronLMDummyScheduler):
         raise ConfigurationError(
-            f"Megatron moves the learning rate itself; got {type(schedule).__name__}. Pass a "
+            f"Megatron schedules the learning rate itself; got {type(schedule).__name__}. Pass a "
             "MegatronLMDummyScheduler(optimizer, total_num_steps, warmup_num_steps), and set lr_decay_style of "
             "MegatronLMPlugin."
         )
 
 
 def build_schedule(run: Run, optimizer: MegatronOptimizer) -> OptimizerParamScheduler:
-    """Return megatron-core's schedule of an optimizer, which counts samples.
+    """Return megatron-core's schedule for an optimizer; it counts samples.
 
     Args:
-        run: The run, whose arguments say how long it is.
+        run: The run, whose arguments give its length.
         optimizer: What `build_optimizer` returned.
 
     Raises:
-        ConfigurationError: Nothing says how long the run is, or megatron-core refuses the numbers.
+        ConfigurationError: The length of the run is not known, or megatron-core rejects the numbers.
     """
     arguments = run.arguments
     batch = arguments.global_batch_size
@@ -157,7 +171,7 @@ def build_schedule(run: Run, optimizer: MegatronOptimizer) -> OptimizerParamSche
     decay = steps * batch if steps else samples
     if not decay:
         raise ConfigurationError(
-            "A schedule of Megatron needs the length of the run; got none. Pass total_num_steps to "
+            "A Megatron schedule needs the length of the run; got none. Pass total_num_steps to "
             "MegatronLMDummyScheduler, or set train_iters or train_samples of MegatronLMPlugin."
         )
     warmup = arguments.lr_warmup_samples or (arguments.lr_warmup_iters or 0) * batch
@@ -182,7 +196,7 @@ def build_schedule(run: Run, optimizer: MegatronOptimizer) -> OptimizerParamSche
         )
     except (AssertionError, TypeError) as error:
         raise ConfigurationError(
-            f"Megatron's schedule rises for fewer steps than it falls, from lr down to min_lr; got lr={arguments.lr}, "
-            f"min_lr={arguments.min_lr}, {warmup} samples of warmup in {decay}, weight decay from {start} to {end}. "
-            "Change MegatronLMPlugin or MegatronLMDummyScheduler."
+            "Megatron's schedule needs a warmup shorter than the decay, and min_lr at most lr; got "
+            f"lr={arguments.lr}, min_lr={arguments.min_lr}, {warmup} samples of warmup in {decay}, weight decay from "
+            f"{start} to {end}. Change MegatronLMPlugin or MegatronLMDummyScheduler."
         ) from error

@@ -17,15 +17,15 @@ __all__ = ["Run", "current", "start"]
 
 @record
 class Run:
-    """A run that trains with Megatron.
+    """A Megatron training run.
 
     Attributes:
-        plugin: What the user configured.
+        plugin: The user's configuration.
         world: The processes.
-        layout: Which rank does what.
-        arguments: The arguments of Megatron-LM by their names there; empty until `initialize`.
-        optimizer: What the optimizer is made like, or `None`.
-        schedule: What the schedule is made like, or `None`.
+        layout: The layout of the ranks.
+        arguments: The arguments of Megatron-LM; empty until `initialize`.
+        optimizer: The optimizer that the user passed, or `None`.
+        schedule: The schedule that the user passed, or `None`.
     """
 
     plugin: MegatronLMPlugin
@@ -37,7 +37,7 @@ class Run:
 
     @property
     def device(self) -> torch.device:
-        """Where this rank computes."""
+        """The device of this rank."""
         return self.world.device
 
 
@@ -45,19 +45,23 @@ _now: list[Run] = []
 
 
 def start(run: Run) -> None:
-    """Make a run that of the process, in place of an earlier one."""
+    """Make a run the current one of the process, replacing an earlier one.
+
+    Args:
+        run: The new run.
+    """
     _now[:] = [run]
 
 
 def current() -> Run:
-    """Return the run of the process.
+    """Return the current run of the process.
 
     Raises:
-        StateError: None was started.
+        StateError: No run was started.
     """
     if not _now:
         raise StateError(
-            "Megatron trains what an Accelerator prepares; got no Accelerator with a MegatronLMPlugin in this process. "
-            "Make one: Accelerator(megatron_lm_plugin=MegatronLMPlugin())."
+            "Megatron needs an Accelerator with a MegatronLMPlugin; got none in this process. Create one: "
+            "Accelerator(megatron_lm_plugin=MegatronLMPlugin())."
         )
     return _now[0]

@@ -36,20 +36,20 @@ class AbstractTrainStep(ABC):
 
     @abstractmethod
     def get_batch_func(self, accelerator: object, megatron_dataset_flag: bool) -> Callable[..., Any]:
-        """Return what reads the next micro batch of an iterator.
+        """Return the function that reads the next micro batch of an iterator.
 
         Args:
             accelerator: The Accelerator of the run.
-            megatron_dataset_flag: Whether batches come from a dataset of megatron-core.
+            megatron_dataset_flag: Whether batches come from a megatron-core dataset.
         """
 
     @abstractmethod
     def get_forward_step_func(self) -> Callable[..., Any]:
-        """Return what runs a micro batch: called with an iterator and the model, returns output and loss function."""
+        """Return the forward step: takes an iterator and the model, returns the output and a loss function."""
 
     @abstractmethod
     def get_loss_func(self, accelerator: object) -> Callable[..., Any]:
-        """Return what makes a loss of the model's output.
+        """Return the function that computes the loss from the model's output.
 
         Args:
             accelerator: The Accelerator of the run.
@@ -79,7 +79,7 @@ class _TrainStep(AbstractTrainStep):
 
 
 def _summed(loss_mask: torch.Tensor, losses: torch.Tensor) -> Loss:
-    """Return the loss of a micro batch whose tokens have losses, and what is reported of it."""
+    """Return the summed loss of a micro batch's tokens, and what is reported of it."""
     counts = loss_mask.reshape(-1).float()
     total = torch.sum(losses.float().reshape(-1) * counts)
     tokens = counts.sum()
@@ -101,11 +101,11 @@ class GPTTrainStep(_TrainStep):
         self._choose(accelerator, args)
 
     def get_batch_func(self, accelerator: object, megatron_dataset_flag: bool) -> Callable[..., Any]:
-        """Return what reads tokens, labels, loss mask, attention mask and positions of the next micro batch.
+        """Return the function that reads tokens, labels, loss mask, attention mask and positions of a micro batch.
 
         Args:
             accelerator: The Accelerator of the run.
-            megatron_dataset_flag: Whether batches come from a dataset of megatron-core.
+            megatron_dataset_flag: Whether batches come from a megatron-core dataset.
         """
 
         def get_batch(data_iterator: Iterator[Any]) -> tuple[Any, ...]:
@@ -114,7 +114,7 @@ class GPTTrainStep(_TrainStep):
         return get_batch
 
     def get_loss_func(self, accelerator: object) -> Callable[..., Any]:
-        """Return what makes a loss of the losses of tokens, or of logits where these are asked for.
+        """Return the function that computes the loss from per-token losses, or from logits if they were requested.
 
         Args:
             accelerator: The Accelerator of the run.
@@ -130,7 +130,7 @@ class GPTTrainStep(_TrainStep):
         return loss_func
 
     def get_forward_step_func(self) -> Callable[..., Any]:
-        """Return what runs a micro batch: called with an iterator and the model, returns output and loss function."""
+        """Return the forward step: takes an iterator and the model, returns the output and a loss function."""
 
         def forward_step(data_iterator: Iterator[Any], model: nn.Module) -> tuple[Any, Callable[..., Any]]:
             tokens, labels, loss_mask, attention_mask, position_ids = self.get_batch(data_iterator)
@@ -168,11 +168,11 @@ class BertTrainStep(_TrainStep):
         )
 
     def get_batch_func(self, accelerator: object, megatron_dataset_flag: bool) -> Callable[..., Any]:
-        """Return what reads tokens, types, sentence label, loss mask, labels and padding mask of a micro batch.
+        """Return the function that reads tokens, types, sentence label, loss mask, labels and padding mask.
 
         Args:
             accelerator: The Accelerator of the run.
-            megatron_dataset_flag: Whether batches come from a dataset of megatron-core.
+            megatron_dataset_flag: Whether batches come from a megatron-core dataset.
         """
 
         def get_batch(data_iterator: Iterator[Any]) -> tuple[Any, ...]:
@@ -183,12 +183,12 @@ class BertTrainStep(_TrainStep):
     def get_loss_func(  # type: ignore[override]
         self, accelerator: object, pretraining_flag: bool, num_labels: int
     ) -> Callable[..., Any]:
-        """Return what makes a loss of the losses of masked tokens and, with a sentence label, of that.
+        """Return the function that computes the loss of masked tokens and, with a sentence label, of the sentence.
 
         Args:
             accelerator: The Accelerator of the run.
-            pretraining_flag: Whether the heads are those of pretraining.
-            num_labels: Not used: the head of sentences has two.
+            pretraining_flag: Whether the model has the pretraining heads.
+            num_labels: Not used: the sentence head has two labels.
         """
 
         def loss_func(loss_mask: torch.Tensor, sentence_order: torch.Tensor | None, output_tensor: Any) -> Loss:
@@ -205,11 +205,11 @@ class BertTrainStep(_TrainStep):
     def get_forward_step_func(  # type: ignore[override]
         self, pretraining_flag: bool, bert_binary_head: bool
     ) -> Callable[..., Any]:
-        """Return what runs a micro batch: called with an iterator and the model, returns output and loss function.
+        """Return the forward step: takes an iterator and the model, returns the output and a loss function.
 
         Args:
-            pretraining_flag: Whether the heads are those of pretraining.
-            bert_binary_head: Whether there is a head for the order of sentences.
+            pretraining_flag: Whether the model has the pretraining heads.
+            bert_binary_head: Whether there is a sentence-order head.
         """
 
         def forward_step(data_iterator: Iterator[Any], model: nn.Module) -> tuple[Any, Callable[..., Any]]:
@@ -234,7 +234,7 @@ class T5TrainStep(_TrainStep):
 
     @staticmethod
     def attn_mask_postprocess(attention_mask: torch.Tensor) -> torch.Tensor:
-        """Return an encoder's mask over pairs of tokens, true where one is hidden from the other.
+        """Return an encoder's pairwise attention mask, true where a token is hidden.
 
         Args:
             attention_mask: (batch, tokens), 1 for a token and 0 for padding.
@@ -243,32 +243,32 @@ class T5TrainStep(_TrainStep):
 
     @staticmethod
     def get_decoder_mask(seq_length: int, device: torch.device) -> torch.Tensor:
-        """Return a decoder's mask over pairs of tokens, true where one is hidden from the other.
+        """Return a decoder's pairwise attention mask, true where a token is hidden.
 
         Args:
             seq_length: Number of tokens.
-            device: Where it is made.
+            device: Device of the mask.
         """
         return batches.decoder_mask(seq_length, device)
 
     @staticmethod
     def get_enc_dec_mask(attention_mask: torch.Tensor, dec_seq_length: int, device: torch.device) -> torch.Tensor:
-        """Return the mask of a decoder's tokens over an encoder's, true where one is hidden from the other.
+        """Return the cross-attention mask from decoder to encoder tokens, true where a token is hidden.
 
         Args:
-            attention_mask: The encoder's: (batch, tokens), 1 for a token and 0 for padding.
+            attention_mask: The encoder's padding mask: (batch, tokens), 1 for a token and 0 for padding.
             dec_seq_length: Number of tokens of the decoder.
-            device: Where it is made.
+            device: Device of the mask.
         """
         keys = attention_mask.to(device)
         return batches.pair_mask(keys.new_ones(len(keys), dec_seq_length), keys)
 
     def get_batch_func(self, accelerator: object, megatron_dataset_flag: bool) -> Callable[..., Any]:
-        """Return what reads both sides' tokens, loss mask, labels and three masks of a micro batch.
+        """Return the function that reads both sides' tokens, the loss mask, the labels and the three masks.
 
         Args:
             accelerator: The Accelerator of the run.
-            megatron_dataset_flag: Whether batches come from a dataset of megatron-core.
+            megatron_dataset_flag: Whether batches come from a megatron-core dataset.
         """
 
         def get_batch(data_iterator: Iterator[Any]) -> tuple[Any, ...]:
@@ -277,7 +277,7 @@ class T5TrainStep(_TrainStep):
         return get_batch
 
     def get_loss_func(self, accelerator: object) -> Callable[..., Any]:
-        """Return what makes a loss of the losses of tokens.
+        """Return the function that computes the loss from per-token losses.
 
         Args:
             accelerator: The Accelerator of the run.
@@ -285,7 +285,7 @@ class T5TrainStep(_TrainStep):
         return _summed
 
     def get_forward_step_func(self) -> Callable[..., Any]:
-        """Return what runs a micro batch: called with an iterator and the model, returns output and loss function."""
+        """Return the forward step: takes an iterator and the model, returns the output and a loss function."""
 
         def forward_step(data_iterator: Iterator[Any], model: nn.Module) -> tuple[Any, Callable[..., Any]]:
             encoder, decoder, loss_mask, labels, *masks = self.get_batch(data_iterator)

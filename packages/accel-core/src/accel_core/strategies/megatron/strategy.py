@@ -34,9 +34,9 @@ __all__ = ["MegatronStrategy"]
 
 
 class MegatronStrategy(Strategy):
-    """One model, its optimizer and its schedule live in an engine of megatron-core, which takes a step when called.
+    """Puts one model, its optimizer and its schedule into an engine of megatron-core, which takes a step when called.
 
-    Of what is given, the configuration counts: megatron-core builds the model, with weights at random.
+    megatron-core builds the model from the configuration of the one that was passed, with random weights.
     """
 
     name = "megatron"
@@ -55,39 +55,39 @@ class MegatronStrategy(Strategy):
 
     @classmethod
     def lay_out(cls, rank: int, world_size: int, parallelism: ParallelismConfig | None, plugin: Any) -> Layout:
-        """Spread the data over groups of ranks that share a model, as the plugin's degrees say.
+        """Distribute the data over groups of ranks that share a model, as the plugin's degrees say.
 
         Raises:
-            ConfigurationError: The degrees do not multiply to the number of processes, or megatron-core lacks
-                something.
-            EngineUnavailableError: A mesh beside the degrees.
+            ConfigurationError: The degrees do not divide the number of processes, or megatron-core lacks a
+                requested option.
+            EngineUnavailableError: A mesh was passed besides the degrees.
             MissingDependencyError: megatron-core is not installed.
         """
         engines.named("megatron").require()
         arguments.refuse_unhonoured(plugin)
         if parallelism is not None and parallelism.total_size > 1:
             raise EngineUnavailableError(
-                f"Megatron has degrees of its own; got parallelism_config with {parallelism.active_mesh_dims}. Leave "
-                "it out, and set tp_degree, pp_degree and context_parallel_size of MegatronLMPlugin."
+                f"Megatron has its own parallel degrees; got parallelism_config with {parallelism.active_mesh_dims}. "
+                "Leave it out, and set tp_degree, pp_degree and context_parallel_size of MegatronLMPlugin."
             )
         return groups.lay_out(rank, world_size, arguments.degrees_of(plugin, world_size))
 
     @classmethod
     def group_needs(cls, plugin: Any) -> GroupNeeds:
-        """Return that one process needs a group too."""
+        """Return that a single process needs a group too."""
         return GroupNeeds(alone=True)
 
     def precision(self, asked: PrecisionRequest) -> Precision:
-        """Return a format that changes nothing: megatron-core casts weights and scales losses.
+        """Return a precision that changes nothing: megatron-core casts weights and scales losses.
 
         Raises:
-            DeviceUnavailableError: The hardware does not compute in the format asked for.
-            EngineUnavailableError: fp8.
+            DeviceUnavailableError: The hardware does not support the requested precision.
+            EngineUnavailableError: fp8 was requested.
         """
         if asked.name == "fp8":
             raise EngineUnavailableError(
-                "Megatron takes fp8 as its own argument; got mixed_precision='fp8'. Use mixed_precision='bf16' and "
-                "other_megatron_args={'fp8': 'hybrid'}."
+                "Megatron configures fp8 by an argument of its own; got mixed_precision='fp8'. Use "
+                "mixed_precision='bf16' and other_megatron_args={'fp8': 'hybrid'}."
             )
         precisions.choose(asked.name, self.world, asked.autocast, asked.scaler)
         return Precision(asked.name, asked.autocast)
@@ -98,29 +98,33 @@ class MegatronStrategy(Strategy):
 
     @property
     def main_rank(self) -> int:
-        """The last rank, which is in the last stage of the pipeline, where losses come to be."""
+        """The last rank: it is in the last pipeline stage, where the losses are computed."""
         return self.world.size - 1
 
     def kind_of(self, given: object) -> Kind | None:
-        """Return the kind of what stands for the schedule, and for loaders over megatron-core's datasets."""
+        """Recognise the stand-ins for a schedule and for loaders over megatron-core datasets.
+
+        Returns:
+            Their kind, or `None` for any other object.
+        """
         if isinstance(given, MegatronLMDummyDataLoader):
             return "loaders"
         return "schedulers" if isinstance(given, MegatronLMDummyScheduler) else None
 
     def check(self, bundle: Bundle) -> None:
-        """Refuse objects that no engine can be made of.
+        """Refuse objects from which no engine can be built.
 
         Raises:
-            ConfigurationError: An unknown kind of model or optimizer, or a schedule of the user's own.
-            EngineUnavailableError: Something that megatron-core does not have.
-            PreparationError: Several models, or an optimizer or schedule without its model.
+            ConfigurationError: The kind of model or optimizer is unknown, or the schedule is the user's own.
+            EngineUnavailableError: megatron-core does not support what is asked for.
+            PreparationError: There are several models, or an optimizer or schedule without its model.
         """
         new = [slot for slot in bundle.models if slot.given is not self._engine]
         optimizer = _new(bundle.optimizers, MegatronLMOptimizerWrapper)
         schedule = _new(bundle.schedulers, MegatronLMSchedulerWrapper)
         if len(new) + (self._engine is not None) > 1 or len(optimizer) > 1 or len(schedule) > 1:
             raise PreparationError(
-                "Megatron trains one model with one optimizer and one schedule in a process; got "
+                "A process trains one model with one optimizer and one schedule under Megatron; got "
                 f"{len(new) + (self._engine is not None)} models, {len(optimizer)} optimizers and {len(schedule)} "
                 "schedules. Prepare one of each."
             )
@@ -148,7 +152,7 @@ class MegatronStrategy(Strategy):
     def _describe(
         self, plugin: MegatronLMPlugin, model: Any, optimizer: list[Slot], schedule: list[Slot], bundle: Bundle
     ) -> None:
-        """Tell a plugin of model, batch sizes, optimizer and schedule; what the user set by name stays as it is."""
+        """Tell a plugin about the model, batch sizes, optimizer and schedule; values that the user set by name stay."""
         own = plugin.other_megatron_args or {}
         plugin.set_training_args(self._micro_batch(bundle), self.layout.replicas)
         if optimizer:
@@ -163,7 +167,7 @@ class MegatronStrategy(Strategy):
         plugin.megatron_lm_default_args |= own
 
     def _micro_batch(self, bundle: Bundle) -> int:
-        """Return how many samples a rank reads at once: the smallest or largest number of several loaders."""
+        """Return this rank's micro batch size: the smallest or largest of several loaders."""
         sizes = [size for slot in bundle.loaders if (size := loaders.batch_size_of(slot.given)) is not None]
         if not sizes:
             return int(self.plugin.megatron_lm_default_args.get("micro_batch_size", 1))
@@ -171,7 +175,7 @@ class MegatronStrategy(Strategy):
         return size // self.layout.replicas if self.parts.data.split_batches else size
 
     def prepare(self, bundle: Bundle, kit: Kit) -> None:
-        """Make the engine first, whose arguments datasets need, and loaders whose batches hold all micro batches."""
+        """Build the engine first, as datasets need its arguments, then loaders whose batches hold all micro batches."""
         new = [slot for slot in bundle.models if slot.given is not self._engine]
         optimizer = _new(bundle.optimizers, MegatronLMOptimizerWrapper)
         schedule = _new(bundle.schedulers, MegatronLMSchedulerWrapper)
@@ -199,7 +203,7 @@ class MegatronStrategy(Strategy):
             schedule[0].result = kit.prepare_scheduler(MegatronLMSchedulerWrapper(engine.scheduler, wrapper))
 
     def _prepare_loaders(self, slots: Sequence[Slot], kit: Kit) -> None:
-        """Prepare loaders; one that stands for datasets gives as many iterators as it was passed times."""
+        """Prepare loaders; a stand-in for datasets gives one iterator each time it was passed."""
         iterators: dict[int, list[Any]] = {}
         for slot in slots:
             if isinstance(slot.given, MegatronLMDummyDataLoader):
@@ -218,10 +222,10 @@ class MegatronStrategy(Strategy):
     def prepare_model(
         self, model: torch.nn.Module, *, device_placement: bool | None = None, evaluation: bool = False
     ) -> torch.nn.Module:
-        """Return an engine as it is; refuse any other model, which goes through `prepare` with all that belongs to it.
+        """Return an engine unchanged; refuse any other model, which needs `prepare` with its optimizer and loaders.
 
         Raises:
-            PreparationError: It is no engine.
+            PreparationError: The model is not an engine.
         """
         if isinstance(model, MegatronEngine):
             return model
@@ -231,27 +235,27 @@ class MegatronStrategy(Strategy):
         )
 
     def distribute(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Return an engine as it is."""
+        """Return an engine unchanged."""
         return self.prepare_model(model)
 
     def rebind(self, optimizers: Iterable[Any]) -> None:
         """Do nothing: an engine's optimizer holds its own parts of the parameters."""
 
     def backward(self, loss: torch.Tensor, **kwargs: object) -> None:
-        """Do nothing with the loss of the engine, whose call computed gradients and took the step.
+        """Do nothing for the loss of the engine, whose call computed the gradients and took the step.
 
         Args:
-            loss: What the engine returned.
+            loss: The loss that the engine returned.
             **kwargs: Not used.
 
         Raises:
-            PreparationError: Another loss, which nothing would use.
+            PreparationError: It is another loss, which would have no effect.
         """
         own = None if self._engine is None else self._engine.loss
         if loss is not own or self.parts.accumulation.is_weighted:
             raise PreparationError(
-                "Calling a model of Megatron computes gradients of its own loss and takes the step; got another loss. "
-                "Pass what the model returned, or set custom_loss_function or custom_train_step_class of "
+                "Calling a Megatron model computes the gradients of its own loss and takes the step; got another "
+                "loss. Pass what the model returned, or set custom_loss_function or custom_train_step_class of "
                 "MegatronLMPlugin."
             )
 
@@ -263,21 +267,21 @@ class MegatronStrategy(Strategy):
         *,
         models: Sequence[torch.nn.Module] = (),
     ) -> torch.Tensor:
-        """Return the norm of the step that the model took when it was called; it was clipped then.
+        """Return the gradient norm of the last step, which was clipped when the model was called.
 
         Args:
-            parameters: Those of the engine.
-            max_norm: `gradient_clipping` of the plugin.
-            norm_type: 2.
+            parameters: The parameters of the engine.
+            max_norm: Has to equal `gradient_clipping` of the plugin.
+            norm_type: Has to be 2.
             models: Not used.
 
         Raises:
-            PreparationError: Another norm than that by which the engine clips.
+            PreparationError: The norm is not the one by which the engine clips.
         """
         clips = float(self.plugin.megatron_lm_default_args.get("clip_grad") or 0.0)
         if max_norm != clips or norm_type != 2:
             raise PreparationError(
-                "Megatron clips by the 2-norm before its step, which it takes when the model is called; got "
+                "Megatron clips by the 2-norm inside the model call, before its step; got "
                 f"clip_grad_norm_(max_norm={max_norm}, norm_type={norm_type}) and gradient_clipping={clips}. Set "
                 "gradient_clipping of MegatronLMPlugin."
             )
@@ -302,22 +306,22 @@ class MegatronStrategy(Strategy):
         )
 
     def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
-        """Return a context that does nothing: a call of the model is a window of its own."""
+        """Return a context that does nothing: each call of the model accumulates and steps by itself."""
         return super().no_sync(model)
 
     def state_dict(self, model: torch.nn.Module, *, unwrap: bool = True) -> dict[str, Any]:
-        """Refuse: no rank holds a whole model.
+        """Refuse: no rank holds the whole model.
 
         Raises:
             PreparationError: Always.
         """
         raise PreparationError(
-            "Ranks of Megatron hold parts of a model under megatron-core's names; got a call for the whole state. "
-            "Call accelerator.save_state, whose folder megatron.core.dist_checkpointing reads on any number of ranks."
+            "Each Megatron rank holds only a part of the model; got a request for the whole state. Call "
+            "accelerator.save_state, whose folder megatron.core.dist_checkpointing reads on any number of ranks."
         )
 
     def weights(self, model: torch.nn.Module) -> Iterable[tuple[str, Any]]:
-        """Refuse: no rank holds a whole model.
+        """Refuse: no rank holds the whole model.
 
         Raises:
             PreparationError: Always.

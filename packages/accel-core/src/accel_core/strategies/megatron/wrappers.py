@@ -14,7 +14,7 @@ __all__ = ["MegatronLMOptimizerWrapper", "MegatronLMSchedulerWrapper"]
 
 
 class _Chain:
-    """Several optimizers of megatron-core in one, without an `optimizer` inside: asking for it there is an error.
+    """Several megatron-core optimizers as one, without an attribute `optimizer`: accessing it there raises.
 
     Args:
         chain: The optimizers.
@@ -55,7 +55,7 @@ class MegatronLMOptimizerWrapper(AcceleratedOptimizer):
 
 
 class MegatronLMSchedulerWrapper(AcceleratedScheduler):
-    """A schedule that the engine moves in its own step.
+    """A schedule that the engine steps itself.
 
     Args:
         scheduler: The schedule of megatron-core.
@@ -66,10 +66,10 @@ class MegatronLMSchedulerWrapper(AcceleratedScheduler):
         super().__init__(scheduler, optimizers)
 
     def step(self, *args: object, **kwargs: object) -> None:
-        """Do nothing: the engine moved the schedule when the model was called."""
+        """Do nothing: the engine stepped the schedule when the model was called."""
 
     def load_state_dict(self, state_dict: Any) -> None:
-        """Go on from where a schedule was.
+        """Continue from a saved schedule.
 
         Args:
             state_dict: What `state_dict` returned.
@@ -78,5 +78,5 @@ class MegatronLMSchedulerWrapper(AcceleratedScheduler):
         self.scheduler.load_state_dict(state_dict)
 
     def get_last_lr(self) -> list[float]:
-        """Return the learning rate of each group of parameters."""
+        """Return the learning rate of each parameter group."""
         return [group["lr"] for group in self.scheduler.optimizer.param_groups]

@@ -97,7 +97,7 @@ def test_several_loaders_give_their_smallest_or_largest_batch(smallest: bool, ex
 @pytest.mark.parametrize("sizes", [(), (None,), (4, None)])
 def test_an_unknown_batch_size_is_refused(sizes: Any) -> None:
     """Nobody guesses the batch size."""
-    with pytest.raises(ConfigurationError, match=r"'auto' and has to come from the loaders"):
+    with pytest.raises(ConfigurationError, match=r"'auto' and is taken from the loaders"):
         fill(zero(), sizes=sizes)
 
 
@@ -146,7 +146,7 @@ def test_batch_sizes_that_do_not_multiply_are_refused() -> None:
 @pytest.mark.parametrize(
     ("plugin", "words"),
     [
-        ({"fp16": {"enabled": True}, "bf16": {"enabled": True}}, r"one number format; got fp16\.enabled and bf16"),
+        ({"fp16": {"enabled": True}, "bf16": {"enabled": True}}, r"only one precision; got fp16\.enabled and bf16"),
         (
             {"stage": 0, "of_zero": {"offload_optimizer": {"device": "cpu"}}},
             r"offload_optimizer.*=0\. Use stage 1",

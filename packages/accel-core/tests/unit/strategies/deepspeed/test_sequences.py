@@ -61,13 +61,13 @@ def test_packed_rows_keep_their_positions_where_attention_knows_them() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda given: [1, 2], r"got list\. Let the collate"),
+        (lambda given: [1, 2], r"got list\. Return a dict"),
         (lambda given: {"labels": given["labels"]}, r"got \['labels'\]"),
         (lambda given: batch(tokens=5), r"got sequences of 5 tokens.*a multiple of 2.*pad_to_multiple_of=2"),
         (lambda given: given | {"extra": torch.ones(2, 3)}, r"got extra of shape \(2, 3\)"),
         (lambda given: given | {"labels": torch.ones(2)}, r"got labels of shape \(2,\)"),
         (lambda given: given | {"attention_mask": torch.tensor([[0, 1, 1, 1]] * 2)}, r"padding before tokens"),
-        (lambda given: given | {"position_ids": torch.tensor([[0, 1, 0, 1]] * 2)}, r"begin anew inside a row"),
+        (lambda given: given | {"position_ids": torch.tensor([[0, 1, 0, 1]] * 2)}, r"restart inside a row"),
     ],
 )
 def test_batches_that_cannot_be_cut_are_refused(change: Callable[[Batch], object], words: str) -> None:
@@ -79,7 +79,7 @@ def test_batches_that_cannot_be_cut_are_refused(change: Callable[[Batch], object
 def test_a_fixed_length_is_kept() -> None:
     """Where all sequences have one length, another one is refused."""
     assert Sharing(0, 2, length=4).part_of(batch(tokens=4))["input_ids"].shape == (2, 2)
-    with pytest.raises(DataError, match=r"got sequences of 6 tokens.*ask for 4 tokens"):
+    with pytest.raises(DataError, match=r"got sequences of 6 tokens.*require 4 tokens"):
         Sharing(0, 2, length=4).part_of(batch(tokens=6))
 
 
@@ -128,5 +128,5 @@ def test_loaders_that_cannot_be_cut_are_refused() -> None:
         prepare_data_loader(DataLoader(list(Numbers()), batch_size=None), layout=Layout.of(0, 4)),
         prepare_data_loader(DataLoader(list(Numbers()), batch_size=4), layout=Layout.of(0, 4), split_batches=True),
     ):
-        with pytest.raises(PreparationError, match="batches otherwise"):
+        with pytest.raises(PreparationError, match="batches differently"):
             adapt(loader, layout, Sharing(0, 2), fills=False)

@@ -41,7 +41,10 @@ class Handle:
         """Wait until the checkpoint is complete and return its folder.
 
         Args:
-            timeout: Seconds to wait; without end where `None`.
+            timeout: Seconds to wait; `None` waits without a limit.
+
+        Returns:
+            The folder of the checkpoint.
 
         Raises:
             CheckpointError: Writing failed on some rank.
@@ -77,7 +80,15 @@ _watching = False
 
 
 def start(work: Callable[[], object], target: Path) -> Handle:
-    """Start the one save in flight; `finish` must have been called."""
+    """Start the save in the background; `finish` must have been called for the one before.
+
+    Args:
+        work: Writes the checkpoint.
+        target: The folder of the checkpoint.
+
+    Returns:
+        The handle of the save.
+    """
     global _in_flight, _watching
     if not _watching:
         _watching = True
@@ -95,9 +106,12 @@ def finish() -> None:
 
 
 def own_ranks(world: World) -> Ranks:
-    """Return the ranks on a gloo group of their own, so that training's collectives are not disturbed.
+    """Return the ranks on their own gloo group, so that the save does not disturb the collectives of training.
 
     Every rank calls it, from the thread that trains.
+
+    Args:
+        world: This process among the others.
     """
     return Ranks(world, "save_state in the background", lane="checkpoint")
 

@@ -96,7 +96,14 @@ class Held:
 
 
 def stage(target: Path, identity: str) -> Path:
-    """Make the empty folder that the save `identity` writes into; folders that are made above it are flushed too.
+    """Create the empty folder into which a save writes; parent folders that it creates are flushed too.
+
+    Args:
+        target: Where the checkpoint goes.
+        identity: Identifier of the save, the same on every rank.
+
+    Returns:
+        The folder.
 
     Raises:
         CheckpointError: The target is no folder.
@@ -123,7 +130,12 @@ def stage(target: Path, identity: str) -> Path:
 
 
 def staging_of(target: Path, identity: str) -> Path | None:
-    """Return the folder that `stage` made; `None` on a disk where it did not."""
+    """Return the folder that `stage` created; `None` on a disk where it did not.
+
+    Args:
+        target: Where the checkpoint goes.
+        identity: Identifier of the save.
+    """
     inside = state_journal(target).staging_of(identity)
     beside = names.beside(target, names.STAGING, identity)
     return inside if inside.is_dir() else beside if beside.is_dir() else None
@@ -183,7 +195,12 @@ def publish(staging: Path, target: Path) -> None:
 
 
 def undo(staging: Path, target: Path) -> None:
-    """Delete what a save that is not to be committed wrote; what cannot be deleted is left for the next save."""
+    """Delete the files of a save that is not committed; what cannot be deleted is left for the next save.
+
+    Args:
+        staging: What `stage` returned.
+        target: Where the checkpoint was to go.
+    """
     with contextlib.suppress(OSError):
         if staging.parent == target.parent:
             _discard(staging, target)
@@ -192,7 +209,11 @@ def undo(staging: Path, target: Path) -> None:
 
 
 def holdings(target: Path) -> list[Held]:
-    """Return what this disk holds for a target, best first; empty where there is nothing to read."""
+    """Return the checkpoints that this disk has for a target, best first; an empty list if there is none.
+
+    Args:
+        target: The folder that was given to `save_state`.
+    """
     journal = state_journal(target)
     committed = journal.committed()
     if committed is not None:
@@ -212,7 +233,11 @@ def holdings(target: Path) -> list[Held]:
 
 
 def find(target: Path) -> Path | None:
-    """Return the folder that holds the newest complete checkpoint saved to `target`; `None` if there is none."""
+    """Return the folder of the newest complete checkpoint that was saved to `target`; `None` if there is none.
+
+    Args:
+        target: The folder that was given to `save_state`.
+    """
     best = next(iter(holdings(target)), None)
     return best.folder if best is not None and best.whole else None
 
@@ -243,9 +268,12 @@ def settle(target: Path, identity: str | None = None) -> None:
 
 
 def numbered(directory: Path) -> list[Path]:
-    """Return the folders named like checkpoints by rising number, also those that a crash left beside their names.
+    """Return the numbered checkpoint folders by rising number, with those that a crash left beside their names.
 
-    A number is written as accel writes it: `checkpoint_0001` is not one of the series.
+    Only numbers as accel writes them count: `checkpoint_0001` is not one of them.
+
+    Args:
+        directory: The folder that holds them.
     """
     found: dict[int, Path] = {}
     if directory.is_dir():
@@ -260,7 +288,11 @@ def numbered(directory: Path) -> list[Path]:
 
 
 def unsettled(directory: Path) -> list[Path]:
-    """Return the numbered checkpoints of a directory that a crash left something of."""
+    """Return the numbered checkpoints of a directory for which a crash left files behind.
+
+    Args:
+        directory: The folder that holds them.
+    """
     if not directory.is_dir():
         return []
     beside = {parsed[1] for parsed in map(names.split_beside, os.listdir(directory)) if parsed}
@@ -294,7 +326,11 @@ def prune(newest: Path, limit: int) -> None:
 
 
 def flush_tree(folder: Path) -> None:
-    """Flush the entries of a folder and of all folders in it to disk."""
+    """Flush the entries of a folder, and of all folders in it, to disk.
+
+    Args:
+        folder: The folder.
+    """
     for place, _, _ in os.walk(folder, topdown=False):
         flush_folder(Path(place))
 

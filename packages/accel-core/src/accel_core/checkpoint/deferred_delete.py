@@ -37,9 +37,12 @@ def hold(path: str | os.PathLike[str]) -> int | None:
 
 
 def release(held: list[int]) -> None:
-    """Close what `hold` opened, in a thread: it waits while the system frees the blocks.
+    """Close the files that `hold` opened, in a thread: closing waits until the system has freed the blocks.
 
-    If the process dies first, the system closes them.
+    If the process ends first, the system closes them.
+
+    Args:
+        held: What `hold` returned.
     """
     if not held:
         return

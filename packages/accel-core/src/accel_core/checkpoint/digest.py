@@ -70,7 +70,14 @@ class HashingFile:
         return self._state.hexdigest()
 
     def write(self, data: ReadableBuffer) -> int:
-        """Append bytes, or anything with a contiguous buffer; return how many bytes."""
+        """Append bytes.
+
+        Args:
+            data: Bytes, or any object with a contiguous buffer.
+
+        Returns:
+            How many bytes were written.
+        """
         view = memoryview(data).cast("B")
         for start in range(0, len(view), CHUNK):
             part = view[start : start + CHUNK]
@@ -120,7 +127,11 @@ class HashingFile:
 
 
 def digest_of_bytes(data: bytes) -> str:
-    """Return the checksum of bytes, in hexadecimal digits."""
+    """Return the XXH3 checksum of bytes, as 32 hexadecimal digits.
+
+    Args:
+        data: The bytes.
+    """
     return xxhash.xxh3_128(data).hexdigest()
 
 
@@ -143,7 +154,11 @@ def digest_of(path: Path, opened: Callable[[Path], int] | None = None) -> str:
 
 
 def flush_folder(folder: Path) -> None:
-    """Flush the entries of a folder to disk."""
+    """Flush the entries of a folder to disk, so that new names in it survive a power loss.
+
+    Args:
+        folder: The folder.
+    """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

@@ -172,7 +172,11 @@ def _count_on(run: Run, target: Path) -> None:
 
 
 def placement(place: object, world: World) -> dict[str, Any]:
-    """Return what `torch.load` is told of the place that a user asked for.
+    """Return the arguments of `torch.load` for the `map_location` that a user asked for.
+
+    Args:
+        place: `None`, `"cpu"` or `"on_device"`.
+        world: This process, whose device `"on_device"` stands for.
 
     Raises:
         TypeError: It is neither `None`, `"cpu"` nor `"on_device"`.

@@ -65,11 +65,21 @@ class Journal:
         return self.target / self.name
 
     def staging_of(self, identity: str) -> Path:
-        """Return the folder that the save `identity` writes into."""
+        """Return the folder into which a save writes.
+
+        Args:
+            identity: Identifier of the save.
+        """
         return self.folder / f"{identity}{_WRITING}"
 
     def begin(self, identity: str) -> Path:
-        """Make the folder that the save `identity` writes into.
+        """Create the folder into which a save writes.
+
+        Args:
+            identity: Identifier of the save.
+
+        Returns:
+            The folder.
 
         Raises:
             CheckpointError: Something that is not accel's has the name of the hidden folder.
@@ -110,10 +120,13 @@ class Journal:
         flush_folder(self.target)
 
     def commit(self, staging: Path) -> Path:
-        """Make what was prepared the checkpoint, in one step, and return its new name.
+        """Make the staged folder the checkpoint, in one step.
 
         Args:
             staging: A complete folder, flushed; in the hidden folder, or beside the target on the same filesystem.
+
+        Returns:
+            Its new path.
         """
         if not self.folder.is_dir():
             self.folder.mkdir(mode=0o700)
@@ -219,12 +232,20 @@ class Journal:
 
 
 def state_journal(target: Path) -> Journal:
-    """Return the journal of `save_state` in a folder."""
+    """Return the journal of `save_state` in a folder.
+
+    Args:
+        target: The folder of the checkpoint.
+    """
     return Journal(target, names.JOURNAL_NAME, frozenset({names.MANIFEST_NAME}), frozenset())
 
 
 def model_journal(target: Path) -> Journal:
-    """Return the journal of `save_model` in a folder; the index of shards tells readers that they are whole."""
+    """Return the journal of `save_model` in a folder; an index of shards tells readers that they are complete.
+
+    Args:
+        target: The folder of the weights.
+    """
     indexes = frozenset({names.SAFE_WEIGHTS_INDEX_NAME, names.WEIGHTS_INDEX_NAME})
     return Journal(target, names.MODEL_JOURNAL_NAME, indexes, frozenset({names.MANIFEST_NAME}), withdrawn=True)
 
@@ -245,7 +266,11 @@ def standing_weights(path: Path) -> Path:
 
 
 def lies_inside(target: Path, name: str) -> bool:
-    """Return whether a name leads, through no link, to something in a folder: only that may be deleted.
+    """Return whether a name refers, through no link, to something in a folder: only that may be deleted.
+
+    Args:
+        target: The folder.
+        name: A path relative to it.
 
     Raises:
         UnsafeCheckpointError: The name is absolute or holds `..`.
@@ -255,10 +280,13 @@ def lies_inside(target: Path, name: str) -> bool:
 
 
 def owned_files(target: Path) -> tuple[list[str], Callable[[str], bool]]:
-    """Return the names that belong to the checkpoint in a folder, and whether a name still means its file.
+    """Return the names that belong to the checkpoint in a folder, and whether a name still refers to its file.
 
-    These are the names that its manifest lists. Without a manifest of ours, where something says that a checkpoint of
-    Accelerate or a damaged one of ours lies there, they are the documented names.
+    These are the names in its manifest. Without a manifest, where there are signs of a checkpoint of Accelerate or a
+    damaged one of accel, they are the documented names.
+
+    Args:
+        target: The folder.
     """
     try:
         manifest = Manifest.read(target)

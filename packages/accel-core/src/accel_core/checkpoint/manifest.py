@@ -67,6 +67,9 @@ class Manifest:
     def read(cls, folder: Path) -> Manifest | None:
         """Read the manifest of a folder.
 
+        Args:
+            folder: The checkpoint.
+
         Returns:
             The manifest, or `None` where the folder holds no file of ours and may be one of Accelerate's.
 
@@ -96,6 +99,13 @@ class Manifest:
     @classmethod
     def decode(cls, raw: bytes, path: Path) -> Manifest:
         """Build a manifest from the bytes of its file.
+
+        Args:
+            raw: Content of the file.
+            path: Its name in error messages.
+
+        Returns:
+            The manifest.
 
         Raises:
             CheckpointDamagedError: The bytes are not what `encode` gives.
@@ -136,7 +146,11 @@ class Manifest:
         return json.dumps(data | {"digest": _digest(data)}, indent=1, sort_keys=True).encode() + b"\n"
 
     def write(self, folder: Path) -> None:
-        """Write the manifest into a folder and flush it to disk."""
+        """Write the manifest into a folder and flush it to disk.
+
+        Args:
+            folder: The checkpoint.
+        """
         with HashingFile(folder / names.MANIFEST_NAME) as file:
             file.write(self.encode())
 
@@ -183,11 +197,11 @@ def _installed() -> dict[str, str]:
 
 
 def is_complete(folder: Path, *, foreign: bool = True) -> bool:
-    """Tell whether a folder holds a complete checkpoint.
+    """Return whether a folder holds a complete checkpoint.
 
     Args:
-        folder: Folder to look at.
-        foreign: Whether a folder without any file of ours counts when Accelerate seems to have finished it.
+        folder: The folder.
+        foreign: Whether a folder without files of accel counts if Accelerate seems to have finished it.
     """
     try:
         manifest = Manifest.read(folder)
@@ -201,6 +215,10 @@ def is_complete(folder: Path, *, foreign: bool = True) -> bool:
 def check_name(name: str, where: Path) -> None:
     """Refuse a file name that leads out of its folder.
 
+    Args:
+        name: The file name.
+        where: The folder, for the error message.
+
     Raises:
         UnsafeCheckpointError: The name is absolute, holds `..`, or is not normal.
     """
@@ -213,12 +231,15 @@ def check_name(name: str, where: Path) -> None:
 
 
 def open_member(folder: Path, name: str, *, links: bool = False) -> int:
-    """Open a file of a checkpoint for reading and return its descriptor.
+    """Open a file of a checkpoint for reading.
 
     Args:
         folder: The checkpoint.
-        name: Path below it.
-        links: Allow links that lead out of the folder, as hub caches have them.
+        name: Path in it.
+        links: Allow links that lead out of the folder, as in hub caches.
+
+    Returns:
+        Its file descriptor.
 
     Raises:
         UnsafeCheckpointError: The name or a link leads out of the folder, or it is no regular file.

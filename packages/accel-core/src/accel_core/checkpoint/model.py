@@ -35,10 +35,19 @@ class StoredWeights(Protocol):
         """Further names, and the names under which their values are stored."""
 
     def read(self, name: str) -> Tensor:
-        """Return one tensor in fresh memory on the CPU."""
+        """Return one tensor in new memory on the CPU.
+
+        Args:
+            name: Its name in the file.
+        """
 
     def read_into(self, name: str, destination: Tensor) -> None:
-        """Copy one tensor into `destination`."""
+        """Copy one tensor into `destination`.
+
+        Args:
+            name: The tensor's name in the file.
+            destination: A tensor of the same shape.
+        """
 
 
 class ObjectWeights:
@@ -67,18 +76,34 @@ class ObjectWeights:
         self.tensors: dict[str, Any] = dict(content)
 
     def read(self, name: str) -> Tensor:
-        """Return one tensor in fresh memory on the CPU; a value that is no tensor as it is."""
+        """Return one tensor in new memory on the CPU; a value that is no tensor is returned unchanged.
+
+        Args:
+            name: Its name in the file.
+        """
         value = self.tensors[name]
         return value.clone() if isinstance(value, Tensor) else value
 
     @torch.no_grad()
     def read_into(self, name: str, destination: Tensor) -> None:
-        """Copy one tensor into `destination`."""
+        """Copy one tensor into `destination`.
+
+        Args:
+            name: The tensor's name in the file.
+            destination: A tensor of the same shape.
+        """
         fill(destination, self.tensors[name])
 
 
 def open_weights(folder: Path, name: str) -> StoredWeights:
-    """Open the weights in a file, in whichever of the two formats its name says.
+    """Open the weights in a file; its extension tells the format.
+
+    Args:
+        folder: The checkpoint.
+        name: File in it: `.safetensors`, or a pickle of `torch.save`.
+
+    Returns:
+        The open weights; tensors are read one by one.
 
     Raises:
         CheckpointError: The file is damaged or unsafe.
@@ -96,13 +121,16 @@ def _is_safe(source: Source, index: int) -> bool:
 
 
 def restoration(model: object, index: int, source: Source, rank: int) -> Restoration:
-    """Compare the weights number `index` of a checkpoint with a model, changing nothing.
+    """Compare the weights of model `index` in a checkpoint with a model, changing nothing.
 
     Args:
         model: The model, wrapped or not.
         index: Its number.
         source: The checkpoint.
-        rank: Who asks.
+        rank: This rank, for the findings.
+
+    Returns:
+        What does not fit, and how to load the rest.
     """
     component = f"model {index}"
     try:

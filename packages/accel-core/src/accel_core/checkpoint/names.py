@@ -174,17 +174,28 @@ def custom_name(index: int) -> str:
 
 
 def is_model(name: str) -> bool:
-    """Return whether `name` is a file of whole weights that `save_state` writes."""
+    """Return whether `name` is a file of whole weights that `save_state` writes.
+
+    Args:
+        name: A file name.
+    """
     return _MODELS.fullmatch(name) is not None
 
 
 def belongs_to_checkpoint(name: str) -> bool:
-    """Return whether `name` is a file that `save_state` writes by itself, here or in Accelerate."""
+    """Return whether `name` is a file that `save_state` writes itself, here or in Accelerate.
+
+    Args:
+        name: A path relative to the checkpoint.
+    """
     return _PARTS.fullmatch(name) is not None or engine_of(name) is not None
 
 
 def engine_of(name: str) -> str | None:
-    """Return the engine that writes a file of that name in Accelerate; `None` for names that no engine has for itself.
+    """Return the engine that writes files of this name in Accelerate; `None` for a name that no engine owns.
+
+    Args:
+        name: A path relative to the checkpoint.
 
     >>> engine_of("pytorch_model_fsdp_0/__0_0.distcp"), engine_of("optimizer.bin")
     ('FSDP, sharded', None)
@@ -193,7 +204,11 @@ def engine_of(name: str) -> str | None:
 
 
 def found_in(folder: Path) -> list[str]:
-    """Return the files of a folder that have documented names, those in the folders of engines too, sorted."""
+    """Return the files of a folder with documented names, including those in the folders of engines, sorted.
+
+    Args:
+        folder: The checkpoint.
+    """
     found = [entry for entry in os.scandir(folder) if not entry.is_dir()]
     listed = [entry.name for entry in found if belongs_to_checkpoint(entry.name)]
     inside = [
@@ -215,6 +230,9 @@ def _may_hold_shards(name: str) -> bool:
 def is_shard(name: str) -> bool:
     """Return whether `name` is a file that `save_model` writes: weights, a shard of them, or their index.
 
+    Args:
+        name: A file name.
+
     >>> is_shard("model-00001-of-00003.safetensors"), is_shard("model_1.safetensors")
     (True, False)
     """
@@ -227,7 +245,12 @@ def fresh_id() -> str:
 
 
 def beside(target: Path, prefix: str, identity: str) -> Path:
-    """Return the file or folder that stands beside `target` during a save; a very long name is shortened in it.
+    """Return the file or folder that stands beside `target` during a save; a very long name is shortened.
+
+    Args:
+        target: Where the checkpoint goes.
+        prefix: What it is for: `STAGING`, `OLD` or `GONE`.
+        identity: Identifier of the save.
 
     >>> str(beside(Path("runs/ckpt"), STAGING, "abcdefghijkl"))
     'runs/.tmp-ckpt-abcdefghijkl'
@@ -236,7 +259,11 @@ def beside(target: Path, prefix: str, identity: str) -> Path:
 
 
 def is_beside(name: str, target: Path) -> bool:
-    """Return whether `name` is that of a file or folder that a save to `target` put beside it.
+    """Return whether a save to `target` put a file or folder of this name beside it.
+
+    Args:
+        name: The name.
+        target: Where the checkpoint goes.
 
     >>> is_beside(".tmp-ckpt-abcdefghijkl", Path("runs/ckpt"))
     True
@@ -255,7 +282,10 @@ def _shortened(name: str) -> str:
 
 
 def split_beside(name: str) -> tuple[str, str] | None:
-    """Return prefix and target name of a folder that a save put beside its target; `None` for any other name.
+    """Return the prefix and the target's name of a folder that a save put beside its target; `None` for other names.
+
+    Args:
+        name: The folder's name.
 
     >>> split_beside(".old-ckpt-abcdefghijkl")
     ('.old-', 'ckpt')

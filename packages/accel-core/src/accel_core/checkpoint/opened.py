@@ -33,7 +33,16 @@ class Opened:
 
     @classmethod
     def look(cls, target: Path, folder: Path, read: list[str]) -> Opened:
-        """Note what the names that are about to be read mean now."""
+        """Record which files the names that are about to be read refer to now.
+
+        Args:
+            target: The folder that was given to `load_state`.
+            folder: The folder that is read.
+            read: Names of the files.
+
+        Returns:
+            The record, to compare with after reading.
+        """
         return cls(target, folder, {name: _seen(folder / name) for name in [*read, names.MANIFEST_NAME]})
 
     def replaced(self) -> bool:

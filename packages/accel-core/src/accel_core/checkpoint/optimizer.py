@@ -27,14 +27,17 @@ _NOT_COMPARED = frozenset({"params", "param_names", "initial_lr", "swa_lr", "bas
 def restoration(
     optimizer: Any, index: int, source: Source, rank: int, names_of: Sequence[Sequence[str]] | None = None
 ) -> Restoration:
-    """Compare the optimizer file number `index` with an optimizer, changing nothing.
+    """Compare the file of optimizer `index` with an optimizer, changing nothing.
 
     Args:
         optimizer: The optimizer, prepared or not.
         index: Its number.
         source: The checkpoint.
-        rank: Who asks.
-        names_of: Names of its parameters, group by group, for a file that has names instead of numbers.
+        rank: This rank, for the findings.
+        names_of: Names of its parameters by group, for a file with names instead of numbers.
+
+    Returns:
+        What does not fit, and how to restore the rest.
     """
     component, name = f"optimizer {index}", names.optimizer_name(index)
     try:
@@ -94,7 +97,12 @@ def _load(optimizer: Any, state: dict[str, Any]) -> None:
 
 
 def differences(state: Any, optimizer: Any) -> list[str]:
-    """Return in what a stored state does not fit an optimizer."""
+    """Return the differences between a stored state and an optimizer, one line each.
+
+    Args:
+        state: The stored state.
+        optimizer: The optimizer.
+    """
     if not _is_state(state):
         return ["the file holds no state of an optimizer"]
     groups, own_groups = state["param_groups"], optimizer.param_groups

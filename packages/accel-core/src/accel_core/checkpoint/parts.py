@@ -30,7 +30,15 @@ class BytesPart:
     concurrent: bool = True
 
     def write(self, folder: Path, rank: int) -> list[Entry]:
-        """Write into `folder`, flush to disk, and return what was written."""
+        """Write the file and flush it to disk.
+
+        Args:
+            folder: The folder in which the checkpoint is staged.
+            rank: The rank that writes.
+
+        Returns:
+            Its entry in the manifest.
+        """
         path = folder / self.name
         path.parent.mkdir(parents=True, exist_ok=True)
         with HashingFile(path) as file:
@@ -38,7 +46,11 @@ class BytesPart:
         return [Entry(self.name, file.size, file.digest, rank)]
 
     def snapshot(self, buffers: Buffers) -> BytesPart:
-        """Return the same: nothing changes it."""
+        """Return this part itself: nothing changes it.
+
+        Args:
+            buffers: Not used.
+        """
         return self
 
 
@@ -59,7 +71,15 @@ class FilePart:
     concurrent: bool = True
 
     def write(self, folder: Path, rank: int) -> list[Entry]:
-        """Write into `folder`, flush to disk, and return what was written."""
+        """Write the file and flush it to disk.
+
+        Args:
+            folder: The folder in which the checkpoint is staged.
+            rank: The rank that writes.
+
+        Returns:
+            Its entry in the manifest.
+        """
         path = folder / self.name
         path.parent.mkdir(parents=True, exist_ok=True)
         if self.kind == "tensors":
@@ -71,5 +91,9 @@ class FilePart:
         return [replace(entry, name=self.name)]
 
     def snapshot(self, buffers: Buffers) -> FilePart:
-        """Return a copy that later changes of the run do not reach."""
+        """Return a copy that later training steps do not change.
+
+        Args:
+            buffers: Reused memory for tensors.
+        """
         return replace(self, content=buffers.copy(self.content, self.name))

@@ -71,7 +71,16 @@ NumPy's entries are there for code that looks for them; readers rebuild arrays b
 
 
 def write_object(path: Path, content: object, *, rank: int = 0) -> Entry:
-    """Write tensors, lists, dicts and numbers with `torch.save` and flush the file to disk."""
+    """Write tensors, lists, dicts and numbers with `torch.save` and flush the file to disk.
+
+    Args:
+        path: File to create; its name is the entry's name.
+        content: The content.
+        rank: The rank that writes.
+
+    Returns:
+        Name, size and checksum of the file, for the manifest.
+    """
     with HashingFile(path) as file:
         torch.save(content, file)  # type: ignore[arg-type]
     return Entry(path.name, file.size, file.digest, rank)
@@ -82,9 +91,12 @@ def read_object(folder: Path, name: str, *, links: bool = False, **options: obje
 
     Args:
         folder: The checkpoint.
-        name: File below it.
+        name: File in it.
         links: Allow links that lead out of the folder.
         **options: Passed to `torch.load` (`map_location`, `mmap`).
+
+    Returns:
+        The content.
 
     Raises:
         UnsafeCheckpointError: Reading it would run code, it is no regular file, or it leads out of the folder.
@@ -100,8 +112,11 @@ def load_object(file: BinaryIO, path: Path, **options: Any) -> object:
 
     Args:
         file: The file, at its beginning.
-        path: What it is called in errors; opened again for `mmap`.
+        path: Its name in error messages; opened again for `mmap`.
         **options: Passed to `torch.load` (`map_location`, `mmap`).
+
+    Returns:
+        The content, on the CPU unless `map_location` is given.
 
     Raises:
         UnsafeCheckpointError: Reading it would run code.
@@ -184,7 +199,13 @@ def _only_data(file: BinaryIO, path: Path, *, legacy: bool) -> Iterator[None]:
 
 
 def open_plain(path: str | os.PathLike[str]) -> BinaryIO:
-    """Open a file that the user named.
+    """Open a regular file that the user named.
+
+    Args:
+        path: The file.
+
+    Returns:
+        The open file, in binary mode.
 
     Raises:
         CheckpointNotFoundError: There is no such file.
@@ -201,6 +222,10 @@ def open_plain(path: str | os.PathLike[str]) -> BinaryIO:
 
 def prove_readable(content: object, component: str) -> None:
     """Make sure that what is about to be saved can be read without running code.
+
+    Args:
+        content: What is about to be saved.
+        component: What it belongs to, for the error message.
 
     Raises:
         UnsafeCheckpointError: It holds an object that only code could rebuild.
@@ -221,9 +246,12 @@ def prove_readable(content: object, component: str) -> None:
 
 @contextmanager
 def safe_globals() -> Iterator[None]:
-    """Let `torch.load(weights_only=True)` rebuild what is on the closed list, and what TORCH_SAFE_GLOBALS holds.
+    """Let `torch.load(weights_only=True)` rebuild the classes on the closed list and those in TORCH_SAFE_GLOBALS.
 
-    What is read so passes through `arrays.finished`.
+    The caller passes what it reads through `arrays.finished`.
+
+    Returns:
+        A context in which files are read.
     """
     with closed_list(TORCH_SAFE_GLOBALS):
         yield

@@ -12,7 +12,10 @@ __all__ = ["checkpoints_folder", "loaded_from", "saved_to"]
 
 
 def checkpoints_folder(run: Run) -> Path:
-    """Return where automatically named checkpoints lie.
+    """Return the folder of automatically named checkpoints.
+
+    Args:
+        run: The run.
 
     Raises:
         ConfigurationError: The project has no folder.
@@ -28,6 +31,10 @@ def checkpoints_folder(run: Run) -> Path:
 def saved_to(run: Run, output_dir: str | os.PathLike[str] | None) -> Path:
     """Return the folder of the next save.
 
+    Args:
+        run: The run.
+        output_dir: The user's folder; not used with automatic naming.
+
     Raises:
         ConfigurationError: No folder was given, and none follows from the project.
     """
@@ -42,7 +49,11 @@ def saved_to(run: Run, output_dir: str | os.PathLike[str] | None) -> Path:
 
 
 def loaded_from(run: Run, input_dir: str | os.PathLike[str] | None) -> Path:
-    """Return the folder to load, or the one in which the latest checkpoint is to be found.
+    """Return the folder to load, or the folder in which to look for the latest checkpoint.
+
+    Args:
+        run: The run.
+        input_dir: The user's folder, or `None`.
 
     Raises:
         ConfigurationError: No folder was given, and none follows from the project.

@@ -24,7 +24,11 @@ class PlainFormat:
     """Whole models and optimizers, written by one rank and read by all."""
 
     def weights(self, run: Run) -> list[dict[str, Any]]:
-        """Return whole state dicts of the models; every rank calls it."""
+        """Return whole state dicts of the models; every rank calls it.
+
+        Args:
+            run: The run.
+        """
         return [run.strategy.state_dict(own) for own in run.models]
 
     def parts(
@@ -41,21 +45,48 @@ class PlainFormat:
         return parts(run, weights, safe=safe_serialization) if writes else []
 
     def recognises(self, source: Source) -> bool:
-        """Return whether there are whole weights, and none of FSDP's, of which one would be of an older save."""
+        """Return whether there are whole weights, and no files of FSDP: one of the two would be of an older save.
+
+        Args:
+            source: The checkpoint.
+        """
         files = source.files()
         fsdp = any((names.engine_of(name) or "").startswith("FSDP") for name in files)
         return not fsdp and any(names.is_model(name) for name in files)
 
     def files_of(self, source: Source, rank: int, size: int) -> Iterable[str]:
-        """Return all files: every rank reads whole models."""
+        """Return all files: every rank reads whole models.
+
+        Args:
+            source: The checkpoint.
+            rank: Not used.
+            size: Not used.
+        """
         return source.files()
 
     def model_restorations(self, run: Run, models: Sequence[Any], source: Source) -> list[Restoration]:
-        """Compare with the models, changing nothing, and return how each is restored."""
+        """Compare the checkpoint with the models, changing nothing.
+
+        Args:
+            run: The run.
+            models: Its models.
+            source: The checkpoint.
+
+        Returns:
+            For each model, what does not fit and how to restore it.
+        """
         return [model.restoration(own, index, source, run.world.rank) for index, own in enumerate(models)]
 
     def optimizer_restorations(self, run: Run, source: Source) -> list[Restoration]:
-        """Compare with the optimizers, changing nothing, and return how each is restored."""
+        """Compare the checkpoint with the optimizers, changing nothing.
+
+        Args:
+            run: The run.
+            source: The checkpoint.
+
+        Returns:
+            For each optimizer, what does not fit and how to restore it.
+        """
         return [optimizer.restoration(own, index, source, run.world.rank) for index, own in enumerate(run.optimizers)]
 
 

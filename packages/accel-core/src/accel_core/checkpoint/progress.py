@@ -13,7 +13,11 @@ __all__ = ["part", "random_part", "random_restoration", "restoration"]
 
 
 def part(run: Run) -> Part:
-    """Return the file of counters; one rank of a disk writes it."""
+    """Return the file of counters; one rank of a disk writes it.
+
+    Args:
+        run: The run.
+    """
     content = {
         "step": run.step,
         "iteration": run.project.iteration,
@@ -24,13 +28,25 @@ def part(run: Run) -> Part:
 
 
 def random_part(run: Run) -> Part:
-    """Return the file of this rank's random states; it carries the accumulation counter, as Accelerate's does."""
+    """Return the file of this rank's random states; like Accelerate's, it contains the accumulation counter.
+
+    Args:
+        run: The run.
+    """
     states = {"step": run.step} | rng.collect(run.world)
     return FilePart(names.random_states_name(run.world.rank), "object", states)
 
 
 def restoration(run: Run, source: Source) -> Restoration:
-    """Compare the counters with the run, changing nothing, and return how they are restored."""
+    """Compare the counters of the checkpoint with the run, changing nothing.
+
+    Args:
+        run: The run.
+        source: The checkpoint.
+
+    Returns:
+        What does not fit, and how to restore the rest.
+    """
     component, rank = "progress", run.world.rank
     if source.manifest is None:
         return Restoration(component)
@@ -57,7 +73,15 @@ def restoration(run: Run, source: Source) -> Restoration:
 
 
 def random_restoration(run: Run, source: Source) -> Restoration:
-    """Compare this rank's random states with the process, changing nothing, and return how they are restored."""
+    """Compare this rank's random states with the process, changing nothing.
+
+    Args:
+        run: The run.
+        source: The checkpoint.
+
+    Returns:
+        What does not fit, and how to restore the states; a rank that did not save derives new ones.
+    """
     component, world = "random states", run.world
     known = world.rank < source.world_size
     name = names.random_states_name(world.rank if known else world.rank % source.world_size)

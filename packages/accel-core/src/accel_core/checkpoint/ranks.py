@@ -40,7 +40,10 @@ class Ranks:
         self._channel = Channel(found, operation, lane=lane, patient=True)
 
     def exchange(self, value: _T) -> list[_T]:
-        """Return the value that each rank brought; every rank calls it.
+        """Return the value of each rank, by rank; every rank calls it.
+
+        Args:
+            value: This rank's value, which can be pickled.
 
         Raises:
             RankDisagreementError: A rank is in another operation; every rank names every rank's line.
@@ -71,7 +74,12 @@ class Ranks:
         self._settle(True, None, failure, doing, advice)
 
     def meet(self, value: _T, doing: str, advice: str = ADVICE) -> list[_T]:
-        """Return the value that each rank brought in the middle of what `agree` ends; arguments as there.
+        """Return the value of each rank in the middle of an operation that `agree` ends.
+
+        Args:
+            value: This rank's value, which can be pickled.
+            doing: What the ranks do, as the subject of an error message.
+            advice: What to do about a failure, for its message.
 
         Raises:
             CheckpointError: A rank failed, or has finished already; the same text on every rank.

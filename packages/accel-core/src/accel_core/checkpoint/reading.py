@@ -47,7 +47,12 @@ class Chosen:
     whole: bool
 
     def read_by(self, rank: int, world: World) -> set[str]:
-        """Return the names that a rank reads: what the format says, without the random states of others."""
+        """Return the names that a rank reads, without the random states of other ranks.
+
+        Args:
+            rank: The rank.
+            world: The processes that load.
+        """
         ranks = self.source.world_size
         own = names.random_states_name(rank if rank < ranks else rank % ranks)
         read = self.format.files_of(self.source, rank, world.size)
@@ -131,7 +136,13 @@ def _compare(run: Run, chosen: Chosen, opened: Opened, ranks: Ranks, *, strict: 
 
 
 def model_plans(run: Run, models: list[Any], reading: Reading) -> list[Restoration]:
-    """Return how the models are restored, and report parts of the checkpoint that the run has nothing for."""
+    """Return how to restore the models, and report components that the run does not have.
+
+    Args:
+        run: The run.
+        models: Its models.
+        reading: The checkpoint that is read.
+    """
     reading.report.findings += stateful.extra_components(run, len(run.models), reading.source)
     return reading.chosen.format.model_restorations(run, models, reading.source)
 
@@ -193,7 +204,15 @@ def _with_contents(finding: Finding, held: dict[str, list[str]]) -> Finding:
 
 
 def examine(look: Callable[[], list[Restoration]], ranks: Ranks) -> list[Restoration]:
-    """Compare on every rank; where one fails, all raise the same."""
+    """Compare on every rank; if it fails on one, all raise the same error.
+
+    Args:
+        look: Compares on this rank.
+        ranks: The ranks that load together.
+
+    Returns:
+        What `look` returned.
+    """
     plans: list[Restoration] = []
     with together(ranks, "Comparing a checkpoint with the run"):
         plans = look()
@@ -201,7 +220,14 @@ def examine(look: Callable[[], list[Restoration]], ranks: Ranks) -> list[Restora
 
 
 def share(report: RestoreReport, plans: list[Restoration], ranks: Ranks, *, strict: bool) -> None:
-    """Let every rank know what every rank found; raise the same everywhere if that forbids a restore."""
+    """Share the findings of all ranks; all raise the same error if the findings forbid a restore.
+
+    Args:
+        report: Receives the findings of all ranks.
+        plans: This rank's plans, with their findings.
+        ranks: The ranks that load together.
+        strict: Whether findings are errors.
+    """
     own = [*report.findings, *(found for plan in plans for found in plan.findings)]
     report.findings = list(dict.fromkeys(found for findings in ranks.exchange(own) for found in findings))
     if strict:

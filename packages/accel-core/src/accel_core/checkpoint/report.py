@@ -135,7 +135,16 @@ class RestoreReport:
 
 
 def finding_of(error: Exception, component: str, rank: int) -> Finding:
-    """Turn an error met while reading a component into a finding."""
+    """Convert an error in reading a component into a finding.
+
+    Args:
+        error: The error.
+        component: The component, such as `"model 0"`.
+        rank: This rank.
+
+    Returns:
+        The finding; its kind follows from the class of the error.
+    """
     kind: Kind = "damaged"
     if isinstance(error, UnsafeCheckpointError):
         kind = "unsafe"
@@ -152,7 +161,10 @@ def finding_of(error: Exception, component: str, rank: int) -> Finding:
 
 
 def listed(names: list[str]) -> str:
-    """Return some names as text, the first of them where there are many.
+    """Return some names as text; of many, only the first and how many more there are.
+
+    Args:
+        names: The names.
 
     >>> listed(["body.weight", "body.bias"])
     'body.weight, body.bias'

@@ -48,10 +48,14 @@ class Buffers:
             del self._buffers[place]
 
     def copy(self, content: object, place: str) -> Any:
-        """Return a copy of nested dicts, lists and tuples; tensors are in the buffers of `place`.
+        """Return a copy of nested dicts, lists and tuples, with its tensors in reused buffers.
 
-        Of a tensor that is spread over ranks, the part that this rank holds, as a plain tensor.
-        Tensors that are the same memory seen the same way are copied once and stay the same.
+        Of a sharded tensor, it copies this rank's part, as a plain tensor. Tensors with the same memory and layout are
+        copied once and stay shared.
+
+        Args:
+            content: The nest.
+            place: Key of its buffers; the same key reuses them.
         """
         if isinstance(content, Tensor):
             return self._copy_tensor(local_part(content.detach()), place)

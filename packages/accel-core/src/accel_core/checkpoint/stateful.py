@@ -34,11 +34,21 @@ class Stateful(Protocol):
         """Return the state as tensors, numbers, strings, lists and dicts."""
 
     def load_state_dict(self, state: Any) -> Any:
-        """Put back what `state_dict` returned."""
+        """Restore what `state_dict` returned.
+
+        Args:
+            state: The state.
+
+        Returns:
+            Anything; it is ignored.
+        """
 
 
 def parts(run: Run) -> list[Part]:
-    """Return the files of schedulers, loaders, the scaler and registered objects.
+    """Return the files of schedules, loaders, the scaler and registered objects.
+
+    Args:
+        run: The run.
 
     Raises:
         UnsafeCheckpointError: A state could not be read back without running code.
@@ -66,7 +76,15 @@ def parts(run: Run) -> list[Part]:
 
 
 def restorations(run: Run, source: Source) -> list[Restoration]:
-    """Compare with the run, changing nothing, and return how each component is restored."""
+    """Compare the checkpoint with the run, changing nothing.
+
+    Args:
+        run: The run.
+        source: The checkpoint.
+
+    Returns:
+        For each component, what does not fit and how to restore it.
+    """
     rank = run.world.rank
     found: list[Restoration] = []
 
@@ -88,14 +106,28 @@ def restorations(run: Run, source: Source) -> list[Restoration]:
 
 
 def scaler_restorations(run: Run, source: Source) -> list[Restoration]:
-    """Compare with the gradient scaler, if there is one, changing nothing, and return how it is restored."""
+    """Compare the checkpoint with the gradient scaler, changing nothing.
+
+    Args:
+        run: The run.
+        source: The checkpoint.
+
+    Returns:
+        How to restore the scaler; an empty list without one.
+    """
     if run.scaler is None:
         return []
     return [_restoration(source, names.SCALER_NAME, "scaler", run.scaler, run.world.rank, _scaler_difference)]
 
 
 def extra_components(run: Run, models: int, source: Source) -> list[Finding]:
-    """Return the components that the checkpoint holds and the run does not have; they are not loaded."""
+    """Return the components of the checkpoint that the run does not have; they are not loaded.
+
+    Args:
+        run: The run.
+        models: Number of its models.
+        source: The checkpoint.
+    """
     counts = {
         "model": models,
         "pytorch_model": models,

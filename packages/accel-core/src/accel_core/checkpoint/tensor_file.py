@@ -95,7 +95,10 @@ class TensorFile:
         }
 
     def read(self, name: str) -> Tensor:
-        """Return a tensor in fresh memory on the CPU.
+        """Return a tensor in new memory on the CPU.
+
+        Args:
+            name: Its name in the file.
 
         Raises:
             CheckpointError: torch has no such dtype.
@@ -108,7 +111,12 @@ class TensorFile:
 
     @torch.no_grad()
     def read_into(self, name: str, destination: Tensor) -> None:
-        """Copy a tensor of equal shape into `destination`; straight into its memory where that is possible."""
+        """Copy a tensor into another of the same shape, straight into its memory where that is possible.
+
+        Args:
+            name: The tensor's name in the file.
+            destination: The tensor to fill.
+        """
         stored = self.tensors[self.aliases.get(name, name)]
         plain = type(destination) in (Tensor, torch.nn.Parameter) and destination.device.type == "cpu"
         if plain and destination.dtype == stored.dtype != torch.bool and destination.is_contiguous():
@@ -151,12 +159,15 @@ def check_booleans(tensor: Tensor, path: str | os.PathLike[str]) -> None:
 def write_tensors(path: Path, tensors: Mapping[str, Tensor | SpreadWeight], *, rank: int = 0) -> Entry:
     """Write a safetensors file and flush it to disk.
 
-    Tensors that are the same memory seen the same way are stored once; the other names go into the metadata.
+    Tensors with the same memory and layout are stored once; their other names go into the metadata.
 
     Args:
         path: File to create; its name is the entry's name.
-        tensors: What to write; any strides, any device. What is spread is gathered one after the other.
-        rank: Who writes.
+        tensors: The tensors, with any strides, on any device. Sharded ones are gathered one after the other.
+        rank: The rank that writes.
+
+    Returns:
+        Name, size and checksum of the file, for the manifest.
 
     Raises:
         CheckpointError: A value is no tensor with data, or its dtype or name has no place in the format.
@@ -167,7 +178,11 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor | SpreadWeight], *, r
 
 
 def stream_tensors(file: _Writable, tensors: Mapping[str, Tensor | SpreadWeight]) -> None:
-    """Write the safetensors form of `tensors` to anything that has `write`.
+    """Write tensors in the safetensors format to any object with `write`.
+
+    Args:
+        file: The object.
+        tensors: The tensors, with any strides, on any device.
 
     Raises:
         CheckpointError: A value is no tensor with data, or its dtype or name has no place in the format.
@@ -201,18 +216,30 @@ def _write_values(file: _Writable, tensor: Tensor) -> None:
 
 
 def in_file_order(tensors: Mapping[str, Tensor | SpreadWeight]) -> Iterator[tuple[str, Tensor | SpreadWeight]]:
-    """Yield names and tensors in the order in which they lie in a file: each starts at a multiple of its elements."""
+    """Yield names and tensors in their order in a file, in which each starts at a multiple of its element size.
+
+    Args:
+        tensors: The tensors by name.
+    """
     for name in sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name)):
         yield name, tensors[name]
 
 
 def bytes_of(value: object) -> int:
-    """Return how many bytes a weight takes; 0 for what is no tensor."""
+    """Return the size of a weight in bytes; 0 for a value that is no tensor.
+
+    Args:
+        value: A tensor, a `SpreadWeight`, or any other object.
+    """
     return math.prod(value.shape) * value.dtype.itemsize if isinstance(value, Tensor | SpreadWeight) else 0
 
 
 def storage_key(value: object) -> tuple[Any, ...]:
-    """Return what two values share if they are the same memory seen the same way, or the same object."""
+    """Return a key that is equal for values with the same memory and layout, and for the same object.
+
+    Args:
+        value: A tensor, or any other object.
+    """
     local = local_part(value) if isinstance(value, Tensor) else None
     if local is None or not local.numel():
         return (id(value),)
@@ -220,7 +247,11 @@ def storage_key(value: object) -> tuple[Any, ...]:
 
 
 def buffer_of(tensor: Tensor) -> memoryview:
-    """Return the bytes of a contiguous CPU tensor without copying them; valid while the tensor lives."""
+    """Return the memory of a contiguous CPU tensor without a copy; valid while the tensor lives.
+
+    Args:
+        tensor: The tensor.
+    """
     count = tensor.numel() * tensor.element_size()
     if not count:
         return memoryview(bytearray())

@@ -109,16 +109,23 @@ class Header(NamedTuple):
 
 
 def name_of_dtype(dtype: torch.dtype) -> str | None:
-    """Return the format's name of a dtype; `None` if it has none."""
+    """Return the safetensors name of a dtype; `None` if it has none.
+
+    Args:
+        dtype: The dtype.
+    """
     return _NAMES.get(dtype)
 
 
 def read_header(descriptor: int, path: str | os.PathLike[str]) -> Header:
-    """Read and check the header of an open safetensors file; at most 100 MB, whatever the file announces.
+    """Read and check the header of an open safetensors file; it may have at most 100 MB.
 
     Args:
-        descriptor: The file.
-        path: What it is called in errors.
+        descriptor: The open file.
+        path: Its name in error messages.
+
+    Returns:
+        The tensors' dtypes, shapes and places, and the metadata.
 
     Raises:
         CheckpointDamagedError: The file is truncated, or not in the format.
@@ -142,7 +149,11 @@ def read_header(descriptor: int, path: str | os.PathLike[str]) -> Header:
 
 
 def torch_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape in torch of a tensor of the format; values of 4 bits lie there in pairs.
+    """Return the shape in torch of a stored tensor; 4-bit values are stored in pairs.
+
+    Args:
+        name: The safetensors name of the dtype.
+        shape: The stored shape.
 
     Raises:
         ValueError: torch cannot hold a tensor of this shape.

@@ -33,7 +33,11 @@ __all__ = ["load_model", "save_model", "split", "weights_of", "write_shards"]
 
 
 def weights_of(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Yield the weights of a model under canonical names; what is spread over ranks as a `SpreadWeight`."""
+    """Yield the weights of a model under canonical names; sharded ones as a `SpreadWeight`.
+
+    Args:
+        model: The model, wrapped or not.
+    """
     inner = extract_model_from_parallel(model, keep_torch_compile=False)
     first = {name: group[0] for group in tied_tensor_groups(inner) for name in group}
     spread: dict[str, SpreadWeight] = {}
@@ -252,11 +256,14 @@ def load_model(model: nn.Module, path: str | os.PathLike[str], *, strict: bool =
 
 
 def split(state_dict: Mapping[str, Any], limit: int) -> list[dict[str, Any]]:
-    """Split a state dict into shards of at most `limit` bytes, in order; what shares memory stays together.
+    """Split a state dict into shards of at most `limit` bytes, in order; tensors that share memory stay together.
 
     Args:
-        state_dict: Names and tensors.
-        limit: Bytes. A larger tensor gets a shard of its own.
+        state_dict: Tensors by name.
+        limit: Size in bytes. A larger tensor gets its own shard.
+
+    Returns:
+        The shards.
     """
     shards: list[dict[str, Any]] = [{}]
     places: dict[Any, dict[str, Any]] = {}

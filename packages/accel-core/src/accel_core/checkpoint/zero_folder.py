@@ -43,7 +43,11 @@ _STAND_INS = [
 
 
 def is_zero_folder(folder: Path) -> bool:
-    """Return whether a folder is one that DeepSpeed wrote of an engine, judged by names alone."""
+    """Return whether DeepSpeed wrote a folder for an engine, judged by file names.
+
+    Args:
+        folder: The folder.
+    """
     return folder.is_dir() and any(name.endswith(_MODEL) for name in os.listdir(folder))
 
 
@@ -110,7 +114,11 @@ class ZeroFolder:
             raise _mixture(self.path, problems)
 
     def flats(self, rank: int) -> list[Tensor]:
-        """Return the 32-bit weights that a rank holds, flat, one tensor for each group of parameters."""
+        """Return the fp32 weights of a rank, one flat tensor for each parameter group.
+
+        Args:
+            rank: The rank that saved them.
+        """
         key = "fp32_flat_groups" if self.stage == SHARDED_STAGE else "single_partition_of_fp32_groups"
         return list(self.optimizers[rank][key])
 
@@ -193,7 +201,10 @@ class ZeroFolder:
 
 
 def refuse_damage(path: Path) -> None:
-    """Compare a folder of an engine with the list of the checkpoint that it lies in, where that has one.
+    """Compare the folder of an engine with the manifest of its checkpoint, if that has one.
+
+    Args:
+        path: The folder of the engine.
 
     Raises:
         CheckpointDamagedError: A file is missing, damaged or not listed.

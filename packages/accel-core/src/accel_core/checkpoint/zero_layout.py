@@ -88,5 +88,10 @@ def of_parameters(shapes: _Shapes, ranks: int) -> Layout:
 
 
 def part_of(count: int, ranks: int) -> int:
-    """Return how many of `count` values each rank has room for in stage 3."""
+    """Return how many of `count` values each rank has room for in stage 3.
+
+    Args:
+        count: Number of elements of a parameter.
+        ranks: Number of ranks; the last part is padded.
+    """
     return -(-count // ranks)

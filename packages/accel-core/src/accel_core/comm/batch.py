@@ -59,6 +59,9 @@ def send_to_device(
 def find_batch_size(data: object) -> int:
     """Return the size of the first dim of the first tensor of a nest.
 
+    Args:
+        data: Lists, tuples and mappings around tensors.
+
     Raises:
         DataError: A list, tuple or mapping on the way is empty.
         UnsupportedTypeError: The first leaf is no tensor, or has no dims.
@@ -79,7 +82,11 @@ def find_batch_size(data: object) -> int:
 
 
 def find_device(data: object) -> torch.device | None:
-    """Return the device of the first tensor of a nest, or `None` where it holds none."""
+    """Return the device of the first tensor of a nest, or `None` where it holds none.
+
+    Args:
+        data: Lists, tuples and mappings around anything.
+    """
     return next((leaf.device for leaf in tree_leaves(data) if isinstance(leaf, torch.Tensor)), None)
 
 

@@ -78,7 +78,10 @@ class Channel:
         return swap(value, self.operation, self.world, lane=self.lane, patient=self._patient)
 
     def exchange_bytes(self, content: bytes) -> list[bytes]:
-        """Return the bytes that each rank brought, by rank: `exchange` without pickles, for every step of a loop.
+        """Return the bytes of each rank, by rank: `exchange` without pickling, cheap enough for every step of a loop.
+
+        Args:
+            content: This rank's bytes.
 
         Raises:
             RankDisagreementError: Another rank is in another operation.
@@ -142,7 +145,10 @@ class Channel:
         return result
 
     def any(self, flag: bool) -> bool:
-        """Return whether any rank brought a true flag.
+        """Return whether the flag of any rank is true.
+
+        Args:
+            flag: This rank's flag.
 
         Raises:
             RankDisagreementError: Another rank is in another operation.

@@ -22,12 +22,26 @@ _DIFFERENCES_SHOWN = 8
 
 
 def encode_view(view: RankView) -> bytes:
-    """Write a view as bytes for other ranks."""
+    """Encode a view for other ranks.
+
+    Args:
+        view: This rank's view.
+
+    Returns:
+        The bytes to send.
+    """
     return json.dumps([view.operation, view.site, {path: list(part) for path, part in view.parts.items()}]).encode()
 
 
 def decode_view(content: bytes) -> RankView:
-    """Read a view that `encode_view` wrote."""
+    """Decode a view that `encode_view` wrote.
+
+    Args:
+        content: The bytes.
+
+    Returns:
+        The view.
+    """
     operation, site, parts = json.loads(content)
     return RankView(
         operation,
@@ -37,7 +51,16 @@ def decode_view(content: bytes) -> RankView:
 
 
 def remote_message(doing: str, rank: int, failures: Mapping[int, str]) -> str:
-    """Write what a healthy rank says when others failed."""
+    """Write the error message of a healthy rank when others failed.
+
+    Args:
+        doing: The operation, as the subject of the sentence.
+        rank: This rank.
+        failures: What the others report, by rank.
+
+    Returns:
+        The message.
+    """
     return (
         f"{doing} was given up on rank {rank}, because {ranks_text(failures)} failed: {failures_text(failures)}. "
         "Mend what is reported there; the traceback is in that rank's output."
@@ -45,13 +68,24 @@ def remote_message(doing: str, rank: int, failures: Mapping[int, str]) -> str:
 
 
 def failures_text(failures: Mapping[int, str]) -> str:
-    """Write what ranks report: one sentence where all say the same, else one for each that differs, with its ranks."""
+    """Write what ranks report: one sentence if all report the same, else one for each text, with its ranks.
+
+    Args:
+        failures: The texts by rank.
+
+    Returns:
+        The sentence or sentences.
+    """
     bare = {rank: text.rstrip(".") for rank, text in failures.items()}
     return next(iter(bare.values())) if len(set(bare.values())) == 1 else "; ".join(listed_failures(bare))
 
 
 def listed_failures(failures: Mapping[int, str]) -> list[str]:
-    """Return a line for each text that ranks report, with those ranks."""
+    """Return a line for each distinct text, with the ranks that report it.
+
+    Args:
+        failures: The texts by rank.
+    """
     ranks_of: dict[str, list[int]] = {}
     for rank, text in sorted(failures.items()):
         ranks_of.setdefault(text, []).append(rank)
@@ -59,7 +93,17 @@ def listed_failures(failures: Mapping[int, str]) -> list[str]:
 
 
 def lost_message(operation: str, site: str, rank: int, failure: BaseException) -> str:
-    """Write what a rank says when the process group itself failed under an operation."""
+    """Write the error message for an operation under which the process group itself failed.
+
+    Args:
+        operation: Name of the operation.
+        site: Where it was called.
+        rank: This rank.
+        failure: The process group's error.
+
+    Returns:
+        The message.
+    """
     return (
         f"{operation} at {site} lost the other ranks on rank {rank}: one of them ended, did not come within the "
         f"timeout of the process group, or is in an operation that accel did not start; got {failure}. "
@@ -68,7 +112,14 @@ def lost_message(operation: str, site: str, rank: int, failure: BaseException) -
 
 
 def disagreement_message(views: Sequence[RankView]) -> str:
-    """Write every rank's view of an operation in which they do not agree."""
+    """Write every rank's view of an operation on which they disagree.
+
+    Args:
+        views: The views, in the order of the ranks.
+
+    Returns:
+        The message, with the parts that differ.
+    """
     operations = {view.operation for view in views}
     lines = []
     if len(operations) > 1:
@@ -89,6 +140,13 @@ def disagreement_message(views: Sequence[RankView]) -> str:
 
 
 def ranks_text(numbers: Iterable[int]) -> str:
-    """Write some ranks as `rank 1` or `ranks 1, 3`."""
+    """Write some ranks as `rank 1` or `ranks 1, 3`.
+
+    Args:
+        numbers: The ranks.
+
+    Returns:
+        The text.
+    """
     listed = sorted(numbers)
     return f"{'rank' if len(listed) == 1 else 'ranks'} {', '.join(map(str, listed))}"

@@ -142,7 +142,13 @@ class _Read:
 
 
 def pickled(value: object) -> memoryview:
-    """Pickle an object into memory that can be sent as it is.
+    """Pickle an object into memory that can be sent without a copy.
+
+    Args:
+        value: The object.
+
+    Returns:
+        The bytes.
 
     Raises:
         CollectiveError: It cannot be pickled.

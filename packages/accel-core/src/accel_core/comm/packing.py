@@ -92,7 +92,12 @@ class Layout:
     stack: Block | None
 
     def pack(self, leaves: list[torch.Tensor], buffer: torch.Tensor) -> None:
-        """Copy tensors into a uint8 buffer of at least `nbytes`; call it without gradients."""
+        """Copy tensors into a uint8 buffer of at least `nbytes`; call it under `torch.no_grad`.
+
+        Args:
+            leaves: The tensors, in the order of the layout.
+            buffer: The buffer.
+        """
         if self.devices is not None:
             leaves = [leaf if n in self.alone else leaf.to(buffer.device) for n, leaf in enumerate(leaves)]
         for segment in self.segments:
@@ -147,7 +152,14 @@ class Layout:
                     results[member] = piece.view(self.shapes[member])
 
     def home(self, results: list[Any]) -> list[Any]:
-        """Bring results back to the device that each leaf came from."""
+        """Move results back to the devices from which the leaves came.
+
+        Args:
+            results: One tensor for each leaf.
+
+        Returns:
+            The tensors, in the same order.
+        """
         if self.devices is None:
             return results
         return [result.to(device) for result, device in zip(results, self.devices, strict=True)]
@@ -176,7 +188,13 @@ class Window(NamedTuple):
 
 
 def window_of(transport: Transport, layout: Layout, block: Block) -> Window:
-    """Return the views into the frames of a transport for a layout that is one stack."""
+    """Return the views into a transport's frames for a layout that is a single stack.
+
+    Args:
+        transport: The transport; it keeps the views for the next call.
+        layout: The layout.
+        block: Its only block.
+    """
     # Making these views costs as much as the copy of 64 small tensors; a training loop sends the same few layouts.
     window: Window | None = transport.windows.get(layout.digest)
     if window is None:
@@ -194,7 +212,16 @@ def window_of(transport: Transport, layout: Layout, block: Block) -> Window:
 
 
 def unstack(layout: Layout, stacked: torch.Tensor, shape: Sequence[int]) -> list[torch.Tensor]:
-    """Make one tensor of `shape` of each part of a stack, with memory of its own."""
+    """Split a stack into tensors with their own memory.
+
+    Args:
+        layout: The layout of the stack.
+        stacked: The stack.
+        shape: Shape of each tensor.
+
+    Returns:
+        The tensors, in the order of the layout.
+    """
     pieces: list[torch.Tensor] = list(_unbind_copy(stacked.reshape(len(layout.shapes), *shape)))
     return pieces
 
@@ -213,6 +240,9 @@ def lay_out(nest: object, operation: str, device: torch.device, world_size: int)
         operation: Name of the operation that needs it, for errors.
         device: Where the buffer is.
         world_size: Number of ranks, for the shapes after a gather.
+
+    Returns:
+        The tensors in reading order, and their layout.
 
     Raises:
         UnsupportedTypeError: A leaf is no tensor, or one that is sparse, quantized, nested or without memory.

@@ -81,12 +81,20 @@ _DIGITS = re.compile(r"\d+")
 
 
 def digest_of(text: str) -> bytes:
-    """Return 16 bytes that stand for `text` in every process."""
+    """Return 16 bytes that identify a text, the same in every process.
+
+    Args:
+        text: The text.
+    """
     return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
 
 def largest_frame(world_size: int) -> int:
-    """Return the bytes to which one rank's frame may grow: 256 KiB for two ranks, less with more, never under 4 KiB."""
+    """Return the largest frame of one rank in bytes: 256 KiB for two ranks, less with more, at least 4 KiB.
+
+    Args:
+        world_size: Number of ranks.
+    """
     return max(_SMALLEST_FRAME, _ALL_FRAMES // world_size // 1024 * 1024)
 
 
@@ -158,7 +166,11 @@ class Transport:
         self.windows: dict[bytes, Any] = {}
 
     def serves(self, world: World) -> bool:
-        """Return whether this is the transport of `world`, seen once more or found again after a reset."""
+        """Return whether this is the transport of a world, also after a reset made an equal one.
+
+        Args:
+            world: The world.
+        """
         return self.world is world or self.world == world
 
     def resize(self) -> None:
@@ -197,7 +209,10 @@ class Transport:
         return self._rows[:, _HEADER.size + start : _HEADER.size + stop]
 
     def exchange(self, message: Message) -> list[int]:
-        """Send the frame, whose payload is in place, and check that all ranks brought the same.
+        """Send the frame, whose payload is in place, and check that all ranks sent the same description.
+
+        Args:
+            message: What has to be equal on all ranks, and the payload's length.
 
         Returns:
             Every rank's payload length in bytes.
@@ -224,6 +239,9 @@ class Transport:
         Args:
             content: This rank's bytes.
             message: What has to be equal on all ranks; its `nbytes` is the length of `content`.
+
+        Yields:
+            The bytes of each rank, rank 0 first.
 
         Raises:
             RankDisagreementError: Ranks differ in the operation or its digest.
@@ -255,6 +273,9 @@ class Transport:
             message: What has to be equal on all ranks; its `nbytes` is the length of `content`.
             source: The rank whose bytes they are.
 
+        Returns:
+            The bytes of `source`.
+
         Raises:
             RankDisagreementError: Ranks differ in the operation or its digest.
             RemoteRankError: Another rank failed before it could take part, or is gone.
@@ -277,7 +298,13 @@ class Transport:
         return memory_of(received.cpu())
 
     def report(self, failure: BaseException | None) -> dict[int, str]:
-        """Meet all ranks and return the failures they report, by rank.
+        """Let every rank know which ranks failed; every rank calls it.
+
+        Args:
+            failure: This rank's failure, or `None`.
+
+        Returns:
+            The failures by rank, each as class and message.
 
         Raises:
             RankDisagreementError: No rank failed, and ranks are in different operations.
@@ -308,11 +335,21 @@ class Transport:
         return received
 
     def all_reduce(self, data: torch.Tensor, op: object = dist.ReduceOp.SUM) -> None:
-        """Combine a contiguous tensor that is known to be alike on all ranks, in place."""
+        """Combine a contiguous tensor, known to be alike on all ranks, in place.
+
+        Args:
+            data: The tensor.
+            op: How values are combined.
+        """
         self._carry(dist.all_reduce, data, op)
 
     def broadcast(self, data: torch.Tensor, source: int) -> None:
-        """Overwrite a contiguous tensor that is known to be alike on all ranks with that of `source`."""
+        """Overwrite a contiguous tensor, known to be alike on all ranks, with that of one rank.
+
+        Args:
+            data: The tensor.
+            source: The rank whose values are sent.
+        """
         self._carry(dist.broadcast, data, source)
 
     def _carry(self, collective: Callable[..., object], *args: object) -> None:
@@ -485,7 +522,11 @@ def _code(operation: str) -> int:
 
 
 def memory_of(tensor: torch.Tensor) -> memoryview:
-    """Return the bytes of a contiguous uint8 tensor on the CPU, without numpy and without a copy."""
+    """Return the memory of a contiguous uint8 tensor on the CPU, without NumPy and without a copy.
+
+    Args:
+        tensor: The tensor, which the view keeps alive.
+    """
     # The address of an empty tensor is 0, where there is no memory to look into.
     if tensor.numel() == 0:
         return memoryview(bytearray())
@@ -552,19 +593,34 @@ def participate(world: World, operation: str, lane: str = "", *, patient: bool =
 
 
 def known_to_all(failure: _E) -> _E:
-    """Mark a failure that all ranks learn of, and return it."""
+    """Mark a failure that all ranks learn of.
+
+    Args:
+        failure: The failure.
+
+    Returns:
+        The same failure, to be raised.
+    """
     # Past the class's own `__setattr__`, which may refuse: that of a frozen dataclass does.
     BaseException.__setattr__(failure, "_ranks_know", True)
     return failure
 
 
 def ranks_know(failure: BaseException) -> bool:
-    """Return whether all ranks learned of a failure in the operation that raised it, so that none waits for more."""
+    """Return whether all ranks learned of a failure in the operation that raised it, so that none waits for another.
+
+    Args:
+        failure: The failure.
+    """
     return isinstance(failure, RankDisagreementError | RemoteRankError) or getattr(failure, "_ranks_know", False)
 
 
 def check_rank(rank: int, size: int) -> None:
-    """Refuse a number that is no rank.
+    """Refuse a number that is not a rank.
+
+    Args:
+        rank: The number.
+        size: Number of ranks.
 
     Raises:
         ConfigurationError: `rank` is not between 0 and `size` - 1.

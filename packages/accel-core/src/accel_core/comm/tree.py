@@ -40,12 +40,19 @@ TreeSpec = tuple[Any, ...]
 
 
 def is_torch_tensor(tensor: object) -> bool:
-    """Return whether `tensor` is a `torch.Tensor`."""
+    """Return whether `tensor` is a `torch.Tensor`.
+
+    Args:
+        tensor: Any object.
+    """
     return isinstance(tensor, torch.Tensor)
 
 
 def is_namedtuple(data: object) -> bool:
     """Return whether `data` is a named tuple: a tuple whose class names its fields.
+
+    Args:
+        data: Any object.
 
     >>> from collections import namedtuple
     >>> is_namedtuple(namedtuple("Point", "x y")(1, 2)), is_namedtuple((1, 2))
@@ -56,11 +63,14 @@ def is_namedtuple(data: object) -> bool:
 
 
 def honor_type(obj: Any, generator: Iterable[Any]) -> Any:
-    """Make a sequence of the class of `obj` from the items of `generator`.
+    """Create a sequence of the same class as `obj`.
 
     Args:
-        obj: A list, tuple, named tuple, or an instance of a class that is made from one iterable.
+        obj: A list, tuple, named tuple, or an instance of a class that is constructed from one iterable.
         generator: The items.
+
+    Returns:
+        The sequence.
     """
     if is_namedtuple(obj):
         return type(obj)(*generator)
@@ -68,7 +78,15 @@ def honor_type(obj: Any, generator: Iterable[Any]) -> Any:
 
 
 def honor_mapping(data: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
-    """Make a mapping like `data` that holds `items`, keeping what else `data` carries."""
+    """Create a mapping like `data` that holds other items, keeping the other attributes of `data`.
+
+    Args:
+        data: A mapping.
+        items: Values by key.
+
+    Returns:
+        A mapping of the same class.
+    """
     kind = type(data)
     if kind is dict:
         return items
@@ -81,7 +99,15 @@ def honor_mapping(data: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
 
 
 def rebuild(container: Any, items: list[Any] | dict[Any, Any]) -> Any:
-    """Make a container like another around new items: a list for a sequence, a dict for a mapping."""
+    """Create a container like another from new items.
+
+    Args:
+        container: A sequence or a mapping.
+        items: A list for a sequence, a dict for a mapping.
+
+    Returns:
+        A container of the same class.
+    """
     if isinstance(items, dict):
         return honor_mapping(container, items)
     return items if type(container) is list else honor_type(container, items)
@@ -167,7 +193,11 @@ def tree_map_with_path(
 
 
 def tree_leaves(nest: object) -> Iterator[Any]:
-    """Yield each leaf of a nest in reading order."""
+    """Yield each leaf of a nest in reading order.
+
+    Args:
+        nest: Lists, tuples and mappings around anything else.
+    """
     if isinstance(nest, tuple | list | Mapping):
         for item in nest.values() if isinstance(nest, Mapping) else nest:
             yield from tree_leaves(item)
@@ -261,11 +291,14 @@ def _collect(data: object, leaves: list[torch.Tensor], tokens: list[Any], operat
 
 
 def unflatten(data: Any, leaves: Iterator[torch.Tensor]) -> Any:
-    """Put new tensors in the place of those of a nest.
+    """Replace the tensors of a nest by new ones.
 
     Args:
         data: A nest that `flatten` took apart.
         leaves: The new tensors, in reading order.
+
+    Returns:
+        The same nest with the new tensors.
     """
     if isinstance(data, torch.Tensor):
         return next(leaves)
@@ -279,7 +312,12 @@ def unflatten(data: Any, leaves: Iterator[torch.Tensor]) -> Any:
 
 
 def leaf_paths(data: object, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield each leaf of a nest with the expression that leads to it, such as `['image'][0]`."""
+    """Yield each leaf of a nest with the expression that leads to it, such as `['image'][0]`.
+
+    Args:
+        data: Lists, tuples and mappings around anything else.
+        path: The expression that leads to `data` itself.
+    """
     if isinstance(data, tuple | list):
         for index, item in enumerate(data):
             yield from leaf_paths(item, f"{path}[{index}]")
@@ -291,7 +329,14 @@ def leaf_paths(data: object, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def key_text(key: object) -> str:
-    """Write a mapping's key the same way in every process."""
+    """Write a mapping's key, the same way in every process.
+
+    Args:
+        key: The key; of an object without a stable text, only the class is written.
+
+    Returns:
+        The text.
+    """
     if isinstance(key, enum.Enum):
         return str(key)
     if key is None or isinstance(key, str | bytes | int | float):
@@ -302,14 +347,28 @@ def key_text(key: object) -> str:
 
 
 def spec_text(spec: TreeSpec) -> str:
-    """Write the containers of a nest the same way in every process."""
+    """Write the containers of a nest, the same way in every process.
+
+    Args:
+        spec: What `flatten` returned for the nest.
+
+    Returns:
+        The text, equal for equal structures.
+    """
     return " ".join(
         "." if token == 0 else key_text(token[1:]) if token[:1] == ("keys",) else f"[{token[0]}]" for token in spec
     )
 
 
 def view_of(nest: object) -> dict[str, PartView]:
-    """Describe each part of a nest for an error: its path, dtype and shape."""
+    """Describe each part of a nest for an error message.
+
+    Args:
+        nest: Lists, tuples and mappings around tensors and anything else.
+
+    Returns:
+        The dtype and shape, or the class, by path.
+    """
     return {
         path: PartView(str(leaf.dtype).removeprefix("torch."), _shape_of(leaf))
         if isinstance(leaf, torch.Tensor)

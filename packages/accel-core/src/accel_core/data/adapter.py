@@ -76,7 +76,11 @@ class DataLoaderAdapter(DataLoader[Any]):
 
     @classmethod
     def over(cls: type[_LoaderT], user_class: type[DataLoader[Any]]) -> type[_LoaderT]:
-        """Return the subclass of this class and of a user's loader class."""
+        """Return the common subclass of this class and of a user's loader class.
+
+        Args:
+            user_class: The class of the user's loader.
+        """
         if user_class is DataLoader or issubclass(cls, user_class):
             return cls
         known = DataLoaderAdapter._specialised
@@ -126,7 +130,11 @@ class DataLoaderAdapter(DataLoader[Any]):
         return super().state_dict()  # type: ignore[misc]
 
     def load_state_dict(self, state_dict: object) -> None:
-        """Set the state of the `StatefulDataLoader` behind this loader."""
+        """Set the state of the `StatefulDataLoader` behind this loader.
+
+        Args:
+            state_dict: What `state_dict` returned.
+        """
         super().load_state_dict(state_dict)  # type: ignore[misc]
 
     def adjust_state_dict_for_prefetch(self) -> None:

@@ -233,7 +233,11 @@ class LoaderBase(DataLoaderAdapter, DataLoaderStateMixin):
         return get_sampler(self)
 
     def set_sampler(self, sampler: object) -> None:
-        """Replace the sampler that decides the order."""
+        """Replace the sampler that determines the order of the samples.
+
+        Args:
+            sampler: The new sampler, which yields indices of the dataset.
+        """
         holder: object = self.batch_sampler if self.batch_sampler is not None else self
         while isinstance(inner := getattr(holder, "batch_sampler", None), BatchSampler) and holder is not self:
             holder = inner

@@ -166,12 +166,15 @@ def _may_be_samples(value: object, counts: StepCounts | None, loader: object) ->
 
 
 def drop_duplicates(gathered: object, counts: StepCounts, order: Sequence[int] | None = None) -> Any:
-    """Keep the rows of a gathered nest of tensors that are there for the first time.
+    """Keep the rows of a gathered nest of tensors that occur for the first time.
 
     Args:
-        gathered: Tensors that hold the same number of rows of every rank, rank 0 first.
+        gathered: Tensors with the same number of rows from every rank, rank 0 first.
         counts: What each rank holds.
         order: The ranks in the order of their samples.
+
+    Returns:
+        The same nest, without rows that only pad the last batch.
     """
     keep = functools.partial(_keep_real, counts=counts, order=order or range(len(counts.rows)))
     return recursively_apply(keep, gathered)

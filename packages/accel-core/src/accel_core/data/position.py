@@ -46,12 +46,20 @@ _EXACT_SAMPLERS = frozenset(
 
 
 def is_exact(batches: object) -> bool:
-    """Return whether a batch sampler and its sampler are torch's own, whose lengths and orders are what they say."""
+    """Return whether a batch sampler and its sampler are torch's own classes, whose length and order are known.
+
+    Args:
+        batches: A batch sampler.
+    """
     return type(batches) is BatchSampler and type(batches.sampler) in _EXACT_SAMPLERS
 
 
 def capture_order(loader: LoaderBase) -> Order:
-    """Return the states of the generators that a loader's order is drawn from, as they are now."""
+    """Return the present states of the generators from which a loader's order is drawn.
+
+    Args:
+        loader: The loader, before it draws.
+    """
     states = {"default": torch.get_rng_state(), **_generator_states(loader)}
     if type(get_sampler(loader)) in _EXACT_SAMPLERS:
         return states
@@ -65,10 +73,17 @@ def capture_order(loader: LoaderBase) -> Order:
 
 @contextlib.contextmanager
 def replay_order(loader: LoaderBase, states: Order) -> Iterator[None]:
-    """Let a loader draw its order, inside the block, as it did when `states` were captured.
+    """Make a loader draw its order, inside the block, as it did when `states` were captured.
 
-    The generators of the process come out as they went in; those of the loader and of the sampler come out as they
-    were after the order was drawn.
+    The process's generators are restored after the block; those of the loader and the sampler keep the state that they
+    have after drawing.
+
+    Args:
+        loader: The loader.
+        states: What `capture_order` returned.
+
+    Returns:
+        A context in which the loader draws its order.
     """
     sampler = get_sampler(loader)
     own, own_loader = getattr(sampler, "generator", None), loader.generator
@@ -95,7 +110,11 @@ def replay_order(loader: LoaderBase, states: Order) -> Iterator[None]:
 
 @contextlib.contextmanager
 def keeps_default_generator() -> Iterator[None]:
-    """Let torch's default generator come out of the block as it went in."""
+    """Restore torch's default generator at the end of the block.
+
+    Returns:
+        A context.
+    """
     before = torch.get_rng_state()
     try:
         yield

@@ -35,7 +35,11 @@ def already_sharded(dataloader: _LoaderT) -> _LoaderT:
 
 
 def is_declared_local(dataloader: DataLoader[Any]) -> bool:
-    """Return whether `already_sharded` was called on a loader."""
+    """Return whether `already_sharded` was called on a loader.
+
+    Args:
+        dataloader: The loader.
+    """
     return getattr(dataloader, "_accel_reads_own_part", False) is True
 
 

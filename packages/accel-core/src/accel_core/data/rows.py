@@ -79,7 +79,11 @@ def count_rows_like(batch: object, like: object, full: int | None) -> int | None
 
 
 def outline(batch: object) -> Any:
-    """Return a batch whose tensors have shapes and no memory: what `count_rows_like` needs of the first one."""
+    """Return a batch whose tensors have shapes but no memory, as `count_rows_like` needs the first one.
+
+    Args:
+        batch: A batch of tensors in any nest.
+    """
     return recursively_apply(lambda tensor: torch.empty(tensor.shape, device="meta"), batch)
 
 
@@ -101,9 +105,12 @@ def take_rows(batch: object, wanted: slice, rows: int | None) -> Any:
     """Take a slice of the samples of a batch.
 
     Args:
-        batch: The batch. What does not count samples stays whole.
+        batch: The batch. Values that do not count samples stay whole.
         wanted: The samples to take.
-        rows: Number of samples in it.
+        rows: Number of samples in the batch.
+
+    Returns:
+        The same nest with the selected samples.
     """
     if isinstance(batch, torch.Tensor):
         return batch[wanted] if batch.dim() else batch

@@ -144,7 +144,11 @@ def _lengths(buffer: torch.Tensor) -> tuple[int, int]:
 
 
 def bytes_of(buffer: torch.Tensor) -> bytes:
-    """Return the bytes of a tensor of uint8, wherever it lies."""
+    """Return the bytes of a uint8 tensor, on whichever device it is.
+
+    Args:
+        buffer: The tensor.
+    """
     held = buffer.cpu().contiguous()
     return ctypes.string_at(held.data_ptr(), held.numel())
 

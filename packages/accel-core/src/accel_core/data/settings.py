@@ -88,6 +88,9 @@ def mesh_parts(mesh: DeviceMesh) -> tuple[int, ...]:
     Args:
         mesh: A mesh of all ranks with named axes. Ranks along `dp`, `dp_replicate`, `dp_shard` and `fsdp` share the
             data; ranks along the others read the same.
+
+    Returns:
+        The number of the part, in the order of the ranks.
     """
     ranks = mesh.mesh
     parts = torch.zeros_like(ranks)

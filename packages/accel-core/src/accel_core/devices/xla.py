@@ -20,7 +20,10 @@ def library(module: str = "torch_xla") -> ModuleType:
     """Import torch_xla, or a module of it.
 
     Args:
-        module: The module.
+        module: The module's dotted name.
+
+    Returns:
+        The module.
 
     Raises:
         MissingDependencyError: torch_xla is not installed.

@@ -66,7 +66,11 @@ def _torch() -> ModuleType:
 
 
 def has_module(name: str) -> bool:
-    """Return whether a module without distribution metadata of a known name can be imported."""
+    """Return whether a module without distribution metadata of a known name can be imported.
+
+    Args:
+        name: The dotted name; its parent packages are imported.
+    """
     try:
         return importlib.util.find_spec(name) is not None
     except (ImportError, ValueError):

@@ -86,6 +86,9 @@ def compare_versions(library_or_version: str | Version, operation: str, requirem
         operation: One of `>`, `>=`, `==`, `!=`, `<=`, `<`.
         requirement_version: What to compare with, such as `"2.1"`. A local part counts: 2.13.0+cpu is above 2.13.0.
 
+    Returns:
+        Whether the comparison holds.
+
     Raises:
         ConfigurationError: The operation is none of these.
         importlib.metadata.PackageNotFoundError: The library is not installed.
@@ -123,6 +126,9 @@ def is_torch_version(operation: str, version: str) -> bool:
 @cache
 def installed_version(distribution: str) -> Version:
     """Return the version of an installed distribution.
+
+    Args:
+        distribution: Its name in the package index.
 
     Raises:
         importlib.metadata.PackageNotFoundError: It is not installed.

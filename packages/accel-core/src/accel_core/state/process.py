@@ -22,7 +22,12 @@ __all__ = ["PartialState", "do_nothing", "wait_for_everyone"]
 
 
 def do_nothing(*args: object, **kwargs: object) -> None:
-    """Accept anything and return nothing."""
+    """Accept anything and return nothing.
+
+    Args:
+        *args: Ignored.
+        **kwargs: Ignored.
+    """
 
 
 class PartialState:

@@ -27,7 +27,11 @@ def is_initialized() -> bool:
 
 
 def loss_part(world: World) -> int:
-    """Return which part of the loss this rank computes in the run that is set up; without a run, its rank."""
+    """Return which part of the loss this rank computes in the present run; without a run, its rank.
+
+    Args:
+        world: This process among the others.
+    """
     layout: Layout | None = AcceleratorState._shared_state.get("_layout")
     return world.rank if layout is None else layout.loss_part
 

@@ -54,6 +54,9 @@ def world(size: int, *, timeout: float = 60.0, environment: dict[str, str] | Non
         timeout: Seconds after which the ranks are ended and the test fails with the stack of each.
         environment: Variables to set on every rank.
 
+    Returns:
+        A decorator for a test function.
+
     Example::
 
         @world(2)
@@ -83,9 +86,20 @@ def run(
     timeout: float = 60.0,
     environment: dict[str, str] | None = None,
 ) -> str | None:
-    """Call `body` on `size` ranks and return what failed, or `None`.
+    """Call a function on several ranks that communicate through gloo.
 
     A rank that skips (`pytest.skip`) skips the test.
+
+    Args:
+        body: A function that other processes can import.
+        size: Number of ranks.
+        args: Its positional arguments; they have to be picklable.
+        kwargs: Its keyword arguments.
+        timeout: Seconds after which the ranks are ended.
+        environment: Variables to set on every rank.
+
+    Returns:
+        What failed, with the traceback of each rank; `None` if nothing did.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOAD)

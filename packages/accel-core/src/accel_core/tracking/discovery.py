@@ -42,7 +42,10 @@ _missing_library_does: MissingLibrary = "raise"
 
 
 def set_default_missing_library(what: MissingLibrary) -> None:
-    """Choose, for the whole process, what asking for a tracker does whose library is not installed.
+    """Choose, for the whole process, what happens when the library of a requested tracker is not installed.
+
+    Args:
+        what: `"raise"` or `"warn"`, which drops the tracker with a warning.
 
     Raises:
         ConfigurationError: It is neither `"raise"` nor `"warn"`; nothing changes.
@@ -101,7 +104,11 @@ LOGGER_TYPE_TO_CLASS: MutableMapping[str, type[GeneralTracker]] = _TrackerClasse
 
 
 def is_available(name: str) -> bool:
-    """Return whether a tracker is known and its library is installed."""
+    """Return whether a tracker is known and its library is installed.
+
+    Args:
+        name: The tracker's name, such as `"wandb"`.
+    """
     return name in LOGGER_TYPE_TO_CLASS and _missing_library(LOGGER_TYPE_TO_CLASS[name]) is None
 
 

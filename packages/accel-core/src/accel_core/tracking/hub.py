@@ -305,12 +305,15 @@ class TrackerHub:
         return {**self._resumed.get("trackers", {}), **self._states, **states}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with the run that a checkpoint stored: its id, its steps, its runs in the trackers' libraries.
+        """Continue the run that a checkpoint stored: its id, its steps, its runs in the trackers' libraries.
 
-        Works before `init` and after it; after it, the trackers change over to the stored runs in their threads.
+        It can be called before `init` or after it; after it, the trackers switch to the stored runs in their threads.
+
+        Args:
+            state: What `state_dict` returned.
 
         Raises:
-            StateError: The state is not one of `state_dict`.
+            StateError: It is not such a state.
         """
         missing = sorted({"run_id", "steps", "trackers"} - set(state))
         if missing:

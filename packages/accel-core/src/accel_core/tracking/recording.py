@@ -24,10 +24,21 @@ class Recorder(Protocol):
         """Where the record is; `None` before it is opened and where that failed."""
 
     def write(self, line: Mapping[str, Any]) -> None:
-        """Queue a line. Lines with a `seq` are entries for trackers; a line that cannot be written is a warning."""
+        """Queue a line. Lines with a `seq` are entries for trackers; a line that cannot be written causes a warning.
+
+        Args:
+            line: Values that JSON can hold.
+        """
 
     def keep_file(self, path: str, seconds: float) -> str:
-        """Copy a file or folder, so that its owner may remove it, and return where the copy is.
+        """Copy a file or folder, so that its owner may remove it.
+
+        Args:
+            path: The file or folder.
+            seconds: Longest time to wait.
+
+        Returns:
+            Path of the copy.
 
         Raises:
             OSError: It cannot be copied, or not within `seconds`.
@@ -48,7 +59,14 @@ class Recorder(Protocol):
         """
 
     def drain(self, seconds: float) -> bool:
-        """Wait no longer than `seconds` until every line is written, and return whether that is so."""
+        """Wait until every line is written.
+
+        Args:
+            seconds: Longest time to wait.
+
+        Returns:
+            Whether every line is written.
+        """
 
     def close(self, unsent: Mapping[str, frozenset[int]], *, keep: bool, seconds: float, quiet: bool) -> None:
         """End the record, waiting no longer than `seconds`; remove it unless it is kept or something is unsent.
@@ -75,10 +93,13 @@ class RecorderFactory(Protocol):
 
 
 def recorder_for(settings: TrackerKwargs) -> RecorderFactory | None:
-    """Return what records runs here, or `None` where nothing is installed that does.
+    """Return the factory of the recorder that is installed, or `None` if there is none.
+
+    Args:
+        settings: The run's settings for trackers.
 
     Raises:
-        MissingDependencyError: The settings ask for a spool, and nothing is installed that writes one.
+        MissingDependencyError: The settings ask for a spool, but nothing is installed that writes one.
     """
     for point in entry_points(group=ENTRY_POINT_GROUP):
         factory: RecorderFactory = point.load()

@@ -92,7 +92,14 @@ class TrackerSession:
             self.put(Call("start"))
 
     def put(self, call: Call) -> bool:
-        """Queue a call, and return whether there was room."""
+        """Queue a call.
+
+        Args:
+            call: The call.
+
+        Returns:
+            Whether there was room; a call without room is counted as dropped.
+        """
         if call.seq is not None:
             self.unsent.add(call.seq)
         taken = self._worker.put(lambda: self.call(call))
@@ -100,7 +107,14 @@ class TrackerSession:
         return taken
 
     def drain(self, seconds: float) -> bool:
-        """Wait no longer than `seconds` until nothing is queued or running, and return whether that is so."""
+        """Wait until nothing is queued or running.
+
+        Args:
+            seconds: Longest time to wait.
+
+        Returns:
+            Whether nothing is left.
+        """
         return self._worker.drain(seconds)
 
     def finish(self) -> None:
@@ -108,17 +122,28 @@ class TrackerSession:
         self._worker.finish(lambda: self.call(Call("finish")))
 
     def close(self, seconds: float) -> bool:
-        """Wait for the end that `finish` queued, no longer than `seconds`, and return whether it came."""
+        """Wait for the end that `finish` queued.
+
+        Args:
+            seconds: Longest time to wait.
+
+        Returns:
+            Whether it came.
+        """
         done = self._worker.close(seconds)
         if done and self.tracker is not None and self.kind.starts_on_caller:
             self.call(Call("release"), on_caller=True)
         return done
 
     def call(self, call: Call, on_caller: bool = False) -> None:
-        """Make a call in this thread and settle it.
+        """Make a call in this thread, and report its outcome.
 
-        A tracker ends neither its thread nor the run, so SystemExit and the like are failures as any other. Only in
-        the user's own thread KeyboardInterrupt goes on: there it may be the user's Ctrl-C.
+        A tracker must not end its thread or the run, so SystemExit and the like count as failures. Only in the user's
+        own thread is KeyboardInterrupt raised again: there it may be the user's Ctrl-C.
+
+        Args:
+            call: The call.
+            on_caller: Whether this is the user's own thread.
         """
         error: BaseException | None = None
         try:
@@ -154,7 +179,11 @@ class TrackerSession:
 
 
 def describe_error(error: BaseException) -> str:
-    """Return the class and the message of an error, also of one that raises when it is asked for its message."""
+    """Return the class and the message of an error, even if reading its message raises.
+
+    Args:
+        error: The error.
+    """
     try:
         return f"{type(error).__name__}: {error}"
     except BaseException as unreadable:

@@ -76,7 +76,11 @@ class StepCounter:
         return {"explicit": self.explicit, "count": self.count, "last": self.last, "names": dict(self._last)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from counters that another process stored."""
+        """Continue from counters that another process stored.
+
+        Args:
+            state: What `state_dict` returned.
+        """
         self.explicit = bool(state["explicit"])
         self.count = int(state["count"])
         self.last = int(state["last"])
@@ -86,7 +90,11 @@ class StepCounter:
 
 
 def whole_step(step: object) -> int | None:
-    """Return a step as a whole number; `None`, with a warning, for what is not one."""
+    """Return a step as an integer; `None`, with a warning, for a value that is not one.
+
+    Args:
+        step: A number, a tensor or array of one element, or `None`.
+    """
     if step is None or type(step) is int:
         return step
     try:

@@ -109,7 +109,14 @@ class GeneralTracker:
 
 
 def on_main_process(function: _F) -> _F:
-    """Make a tracker's method do nothing on other ranks than 0, if the tracker is `main_process_only`."""
+    """Make a tracker's method do nothing on ranks other than 0, if the tracker is `main_process_only`.
+
+    Args:
+        function: The method.
+
+    Returns:
+        The wrapped method; where it does nothing, it returns `None`.
+    """
 
     @functools.wraps(function)
     def run(self: object, *args: object, **kwargs: object) -> object:

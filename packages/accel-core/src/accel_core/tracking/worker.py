@@ -38,14 +38,28 @@ class TrackerWorker:
         self._thread.start()
 
     def put(self, job: Job) -> bool:
-        """Queue a job, and return whether it was taken: a full or finished queue takes none."""
+        """Queue a job.
+
+        Args:
+            job: The job, called without arguments in the worker's thread.
+
+        Returns:
+            Whether it was accepted: a full or finished queue accepts none.
+        """
         if self._closing or len(self._jobs) >= MOST_WAITING:
             return False
         self._append(job)
         return True
 
     def drain(self, seconds: float) -> bool:
-        """Wait no longer than `seconds` until what is queued now is done, and return whether it is."""
+        """Wait until the jobs that are queued now are done.
+
+        Args:
+            seconds: Longest time to wait.
+
+        Returns:
+            Whether they are done.
+        """
         if self._jobs and self._closing:
             self._thread.join(seconds)
         elif self._jobs:
@@ -56,17 +70,25 @@ class TrackerWorker:
         return not self._jobs and not self._failed
 
     def finish(self, last: Job) -> None:
-        """Queue the last job, also where the queue is full."""
+        """Queue the last job, even if the queue is full.
+
+        Args:
+            last: The job; later ones are not accepted.
+        """
         if not self._closing:
             self._closing = True
             self._append(last)
             self._append(None)
 
     def close(self, seconds: float) -> bool:
-        """Wait no longer than `seconds` for the last job, which `finish` queued.
+        """Wait for the last job, which `finish` queued.
+
+        Args:
+            seconds: Longest time to wait.
 
         Returns:
-            Whether every job was carried out. Otherwise those that wait are dropped, and the thread is left to its job.
+            Whether every job was done. Otherwise waiting jobs are dropped, and the thread is left to its present
+            job.
         """
         done = self.drain(seconds)
         self._abandoned = True

@@ -94,7 +94,11 @@ class Metadata:
     places: Mapping[Key, Place]
 
     def path_of(self, name: str) -> tuple[str | int, ...]:
-        """Return where in nested dicts and lists a value belongs."""
+        """Return the place of a value in nested dicts and lists.
+
+        Args:
+            name: The value's flat name.
+        """
         return self.paths.get(name, tuple(name.split(".", 1)))
 
     def contents(self) -> dict[str, list[str]]:
@@ -106,11 +110,14 @@ class Metadata:
 
 
 def decode(raw: bytes, path: Path) -> Metadata:
-    """Read a `.metadata` that `torch.distributed.checkpoint` wrote; nothing in it is imported, called or made.
+    """Read a `.metadata` file of `torch.distributed.checkpoint`; nothing in it is imported, called or constructed.
 
     Args:
-        raw: The content of the file.
-        path: What it is called in errors.
+        raw: Content of the file.
+        path: Its name in error messages.
+
+    Returns:
+        The metadata.
 
     Raises:
         UnsafeCheckpointError: It names something else than the records of shards, or files outside the folder.
@@ -131,7 +138,11 @@ def decode(raw: bytes, path: Path) -> Metadata:
 
 
 def overlap(one: Box, other: Box) -> Box | None:
-    """Return what two parts of a tensor have in common; `None` if nothing.
+    """Return the intersection of two parts of a tensor; `None` if it is empty.
+
+    Args:
+        one: A part.
+        other: Another part of the same tensor.
 
     >>> overlap(Box((0, 0), (3, 3)), Box((2, 0), (3, 3)))
     Box(offsets=(2, 0), sizes=(1, 3))
@@ -208,7 +219,11 @@ def _check(found: Metadata) -> None:
 
 
 def covers(shape: Sequence[int], boxes: Sequence[Box]) -> bool:
-    """Return whether pieces make up a tensor, each element once.
+    """Return whether pieces make up a tensor, with each element in exactly one.
+
+    Args:
+        shape: Shape of the tensor.
+        boxes: The pieces.
 
     >>> covers((3, 2), [Box((0, 0), (2, 2)), Box((2, 0), (1, 2))]), covers((3,), [Box((0,), (2,)), Box((1,), (1,))])
     (True, False)

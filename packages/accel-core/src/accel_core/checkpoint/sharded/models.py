@@ -46,12 +46,21 @@ class ShardedModel:
         }
 
     def read(self, name: str) -> Tensor:
-        """Return one tensor in fresh memory on the CPU; a value that is no tensor as it is."""
+        """Return one tensor in new memory on the CPU; a value that is no tensor is returned unchanged.
+
+        Args:
+            name: Its name in the model.
+        """
         value: Tensor = self._objects[name] if name in self._objects else self.shards.read(self.stored[name])
         return value
 
     def read_into(self, name: str, destination: Tensor) -> None:
-        """Copy one tensor into `destination`; of one that is spread over ranks, only this rank's part is read."""
+        """Copy one tensor into another; of a sharded one, only this rank's part is read.
+
+        Args:
+            name: The tensor's name in the model.
+            destination: A tensor of the same shape.
+        """
         self.shards.read_into(self.stored[name], destination)
 
 
@@ -80,17 +89,34 @@ class Stand(nn.Module):
 
 
 def is_sharded(source: Source, folder: str) -> bool:
-    """Return whether there is a folder of shards of that name."""
+    """Return whether the checkpoint has a folder of shards of this name.
+
+    Args:
+        source: The checkpoint.
+        folder: The folder's name.
+    """
     return f"{folder}/{METADATA_NAME}" in source.files()
 
 
 def holds_local(source: Source, index: int) -> bool:
-    """Return whether each rank wrote what it held of model number `index`."""
+    """Return whether each rank wrote its own part of model `index`, as with LOCAL_STATE_DICT.
+
+    Args:
+        source: The checkpoint.
+        index: Number of the model.
+    """
     return names.local_model_name(index, 0) in source.files()
 
 
 def shards_of(source: Source, folder: str) -> ShardFolder:
-    """Open a folder of shards, all of which have to be there.
+    """Open a folder of shards, which has to be complete.
+
+    Args:
+        source: The checkpoint.
+        folder: The folder's name.
+
+    Returns:
+        The open shards.
 
     Raises:
         CheckpointMismatchError: It belongs to no save.
@@ -101,13 +127,16 @@ def shards_of(source: Source, folder: str) -> ShardFolder:
 
 
 def restoration(own: object, index: int, source: Source, rank: int) -> Restoration:
-    """Compare the weights number `index` of a checkpoint with a model, changing nothing.
+    """Compare the weights of model `index` in a checkpoint with a model, changing nothing.
 
     Args:
-        own: The model, or what stands for it; its tensors may be spread over ranks.
+        own: The model, or an object that stands for it; its tensors may be sharded.
         index: Its number.
         source: The checkpoint.
-        rank: Who asks.
+        rank: This rank, for the findings.
+
+    Returns:
+        What does not fit, and how to load the rest.
     """
     component = f"model {index}"
     files: frozenset[str] = frozenset()
@@ -126,10 +155,16 @@ def restoration(own: object, index: int, source: Source, rank: int) -> Restorati
 
 
 def damages(shards: ShardFolder, source: Source, component: str, rank: int) -> list[Finding]:
-    """Return what is wrong with the shards of a component.
+    """Return the damages of a component's shards.
 
-    A folder without a manifest has no digests, so its pieces are read once: a shard of another save is noticed now and
-    not when a part of the run has been restored.
+    A folder without a manifest has no checksums, so its pieces are read once: a shard of another save is noticed now,
+    and not after a part of the run was restored.
+
+    Args:
+        shards: The shards.
+        source: The checkpoint.
+        component: The component, such as `"model 0"`.
+        rank: This rank.
     """
     wrong = shards.check()
     for file, held in shards.contents().items() if source.manifest is not None else ():

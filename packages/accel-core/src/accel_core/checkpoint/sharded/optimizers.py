@@ -43,7 +43,11 @@ class NamedOptimizer:
     state: Mapping[Any, Any] = field(default_factory=dict)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load a state dict whose groups are in the order of this optimizer."""
+        """Load a state dict whose groups are in the order of this optimizer.
+
+        Args:
+            state: The state dict.
+        """
         self.load(state)
 
 
@@ -66,7 +70,12 @@ def named_optimizer(own: Any, models: Sequence[Any]) -> NamedOptimizer:
 
 
 def names_of(own: Any, models: Sequence[Any]) -> list[list[str]]:
-    """Return the names of an optimizer's parameters, group by group; of one that no model has, its place."""
+    """Return the names of an optimizer's parameters by group; a parameter of none of the models has its place as name.
+
+    Args:
+        own: The optimizer.
+        models: The models that it may train.
+    """
     held = {id(parameter) for group in own.param_groups for parameter in group["params"]}
     known: dict[int, str] = {}
     trained = 0
@@ -87,7 +96,12 @@ def names_of(own: Any, models: Sequence[Any]) -> list[list[str]]:
 
 
 def state_by_names(own: Any, models: Sequence[Any]) -> dict[str, Any]:
-    """Return the state of an optimizer with names of parameters for keys; arguments as for `named_optimizer`."""
+    """Return the state of an optimizer with parameter names as keys.
+
+    Args:
+        own: The optimizer.
+        models: The models that it may train.
+    """
     state = own.state_dict()
     given = names_of(own, models)
     known = {
@@ -102,13 +116,16 @@ def state_by_names(own: Any, models: Sequence[Any]) -> dict[str, Any]:
 
 
 def restoration(own: NamedOptimizer, index: int, source: Source, rank: int) -> Restoration:
-    """Compare the optimizer number `index` of a checkpoint, in shards or whole, with an optimizer, changing nothing.
+    """Compare optimizer `index` of a checkpoint, in shards or whole, with an optimizer, changing nothing.
 
     Args:
         own: The optimizer.
         index: Its number.
         source: The checkpoint.
-        rank: Who asks.
+        rank: This rank, for the findings.
+
+    Returns:
+        What does not fit, and how to restore the rest.
     """
     component, folder = f"optimizer {index}", names.sharded_optimizer_name(index)
     if not is_sharded(source, folder):

@@ -68,7 +68,11 @@ class ShardFolder:
         return self.metadata.tensors
 
     def file(self, name: str) -> str:
-        """Return the name of a shard as seen from the checkpoint."""
+        """Return the path of a shard relative to the checkpoint.
+
+        Args:
+            name: Its file name.
+        """
         return f"{self._name}/{name}" if self._name else name
 
     def files(self) -> list[str]:
@@ -102,7 +106,10 @@ class ShardFolder:
         return wrong
 
     def read(self, name: str) -> Tensor:
-        """Return one tensor, whole, in fresh memory on the CPU.
+        """Return one tensor, whole, in new memory on the CPU.
+
+        Args:
+            name: The tensor's name.
 
         Raises:
             CheckpointDamagedError: A piece of it is damaged or not there.
@@ -112,7 +119,11 @@ class ShardFolder:
 
     @torch.no_grad()
     def read_part(self, name: str, part: Box) -> Tensor:
-        """Return a part of one tensor in fresh memory on the CPU; only pieces that have something of it are read.
+        """Return a part of one tensor in new memory on the CPU; only pieces that overlap it are read.
+
+        Args:
+            name: The tensor's name.
+            part: The part.
 
         Raises:
             CheckpointDamagedError: A piece of it is damaged or not there.
@@ -154,7 +165,11 @@ class ShardFolder:
 
     @torch.no_grad()
     def read_into(self, name: str, destination: Tensor) -> None:
-        """Copy one tensor into `destination`; of one that is spread over ranks, only this rank's part is read.
+        """Copy one tensor into another; of a sharded one, only this rank's part is read.
+
+        Args:
+            name: The tensor's name.
+            destination: A tensor of the same shape.
 
         Raises:
             CheckpointDamagedError: A piece of it is damaged or not there.
@@ -163,7 +178,10 @@ class ShardFolder:
             self._fill(name, Box(offsets, sizes), memory)
 
     def sample(self, name: str) -> bytes:
-        """Return some bytes out of the middle of each piece of one tensor: equal values have equal ones.
+        """Return some bytes from the middle of each piece of one tensor, which are equal for equal values.
+
+        Args:
+            name: The tensor's name.
 
         Raises:
             CheckpointDamagedError: A piece of it is not there.
@@ -180,6 +198,9 @@ class ShardFolder:
 
     def read_object(self, name: str) -> object:
         """Return a value that is no tensor.
+
+        Args:
+            name: The value's name.
 
         Raises:
             UnsafeCheckpointError: Reading it would run code.

@@ -60,14 +60,17 @@ def plan(
     exchange: Exchange,
     made: Callable[[], DefaultSavePlanner] = DefaultSavePlanner,
 ) -> list[ShardPart]:
-    """Agree on who writes which piece of some states, and return what this rank writes; every rank calls it.
+    """Agree on which rank writes which piece of some states; every rank calls it.
 
     Args:
-        states: By the name of its folder of shards, nested dicts and lists; `DTensor`s are written by the ranks that
-            hold them, anything else once.
+        states: Nested dicts and lists, by the name of their folder of shards. Each rank writes its part of a
+            `DTensor`; anything else is written once.
         rank: This rank.
-        exchange: How ranks tell one another their plans.
-        made: Makes the planner; an engine with tensors of its own kind has one for them.
+        exchange: Gives every rank the plans of all ranks.
+        made: Creates the planner; an engine with its own kind of tensors has its own.
+
+    Returns:
+        What this rank writes.
     """
     planners = {folder: made() for folder in states}
     for folder, planner in planners.items():
@@ -102,7 +105,15 @@ class ShardPart:
     concurrent: bool = True
 
     def write(self, folder: Path, rank: int) -> list[Entry]:
-        """Write this rank's shard, flush it to disk, and return it; a rank that has nothing to write returns none."""
+        """Write this rank's shard and flush it to disk.
+
+        Args:
+            folder: The folder in which the checkpoint is staged.
+            rank: This rank.
+
+        Returns:
+            Its entry in the manifest; none for a rank without pieces.
+        """
         self.note = []
         if not self.values:
             return []
@@ -120,12 +131,15 @@ class ShardPart:
         return [Entry(f"{self.name}/{name}", file.size, file.digest, rank)]
 
     def conclude(self, folder: Path, rank: int, notes: Sequence[object]) -> list[Entry]:
-        """Write the list of shards, when every rank has written its own.
+        """Write the list of shards, after every rank has written its own.
 
         Args:
-            folder: Where the checkpoint is staged.
+            folder: The folder in which the checkpoint is staged.
             rank: This rank.
-            notes: What each rank noted.
+            notes: The `note` of each rank's part, by rank.
+
+        Returns:
+            The entry of the list in the manifest.
         """
         storage: dict[MetadataIndex, Any] = {}
         for other, placed in enumerate(notes):
@@ -140,7 +154,11 @@ class ShardPart:
         return [Entry(f"{self.name}/{METADATA_NAME}", file.size, file.digest, rank)]
 
     def snapshot(self, buffers: Buffers) -> ShardPart:
-        """Return a copy that later changes of the run do not reach; tensors go into the reused `buffers`."""
+        """Return a copy that later training steps do not change.
+
+        Args:
+            buffers: Reused memory for tensors.
+        """
         tensors = {str(index): value for index, value in self.values.items() if isinstance(value, Tensor)}
         copied = buffers.copy(tensors, self.name)
         return replace(self, values={index: copied.get(str(index), value) for index, value in self.values.items()})

@@ -124,9 +124,9 @@ class SequenceParallel:
         return groups
 
     def sums(self, engine: DeepSpeedEngine) -> int:
-        """Return over how many ranks an engine sums gradients that it should average.
+        """Return the number of ranks over which an engine sums gradients instead of averaging them.
 
-        DeepSpeed sums them over the ranks that share a sequence; in stage 3 it averages them anyway.
+        DeepSpeed sums them over the ranks that share a sequence; in stage 3 it averages over all ranks.
 
         Args:
             engine: The engine.

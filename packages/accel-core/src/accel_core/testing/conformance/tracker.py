@@ -193,7 +193,14 @@ class TrackerConformance:
     @pytest.fixture(scope="class")
     @classmethod
     def session(cls, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-        """Run the session once for the class, in a process of its own, and return what it found."""
+        """Run the session once per class, in its own process.
+
+        Args:
+            tmp_path_factory: pytest's; makes the folder of the session.
+
+        Returns:
+            What the session found, by name.
+        """
         libraries = cls.tracker_class.libraries
         mark = requires(libraries[0]) if libraries else None
         if mark is not None and mark.args[0]:

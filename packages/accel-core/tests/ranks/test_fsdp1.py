@@ -223,7 +223,7 @@ def test_what_cannot_be_flattened_is_refused_before_anything_changes() -> None:
     mixed[0][0].bias.data = mixed[0][0].bias.data.double()
     refused(r"got torch\.float32, torch\.float64 in 0\.0", mixed, use_orig_params=True)
     reset_all()
-    with pytest.raises(ConfigurationError, match=r"HYBRID_SHARD makes; got ShardingStrategy\.HYBRID_SHARD"):
+    with pytest.raises(ConfigurationError, match=r"HYBRID_SHARD replicates shards; got ShardingStrategy\.HYBRID_SHARD"):
         Accelerator(
             fsdp_plugin=plugin(sharding_strategy="HYBRID_SHARD"), parallelism_config=ParallelismConfig(dp_shard_size=2)
         )

@@ -336,7 +336,7 @@ def test_pieces_of_ranks_are_bound_to_their_number(kind: str, tmp_path: Path) ->
     """What each rank held is loaded by as many ranks of the same settings; others are told what to do."""
     for work, size, given in (
         (save_local, 2, (tmp_path / "ckpt", kind)),
-        (refuse_local, 1, (tmp_path / "ckpt", kind, "was saved as each of 2 ranks held it (LOCAL_STATE_DICT)")),
+        (refuse_local, 1, (tmp_path / "ckpt", kind, "was saved by 2 ranks, each with its own part (LOCAL_STATE_DICT)")),
         (refuse_local, 2, (tmp_path / "ckpt", "fsdp2", "only FSDP version 1 on 2 ranks with the same settings")),
     ):
         failure = run(work, size, given)

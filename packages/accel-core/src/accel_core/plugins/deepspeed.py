@@ -171,8 +171,8 @@ class DeepSpeedPlugin:
         both = [field for field in given if field in _FIELDS_OF_A_FILE]
         if "deepspeed_config_file" in given and both:
             raise ConfigurationError(
-                f"A DeepSpeed file says what these options say too, and they would be passed over; got {both}. "
-                "Take them out of the configuration or the command line, or leave the DeepSpeed file out."
+                f"A DeepSpeed file replaces these options, which would be ignored; got {both}. Take them out of the "
+                "configuration or the command line, or leave the DeepSpeed file out."
             )
 
     def _set_msamp(self) -> None:
@@ -269,8 +269,8 @@ class DeepSpeedPlugin:
     @selected.setter
     def selected(self, value: bool) -> None:
         raise StateError(
-            f"A plugin is not selected by assignment; got selected={value!r}. "
-            "Call `accelerator.state.select_deepspeed_plugin(name)`."
+            f"A plugin cannot be selected by assignment; got selected={value!r}. Call "
+            "`accelerator.state.select_deepspeed_plugin(name)`."
         )
 
     def select(self, _from_accelerator_state: bool = False) -> None:

@@ -71,8 +71,8 @@ def fill(config: HfDeepSpeedConfig, key: str, values: Mapping[str, Any]) -> list
     if node.get(last) == "auto":
         if key not in values:
             raise ConfigurationError(
-                f"The DeepSpeed configuration leaves {key!r} to be filled and nobody gives it; "
-                f"got {sorted(values)}. Write a value into the configuration, or pass one."
+                f"The DeepSpeed configuration has 'auto' for {key!r}, and no value is known; got {sorted(values)}. "
+                "Write a value into the configuration, or pass one."
             )
         node[last] = values[key]
     elif key in values and node.get(last) not in (None, values[key]):
@@ -115,8 +115,8 @@ def refuse_mismatches(lines: list[str]) -> None:
     """
     listed = "\n".join(lines)
     raise ConfigurationError(
-        f"The DeepSpeed configuration and the run say different things; got\n{listed}\n"
-        "Set these keys of the configuration to 'auto'."
+        f"The DeepSpeed configuration and the run contradict each other; got\n{listed}\nSet these keys of the "
+        "configuration to 'auto'."
     )
 
 
@@ -137,8 +137,7 @@ def set_number_format(config: HfDeepSpeedConfig, name: str) -> None:
             parts[name] = {"enabled": True, "auto_cast": True} if name == "fp16" else {"enabled": True}
         if config.is_true(f"{other}.enabled") and config.get_value(f"{other}.enabled") != "auto":
             raise ConfigurationError(
-                f"The run computes in {name} and the DeepSpeed configuration in {other}; got {parts[other]}. "
-                "Make them say the same."
+                f"The run uses {name} and the DeepSpeed configuration {other}; got {parts[other]}. Make them agree."
             )
     for each in ("fp16", "bf16"):
         part = parts.setdefault(each, {"enabled": False})

@@ -118,9 +118,7 @@ def _dtype(value: object) -> torch.dtype:
     if isinstance(value, torch.dtype):
         return value
     if str(value) not in _WORDS:
-        raise ConfigurationError(
-            f"A number format is not known; got {value!r}. Use one of {sorted(_WORDS)} or a dtype."
-        )
+        raise ConfigurationError(f"The precision is unknown; got {value!r}. Use one of {sorted(_WORDS)} or a dtype.")
     return {"fp16": torch.float16, "fp32": torch.float32}.get(str(value), torch.bfloat16)
 
 
@@ -210,6 +208,6 @@ def _class(model: nn.Module, name: str) -> type[nn.Module]:
     classes = {type(part).__name__: type(part) for part in reversed(list(model.modules()))}
     if name not in classes:
         raise ConfigurationError(
-            f"A class to be sharded on its own does not occur in the model; got {name!r}. Use one of {sorted(classes)}."
+            f"A class to wrap does not occur in the model; got {name!r}. Use one of {sorted(classes)}."
         )
     return classes[name]

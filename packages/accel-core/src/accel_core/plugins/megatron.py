@@ -196,14 +196,14 @@ class MegatronLMPlugin(MegatronOptions):
         if self.train_iters is None:
             self.train_iters = scheduler.total_num_steps // ranks
             if self.train_samples is not None:
-                warnings.warn("The run is counted in steps, from the schedule; train_samples is ignored.", stacklevel=2)
+                warnings.warn(
+                    "The schedule gives the length of the run in steps; train_samples is ignored.", stacklevel=2
+                )
                 self.train_samples = None
         if self.lr_warmup_iters is None:
             self.lr_warmup_iters = scheduler.warmup_num_steps // ranks
             if self.lr_warmup_samples is not None:
-                warnings.warn(
-                    "The rise is counted in steps, from the schedule; lr_warmup_samples is ignored.", stacklevel=2
-                )
+                warnings.warn("The schedule gives the warmup in steps; lr_warmup_samples is ignored.", stacklevel=2)
             self.lr_warmup_samples = 0
         for name in ("train_iters", "lr_warmup_iters", "train_samples", "lr_warmup_samples", *SCHEDULE):
             self.megatron_lm_default_args[name] = getattr(self, name)

@@ -86,8 +86,8 @@ def of_logging() -> dict[str, Any]:
         parsing = importlib.import_module("megatron.training.arguments")
     except ImportError:
         raise MissingDependencyError(
-            "Megatron-LM itself knows what it can log; it is not installed. Install it from its repository, or set "
-            "set_all_logging_options=False."
+            "The logging options are defined by Megatron-LM, which is not installed. Install it from its repository, "
+            "or set set_all_logging_options=False."
         ) from None
     known = vars(parsing._add_logging_args(_Collector()))["flags"]
     on = {flag: True for flag in known if flag.startswith("log_")}

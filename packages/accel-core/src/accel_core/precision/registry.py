@@ -42,8 +42,8 @@ def choose(
     if not able:
         other = "bf16" if name == "fp16" else "fp16"
         raise DeviceUnavailableError(
-            f"{world.device} does not train in every number format; got mixed_precision={name!r}. "
-            f"Use mixed_precision={other!r} or 'no'."
+            f"{world.device} does not support every precision; got mixed_precision={name!r}. Use "
+            f"mixed_precision={other!r} or 'no'."
         )
     if name == "bf16":
         hardware.configure_bf16()

@@ -38,13 +38,13 @@ def reading_groups(parts: Parts) -> list[dist.ProcessGroup]:
 
 
 class Averaging:
-    """Averages the gradients of parameters that several ranks hold alike, model by model.
+    """Averages the gradients of parameters that several ranks hold in common, model by model.
 
-    Averaging twice changes nothing: what was averaged is equal on all ranks, so a mean leaves it as it is.
+    Averaging twice changes nothing: averaged gradients are equal on all ranks.
 
     Args:
-        device: Where the ranks compute.
-        groups: The groups of ranks over which gradients are averaged, one after the other.
+        device: Device of the ranks.
+        groups: The process groups over which gradients are averaged, one after the other.
     """
 
     def __init__(self, device: torch.device, groups: Sequence[dist.ProcessGroup]) -> None:
@@ -142,16 +142,16 @@ class Averaging:
 
     @torch.no_grad()
     def settle(self) -> None:
-        """Add up what ranks hold as summands of new gradients; `complete` does so too."""
+        """Sum up new gradients that ranks hold as partial sums; `complete` does so too."""
         for model, parameters in list(self._parameters.items()):
             if model in _unaveraged:
                 _settle(parameters)
 
     def refuse_unaveraged(self) -> None:
-        """Refuse a step with gradients that nobody averaged.
+        """Refuse a step with gradients that were not averaged.
 
         Raises:
-            StateError: There are some.
+            StateError: There are such gradients.
         """
         if self._groups and any(model in _unaveraged for model in self._parameters):
             raise StateError(
@@ -160,11 +160,11 @@ class Averaging:
             )
 
     def guard(self, optimizer: torch.optim.Optimizer, names: ParameterNames) -> None:
-        """Let steps of an optimizer refuse what nobody averages: gradients, and parameters of no prepared model.
+        """Make an optimizer's step refuse gradients that were not averaged, and parameters of no prepared model.
 
         Args:
             optimizer: The optimizer.
-            names: Knows the parameters of prepared models.
+            names: The parameters of prepared models.
         """
         known = False
 
@@ -175,7 +175,7 @@ class Averaging:
             if strange:
                 raise PreparationError(
                     f"The optimizer {type(optimizer).__name__} holds parameters of no prepared model, whose gradients "
-                    f"nobody averages; got {', '.join(strange)}. Prepare the model that they belong to."
+                    f"are not averaged; got {', '.join(strange)}. Prepare the model that they belong to."
                 )
             known = True
 
@@ -183,7 +183,7 @@ class Averaging:
 
     @torch.no_grad()
     def _average(self, parameters: list[torch.nn.Parameter]) -> None:
-        """Average gradients; one that no rank has stays away."""
+        """Average gradients; one that no rank has stays `None`."""
         _settle(parameters)
         if not parameters or not self._groups:
             return

@@ -22,11 +22,11 @@ Kind = Literal["models", "optimizers", "loaders", "schedulers"]
 
 @record
 class Slot:
-    """One object on its way through `prepare`.
+    """One object passed to `prepare`.
 
     Attributes:
         given: What the caller passed.
-        place: Whether it is moved to the device; `None` leaves that to the run.
+        place: Whether it is moved to the device; `None` uses the setting of the run.
         result: What the caller gets back.
     """
 

@@ -59,7 +59,7 @@ class DataParallelStrategy(Strategy):
                 )
 
     def distribute(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Wrap a model that has something to train; the same model again gives the same wrapper."""
+        """Wrap a model that has parameters to train; the same model again gives the same wrapper."""
         if not any(parameter.requires_grad for parameter in model.parameters()):
             return model
         kept = self._wrappers.get(model)

@@ -164,8 +164,8 @@ def _wrapper(kind: str, model: nn.Module) -> nn.Module | None:
     """Return what FSDP1 wraps a model in; refuse a layout that is neither written nor read here."""
     if kind not in (_WHOLE, "SHARDED_STATE_DICT"):
         raise EngineUnavailableError(
-            f"A single model is not written as each rank holds it; got state_dict_type={kind}. "
-            "Use 'SHARDED_STATE_DICT', or save_state."
+            f"A single model is saved whole or in shards; got state_dict_type={kind}. Use 'SHARDED_STATE_DICT', or "
+            "save_state."
         )
     found = inside(model)
     return found if isinstance(found, FullyShardedDataParallel) else None
@@ -261,7 +261,7 @@ def _write_shards(state: dict[str, Any], target: Path, ranks: Ranks, *, on_this_
     try:
         with together(ranks, doing) as exchange:
             if target.exists() and not target.is_dir():
-                raise CheckpointError(f"Shards are written into a folder; got the file {str(target)!r}. Rename it.")
+                raise CheckpointError(f"Shards need a folder; got the file {str(target)!r}. Rename it.")
             (part,) = writer.plan({target.name: state}, ranks.rank, exchange)
             staging.mkdir(parents=True, exist_ok=True)
             part.write(staging, ranks.rank)
@@ -293,8 +293,8 @@ def _read(
     with together(ranks, f"Reading {str(path)!r}"):
         if not path.exists():
             raise CheckpointNotFoundError(
-                f"There is no {name} in {str(folder)!r}; got nothing to read. Pass the folder that was saved to, and "
-                "the same state_dict_type."
+                f"There is no {name} in {str(folder)!r}; got nothing to read. Pass the folder that was saved, and the "
+                "same state_dict_type."
             )
     plan = Restoration(name)
     with together(ranks, f"Reading {str(path)!r}"), in_step(world, operation, _parts_of(model)):
@@ -304,9 +304,9 @@ def _read(
     error = report.error()
     if error is not None:
         raise type(error)(
-            f"What lies in {str(path)!r} does not fit, and nothing was changed; got:\n{report}\n"
-            "Load what was saved of this model and optimizer."
+            f"The checkpoint {str(path)!r} does not fit, and nothing was changed; got:\n{report}\nLoad a checkpoint "
+            "of this model and optimizer."
         )
-    with together(ranks, f"Restoring from {str(path)!r}", "It is restored in part only; start the run again."):
+    with together(ranks, f"Restoring from {str(path)!r}", "It is only partly restored; start the run again."):
         plan.apply()
         finish()

@@ -26,13 +26,13 @@ __all__ = ["Kit", "Parts", "PrecisionRequest"]
 
 @record(frozen=True)
 class PrecisionRequest:
-    """The number format that was asked for.
+    """The precision that was asked for.
 
     Attributes:
         name: `no`, `fp16`, `bf16` or `fp8`.
         autocast: Arguments of `torch.autocast`.
         scaler: Arguments of the gradient scaler.
-        recipes: The fp8 handlers given.
+        recipes: The fp8 handlers.
     """
 
     name: str
@@ -77,9 +77,9 @@ class Parts:
 
 
 class Kit(Protocol):
-    """The verbs by which a strategy prepares objects one by one, in the order it needs.
+    """The methods with which a strategy prepares objects one by one, in the order it needs.
 
-    They are the Accelerator's own methods, so what a subclass of it overrides is called.
+    They are the Accelerator's own methods, so those that a subclass overrides are called.
     """
 
     @property

@@ -110,7 +110,7 @@ def refuse_misplaced(model: torch.nn.Module, device: torch.device) -> None:
     names = devices_of(model)
     if elsewhere or "disk" in names or ("cpu" in names and not _packs_on_the_cpu()):
         raise PreparationError(
-            f"A model in 8 or 4 bits trains where its packed weights are, and this process computes on {device}; got "
+            f"A model in 8 or 4 bits trains on the device of its packed weights, but this process uses {device}; got "
             f"weights on {', '.join(sorted(names))}. Load it with device_map={{'': PartialState().process_index}}, or "
             "on the CPU with bitsandbytes 0.46 or newer."
         )

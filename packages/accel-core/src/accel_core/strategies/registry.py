@@ -100,7 +100,7 @@ class Choice:
 
 
 def _needs_mesh(request: Request) -> bool:
-    """Return whether more than plain data parallel was asked for."""
+    """Return whether the request asks for more than plain data parallelism."""
     axes = request.parallelism
     if any(isinstance(plugin, TorchTensorParallelPlugin) for plugin in request.plugins):
         return True
@@ -108,7 +108,7 @@ def _needs_mesh(request: Request) -> bool:
 
 
 def _on_xla(request: Request) -> bool:
-    """Return whether the run computes on XLA devices: they are asked for first where torch_xla is installed."""
+    """Return whether the run uses XLA devices, which come first if torch_xla is installed."""
     if request.cpu or environ.flag("ACCELERATE_USE_CPU"):
         return False
     wanted = environ.text("ACCELERATE_TORCH_DEVICE")
@@ -116,7 +116,7 @@ def _on_xla(request: Request) -> bool:
 
 
 def _fsdp(plugin: Any) -> str:
-    """Return the strategy of the version that was asked for."""
+    """Return the strategy of the requested FSDP version."""
     if plugin.fsdp_version == 2:
         return "accel_core.strategies.fsdp2.strategy:FullyShardStrategy"
     return "accel_core.strategies.fsdp1.strategy:FullyShardedWrapperStrategy"
@@ -181,7 +181,7 @@ _registered: dict[str, type[Strategy]] = {}
 
 
 def register_strategy(strategy: type[Strategy]) -> None:
-    """Let a strategy be chosen as if an installed package had announced it: by its `name` or its plugin.
+    """Register a strategy, as if an installed package had announced it; its `name` or its plugin selects it.
 
     Args:
         strategy: The class.
@@ -191,7 +191,7 @@ def register_strategy(strategy: type[Strategy]) -> None:
     """
     if _registered.setdefault(strategy.name, strategy) is not strategy:
         raise ConfigurationError(
-            f"Two strategies cannot have one name; got {strategy.name!r} again. Give the class another name."
+            f"Strategies need different names; got {strategy.name!r} again. Give the class another name."
         )
     register_format(strategy.format)
 
@@ -212,8 +212,9 @@ def choose(request: Request) -> Choice:
     row = _claimant(request)
     if row.name not in _BY_MACHINE and _on_xla(request):
         raise ConfigurationError(
-            f"XLA devices train whole models, or ones that torch_xla shards; got the engine {row.name!r} where "
-            "torch_xla is installed. Leave its plugin or variable out, or set USE_TORCH_XLA=0 to compute elsewhere."
+            f"XLA devices support only whole models and models sharded by torch_xla; got the engine {row.name!r} "
+            "where torch_xla is installed. Leave its plugin or variable out, or set USE_TORCH_XLA=0 to use another "
+            "device."
         )
     own = row.of(request.plugins) or ((_load(row.plugin)(),) if row.plugin and row.claims is None else ())
     home = row.home(own[0]) if callable(row.home) else row.home
@@ -233,7 +234,7 @@ def _claimant(request: Request) -> Row:
     given = [row for row in ORDER if row.claims is None and row.of(request.plugins)]
     if len(given) > 1:
         raise ConfigurationError(
-            f"One engine at most trains a model; got plugins of {' and '.join(row.name for row in given)}. Keep one."
+            f"Only one engine can train a model; got plugins of {' and '.join(row.name for row in given)}. Keep one."
         )
     if given:
         return given[0]
@@ -252,7 +253,7 @@ def _foreign(request: Request) -> type[Strategy] | None:
             return _registered[wanted]
         if wanted not in installed:
             raise ConfigurationError(
-                f"A strategy has to be installed; got ACCELERATE_STRATEGY={wanted!r}, and installed are "
+                f"ACCELERATE_STRATEGY has to name an installed strategy; got {wanted!r}, and installed are "
                 f"{sorted({*installed, *_registered})}. Install the package that provides it, or unset the variable."
             )
         named: type[Strategy] = installed[wanted].load()
@@ -266,7 +267,8 @@ def _foreign(request: Request) -> type[Strategy] | None:
     }
     if len(claimants) > 1:
         raise ConfigurationError(
-            f"One strategy trains a run; got {sorted(claimants)}, which all claim it. Name one in ACCELERATE_STRATEGY."
+            f"Only one strategy can handle a run; got {sorted(claimants)}, which all claim it. Name one in "
+            "ACCELERATE_STRATEGY."
         )
     return next(iter(claimants.values()), None)
 

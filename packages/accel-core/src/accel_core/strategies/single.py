@@ -16,9 +16,9 @@ class SingleStrategy(Strategy):
     name = "single"
 
     def label(self) -> DistributedType:
-        """Return the label that the device alone gives: nothing is distributed."""
+        """Return the label of the device: nothing is distributed."""
         return self.world.base_label
 
     def distribute(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Return the model as it is."""
+        """Return the model unchanged."""
         return model

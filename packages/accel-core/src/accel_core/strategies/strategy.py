@@ -343,8 +343,8 @@ class Strategy(ABC):
                 by_type.setdefault(type(parameter.grad), {})[id(parameter.grad)] = parameter.grad
         if not by_type:
             raise StateError(
-                f"The losses of this window had weights, and no gradient was found to apply them to, in {len(models)} "
-                "models. Prepare the model that the losses come from, or pass it to accumulate()."
+                "The losses of this window have weights, but there are no gradients to apply them to; got "
+                f"{len(models)} models. Prepare the model that the losses come from, or pass it to accumulate()."
             )
         # One operation for each type: torch's own cannot mix sharded and plain tensors.
         for gradients in by_type.values():

@@ -74,7 +74,7 @@ def test_packed_weights_in_the_wrong_place_are_refused(
     bits: str, places: dict[str, Any], device: torch.device, shown: str
 ) -> None:
     """The error names where they are and where the process computes; the same map is no matter in full precision."""
-    with pytest.raises(PreparationError, match=f"computes on {device}; got weights on {shown}\\. Load"):
+    with pytest.raises(PreparationError, match=f"but this process uses {device}; got weights on {shown}\\. Load"):
         refuse_misplaced(_model(places, **{bits: True}), device)
     refuse_misplaced(_model(places), device)
 

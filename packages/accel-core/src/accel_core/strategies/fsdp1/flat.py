@@ -192,9 +192,9 @@ def _part(name: str, value: Any, like: object) -> Any:
         return value
     if type(value) is not torch.Tensor or value.shape != like.run.shape:
         raise CheckpointError(
-            "A state of an optimizer is written in shards where it has an element for each of its parameter; got "
-            f"{name}, a {type(value).__name__} of shape {tuple(value.shape)} for {like.run.numel()} elements. "
-            "Use another optimizer, or fsdp_version=2."
+            f"Optimizer state can be sharded only if it has one element per parameter element; got {name}, a "
+            f"{type(value).__name__} of shape {tuple(value.shape)} for {like.run.numel()} elements. Use another "
+            "optimizer, or fsdp_version=2."
         )
     return like.with_run(value)
 

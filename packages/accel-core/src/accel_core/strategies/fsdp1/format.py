@@ -26,7 +26,7 @@ __all__ = ["WrappedFormat", "named_optimizer"]
 
 
 class _Owner(Protocol):
-    """What knows the wrappers, and gathers and shares out whole states; every rank calls the latter."""
+    """Finds the FSDP modules, and gathers and distributes whole states, for which every rank calls it."""
 
     def wrapper_of(self, model: torch.nn.Module) -> torch.nn.Module | None: ...
 
@@ -52,11 +52,11 @@ class _Owner(Protocol):
 
 
 class WrappedFormat(FullyShardedFormat):
-    """Models and optimizers are compared by parameters: a flattened piece has neither name nor shape of one.
+    """Compares models and optimizers by original parameters: flattened pieces have other names and shapes.
 
     Args:
-        kind: The layout of checkpoints that the plugin names.
-        owner: Knows the wrappers, gathers and shares out.
+        kind: The state dict type that the plugin names.
+        owner: Finds the FSDP modules, gathers and distributes states.
     """
 
     def __init__(self, kind: str, owner: _Owner) -> None:
@@ -86,7 +86,7 @@ class WrappedFormat(FullyShardedFormat):
         return [*local, *writer.plan(self._optimizers(run), rank, exchange)]
 
     def state_of(self, model: torch.nn.Module) -> dict[str, Any]:
-        """Return a model's state under its bare names, of each tensor what this rank holds; every rank calls it."""
+        """Return a model's state under its bare names, with this rank's part of each tensor; every rank calls it."""
         wrapper = self._owner.wrapper_of(model)
         if wrapper is None:
             return super().state_of(model)
@@ -95,7 +95,7 @@ class WrappedFormat(FullyShardedFormat):
         return self._owner.held_state(wrapper) or states.state_of(wrapper)
 
     def optimizer_of(self, optimizer: Any, models: Sequence[Any]) -> dict[str, Any]:
-        """Return an optimizer's state by names, of each tensor what this rank holds; every rank calls it."""
+        """Return an optimizer's state by parameter names, with this rank's part of each tensor; every rank calls it."""
         wrapper = self._owner.wrapper_under(optimizer)
         if wrapper is None:
             return super().optimizer_of(optimizer, models)
@@ -114,7 +114,7 @@ class WrappedFormat(FullyShardedFormat):
         }
 
     def model_restorations(self, run: Run, models: Sequence[Any], source: Source) -> list[Restoration]:
-        """Compare with the models, changing nothing, and return how each is restored."""
+        """Compare the checkpoint with the models, without changing them, and return how to restore each."""
         return [self._model(own, index, source, run) for index, own in enumerate(models)]
 
     def _model(self, own: Any, index: int, source: Source, run: Run) -> Restoration:
@@ -138,8 +138,9 @@ class WrappedFormat(FullyShardedFormat):
         component, rank = f"model {index}", run.world.rank
         if source.world_size != run.world.size:
             detail = (
-                f"was saved as each of {source.world_size} ranks held it (LOCAL_STATE_DICT), and {run.world.size} load "
-                f"it: load it on {source.world_size} ranks and save with state_dict_type='SHARDED_STATE_DICT'"
+                f"was saved by {source.world_size} ranks, each with its own part (LOCAL_STATE_DICT), and "
+                f"{run.world.size} load it: load it on {source.world_size} ranks and save with "
+                "state_dict_type='SHARDED_STATE_DICT'"
             )
             return Restoration(component, findings=[Finding(component, "mismatch", detail, rank)])
         name = names.local_model_name(index, rank)
@@ -160,7 +161,7 @@ class WrappedFormat(FullyShardedFormat):
         return Restoration(component, apply, findings, files=frozenset({name}))
 
     def optimizer_restorations(self, run: Run, source: Source) -> list[Restoration]:
-        """Compare with the optimizers, changing nothing, and return how each is restored."""
+        """Compare the checkpoint with the optimizers, without changing them, and return how to restore each."""
         found: list[Restoration] = []
         for index, own in enumerate(run.optimizers):
             wrapper = self._owner.wrapper_under(own)

@@ -51,7 +51,7 @@ _HYBRID = (ShardingStrategy.HYBRID_SHARD, ShardingStrategy._HYBRID_SHARD_ZERO2)
 
 
 class FullyShardedWrapperStrategy(ShardedStrategy):
-    """Parameters of a block are flattened into one, of which each rank holds a piece."""
+    """Flattens the parameters of a block into one tensor, of which each rank holds a piece."""
 
     name = "fsdp1"
     containers = (FullyShardedDataParallel,)
@@ -60,7 +60,7 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
         super().__init__(parts)
         if self._offloads and parts.accumulation.gradient_state.sync_each_batch:
             raise ConfigurationError(
-                "FSDP1 forgets earlier gradients where parameters are offloaded and every batch is synchronised; got "
+                "FSDP1 loses earlier gradients if parameters are offloaded and every batch is synchronised; got "
                 "cpu_offload and sync_each_batch=True. Set sync_each_batch=False, or use fsdp_version=2."
             )
         # A wrapper holds its model, so a strong reference to it would keep both alive for ever.
@@ -74,17 +74,17 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
 
     @classmethod
     def lay_out(cls, rank: int, world_size: int, parallelism: ParallelismConfig | None, plugin: Any) -> Layout:
-        """Shard over all ranks, over those of a machine, or as the axes say.
+        """Shard over all ranks, over the ranks of a machine, or as the mesh axes say.
 
         Raises:
             ConfigurationError: The axes do not fit the sharding strategy.
-            EngineUnavailableError: They have one that this version does not combine with sharding.
+            EngineUnavailableError: FSDP1 cannot be combined with one of the axes.
         """
         layout = super().lay_out(rank, world_size, parallelism, plugin)
         sized = parallelism is not None and parallelism.total_size > 1
         if sized and (layout.size("dp_replicate") > 1) != (plugin.sharding_strategy in _HYBRID):
             raise ConfigurationError(
-                f"Copies of shards are what HYBRID_SHARD makes; got {plugin.sharding_strategy} and "
+                f"Only HYBRID_SHARD replicates shards; got {plugin.sharding_strategy} and "
                 f"dp_replicate_size={layout.size('dp_replicate')}. Change one of them."
             )
         return layout
@@ -96,20 +96,20 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
         machine = max(1, rendezvous.locate().local_size)
         if world_size % machine:
             raise ConfigurationError(
-                f"HYBRID_SHARD shards within machines of equal size; got {world_size} processes, {machine} of them "
-                "here. Give the sizes: ParallelismConfig(dp_replicate_size=..., dp_shard_size=...)."
+                f"HYBRID_SHARD needs the same number of processes on every machine; got {world_size} processes, "
+                f"{machine} of them here. Give the sizes: ParallelismConfig(dp_replicate_size=..., dp_shard_size=...)."
             )
         return Layout.of(rank, world_size, {"dp_replicate": world_size // machine, "dp_shard": machine})
 
     def precision(self, asked: PrecisionRequest) -> Precision:
-        """Return the number format, with a scaler that looks for infinite gradients in the shards of all ranks."""
+        """Return the precision, with a scaler that checks the shards of all ranks for infinite gradients."""
         found = super().precision(asked)
         if found.scaler is not None:
             found.scaler = ShardedGradScaler(self.world.device.type, **asked.scaler.to_kwargs())
         return found
 
     def check(self, bundle: Bundle) -> None:
-        """Also refuse optimizers that cannot follow parameters which are flattened."""
+        """Also refuse optimizers that cannot follow flattened parameters."""
         self.check_optimizers(bundle)
         for slot in bundle.models:
             placement.refuse_offloaded(slot.given)
@@ -134,8 +134,8 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
         compiles = self.parts.compilation.backend != DynamoBackend.NO or model is not bare
         if compiles and not self.plugin.use_orig_params:
             raise PreparationError(
-                "Compiled models need their parameters as they are named; got use_orig_params=False. "
-                "Set use_orig_params=True, or use fsdp_version=2."
+                "Compiled models need their original parameters; got use_orig_params=False. Set "
+                "use_orig_params=True, or use fsdp_version=2."
             )
         kept = {id(parameter) for parameter in plan.whole(bare)}
         for name, block in (*plan.blocks, ("", bare)):
@@ -145,7 +145,7 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
         return plan
 
     def _refuse_mixed(self, block: str, own: list[tuple[str, torch.nn.Parameter]]) -> None:
-        """Refuse parameters that cannot be pieces of one."""
+        """Refuse parameters that cannot be flattened together."""
         masters = self.parts.precision.name != "no"
         dtypes = {str(torch.float32 if masters and p.requires_grad and is_half(p) else p.dtype) for _, p in own}
         if len(dtypes) > 1:
@@ -217,7 +217,7 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
         return partial(lambda_auto_wrap_policy, lambda_fn=is_block)
 
     def _arguments(self, plan: WrapPlan, model: torch.nn.Module) -> dict[str, Any]:
-        """Return what `FullyShardedDataParallel` is given."""
+        """Return the arguments of `FullyShardedDataParallel`."""
         plugin = self.plugin
         chosen = {id(block) for _, block in plan.blocks}
         from_main = self._starts_from_main(model)
@@ -255,7 +255,7 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
         )
 
     def _adopt(self, model: torch.nn.Module) -> None:
-        """Take over a model that was wrapped before."""
+        """Take over a model that was wrapped before `prepare`."""
         super()._adopt(model)
         bare = self._bare(model)
         if self._wrapper_of(bare) is None and isinstance(model, FullyShardedDataParallel):
@@ -267,18 +267,19 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
                 self._shapes[bare] = {canonical_name(n): p.shape for n, p in bare.named_parameters()}
 
     def _refuse_other_wrapping(self, model: torch.nn.Module) -> None:
-        """Refuse a model that was wrapped before `prepare`, if not as the plugin says.
+        """Refuse a model that was wrapped before `prepare` in a way that does not match the plugin.
 
         Raises:
-            PreparationError: Only parts of it are wrapped, so nobody would average the rest, or in another way.
+            PreparationError: Only parts of it are wrapped, so the gradients of the rest would not be averaged, or
+                the settings differ.
         """
         wrapper = recipe.inside(model)
         if self._wrapper_of(self._bare(model)) is not None:
             return
         if not isinstance(wrapper, FullyShardedDataParallel):
             raise PreparationError(
-                f"A model is wrapped whole or not at all; got {type(wrapper).__name__}, parts of which are wrapped by "
-                "FullyShardedDataParallel. Wrap the model too, or leave wrapping to prepare()."
+                f"A model has to be wrapped as a whole or not at all; got {type(wrapper).__name__}, parts of which "
+                "are wrapped by FullyShardedDataParallel. Wrap the model too, or leave wrapping to prepare()."
             )
         shards = wrapper.process_group
         sizes = 1 if shards is None else shards.size(), self.mesh.size(self.mesh.ndim - 1)
@@ -287,22 +288,22 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
         for what, (own, asked) in {"shards": sizes, "strategy": kinds, "use_orig_params": visible}.items():
             if own != asked:
                 raise PreparationError(
-                    f"A model that arrives wrapped has to be wrapped as the plugin says; got {what} {own} and not "
-                    f"{asked}. Change one of them, or leave wrapping to prepare()."
+                    f"A model wrapped before prepare() has to match the plugin; got {what} {own} and not {asked}. "
+                    "Change one of them, or leave wrapping to prepare()."
                 )
 
     def _now(self, parameters: Iterable[torch.Tensor] | torch.Tensor) -> list[torch.Tensor]:
-        """Return parameters; refuse those that were flattened."""
+        """Return parameters unchanged; refuse those that were flattened."""
         given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
         if not self.plugin.use_orig_params and any(p.grad is None and p in self._flattened for p in given):
             raise PreparationError(
-                "Without use_orig_params, FSDP1 flattens a model's parameters into others; got some as they were "
-                "before, which have no gradients. Pass the parameters of the prepared model."
+                "Without use_orig_params, FSDP1 replaces a model's parameters by flat ones; got original parameters, "
+                "which have no gradients. Pass the parameters of the prepared model."
             )
         return given
 
     def rebind(self, optimizers: Iterable[Any]) -> None:
-        """Point optimizers to the parameters that prepared models have now, flattened ones too."""
+        """Point optimizers to the present parameters of prepared models, including flattened ones."""
         for optimizer in optimizers:
             models = self._flat_models(optimizer)
             if not models:
@@ -315,18 +316,18 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
             parameters[:] = [*others, *(p for p in flat if all(p is not other for other in others))]
 
     def _flat_models(self, optimizer: Any) -> list[torch.nn.Module]:
-        """Return the models whose flattened parameters an optimizer holds as they were."""
+        """Return the models whose original parameters, since flattened, an optimizer holds."""
         held = [p for group in optimizer.param_groups for p in group["params"] if p in self._flattened]
         found = {id(model): model for p in held if (model := self._flattened[p]()) is not None}
         return list(found.values())
 
     def _refuse_groups(self, optimizer: Any) -> None:
-        """Refuse an optimizer that cannot follow parameters which are flattened.
+        """Refuse an optimizer that cannot follow flattened parameters.
 
         Raises:
-            PreparationError: It has several groups, has stepped, or trains a part of a model.
+            PreparationError: It has several groups, has already stepped, or trains only a part of a model.
         """
-        advice = "Make it from the prepared model's parameters, set use_orig_params=True, or use fsdp_version=2."
+        advice = "Create it from the prepared model's parameters, set use_orig_params=True, or use fsdp_version=2."
         kind = type(optimizer).__name__
         if len(optimizer.param_groups) > 1:
             raise PreparationError(
@@ -335,8 +336,8 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
             )
         if optimizer.state:
             raise PreparationError(
-                f"The state of an optimizer cannot follow parameters that FSDP1 flattens; got {kind} with the state of "
-                f"{len(optimizer.state)} parameters. {advice}"
+                f"Optimizer state cannot be carried over to parameters that FSDP1 flattens; got {kind} with the state "
+                f"of {len(optimizer.state)} parameters. {advice}"
             )
         held = {id(parameter) for parameter in optimizer.param_groups[0]["params"]}
         models = {id(m) for m in self._flat_models(optimizer)}
@@ -348,14 +349,14 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
             )
 
     def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
-        """Return a context whose backward passes add up whole gradients on each rank."""
+        """Return a context whose backward passes accumulate whole gradients on each rank."""
         return self._unsynchronised(model)
 
     def sync_next_backward(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
-        """Return nothing where gradients are synchronised anyway.
+        """Return a context that does nothing, as gradients are synchronised anyway.
 
         Raises:
-            PreparationError: The block stands inside `no_sync`: torch decides there in the forward pass.
+            PreparationError: It is used inside `no_sync`: torch decides there in the forward pass.
         """
         if not self.averaging.is_held(self._bare(model)):
             return nullcontext()
@@ -379,7 +380,7 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
         *,
         models: Sequence[torch.nn.Module] = (),
     ) -> torch.Tensor:
-        """Scale gradients, flattened or whole, down to a common norm; returns a plain scalar, the same on all ranks."""
+        """Scale gradients, flattened or whole, down to a common norm; return the norm before, the same on all ranks."""
         shards = self._shards if self._splits else ()
         # Nothing stays whole as a rule: then all parameters are shared alike, and none has to be looked for.
         groups = self.groups_of if self.averaging else lambda _: shards
@@ -399,7 +400,7 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
 
         Args:
             model: A prepared model.
-            keep: Whether this rank wants it; others get an empty dict.
+            keep: Whether this rank keeps the state; other ranks get an empty dict.
         """
         wrapper = self._wrapper_of(self._bare(model))
         if wrapper is None:
@@ -427,11 +428,11 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
 
     @contextmanager
     def _whole(self, wrapper: torch.nn.Module | None, *, on_first: bool = False) -> Iterator[None]:
-        """Let states of a wrapper, and of optimizers of its parameters, be whole in the block.
+        """Make the states of an FSDP module, and of its optimizers, whole in the block.
 
         Args:
-            wrapper: The wrapper.
-            on_first: Only the first rank gets them, and others have one block at a time in memory.
+            wrapper: The FSDP module.
+            on_first: Only the first rank gets them; the others have one block at a time in memory.
         """
         if wrapper is None:
             yield
@@ -446,11 +447,11 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
                 yield
 
     def whole_optimizer(self, optimizer: Any, keep: bool) -> dict[str, Any]:
-        """Gather the state of an optimizer as torch's optimizers write it; every rank calls it.
+        """Gather the state of an optimizer in the form of torch's optimizers; every rank calls it.
 
         Args:
             optimizer: A prepared optimizer.
-            keep: Whether this rank wants it.
+            keep: Whether this rank keeps the state.
         """
         wrapper, bare = self.wrapper_under(optimizer), inside(optimizer)
         if wrapper is None:
@@ -576,8 +577,8 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
         found = [w for w in wrappers if w is not None and any(id(p) in held for p in w.parameters())]
         if len(found) > 1:
             raise CheckpointError(
-                "FSDP1 gathers the state of an optimizer through the model that it trains; got one of "
-                f"{len(found)} models. Use one optimizer for each model, or fsdp_version=2."
+                f"FSDP1 gathers the state of an optimizer through its model; got one that trains {len(found)} models. "
+                "Use one optimizer for each model, or fsdp_version=2."
             )
         return found[0] if found else None
 

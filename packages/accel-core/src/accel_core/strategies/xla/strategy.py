@@ -25,11 +25,10 @@ __all__ = ["XlaStrategy"]
 
 
 class XlaStrategy(MeshStrategy):
-    """Every process holds the whole model; gradients are averaged where a window ends.
+    """Every process holds the whole model; gradients are averaged at the end of a window.
 
-    torch_xla records operations and runs them when it is told to: here after each backward pass and each step. A model
-    that the user wrapped in torch_xla's own FSDP, in its first version or its second, trains as it is: it completes its
-    gradients itself.
+    torch_xla records operations and runs them on request: here after each backward pass and each step. A model that the
+    user wrapped in either version of torch_xla's own FSDP stays as it is: it synchronizes its gradients itself.
     """
 
     name = "xla"
@@ -51,8 +50,8 @@ class XlaStrategy(MeshStrategy):
         shared = [axis for axis in axes if axis != "dp_replicate"]
         if shared:
             raise ConfigurationError(
-                f"Processes on XLA devices hold whole models; got the axes {shared}. Set their sizes to 1, and wrap "
-                "the model in torch_xla's own FSDP to shard it."
+                f"Each process on an XLA device holds the whole model; got the axes {shared}. Set their sizes to 1, "
+                "and wrap the model in torch_xla's own FSDP to shard it."
             )
         return super().lay_out(rank, world_size, parallelism, plugin)
 
@@ -64,16 +63,16 @@ class XlaStrategy(MeshStrategy):
         super().check(bundle)
 
     def check_model(self, model: torch.nn.Module) -> Any:
-        """Return that a model is not split; refuse one of which a part alone is sharded by torch_xla.
+        """Return that a model is not split; refuse one that torch_xla shards only in part.
 
         Raises:
-            PreparationError: torch_xla shards a part of it: nobody would complete the gradients of the rest.
+            PreparationError: torch_xla shards a part of it, so the gradients of the rest would not be synchronized.
         """
         inside = [name for name, part in model.named_modules() if name and _is_sharded(part)]
         if inside and not _is_sharded(recipe.inside(model)):
             raise PreparationError(
-                f"torch_xla's FSDP shards a model from its root on; got {type(model).__name__}, sharded at "
-                f"{inside[0]} and not at its root. Wrap the whole model, too."
+                f"torch_xla's FSDP has to wrap the root of a model; got {type(model).__name__}, sharded at "
+                f"{inside[0]} only. Wrap the whole model too."
             )
         placement.refuse_sharded(model)
         return super().check_model(model)
@@ -84,9 +83,9 @@ class XlaStrategy(MeshStrategy):
         """Prepare one model; one that torch_xla shards stays as it is.
 
         Args:
-            model: The model. Of a compiled one the inside is prepared, and compiled again as it was.
-            device_placement: Move it to the device; `None` leaves that to the run.
-            evaluation: It is not trained.
+            model: The model. A compiled one is prepared inside, and compiled again as before.
+            device_placement: Whether to move it to the device; `None` uses the setting of the run.
+            evaluation: Whether it is only evaluated.
         """
         if _is_sharded(recipe.inside(model)):
             self._names.remember(recipe.inside(model))
@@ -95,13 +94,13 @@ class XlaStrategy(MeshStrategy):
         return super().prepare_model(model, device_placement=device_placement, evaluation=evaluation)
 
     def stepper(self, optimizer: torch.optim.Optimizer) -> Stepper | None:
-        """Return none, and let the device run what was recorded after each step."""
+        """Return `None`, and make the device run the recorded operations after each step."""
         found = super().stepper(optimizer)
         optimizer.register_step_post_hook(self._run_after_step)
         return found
 
     def backward(self, loss: torch.Tensor, **kwargs: object) -> None:
-        """Compute gradients, average them where a window ends, and let the device run what was recorded."""
+        """Compute gradients, average them at the end of a window, and make the device run the recorded operations."""
         super().backward(loss, **kwargs)
         state = self.parts.accumulation.gradient_state
         state.is_xla_gradients_synced = state.sync_gradients

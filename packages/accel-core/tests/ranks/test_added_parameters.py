@@ -9,11 +9,10 @@ import torch
 from torch import nn
 
 from accel_core.accelerator import Accelerator
+from accel_core.errors import PreparationError
 from accel_core.plugins.fsdp import FullyShardedDataParallelPlugin
 from accel_core.plugins.parallelism import ParallelismConfig
 from accel_core.testing import requires, world
-
-pytestmark = requires("torch:2.7")  # the first that computes in shards on a CPU
 
 
 class Adapted(nn.Module):
@@ -45,6 +44,7 @@ def step(accelerator: Accelerator, model: nn.Module, optimizer: Any) -> None:
     optimizer.zero_grad()
 
 
+@requires("torch:2.7")  # the first that computes in shards on a CPU
 @pytest.mark.parametrize("kind", ["sharded", "context"])
 @world(2)
 def test_adapters_join_a_model_that_was_trained(kind: str) -> None:
@@ -68,3 +68,24 @@ def test_adapters_join_a_model_that_was_trained(kind: str) -> None:
         copies = accelerator.gather(parameter.detach()[None])
         torch.testing.assert_close(copies[0], copies[1], rtol=0, atol=0)
     assert not torch.equal(model[0].down, first)
+
+
+@world(2)
+def test_parameters_that_ddp_does_not_average_are_refused() -> None:
+    """A model that gained or unfroze parameters after it was prepared is refused until its wrapper is gone."""
+    accelerator, model = Accelerator(cpu=True), nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+    model[1].requires_grad_(False)
+    prepared = accelerator.prepare(model)
+    assert accelerator.prepare(model) is prepared
+    model[1].weight.requires_grad_(True)
+    with pytest.raises(PreparationError, match=r"got the same model with 1 others: 1\.weight"):
+        accelerator.prepare(model)
+    model[0] = Adapted(model[0])
+    with pytest.raises(PreparationError, match=r"got the same model with 3 others: 0\.down, 0\.up, 1\.weight"):
+        accelerator.prepare(model)
+    del prepared
+    accelerator.free_memory()
+    again = accelerator.prepare(model)
+    accelerator.backward(again(torch.full((2, 4), 1.0 + accelerator.process_index)).sum())
+    copies = accelerator.gather(model[0].up.grad[None])
+    torch.testing.assert_close(copies[0], copies[1], rtol=0, atol=0)

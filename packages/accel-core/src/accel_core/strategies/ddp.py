@@ -37,6 +37,8 @@ class DataParallelStrategy(Strategy):
         super().__init__(parts)
         # A wrapper holds its model, so a strong reference to it would keep both alive for ever.
         self._wrappers: MutableMapping[torch.nn.Module, ReferenceType[DistributedDataParallel]] = WeakIdKeyDictionary()
+        # By their identities, which nothing else gets while a wrapper lives: it holds its parameters.
+        self._averaged: MutableMapping[torch.nn.Module, frozenset[int]] = WeakIdKeyDictionary()
 
     def label(self) -> DistributedType:
         """Return the label of several processes on this device."""
@@ -59,23 +61,41 @@ class DataParallelStrategy(Strategy):
                 )
 
     def distribute(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Wrap a model that has parameters to train; the same model again gives the same wrapper."""
-        if not any(parameter.requires_grad for parameter in model.parameters()):
+        """Wrap a model that has parameters to train; the same model again gives the same wrapper.
+
+        Raises:
+            PreparationError: The model has parameters to train that its wrapper does not know.
+        """
+        trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
+        if not trained:
             return model
         kept = self._wrappers.get(model)
         wrapper = None if kept is None else kept()
         if wrapper is None:
-            # A subclass may have a plugin of its own, beside the arguments of DDP.
-            given = (plugin for plugin in self.parts.plugins if isinstance(plugin, DistributedDataParallelKwargs))
-            settings = next(given, None) or DistributedDataParallelKwargs()
-            arguments = settings.to_kwargs()
-            if self.world.device.index is not None and not is_spread(model):
-                arguments |= {"device_ids": [self.world.device.index], "output_device": self.world.device.index}
-            # The constructor compares and broadcasts parameters in collectives of its own.
-            with in_step(self.world, "prepare: DistributedDataParallel", _views(model)):
-                wrapper = DistributedDataParallel(model, **arguments)
-            settings.register_comm_hook(wrapper)
+            wrapper = self._wrap(model)
             self._wrappers[model] = ref(wrapper)
+            self._averaged[model] = frozenset(map(id, trained.values()))
+        strange = [name for name, each in trained.items() if id(each) not in self._averaged[model]]
+        if strange:
+            raise PreparationError(
+                "DistributedDataParallel averages the gradients of the parameters that a model trained when it was "
+                f"prepared; got the same model with {len(strange)} others: {', '.join(strange[:3])}. Add and unfreeze "
+                "parameters before prepare(), or delete the prepared model, call accelerator.free_memory() and "
+                "prepare everything again."
+            )
+        return wrapper
+
+    def _wrap(self, model: torch.nn.Module) -> DistributedDataParallel:
+        # A subclass may have a plugin of its own, beside the arguments of DDP.
+        given = (plugin for plugin in self.parts.plugins if isinstance(plugin, DistributedDataParallelKwargs))
+        settings = next(given, None) or DistributedDataParallelKwargs()
+        arguments = settings.to_kwargs()
+        if self.world.device.index is not None and not is_spread(model):
+            arguments |= {"device_ids": [self.world.device.index], "output_device": self.world.device.index}
+        # The constructor compares and broadcasts parameters in collectives of its own.
+        with in_step(self.world, "prepare: DistributedDataParallel", _views(model)):
+            wrapper = DistributedDataParallel(model, **arguments)
+        settings.register_comm_hook(wrapper)
         return wrapper
 
     def holds_whole(self, model: torch.nn.Module) -> bool:

@@ -159,7 +159,7 @@ def test_weights_without_a_model_are_refused() -> None:
     """A weighted window whose gradients cannot be found is an error, not a step of the wrong length."""
     accelerator = Accelerator()
     accelerator.prepare(nn.Linear(2, 1))
-    with pytest.raises(StateError, match=r"no gradient was found.*in 1 models\. Prepare the model"):
+    with pytest.raises(StateError, match=r"no gradients to apply.*got 1 models\. Prepare the model"):
         accelerator.backward(nn.Linear(2, 1)(torch.ones(3, 2)).sum(), weight=3)
 
 

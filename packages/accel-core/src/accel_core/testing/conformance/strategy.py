@@ -516,7 +516,7 @@ class StrategyConformance:
             Refusal(disk, PreparationError, "weights on disk"),
             Refusal(lost, PreparationError, lost_names if self.optimizers_follow else "together with its optimizer"),
             Refusal(mixed, ConfigurationError, r"weight=\.\.\."),
-            Refusal(stray, StateError, "no gradient was found"),
+            Refusal(stray, StateError, "no gradient|leads to none"),
         ]
         if self.strategy.join is Strategy.join and ensure().size > 1:
             found.append(Refusal(join, PreparationError, "cannot join processes"))

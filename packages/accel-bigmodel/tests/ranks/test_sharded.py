@@ -49,7 +49,7 @@ def test_each_process_takes_its_part(device: str, reads: str, tmp_path: Path) ->
         assert sharded.get_parameter(name).to_local().shape != value.shape
 
 
-@requires("torch:2.7")
+@requires("torch:2.8")
 @world(2)
 @pytest.mark.parametrize("device", ["meta", "cpu"])
 def test_what_was_loaded_in_parts_trains(device: str, tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from accel_core.testing import requires, world
 from accel_core.testing.world import run
 from accelerate.utils import FullyShardedDataParallelPlugin, compile_regions_fsdp2, fsdp_utils
 
-VERSION_2 = pytest.param(2, marks=requires("torch:2.7"))
+VERSION_2 = pytest.param(2, marks=requires("torch:2.8"))
 """Version 2 of FSDP trains on CPUs from that torch on."""
 
 
@@ -89,7 +89,7 @@ def whole(sharded: nn.Module) -> dict[str, torch.Tensor]:
     return {name: t.full_tensor() if isinstance(t, DTensor) else t for name, t in sharded.state_dict().items()}
 
 
-@requires("torch:2.7")
+@requires("torch:2.8")
 @world(2)
 def test_a_model_prepared_by_hand_trains_like_one_process() -> None:
     """Blocks are sharded in place, with activations recomputed and dropout alike, over any mesh of data axes."""
@@ -111,7 +111,7 @@ def test_a_model_prepared_by_hand_trains_like_one_process() -> None:
             torch.testing.assert_close(parameter.grad.full_tensor(), expected.grad, msg=name)  # type: ignore[union-attr]
 
 
-@requires("torch:2.7")
+@requires("torch:2.8")
 @world(2)
 def test_half_masters_and_ignored_modules_of_a_prepared_model() -> None:
     """What trains gets 32 bits under mixed precision, what is frozen keeps its own; ignored modules stay whole."""
@@ -142,7 +142,7 @@ def test_only_the_first_rank_needs_weights() -> None:
         assert prepared.head.weight is prepared.words.weight
 
 
-@requires("torch:2.7")
+@requires("torch:2.8")
 @pytest.mark.slow
 @world(2)
 @pytest.mark.parametrize("device", ["cpu", "meta"])
@@ -385,7 +385,7 @@ def held(sharded: nn.Module) -> dict[str, Any]:
     return {name: p.to_local().clone() for name, p in sharded.named_parameters()}  # type: ignore[attr-defined]
 
 
-@requires("torch:2.7")
+@requires("torch:2.8")
 @world(2)
 def test_only_the_form_that_is_asked_for_is_read(tmp_path: Path) -> None:
     """Other forms of a model in the folder are left alone; a failed save leaves the form that was there."""

@@ -44,7 +44,7 @@ def step(accelerator: Accelerator, model: nn.Module, optimizer: Any) -> None:
     optimizer.zero_grad()
 
 
-@requires("torch:2.7")  # the first that computes in shards on a CPU
+@requires("torch:2.8")  # the first that computes in shards on a CPU
 @pytest.mark.parametrize("kind", ["sharded", "context"])
 @world(2)
 def test_adapters_join_a_model_that_was_trained(kind: str) -> None:

@@ -488,7 +488,7 @@ def fully_sharded(**sizes: int) -> Accelerator:
     return Accelerator(cpu=True, fsdp_plugin=plugin, parallelism_config=axes, gradient_accumulation_steps=2)
 
 
-@requires("torch:2.7")
+@requires("torch:2.8")
 @world(2)
 def test_parameters_are_sharded_over_ranks_that_share_sequences() -> None:
     """FSDP2 over the same two ranks, with activations computed again, trains as one process."""
@@ -517,7 +517,7 @@ class Projected(nn.Module):
         return scores
 
 
-@requires("torch:2.7")
+@requires("torch:2.8")
 @world(4)
 def test_ranks_share_sequences_and_products() -> None:
     """Two by two ranks share parts of sequences and heads of attention, sharded or not, and train as one process."""
@@ -528,7 +528,7 @@ def test_ranks_share_sequences_and_products() -> None:
     equals_one_process(fully_sharded(tp_size=2), Projected)
 
 
-@requires("torch:2.7")
+@requires("torch:2.8")
 @world(4)
 def test_copies_and_shards_of_a_model_share_sequences_in_pairs() -> None:
     """Two by two ranks train as one process: shards of a model by parts of sequences, and copies by parts."""

@@ -26,7 +26,7 @@ from accel_core.strategies.fsdp2.strategy import FullyShardStrategy
 from accel_core.testing import requires, world
 from accel_core.testing.conformance.strategy import CASES, Case, StrategyConformance
 
-pytestmark = requires("torch:2.7")  # the first that computes in shards on a CPU
+pytestmark = requires("torch:2.8")  # the first that computes in shards on a CPU
 
 
 def plugin(**given: Any) -> FullyShardedDataParallelPlugin:

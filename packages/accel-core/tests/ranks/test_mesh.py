@@ -170,7 +170,7 @@ class OnThreeAxes(StrategyConformance):
         return {"parallelism_config": axes(**self.sizes_of_axes), **plugin}
 
 
-@requires("torch:2.7")
+@requires("torch:2.8")
 @world(8)
 def test_eight_ranks_on_three_axes_equal_one_process(tmp_path: Path) -> None:
     """Copies of shards of a split model, and shards along sequences of one, are trained, resumed and fed as by one."""

@@ -51,7 +51,7 @@ def _adam(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.Adam([{"params": [p], "lr": 0.01 * (i + 1)} for i, p in enumerate(model.parameters())])
 
 
-@requires("torch:2.7")  # the first that computes in shards on a CPU
+@requires("torch:2.8")  # the first that computes in shards on a CPU
 @pytest.mark.parametrize("order", ["together", "model first", "optimizer first"])
 @world(2, environment={"ACCELERATE_STRATEGY": "in-place"})
 def test_adam_goes_on_after_its_model_was_sharded(order: str) -> None:
@@ -86,7 +86,7 @@ def test_adam_goes_on_after_its_model_was_sharded(order: str) -> None:
     torch.testing.assert_close(own, dict(expected.state_dict()))
 
 
-@requires("torch:2.7")  # the first that computes in shards on a CPU
+@requires("torch:2.8")  # the first that computes in shards on a CPU
 @world(2, environment={"ACCELERATE_STRATEGY": "in-place"})
 def test_weights_scale_sharded_and_plain_gradients() -> None:
     """A weighted window of a model that is sharded in part is that of one process."""

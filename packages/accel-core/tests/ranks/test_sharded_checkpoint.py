@@ -249,7 +249,7 @@ def save_twice(place: Path) -> None:
         torch.save(before, place / "expected.pt")
 
 
-@requires("torch:2.7")  # the first that computes in shards on a CPU
+@requires("torch:2.8")  # the first that computes in shards on a CPU
 def test_parts_are_saved_and_loaded_on_any_number_of_ranks(tmp_path: Path) -> None:
     """Weights and moments of sharded models come back bit-equal, on three ranks and into a plain model on one."""
     failure = run(save_twice, 2, (tmp_path,))
@@ -260,7 +260,7 @@ def test_parts_are_saved_and_loaded_on_any_number_of_ranks(tmp_path: Path) -> No
         assert failure is None, failure
 
 
-@requires("torch:2.7")  # the first that computes in shards on a CPU
+@requires("torch:2.8")  # the first that computes in shards on a CPU
 @world(2)
 def test_a_rank_checks_only_the_files_that_it_reads(tmp_path: Path) -> None:
     """Of a checkpoint of as many ranks, a machine compares no other machine's part, and none's random states."""
@@ -288,7 +288,7 @@ def test_a_rank_checks_only_the_files_that_it_reads(tmp_path: Path) -> None:
     assert "rank_1.safetensors has checksum" in failure_of(folder.load_state, own, tmp_path / "ckpt").replace("' ", " ")
 
 
-@requires("torch:2.7")  # the first that computes in shards on a CPU
+@requires("torch:2.8")  # the first that computes in shards on a CPU
 @world(2)
 def test_a_plain_checkpoint_is_loaded_into_parts(tmp_path: Path) -> None:
     """Each rank takes its slices of whole weights and moments; what does not fit is refused, and nothing changed."""
@@ -319,7 +319,7 @@ def test_what_no_format_recognises_is_refused_by_name(tmp_path: Path) -> None:
     assert "written by DeepSpeed; got pytorch_model/, random_states_0.pkl" in text
 
 
-@requires("torch:2.7")  # the first that computes in shards on a CPU
+@requires("torch:2.8")  # the first that computes in shards on a CPU
 @world(2)
 def test_a_failure_while_ranks_plan_is_the_error_of_all(tmp_path: Path) -> None:
     """One rank fails before it exchanges, or exchanges more often: one error on both, and both can go on."""
@@ -345,7 +345,7 @@ def test_a_failure_while_ranks_plan_is_the_error_of_all(tmp_path: Path) -> None:
     folder.save_state(own, tmp_path / "ckpt")
 
 
-@requires("torch:2.7")  # the first that computes in shards on a CPU
+@requires("torch:2.8")  # the first that computes in shards on a CPU
 @world(2)
 def test_a_part_has_to_list_what_it_writes(tmp_path: Path) -> None:
     """A file that no part lists, or that none wrote: an error that names it, and the checkpoint before stands."""
@@ -371,7 +371,7 @@ def test_a_part_has_to_list_what_it_writes(tmp_path: Path) -> None:
     assert_equal(everything(other), before)
 
 
-@requires("torch:2.7")  # the first that computes in shards on a CPU
+@requires("torch:2.8")  # the first that computes in shards on a CPU
 @world(2)
 def test_a_plain_format_refuses_parts_of_tensors(tmp_path: Path) -> None:
     """A strategy that keeps the plain format though its optimizers are sharded cannot save a part as if it were all."""
@@ -424,7 +424,7 @@ def test_only_the_rank_that_writes_keeps_whole_weights(safe: bool, tmp_path: Pat
     weights.load_model(model, tmp_path / "model")
 
 
-@requires("torch:2.7")  # the first that computes in shards on a CPU
+@requires("torch:2.8")  # the first that computes in shards on a CPU
 @world(2)
 def test_a_rank_that_cannot_write_goes_on_gathering(tmp_path: Path) -> None:
     """The disk is full after the first weight: both ranks raise the same, none waits, and the old weights stand."""

@@ -167,7 +167,7 @@ def test_clipping_finds_the_gradients_of_replaced_parameters() -> None:
         accelerator.clip_grad_norm_(listed, 0.1)
 
 
-@requires("torch:2.7")  # the first that computes in shards on a CPU
+@requires("torch:2.8")  # the first that computes in shards on a CPU
 @world(4)
 def test_models_that_arrive_sharded() -> None:
     """One sharded over all ranks trains, its whole parameters too; one that leaves ranks out is refused."""

@@ -262,7 +262,7 @@ def test_ranks_that_split_a_model_skip_a_step_together() -> None:
     skips_together(parallelism_config=axes("auto"))
 
 
-@requires("torch:2.7")
+@requires("torch:2.8")
 @world(4)
 def test_ranks_that_shard_a_split_model_skip_a_step_together() -> None:
     """The same for shards of a split model, of which one rank of four holds an overflow."""

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from accel_core.errors import LaunchError
+from accel_core.testing import requires
 from accel_core.testing.world import run
 from accel_launch.supervision.ranks import RanksEnded
 from accel_launch.verify.comparison import Finding, compare, own_draw
@@ -108,7 +109,7 @@ def one_by_parts(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Ru
     return functools.cache(lambda parts: recorded(folder / str(parts), f"{VERIFIED}:split", parts=parts))
 
 
-@pytest.mark.parametrize("name", ["tp2", "cp2", "hsdp2x2", "fsdp2xtp2"])
+@pytest.mark.parametrize("name", ["tp2", "cp2", "hsdp2x2", pytest.param("fsdp2xtp2", marks=requires("torch:2.10"))])
 def test_a_mesh_is_equal_to_one_process(one_by_parts: Callable[[int], Run], name: str, tmp_path: Path) -> None:
     """Whatever the ranks share, losses over tokens, gradients, the norm over the mesh and updates are the same."""
     layout = layout_asked(name)

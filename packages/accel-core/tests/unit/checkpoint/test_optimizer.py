@@ -50,6 +50,7 @@ def build(name: str, seed: int) -> BareRun:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad=True:UserWarning")  # torch 2.8, in LBFGS
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_next_step_is_the_same_bit_for_bit(name: str, tmp_path: Path) -> None:
     """Three steps, save, two steps equal load and two steps, for a fresh optimizer and for one with state."""

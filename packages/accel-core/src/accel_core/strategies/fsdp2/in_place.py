@@ -55,7 +55,10 @@ def shard(
                 receive(block.modules(), world.device, () if handover is None else handover.parameters)
             # Where nothing is ignored the argument stays away: torch 2.6 has none of that name.
             ignored: dict[str, Any] = {"ignored_params": set(plan.whole(model))} if plan.replicated else {}
-            fully_shard(block, **ignored, **arguments)
+            sharded = fully_shard(block, **ignored, **arguments)
+            if world.device.type == "cpu":
+                # In torch 2.8 gloo leaves the sum where `reduce_scatter` is asked for an average.
+                sharded.set_force_sum_reduction_for_comms(True)
             if handover is not None:
                 handover.finish(world.device)
     for parameter in plan.whole(model):

@@ -66,9 +66,12 @@ class FullyShardStrategy(ShardedStrategy):
         """Also refuse what the installed torch cannot shard in place.
 
         Raises:
-            TorchVersionError: The ranks compute on CPUs, or parameters stay whole, and torch is 2.6.
+            TorchVersionError: The ranks compute on CPUs, parameters stay whole, or ranks split the model by tensor
+                parallel, and torch is too old for it.
         """
         plan = super().check_model(model)
+        if self.tensor is not None:
+            require_torch("fsdp2_with_tp")  # before, uneven parts came back in the wrong order
         if self.world.device.type == "cpu":
             require_torch("fsdp2_on_cpu")
         if plan.replicated:

@@ -63,7 +63,7 @@ def _available() -> dict[int | str, int]:
     if module is not None and module is not torch.mps:
         for index in range(module.device_count()):
             found[index] = int(module.mem_get_info(index)[0])
-    import psutil  # a tenth of what importing the drop-in costs
+    import psutil  # where it is needed: importing it takes longer than measuring
 
     free = int(psutil.virtual_memory().available)
     # On an Apple chip accelerator and host share one memory.

@@ -389,9 +389,16 @@ def deepspeed(session: nox.Session) -> None:
     environment = with_deepspeed(session)
     in_core = PACKAGES["accel-core"].folder / "tests"
     own = [in_core / "ranks" / f"test_{name}.py" for name in ("deepspeed", "ulysses")]
-    together = [("interop", "deepspeed"), ("interop", "ulysses"), ("newcomer", "deepspeed")]
+    together = [
+        ("interop", "deepspeed"),
+        ("interop", "ulysses"),
+        ("interop", "deepspeed_memory"),
+        ("newcomer", "deepspeed"),
+    ]
     clients = [ROOT / "tests-integration" / folder / f"test_{name}.py" for folder, name in together]
-    chosen = session.posargs or [*own, in_core / "unit" / "strategies" / "deepspeed", *clients]
+    verified = PACKAGES["accel-launch"].folder / "tests" / "ranks" / "test_verify_parallel.py"
+    shared = f"{verified}::test_sequences_that_ranks_share_are_equal_to_one_process"
+    chosen = session.posargs or [*own, in_core / "unit" / "strategies" / "deepspeed", shared, *clients]
     pytest(environment, "deepspeed", *chosen, env={"DS_ACCELERATOR": "cpu"})
 
 

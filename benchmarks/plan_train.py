@@ -47,6 +47,10 @@ ZERO = ("zero1x1", "zero2x1", "zero1x2", "zero2x2")
 BUCKET = 1_000_000  # elements; DeepSpeed's own, 500 million, would hide everything else
 CHECKPOINTING = ("transformer/single", "transformer/fsdp2")
 BF16 = ("transformer/single",)
+ZERO_BF16 = ("zero1x2", "zero2x2")
+ZERO_ACCUMULATED = ("zero1x2", "zero2x2")
+PASSES = 3
+"""Backward passes of a step that accumulates."""
 
 
 def mlp() -> Any:
@@ -162,7 +166,7 @@ def classes(output: Any, _: Any) -> Any:
 # ---- predicted -----------------------------------------------------------------------------------------------------
 
 
-def command(case: str, layout: str, checkpointing: bool, precision: str) -> list[str]:
+def command(case: str, layout: str, checkpointing: bool, precision: str, passes: int) -> list[str]:
     """Return the command line that predicts."""
     facts, here = CASES[case], Path(__file__).stem
     shape = ["--sample", facts["sample"]] if "sample" in facts else ["--sequence", str(facts["sequence"])]
@@ -170,17 +174,17 @@ def command(case: str, layout: str, checkpointing: bool, precision: str) -> list
         sys.executable, "-W", "ignore", "-m", "accel_bigmodel", "plan", "--train", f"{here}:{case}", "--layout", layout,
         "--batch", str(facts["batch"]), *shape, "--loss", f"{here}:{facts['loss']}", "--mixed-precision", precision,
         "--checkpointing", "yes" if checkpointing else "no", "--device", "cpu",
-        "--reduce-bucket", str(BUCKET),
+        "--reduce-bucket", str(BUCKET), "--accumulation", str(passes),
     ]  # fmt: skip
 
 
-def predicted(case: str, layout: str, checkpointing: bool, precision: str) -> tuple[int, float]:
+def predicted(case: str, layout: str, checkpointing: bool, precision: str, passes: int) -> tuple[int, float]:
     """Return the bytes that are predicted, and the seconds that it took."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "plan.json"
         begun = time.perf_counter()
         subprocess.run(
-            [*command(case, layout, checkpointing, precision), "--json", str(file)],
+            [*command(case, layout, checkpointing, precision, passes), "--json", str(file)],
             check=True, stdout=subprocess.DEVNULL, cwd=Path(__file__).parent,
         )  # fmt: skip
         seconds = time.perf_counter() - begun
@@ -190,7 +194,7 @@ def predicted(case: str, layout: str, checkpointing: bool, precision: str) -> tu
 # ---- measured ------------------------------------------------------------------------------------------------------
 
 
-def accelerator_of(layout: str, precision: str) -> Any:
+def accelerator_of(layout: str, precision: str, passes: int) -> Any:
     """Return an Accelerator of this rank on a layout."""
     from accel_core.accelerator import Accelerator
     from accel_core.mesh.layout import MESH_AXES
@@ -204,16 +208,23 @@ def accelerator_of(layout: str, precision: str) -> Any:
         from accel_core.plugins.deepspeed import DeepSpeedPlugin
 
         zero = {"stage": spec.zero_stage, "reduce_bucket_size": BUCKET}
-        config = {"train_micro_batch_size_per_gpu": 1, "gradient_clipping": 0.0, "zero_optimization": zero}
+        config = {
+            "train_micro_batch_size_per_gpu": 1,
+            "gradient_accumulation_steps": "auto",
+            "gradient_clipping": 0.0,
+            "zero_optimization": zero,
+            # On a CPU, batch norm takes statistics in the dtype of its weights only.
+            "data_types": {"buffer_dtype": "bf16" if precision == "bf16" else None},
+        }
         settings["deepspeed_plugin"] = DeepSpeedPlugin(hf_ds_config=config)
     if spec.engine == "fsdp":
         settings["fsdp_plugin"] = FullyShardedDataParallelPlugin(fsdp_version=2)
     if spec.engine in ("fsdp", "mesh"):
         settings["parallelism_config"] = ParallelismConfig(**{f"{axis}_size": spec.size(axis) for axis in MESH_AXES})
-    return spec, Accelerator(cpu=True, mixed_precision=precision, **settings)
+    return spec, Accelerator(cpu=True, mixed_precision=precision, gradient_accumulation_steps=passes, **settings)
 
 
-def train(case: str, layout: str, checkpointing: bool, precision: str, alone: bool) -> dict[str, int]:
+def train(case: str, layout: str, checkpointing: bool, precision: str, passes: int, alone: bool) -> dict[str, int]:
     """Train three steps on this rank; return the most bytes of the third."""
     import torch
     from torch.distributed import init_process_group
@@ -227,7 +238,7 @@ def train(case: str, layout: str, checkpointing: bool, precision: str, alone: bo
         from torch.testing._internal.distributed.fake_pg import FakeStore
 
         init_process_group("fake", store=FakeStore(), rank=0, world_size=parse_layout(layout).ranks)
-    spec, accelerator = accelerator_of(layout, precision)
+    spec, accelerator = accelerator_of(layout, precision, passes)
     facts, before = CASES[case], resident("VmRSS")
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
         net = globals()[case]()
@@ -235,10 +246,13 @@ def train(case: str, layout: str, checkpointing: bool, precision: str, alone: bo
             recompute_blocks(net)
         net, optimizer = accelerator.prepare(net, torch.optim.AdamW(net.parameters()))
         each = facts["batch"] // spec.layout().replicas
+        # DeepSpeed's engine casts weights, and leaves batches to the loop.
+        dtype = torch.bfloat16 if spec.engine == "deepspeed" and precision == "bf16" else None
         for _ in range(3):
             Path("/proc/self/clear_refs").write_text("5")
             with record_function("step"):
-                step(accelerator, net, optimizer, facts, each)
+                for _ in range(passes):
+                    step(accelerator, net, optimizer, facts, each, dtype)
     peak = resident("VmHWM")
     with tempfile.TemporaryDirectory() as folder:
         found.export_chrome_trace(f"{folder}/trace.json")
@@ -255,21 +269,22 @@ def recompute_blocks(net: Any) -> None:
     recompute(net.blocks if hasattr(net, "blocks") else net[0], offload=False)
 
 
-def step(accelerator: Any, net: Any, optimizer: Any, facts: dict[str, Any], batch: int) -> None:
-    """Train one step."""
+def step(accelerator: Any, net: Any, optimizer: Any, facts: dict[str, Any], batch: int, dtype: Any) -> None:
+    """Train on one batch, which may be the last one of a step."""
     import torch
 
     if "sequence" in facts:
         inputs = torch.zeros((batch, facts["sequence"]), dtype=torch.long)
         context = accelerator.maybe_context_parallel(buffers=[inputs], buffer_seq_dims=[1])
     else:
-        inputs = torch.zeros((batch, *map(int, facts["sample"].split("x"))))
+        inputs = torch.zeros((batch, *map(int, facts["sample"].split("x"))), dtype=dtype)
         context = accelerator.maybe_context_parallel()
-    with context:
-        output = net(inputs)
-        accelerator.backward(globals()[facts["loss"]](output, inputs))
-    optimizer.step()
-    optimizer.zero_grad()
+    with accelerator.accumulate(net):
+        with context:
+            output = net(inputs)
+            accelerator.backward(globals()[facts["loss"]](output, inputs))
+        optimizer.step()
+        optimizer.zero_grad()
 
 
 def resident(name: str) -> int:
@@ -278,7 +293,9 @@ def resident(name: str) -> int:
     return int(lines[name].split()[0]) * 1024
 
 
-def measured(case: str, layout: str, checkpointing: bool, precision: str, alone: bool = False) -> dict[str, int]:
+def measured(
+    case: str, layout: str, checkpointing: bool, precision: str, passes: int, alone: bool = False
+) -> dict[str, int]:
     """Train on all ranks of a layout, or on the first alone; return the most that one of them had."""
     from accel_core.mesh.spec import parse_layout
 
@@ -295,7 +312,7 @@ def measured(case: str, layout: str, checkpointing: bool, precision: str, alone:
             "OMP_NUM_THREADS": "1",
             **({} if size == 1 else {k: str(v) for k, v in place.items()}),
         }
-        arguments = ["--worker", case, layout, str(int(checkpointing)), precision, str(int(alone))]
+        arguments = ["--worker", case, layout, str(int(checkpointing)), precision, str(passes), str(int(alone))]
         command = [sys.executable, "-W", "ignore", __file__, *arguments]
         ranks.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))
     found = [json.loads(rank.communicate(timeout=300)[0].splitlines()[-1]) for rank in ranks]
@@ -321,34 +338,39 @@ def main() -> None:
     """Print the table, or be a rank of a measurement."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="measure what begins with this, such as transformer/fsdp")
-    parser.add_argument("--worker", nargs=5, help=argparse.SUPPRESS)
+    parser.add_argument("--worker", nargs=6, help=argparse.SUPPRESS)
     parser.add_argument("--peer", help="not used")
     args = parser.parse_args()
     if args.worker:
-        case, layout, checkpointing, precision, alone = args.worker
-        print(json.dumps(train(case, layout, checkpointing == "1", precision, alone == "1")))
+        case, layout, checkpointing, precision, passes, alone = args.worker
+        print(json.dumps(train(case, layout, checkpointing == "1", precision, int(passes), alone == "1")))
         return
-    rows = [(case, layout, False, "no") for case, layouts in LAYOUTS.items() for layout in layouts]
-    rows += [(case, layout, False, "no") for case in CASES for layout in ZERO if find_spec("deepspeed")]
-    rows += [(*name.split("/"), True, "no") for name in CHECKPOINTING]
-    rows += [(*name.split("/"), False, "bf16") for name in BF16]
+    rows = [(case, layout, False, "no", 1) for case, layouts in LAYOUTS.items() for layout in layouts]
+    rows += [(*name.split("/"), True, "no", 1) for name in CHECKPOINTING]
+    rows += [(*name.split("/"), False, "bf16", 1) for name in BF16]
+    if find_spec("deepspeed"):
+        rows += [(case, layout, False, "no", 1) for case in CASES for layout in ZERO]
+        rows += [(case, layout, False, "bf16", 1) for case in CASES for layout in ZERO_BF16]
+        rows += [(case, layout, False, "no", PASSES) for case in CASES for layout in ZERO_ACCUMULATED]
+        rows += [("transformer", layout, False, "bf16", PASSES) for layout in ZERO_ACCUMULATED]
     columns = ("model", "layout", "predicted, MiB", "program, MiB", "predicted ÷ program", "gloo, MiB",
                "predicted ÷ gloo", "growth of the process, MiB", "predicted in")  # fmt: skip
     print(f"| {' | '.join(columns)} |\n{'|---' * len(columns)}|")
     from accel_core.mesh.spec import parse_layout
 
     worst = 0.0
-    for case, layout, checkpointing, precision in rows:
-        if not f"{case}/{layout}".startswith(args.only):
+    for case, layout, checkpointing, precision, passes in rows:
+        words = f"{layout}{', checkpointing' * checkpointing}{', bf16' * (precision == 'bf16')}"
+        words += f", {passes} passes" * (passes > 1)
+        if not f"{case}/{words}".startswith(args.only):
             continue
-        expected, seconds = predicted(case, layout, checkpointing, precision)
+        expected, seconds = predicted(case, layout, checkpointing, precision, passes)
         engine = parse_layout(layout).engine
-        gloo = measured(case, layout, checkpointing, precision)
+        gloo = measured(case, layout, checkpointing, precision, passes)
         # Reductions of DistributedDataParallel are done in place, and it does not take the fake group.
         here = engine in ("single", "ddp")
-        program = gloo if here else measured(case, layout, checkpointing, precision, alone=True)
+        program = gloo if here else measured(case, layout, checkpointing, precision, passes, alone=True)
         worst = max(worst, abs(expected / program["allocated"] - 1))
-        words = f"{layout}{', checkpointing' * checkpointing}{', bf16' * (precision == 'bf16')}"
         cells = [case, words, f"{expected / MIB:.1f}"]
         for found in (program, gloo):
             cells += [f"{found['allocated'] / MIB:.1f}", f"{expected / found['allocated']:.3f}"]

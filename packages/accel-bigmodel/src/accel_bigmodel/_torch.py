@@ -1,7 +1,7 @@
 """The private names of torch that accel_bigmodel uses, each imported here and nowhere else.
 
-A private name may change with any release of torch, so each comes with the reason why no public one serves. All are
-known from torch 2.13 on, the oldest that is supported; a test looks each of them up.
+A private name may change with any release of torch, so each comes with the reason why no public one serves. A test
+looks each of them up.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from torch._C import DisableTorchFunctionSubclass
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from accel_core.host.versions import is_torch_version
+
 __all__ = [
     "PRIVATE_NAMES",
     "DisableTorchFunctionSubclass",
@@ -21,6 +23,7 @@ __all__ = [
     "fake_store",
     "make_subclass",
     "tree_leaves",
+    "without_greetings",
 ]
 
 make_subclass = torch.Tensor._make_subclass
@@ -39,6 +42,23 @@ def fake_store() -> Any:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     return FakeStore()
+
+
+def without_greetings(stage: Any) -> Any:
+    """Keep a stage on a CPU from greeting its neighbors before its first batch, before torch 2.10.
+
+    Torch 2.9 sends a whole number of 8 bytes there and expects a float of 4, at which gloo ends the process. The
+    greeting only opens connections, which gloo has already.
+
+    Args:
+        stage: A stage of `torch.distributed.pipelining`.
+
+    Returns:
+        The same stage.
+    """
+    if is_torch_version("<", "2.10") and stage.device.type == "cpu":
+        stage._get_init_p2p_neighbors_ops = list
+    return stage
 
 
 PRIVATE_NAMES = {
@@ -63,6 +83,9 @@ PRIVATE_NAMES = {
     ),
     "torch.testing._internal.distributed.fake_pg:FakeStore": (
         "One process stands for a rank of many: torch's fake process group, which it documents, needs this store."
+    ),
+    "torch.distributed.pipelining.stage:PipelineStage._get_init_p2p_neighbors_ops": (
+        "Torch 2.9 exchanges numbers of different sizes in it; no option leaves it out."
     ),
     "torch:UntypedStorage._cdata": (
         "Storages on the meta device have no addresses of data by which they could be told apart."

@@ -75,6 +75,12 @@ def cpu_offload(
 
     Returns:
         The model.
+
+    Examples:
+        >>> model = cpu_offload(model, execution_device=accelerator.device)
+        >>> scores = model(torch.rand(2, 64))
+        >>> model.head.weight.device  # between forwards
+        device(type='meta')
     """
     device = _execution_device(model, execution_device)
     if state_dict is None:
@@ -120,6 +126,10 @@ def disk_offload(
 
     Raises:
         OffloadError: When the folder holds other weights than the model, lacks some, or cannot be written.
+
+    Examples:
+        >>> model = disk_offload(model, "on_disk")
+        >>> scores = model(torch.rand(2, 64))
     """
     device = _execution_device(model, execution_device)
     needed = {name for name, _ in model.named_parameters(remove_duplicate=False)}
@@ -173,6 +183,12 @@ def cpu_offload_with_hook(
 
     Returns:
         The model and its hook.
+
+    Examples:
+        >>> encoder, encoder_hook = cpu_offload_with_hook(torch.nn.Linear(64, 64))
+        >>> decoder, decoder_hook = cpu_offload_with_hook(Net(), prev_module_hook=encoder_hook)
+        >>> scores = decoder(encoder(torch.rand(2, 64)))  # the encoder leaves when the decoder runs
+        >>> decoder_hook.offload()
     """
     hook = CpuOffload(execution_device=execution_device, prev_module_hook=prev_module_hook)
     add_hook_to_module(model, hook, append=True)

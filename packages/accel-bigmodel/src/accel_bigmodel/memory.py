@@ -37,6 +37,10 @@ def get_max_memory(max_memory: Mapping[int | str, int | str] | None = None) -> d
 
     Raises:
         ConfigurationError: When a device is none, or a size cannot be read.
+
+    Examples:
+        >>> get_max_memory({"cpu": "2GB", "disk": "1GiB"})
+        {'cpu': 2000000000, 'disk': 1073741824}
     """
     if max_memory is None:
         return _available()
@@ -63,7 +67,7 @@ def _available() -> dict[int | str, int]:
     if module is not None and module is not torch.mps:
         for index in range(module.device_count()):
             found[index] = int(module.mem_get_info(index)[0])
-    import psutil  # where it is needed: importing it takes longer than measuring
+    import psutil  # here, because every import of the drop-in would wait for it
 
     free = int(psutil.virtual_memory().available)
     # On an Apple chip accelerator and host share one memory.

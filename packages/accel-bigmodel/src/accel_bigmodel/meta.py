@@ -90,6 +90,12 @@ def init_on_device(device: torch.device | str, include_buffers: bool | None = No
 
     Yields:
         Nothing.
+
+    Examples:
+        >>> with init_on_device("meta"):
+        ...     model = Net()
+        >>> model.head.weight.device
+        device(type='meta')
     """
     if include_buffers is None:
         include_buffers = environ.flag("ACCELERATE_INIT_INCLUDE_BUFFERS", default=False)
@@ -145,7 +151,7 @@ def _place_parameter(module: nn.Module, name: str, parameter: nn.Parameter | Non
 
 
 def _leave_unfilled(parameter: nn.Parameter, placement: _Placement) -> None:
-    """Have an empty parameter ignore random initialisers until the placement ends."""
+    """Have an empty parameter ignore random initializers until the placement ends."""
     if type(parameter) is nn.Parameter and parameter.is_meta:
         parameter.__class__ = _Unfilled
         placement.unfilled.append(parameter)

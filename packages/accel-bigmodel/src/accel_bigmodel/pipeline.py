@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from accel_bigmodel._torch import without_greetings
 from accel_bigmodel.device_map.infer import infer_auto_device_map
 from accel_bigmodel.sizes import calculate_maximum_sizes
 from accel_core.comm.batch import find_batch_size, pad_input_tensors, send_to_device, slice_tensors
@@ -85,7 +86,7 @@ def build_pipeline(
 
     Raises:
         ConfigurationError: When the stages are not as many as the processes.
-        TorchVersionError: When the model has an `nn.Sequential`, which the tracer of torch 2.6 cannot follow.
+        TorchVersionError: When the model has an `nn.Sequential`, which the tracer cannot follow before torch 2.10.
     """
     if any(isinstance(module, nn.Sequential) for module in model.modules()):
         require_torch("pipeline_of_sequential")
@@ -100,7 +101,7 @@ def build_pipeline(
             f"A pipeline has one stage per process; got {pipe.num_stages} stages and {world.size} processes. Pass "
             f"{world.size - 1} split points, or run with another number of processes."
         )
-    stage = pipe.build_stage(world.rank, device=world.device)
+    stage = without_greetings(pipe.build_stage(world.rank, device=world.device))
     return ScheduleGPipe(stage, num_chunks)
 
 
@@ -219,6 +220,12 @@ def prepare_pippy(
 
     Raises:
         ConfigurationError: When the stages are not as many as the processes, or no example input is a tensor.
+
+    Examples:
+        >>> model = prepare_pippy(model, split_points=["head"], example_args=(torch.rand(2, 64),))  # doctest: +SKIP
+        >>> scores = model(torch.rand(2, 64))  # doctest: +SKIP
+        >>> scores is None  # doctest: +SKIP
+        True
     """
     world = ensure()
     args, kwargs = tuple(example_args or ()), dict(example_kwargs or {})

@@ -125,6 +125,12 @@ def set_module_tensor_to_device(
     Raises:
         ConfigurationError: When the module has no such tensor, or no value is given for an empty one.
         CheckpointMismatchError: When the value has another shape.
+
+    Examples:
+        >>> layer = torch.nn.Linear(2, 2, device="meta")
+        >>> set_module_tensor_to_device(layer, "bias", "cpu", value=torch.zeros(2))
+        >>> layer.bias.device, layer.weight.device
+        (device(type='cpu'), device(type='meta'))
     """
     owner, name = owner_of(module, tensor_name)
     is_buffer = name in owner._buffers
@@ -225,6 +231,16 @@ def retie_parameters(model: nn.Module, tied_params: Sequence[Sequence[str]]) -> 
         model: The model.
         tied_params: Groups of dotted names, as `find_tied_parameters` gives them. In each group the first name whose
             tensor is not empty is the one that the others get.
+
+    Examples:
+        >>> from accel import find_tied_parameters
+        >>> model = torch.nn.Sequential(torch.nn.Embedding(8, 4), torch.nn.Linear(4, 8, bias=False))
+        >>> model[1].weight = model[0].weight
+        >>> tied = find_tied_parameters(model)
+        >>> model[1].weight = torch.nn.Parameter(torch.rand(8, 4))  # a load that gives each its own
+        >>> retie_parameters(model, tied)
+        >>> model[1].weight is model[0].weight
+        True
     """
     for group in tied_params:
         found: nn.Parameter | None = None

@@ -94,6 +94,11 @@ def get_max_layer_size(
 
     Returns:
         The bytes of the largest layer, and the names of all layers of that size.
+
+    Examples:
+        >>> sizes = compute_module_sizes(model)
+        >>> get_max_layer_size(list(model.named_children()), sizes, ["Block"])
+        (16640, ['blocks.0', 'blocks.1'])
     """
     whole = set(no_split_module_classes or ())
     largest, names = 0, []

@@ -108,7 +108,7 @@ def build_and_fail(module: nn.Module) -> None:
 
 
 def test_parameters_are_plain_ones_afterwards() -> None:
-    """Initialisers do nothing while a model is built; afterwards, and in copies, parameters are torch's own."""
+    """Initializers do nothing while a model is built; afterwards, and in copies, parameters are torch's own."""
     with init_empty_weights():
         model = Tied()
         assert model.first.weight.normal_() is model.first.weight

@@ -80,7 +80,11 @@ def not_in_cache(name: str, reason: str) -> CheckpointNotFoundError:
 
 
 def in_one_line(failure: Exception) -> str:
-    """Return what a library's error says, in one line that ends with a full stop."""
+    """Return the message of a library's error in one line that ends with a full stop.
+
+    Args:
+        failure: The error; line breaks in its message become spaces.
+    """
     return " ".join(str(failure).split()).rstrip(".") + "."
 
 

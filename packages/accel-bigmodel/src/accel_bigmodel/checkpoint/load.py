@@ -135,6 +135,13 @@ def load_checkpoint_in_model(
         OffloadError: When weights must be written and `offload_folder` is missing or cannot be.
         DeviceMapError: When the device map misses a tensor, or has it on the disk and elsewhere.
         DeviceUnavailableError: When the device map names a device that is not here.
+
+    Examples:
+        >>> from accel import init_empty_weights
+        >>> with init_empty_weights():
+        ...     model = Net()
+        >>> load_checkpoint_in_model(model, "checkpoint", device_map={"": "cpu"})
+        LoadedKeys(missing_keys=[], unexpected_keys=[])
     """
     if device_map is not None:
         device_map = in_names_of(model, device_map)
@@ -409,6 +416,13 @@ def load_offloaded_weights(
         model: The model.
         index: Entries by weight name; nothing is loaded without.
         offload_folder: The folder with the `.dat` files.
+
+    Examples:
+        >>> import json
+        >>> from accel import offload_state_dict
+        >>> offload_state_dict("loaded", model.state_dict())
+        >>> with open("loaded/index.json") as file:
+        ...     load_offloaded_weights(model, json.load(file), "loaded")
     """
     if not index:
         return

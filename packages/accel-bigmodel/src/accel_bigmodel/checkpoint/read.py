@@ -413,6 +413,11 @@ def load_state_dict(
 
     Raises:
         CheckpointError: When the file is missing, damaged, or would run code.
+
+    Examples:
+        >>> weights = load_state_dict("checkpoint/model.safetensors", device_map={"": "cpu"})
+        >>> weights["head.weight"].shape
+        torch.Size([10, 64])
     """
     shard = open_shard(checkpoint_file)
     tensors: dict[str, torch.Tensor] = {}

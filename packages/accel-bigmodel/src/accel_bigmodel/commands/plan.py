@@ -88,7 +88,7 @@ def _add_training(group: argparse._ArgumentGroup) -> None:
         "--reduce-bucket",
         default=None,
         metavar="N",
-        help="elements of DeepSpeed's reduce_bucket_size, for zero (default: its own, 500000000)",
+        help="elements of DeepSpeed's reduce_bucket_size, for zero1 and zero2 (default: its own, 500000000)",
     )
     group.add_argument(
         "--device",

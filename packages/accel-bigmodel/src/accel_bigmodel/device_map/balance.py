@@ -31,6 +31,11 @@ def get_balanced_memory(
 
     Returns:
         Bytes by device. The last accelerator keeps its limit, so that nothing is left over.
+
+    Examples:
+        >>> limits = get_balanced_memory(model, {"cpu": "1GB", "disk": "4GB"})  # by default, what is free
+        >>> limits["cpu"]
+        1000000000
     """
     limits = get_max_memory(max_memory)
     accelerators = [device for device in limits if device not in ("cpu", "disk") and limits[device] > 0]

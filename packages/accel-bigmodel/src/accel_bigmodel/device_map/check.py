@@ -92,6 +92,9 @@ def check_device_map(model: nn.Module, device_map: Mapping[str, AnyDevice]) -> N
 
     Raises:
         DeviceMapError: When some tensors have no device, or two of which one is the disk; all of them are named.
+
+    Examples:
+        >>> check_device_map(model, {"blocks": "cpu", "head": "disk"})
     """
     names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
     names += [name for name, _ in model.named_buffers(remove_duplicate=False)]

@@ -55,7 +55,7 @@ class Segment:
     """A stretch of a bar.
 
     Attributes:
-        purpose: What its bytes are for: one of those that have a colour, such as "weights" or "free".
+        purpose: What its bytes are for: one of those that have a color, such as "weights" or "free".
         nbytes: Its length.
         name: What is written in it, as far as there is room.
         title: What a pointer over it shows.
@@ -83,7 +83,7 @@ class Bar:
 
 
 def draw_bars(title: str, bars: Sequence[Bar]) -> str:
-    """Draw bars of bytes, all to one scale, above an axis; colours follow the reader's light or dark scheme.
+    """Draw bars of bytes, all to one scale, above an axis; colors follow the reader's light or dark scheme.
 
     Args:
         title: What is written above.

@@ -23,6 +23,13 @@ class Workload:
         sequence: Tokens in a sequence.
         args: Positional arguments of the forward instead of token numbers; shapes and dtypes are used alone.
         kwargs: Keyword arguments of the forward.
+
+    Examples:
+        >>> from accel import plan_device_map
+        >>> workload = Workload(args=(torch.rand(8, 64),))
+        >>> plan = plan_device_map(model, {"cpu": "1GB"}, headroom=workload)
+        >>> plan.device_map
+        {'': 'cpu'}
     """
 
     batch: int = 1

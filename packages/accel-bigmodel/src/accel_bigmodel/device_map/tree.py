@@ -116,7 +116,11 @@ class Node:
         return [child for child in self.children if child.is_module]
 
     def leaves(self) -> "Iterator[Node]":
-        """Walk the tensors below, in the order of the tree."""
+        """Walk the tensors below this node, or the node itself if it is one, in the order of the tree.
+
+        Returns:
+            The tensors, depth first.
+        """
         stack = [self]
         while stack:
             node = stack.pop()
@@ -126,7 +130,11 @@ class Node:
                 yield node
 
     def holds(self, other: "Node") -> bool:
-        """Return whether another node is this one or below it."""
+        """Return whether another node is this one or below it.
+
+        Args:
+            other: A node of the same tree.
+        """
         return self.order <= other.order < self._counts.ends.get(self.order, self.order + 1)
 
 
@@ -145,7 +153,11 @@ class Tree:
         self.ties: list[list[Node]] = []
 
     def at(self, order: int) -> Node:
-        """Return the node of a number."""
+        """Return the node with a given number.
+
+        Args:
+            order: A node's `order`, its place when the tree is walked from the root.
+        """
         node = self.root
         while node.order != order:
             node = node.children[bisect_right(node.children, order, key=lambda child: child.order) - 1]

@@ -77,6 +77,15 @@ class AlignDevicesHook(ModelHook):
         place_submodules: Whether the tensors of submodules belong to this hook as well.
         skip_keys: Keyword arguments and output keys that are not moved.
         tied_params_map: Copies on devices by the address of the original; a tied weight is copied once per device.
+
+    Examples:
+        >>> from accel import add_hook_to_module
+        >>> hook = AlignDevicesHook(execution_device="cpu", offload=True)
+        >>> layer = add_hook_to_module(torch.nn.Linear(2, 2), hook)
+        >>> layer.weight.device
+        device(type='meta')
+        >>> layer(torch.rand(1, 2)).device
+        device(type='cpu')
     """
 
     _pre_is_overridden = False

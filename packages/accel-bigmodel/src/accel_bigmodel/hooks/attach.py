@@ -50,6 +50,10 @@ def attach_execution_device_hook(
         skip_keys: Keyword arguments and output keys that are not moved.
         preload_module_classes: Classes whose instances get their submodules' weights at once.
         tied_params_map: Copies on devices by the address of the original.
+
+    Examples:
+        >>> attach_execution_device_hook(model, accelerator.device)
+        >>> scores = model(torch.rand(2, 64))  # inputs and weights may come from any device
     """
     if "_hf_hook" not in module.__dict__ and len(module.state_dict()) > 0:
         add_hook_to_module(
@@ -85,6 +89,12 @@ def attach_align_device_hook(
         preload_module_classes: Classes whose instances load their submodules' weights too, for modules that use a
             submodule's weights without calling it.
         tied_params_map: Copies on devices by the address of the original.
+
+    Examples:
+        >>> weights = dict(model.state_dict())
+        >>> attach_align_device_hook(model, execution_device="cpu", offload=True, weights_map=weights)
+        >>> model.head.weight.device
+        device(type='meta')
     """
     no_split = offload and _preloads(module, preload_module_classes)
     holds_tensors = any(value is not None for value in (*module._parameters.values(), *module._buffers.values()))
@@ -141,6 +151,10 @@ def attach_align_device_hook_on_blocks(
         skip_keys: Keyword arguments and output keys that are not moved.
         preload_module_classes: Classes whose instances load their submodules' weights too.
         tied_params_map: Copies on devices by the address of the original.
+
+    Examples:
+        >>> attach_align_device_hook_on_blocks(model, execution_device={"": "cpu", "blocks": "cpu", "head": "cpu"})
+        >>> scores = model(torch.rand(2, 64))
     """
     common = _Common(weights_map, offload_buffers, skip_keys, preload_module_classes, tied_params_map)
     if not isinstance(execution_device, Mapping) and not isinstance(offload, dict):
@@ -277,6 +291,12 @@ def has_offloaded_params(module: nn.Module) -> bool:
 
     Returns:
         True when it carries an offloading `AlignDevicesHook`, alone or in a sequence.
+
+    Examples:
+        >>> from accel import cpu_offload
+        >>> model = cpu_offload(model)
+        >>> has_offloaded_params(model.head)
+        True
     """
     return _offloading_hook(_hooked(module)) is not None
 

@@ -19,6 +19,10 @@ class CpuOffload(ModelHook):
     Args:
         execution_device: Where it runs; by default the accelerator, or the CPU when there is none.
         prev_module_hook: The hook of the model that runs before; it is offloaded when this one runs.
+
+    Examples:
+        >>> from accel import add_hook_to_module
+        >>> model = add_hook_to_module(model, CpuOffload(execution_device=accelerator.device))
     """
 
     def __init__(
@@ -59,6 +63,13 @@ class UserCpuOffloadHook:
     Args:
         model: The model.
         hook: Its hook.
+
+    Examples:
+        >>> from accel import cpu_offload_with_hook
+        >>> model, hook = cpu_offload_with_hook(model)
+        >>> scores = model(torch.rand(2, 64))
+        >>> hook.offload()  # back to the CPU
+        >>> hook.remove()
     """
 
     def __init__(self, model: nn.Module, hook: ModelHook) -> None:

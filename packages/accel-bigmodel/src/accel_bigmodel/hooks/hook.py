@@ -22,6 +22,14 @@ class ModelHook:
 
     Attributes:
         no_grad: Whether the forward runs under `torch.no_grad()`.
+
+    Examples:
+        >>> class Double(ModelHook):
+        ...     def post_forward(self, module, output):
+        ...         return output * 2
+        >>> layer = add_hook_to_module(torch.nn.Identity(), Double())
+        >>> layer(torch.ones(2))
+        tensor([2., 2.])
     """
 
     no_grad = False
@@ -121,13 +129,18 @@ class SequentialHook(ModelHook):
 
     Args:
         hooks: The hooks.
+
+    Examples:
+        >>> from accel import AlignDevicesHook
+        >>> hook = SequentialHook(ModelHook(), AlignDevicesHook(execution_device="cpu"))
+        >>> layer = add_hook_to_module(torch.nn.Linear(2, 2), hook)
     """
 
     def __init__(self, *hooks: ModelHook) -> None:
         self.hooks = hooks
 
     def init_hook(self, module: nn.Module) -> nn.Module:
-        """Initialise every hook."""
+        """Initialize every hook."""
         for hook in self.hooks:
             module = hook.init_hook(module)
         return module
@@ -331,6 +344,11 @@ def add_hook_to_module(module: nn.Module, hook: ModelHook, append: bool = False)
 
     Returns:
         The module.
+
+    Examples:
+        >>> from accel import AlignDevicesHook
+        >>> model = add_hook_to_module(model, AlignDevicesHook(execution_device="cpu"))
+        >>> model = add_hook_to_module(model, ModelHook(), append=True)
     """
     present = module.__dict__.get("_hf_hook")
     if present is not None and append:
@@ -359,6 +377,12 @@ def remove_hook_from_module(module: nn.Module, recurse: bool = False) -> nn.Modu
 
     Returns:
         The module.
+
+    Examples:
+        >>> from accel import cpu_offload
+        >>> model = remove_hook_from_module(cpu_offload(model), recurse=True)
+        >>> model.head.weight.device
+        device(type='cpu')
     """
     if recurse:
         for submodule in list(module.modules()):
@@ -384,5 +408,12 @@ def remove_hook_from_submodules(module: nn.Module) -> None:
 
     Args:
         module: The module, changed in place.
+
+    Examples:
+        >>> from accel import cpu_offload
+        >>> model = cpu_offload(model)
+        >>> remove_hook_from_submodules(model)
+        >>> model.head.weight.device
+        device(type='cpu')
     """
     remove_hook_from_module(module, recurse=True)

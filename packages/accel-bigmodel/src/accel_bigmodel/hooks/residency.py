@@ -102,7 +102,7 @@ class Residency:
     """The offloaded tensors of one module under one hook.
 
     The weights are in memory while some forward of the module runs, or while somebody holds them. Forwards are counted,
-    not serialised: a forward that is entered while another one runs (recursion, another thread) finds the weights
+    not serialized: a forward that is entered while another one runs (recursion, another thread) finds the weights
     there, and the last one to leave sends them away. The lock is held while weights come or go, never while a module
     computes, so that a forward which waits for threads of its own cannot wait for itself.
 

@@ -150,7 +150,11 @@ class Slot:
         return self.adopted(value.detach().to(device=device, dtype=self.dtype), value)
 
     def parts(self) -> Sequence[str]:
-        """Name the stored parts of the tensor: `""` for a plain one."""
+        """Name the stored parts of the tensor: `""` for a plain one.
+
+        Returns:
+            The suffixes, in the order in which they are stored.
+        """
         form = packed.find(self.placeholder)
         return ("",) if form is None else form.parts(self.placeholder)
 

@@ -80,9 +80,17 @@ class HeldByHooks:
     """Tells the core about models whose weights hooks keep away (`accel_core.modules.offloaded.OffloadedWeights`)."""
 
     def holds(self, model: nn.Module) -> bool:
-        """Return whether some weights are not in the model."""
+        """Return whether some weights are not in the model.
+
+        Args:
+            model: A model, dispatched or not.
+        """
         return any(residencies_of(module) for module in model.modules())
 
     def state_dict(self, model: nn.Module) -> dict[str, torch.Tensor]:
-        """Return the whole state dict."""
+        """Return the state dict with all weights, offloaded ones on the CPU.
+
+        Args:
+            model: A model some of whose weights were offloaded.
+        """
         return get_state_dict_offloaded_model(model)

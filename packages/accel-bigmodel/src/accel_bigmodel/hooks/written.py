@@ -37,7 +37,7 @@ def keep_written(
     """
     if slot.version is None or packed.find(slot.placeholder) is not None:
         return
-    # Batch normalisation updates its statistics without counting it as a write.
+    # Batch normalization updates its statistics without counting it as a write.
     compare = compare or (module.training and not slot.is_parameter)
     if placed._version == slot.version and not (compare and _differ(placed, value)):
         return

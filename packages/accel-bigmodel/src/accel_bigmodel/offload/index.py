@@ -186,7 +186,7 @@ class MappedFile:
             return
         first, last = entry.start, entry.stop
         if advice == mmap.MADV_DONTNEED:
-            # Whole pages of this tensor alone: a neighbour may have been written to, in memory.
+            # Whole pages of this tensor alone: a neighbor may have been written to, in memory.
             first = -(-first // mmap.PAGESIZE) * mmap.PAGESIZE
             last -= last % mmap.PAGESIZE
         else:

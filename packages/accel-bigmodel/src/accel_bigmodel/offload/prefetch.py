@@ -69,16 +69,31 @@ class MapTransport:
             file.will_need(name)
 
     def finish(self, block: Block[Weights], ticket: Any) -> Weights:
-        """Return views of the map; tensors of another dtype are cast."""
+        """Return views of the map; tensors of another dtype are cast.
+
+        Args:
+            block: The block.
+            ticket: Not needed: `start` returns `None`.
+        """
         spec = _spec_of(block)
         sources = [spec.store.stored(name) for name in spec.names]
         return Weights([s.to(dtype) for s, dtype in zip(sources, spec.dtypes, strict=True)], sources)
 
     def cancel(self, block: Block[Weights], ticket: Any) -> None:
-        """Nothing is held by pages that were only read ahead."""
+        """Do nothing: pages that were only read ahead hold no memory of this process.
+
+        Args:
+            block: The block.
+            ticket: Not needed: `start` returns `None`.
+        """
 
     def discard(self, block: Block[Weights], content: Weights) -> None:
-        """Release the pages, unless somebody wrote to them: the map holds the only copy of what was written."""
+        """Release the pages, unless somebody wrote to them: the map holds the only copy of what was written.
+
+        Args:
+            block: The block.
+            content: What `finish` returned.
+        """
         # Inference tensors have no count of writes: asking for it raises.
         if any(not tensor.is_inference() and tensor._version for tensor in content.sources):
             return

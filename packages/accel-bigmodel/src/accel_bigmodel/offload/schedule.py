@@ -115,7 +115,7 @@ class Schedule(Generic[Content]):
 
     Args:
         transport: What moves them.
-        budget: Bytes that may be loaded or travelling at once; a block that is larger travels alone. None prefetches
+        budget: Bytes that may be loaded or traveling at once; a block that is larger travels alone. None prefetches
             nothing.
         has_room: Tells whether the device has room for so many more bytes, and for what computes; by default always.
     """
@@ -138,7 +138,7 @@ class Schedule(Generic[Content]):
 
     @property
     def held(self) -> int:
-        """Bytes that are loaded or travelling."""
+        """Bytes that are loaded or traveling."""
         return self._held
 
     def acquire(self, block: Block[Content]) -> Content:
@@ -222,7 +222,7 @@ class Schedule(Generic[Content]):
             try:
                 self._finish(block)
                 return
-            # The smaller window has transfers cancelled below until this block fits.
+            # The smaller window has transfers canceled below until this block fits.
             except torch.OutOfMemoryError:
                 self._lower_budget()
         self._make_room(block)
@@ -305,8 +305,8 @@ class Schedule(Generic[Content]):
             if self._held + block.nbytes > self.budget:
                 return
             # What travels may not be in memory yet, so all of it counts again.
-            travelling = sum(other.nbytes for other in self._ahead)
-            if self._has_room is not None and not self._has_room(travelling + 2 * block.nbytes):
+            traveling = sum(other.nbytes for other in self._ahead)
+            if self._has_room is not None and not self._has_room(traveling + 2 * block.nbytes):
                 return
             try:
                 self._send(block)

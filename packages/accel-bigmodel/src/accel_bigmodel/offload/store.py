@@ -51,6 +51,10 @@ def offload_weight(
     Raises:
         OffloadError: When the file cannot be written.
         UnsafeCheckpointError: When the name is absolute or leads out of the folder.
+
+    Examples:
+        >>> offload_weight(torch.ones(2, 3), "table", ".", index={})
+        {'table': {'dtype': 'float32', 'shape': [2, 3]}}
     """
     path = _data_file(offload_folder, weight_name)
     tensor = weight.detach().cpu().contiguous()
@@ -86,6 +90,11 @@ def load_offloaded_weight(weight_file: str | os.PathLike[str], weight_info: Mapp
 
     Raises:
         OffloadError: When the file's size is not that of the dtype and shape.
+
+    Examples:
+        >>> index = offload_weight(torch.arange(3.0), "rates", ".", index={})
+        >>> load_offloaded_weight("rates.dat", index["rates"])
+        tensor([0., 1., 2.])
     """
     return _map_weight(weight_file, weight_info).tensor("")
 
@@ -133,6 +142,12 @@ def save_offload_index(index: Mapping[str, Any], offload_folder: str | os.PathLi
 
     Raises:
         UnsafeCheckpointError: When a name or file is absolute or leads out of the folder; nothing was written.
+
+    Examples:
+        >>> import os
+        >>> os.mkdir("indexed")
+        >>> index = offload_weight(torch.ones(2, 3), "table", "indexed", index={})
+        >>> save_offload_index(index, "indexed")
     """
     if not index:
         return
@@ -199,6 +214,12 @@ def offload_state_dict(save_dir: str | os.PathLike[str], state_dict: Mapping[str
     Raises:
         OffloadError: When the folder cannot be written.
         UnsafeCheckpointError: When a name is absolute or leads out of the folder; nothing was written.
+
+    Examples:
+        >>> offload_state_dict("offloaded", model.state_dict())
+        >>> import os
+        >>> sorted(os.listdir("offloaded"))[:2]
+        ['blocks.0.layer.bias.dat', 'blocks.0.layer.weight.dat']
     """
     for name in state_dict:
         _data_file(save_dir, name)
@@ -272,6 +293,12 @@ class OffloadedWeightsLoader(Mapping[str, torch.Tensor]):
 
     Raises:
         ConfigurationError: When none of the first three is given.
+
+    Examples:
+        >>> offload_state_dict("store", model.state_dict())
+        >>> weights = OffloadedWeightsLoader(save_folder="store")
+        >>> weights["head.weight"].shape
+        torch.Size([10, 64])
     """
 
     def __init__(

@@ -128,6 +128,7 @@ def workload_of(args: argparse.Namespace) -> TrainingWorkload:
             f"Weights are trained in a floating point dtype; got --dtype {args.dtype}. Use float32, bfloat16 or "
             "float16."
         )
+    bucket = _whole_number(args.reduce_bucket, "--reduce-bucket")
     return TrainingWorkload(
         batch=_whole_number(args.batch or "1", "--batch") or 0,
         accumulation=_whole_number(args.accumulation or "1", "--accumulation") or 0,
@@ -140,7 +141,7 @@ def workload_of(args: argparse.Namespace) -> TrainingWorkload:
         foreach=args.device != "cpu",
         loss=loss,
         tensor_plan=_tensor_plan(args.tp_plan),
-        reduce_bucket=_whole_number(args.reduce_bucket or "500000000", "--reduce-bucket") or 0,
+        reduce_bucket=TrainingWorkload.reduce_bucket if bucket is None else bucket,
     )
 
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from accel_bigmodel._torch import fake_mode, tree_leaves
 from accel_bigmodel.live_bytes import LiveBytes
-from accel_bigmodel.training.sharing import SharedModel, check_layout, laid_out
+from accel_bigmodel.training.sharing import SharedModel, check_layout, laid_out, weights_dtype
 from accel_bigmodel.training.workload import TrainingWorkload
 from accel_core._records import record
 from accel_core.errors import AccelError, ConfigurationError
@@ -79,18 +79,23 @@ def predict(
         The memory.
 
     Raises:
-        ConfigurationError: The step cannot be shared out so, or the model's forward pass cannot be traced.
+        ConfigurationError: The step cannot be shared out so, nothing is trained, or the forward pass cannot be traced.
         EngineUnavailableError: The layout's engine is not traced.
         PreparationError: The model cannot be split or sharded so.
         StateError: This process is in a process group.
     """
     check_layout(spec, workload)
     model = make_model()
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ConfigurationError(
+            f"A training step trains parameters; got a {type(model).__name__}, none of whose parameters requires a "
+            "gradient. Unfreeze those that you train."
+        )
     with laid_out(spec) as mesh:
         mode = fake_mode()
         counter = LiveBytes("weights", mode, None if workload.foreach else _needed_on_cpu)
         with mode:
-            _give_device(model, workload.dtype)
+            _give_device(model, weights_dtype(spec, workload), workload.dtype)
         # Meshes are laid out here, whose numbers are read: not in the mode.
         shared = SharedModel(model.train(), spec, workload, checkpointing, mesh)
         try:
@@ -114,11 +119,11 @@ def _sorted(nbytes: dict[str, int]) -> dict[str, int]:
     return {purpose: nbytes.get(purpose, 0) for purpose in PURPOSES}
 
 
-def _give_device(model: nn.Module, dtype: torch.dtype | None) -> None:
+def _give_device(model: nn.Module, dtype: torch.dtype | None, buffer_dtype: torch.dtype | None) -> None:
     """Let a model's tensors be on a device, without memory there; ties stay."""
     made: dict[int, tuple[torch.Tensor, nn.Parameter]] = {}
 
-    def empty(tensor: torch.Tensor) -> torch.Tensor:
+    def empty(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
         cast = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=cast, device="cpu")
 
@@ -127,11 +132,11 @@ def _give_device(model: nn.Module, dtype: torch.dtype | None) -> None:
             if parameter is None:
                 continue
             if id(parameter) not in made:
-                made[id(parameter)] = parameter, nn.Parameter(empty(parameter), parameter.requires_grad)
+                made[id(parameter)] = parameter, nn.Parameter(empty(parameter, dtype), parameter.requires_grad)
             module._parameters[name] = made[id(parameter)][1]
         for name, buffer in module._buffers.items():
             if buffer is not None:
-                module._buffers[name] = empty(buffer)
+                module._buffers[name] = empty(buffer, buffer_dtype)
 
 
 def _needed_on_cpu(operation: str, result: Any) -> int:
@@ -170,7 +175,9 @@ def _run(shared: SharedModel, spec: LayoutSpec, workload: TrainingWorkload, coun
         for last in [False, True][workload.accumulation == 1 :]:  # further passes add to what the first leaves
             shared.reduce_gradients(last)
             kept = _pass(shared, spec, workload, counter)
-        counter.purpose = "communication"
+            counter.purpose = "communication"
+            shared.end_pass(last)
+            counter.note(shared.gradients(), "gradients")
         shared.average()
         counter.note(shared.gradients(), "gradients")
         counter.purpose = "workspace"
@@ -187,7 +194,9 @@ def _pass(shared: SharedModel, spec: LayoutSpec, workload: TrainingWorkload, cou
     sequence = workload.sequence
     counter.purpose = "batch"
     inputs = workload.inputs(
-        workload.batch // layout.replicas, None if sequence is None else sequence // spec.size("cp")
+        workload.batch // layout.replicas,
+        None if sequence is None else sequence // spec.size("cp"),
+        weights_dtype(spec, workload),
     )
     with shared.attend(sequence):
         counter.purpose = "activations"

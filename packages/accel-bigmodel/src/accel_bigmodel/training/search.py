@@ -29,11 +29,12 @@ def has_blocks(model: nn.Module) -> bool:
 def candidates(ranks: int) -> Iterator[LayoutSpec]:
     """Yield layouts of up to so many ranks, in powers of two: fewer ranks first, and of equally many the simplest.
 
-    >>> [spec.name for spec in candidates(4)]
-    ['single', 'dp2', 'fsdp2', 'tp2', 'cp2', 'dp4', 'fsdp4', 'fsdp2xtp2', 'fsdp2xcp2', 'tp4', 'cp4']
-
     Args:
         ranks: The most ranks.
+
+    Examples:
+        >>> [spec.name for spec in candidates(4)]
+        ['single', 'dp2', 'fsdp2', 'tp2', 'cp2', 'dp4', 'fsdp4', 'fsdp2xtp2', 'fsdp2xcp2', 'tp4', 'cp4']
     """
     yield parse_layout("single")
     size = 2

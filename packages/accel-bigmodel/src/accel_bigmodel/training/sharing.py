@@ -35,10 +35,10 @@ from accel_core.strategies.sharding.strategy import keep_masters
 from accel_core.strategies.tensor.plan import plan_of
 from accel_core.strategies.tensor.split import cut
 
-__all__ = ["SharedModel", "check_layout", "laid_out"]
+__all__ = ["SharedModel", "check_layout", "laid_out", "weights_dtype"]
 
 _CPU = torch.device("cpu")
-_GATHERED = 3
+_WEIGHTS_STAGE = 3
 """The stage of ZeRO that shards weights."""
 
 
@@ -95,18 +95,31 @@ def check_layout(spec: LayoutSpec, workload: TrainingWorkload) -> None:
 
 def _check_zero(spec: LayoutSpec, workload: TrainingWorkload) -> None:
     """Refuse what DeepSpeed's engine does in a way that is not traced."""
-    if spec.zero_stage == _GATHERED or spec.size("sp") > 1:
+    if spec.zero_stage == _WEIGHTS_STAGE or spec.size("sp") > 1:
         raise EngineUnavailableError(
             f"Memory of DeepSpeed's engine is predicted for stages 1 and 2 without sp; got the layout {spec.name}. "
-            f"Stage 3 shards what FSDP shards: plan fsdp{spec.ranks}, and add DeepSpeed's own buffers "
-            "(reduce_bucket_size, stage3_max_live_parameters)."
+            f"Stage 3 shards what FSDP shards: plan fsdp{spec.ranks}, and add the gathered layers that DeepSpeed keeps "
+            "(up to stage3_max_live_parameters, by default a billion elements) and its reduce_bucket_size."
         )
-    if workload.precision != "no" or workload.dtype not in (None, torch.float32) or workload.accumulation > 1:
+    if workload.precision not in ("no", "bf16") or workload.dtype not in (None, torch.float32):
         raise EngineUnavailableError(
-            "Memory of DeepSpeed's engine is predicted in float32 and without accumulation; got "
-            f"precision={workload.precision!r}, dtype={workload.dtype} and accumulation={workload.accumulation} for "
-            f"{spec.name}. Leave them out, or plan dp{spec.ranks} or fsdp{spec.ranks}."
+            "Memory of DeepSpeed's engine is predicted in float32 and for mixed precision bf16, which a CPU can prove; "
+            f"got precision={workload.precision!r} and dtype={workload.dtype} for {spec.name}. Use --mixed-precision "
+            f"bf16 without --dtype, or plan dp{spec.ranks} or fsdp{spec.ranks}."
         )
+
+
+def weights_dtype(spec: LayoutSpec, workload: TrainingWorkload) -> torch.dtype | None:
+    """Return the dtype that parameters and batches of numbers are converted to; `None` where they stay as they are.
+
+    DeepSpeed's engine holds parameters in the dtype of mixed precision, and casts no batch.
+
+    Args:
+        spec: The layout.
+        workload: The step.
+    """
+    is_cast = spec.zero_stage is not None and workload.precision == "bf16"
+    return torch.bfloat16 if is_cast else workload.dtype
 
 
 class _Attention(GatheredAttention):
@@ -140,7 +153,7 @@ class SharedModel:
         self._sharded = spec.engine == "fsdp"
         plugin = self._plugin(workload.precision)
         plan = wrapping.plan(model, plugin)
-        if workload.precision != "no":
+        if workload.precision != "no" and spec.zero_stage is None:
             AutocastPrecision(workload.precision, _CPU, AutocastKwargs(), GradScalerKwargs(), scale=False).wrap(model)
             if self._sharded:
                 keep_masters(model)
@@ -192,9 +205,11 @@ class SharedModel:
             parameters: Whose gradients; by default all that there are.
         """
         zero = self.zero
+        found: list[torch.Tensor] = []
         if parameters is None:
             parameters = [*self.model.parameters(), *([] if zero is None else [zero.master])]
-        found = [local_part(parameter.grad) for parameter in parameters if parameter.grad is not None]
+            found += [] if zero is None else zero.sums
+        found += [local_part(parameter.grad) for parameter in parameters if parameter.grad is not None]
         return found if zero is None else [gradient for gradient in found if not zero.in_bucket(gradient)]
 
     def attend(self, sequence: int | None) -> AbstractContextManager[None]:
@@ -217,6 +232,15 @@ class SharedModel:
         if self._sharded:
             sharded: Any = self.model
             sharded.set_requires_gradient_sync(wanted)
+
+    def end_pass(self, last: bool) -> None:
+        """Reduce what an engine reduces after a backward pass.
+
+        Args:
+            last: Whether it is the last one of the step.
+        """
+        if self.zero is not None:
+            self.zero.end_pass(last)
 
     @torch.no_grad()
     def average(self) -> None:

@@ -32,7 +32,7 @@ class TrainingWorkload:
         sequence: Tokens of a sample, for models that read token numbers.
         sample: Shape of a sample of numbers, for other models.
         precision: Mixed precision: "no", "bf16" or "fp16".
-        dtype: The dtype that floating point weights are converted to; by default the model's own.
+        dtype: The dtype that floating point weights and numbers are converted to; by default the model's own.
         optimizer: A class of `torch.optim`, by name.
         optimizer_arguments: Its arguments.
         foreach: Whether the optimizer updates lists of tensors at once, torch's default on accelerators.
@@ -84,19 +84,20 @@ class TrainingWorkload:
                 f"Mixed precision is one of {', '.join(_PRECISIONS)}; got {self.precision!r}. Use one of them."
             )
 
-    def inputs(self, batch: int, sequence: int | None) -> torch.Tensor:
-        """Make a batch; numbers have the dtype that weights are converted to.
+    def inputs(self, batch: int, sequence: int | None, dtype: torch.dtype | None) -> torch.Tensor:
+        """Make a batch.
 
         Args:
             batch: Samples that this rank reads.
             sequence: Tokens of each that it reads.
+            dtype: The dtype of numbers; by default torch's own.
 
         Returns:
             Token numbers, or numbers of the shape of samples.
         """
         if sequence is not None:
             return torch.zeros((batch, sequence), dtype=torch.long)
-        return torch.zeros((batch, *(self.sample or ())), dtype=self.dtype)
+        return torch.zeros((batch, *(self.sample or ())), dtype=dtype)
 
     def make_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """Make the optimizer of a model's parameters that train.

@@ -1,8 +1,9 @@
 """What DeepSpeed's engine holds beside a model for stages 1 and 2 of ZeRO, laid out as the engine does it.
 
-Each rank keeps a flat copy of its part of the weights, which the optimizer steps on. Gradients go through one bucket,
-in which they are reduced, into the part of this rank. Stage 1 reduces when the backward pass is over; stage 2 whenever
-the bucket is full, and drops the gradients of other ranks.
+Each rank keeps a flat copy of its part of the weights in 32 bits, which the optimizer steps on. Gradients have the
+dtype of the weights. They go through one bucket, in which they are reduced, into the part of this rank. Stage 1 adds
+them up on the parameters, and reduces after the last backward pass of a step. Stage 2 reduces in each pass, whenever
+the bucket is full, drops the gradients of other ranks, and adds up the parts of this rank.
 """
 
 import torch
@@ -37,31 +38,49 @@ class ZeroEngine:
             begin += parameter.numel()
             parameter.register_post_accumulate_grad_hook(self._made)  # type: ignore[no-untyped-call]
         self._own = [parameter for parameter in self._trained if self._begins[parameter] < self._part]
-        self.master = nn.Parameter(self._trained[0].detach().new_empty(self._part))
+        self.master = nn.Parameter(self._trained[0].detach().new_empty(self._part, dtype=torch.float32))
         self.bucket: torch.Tensor | None = None
         self._waiting: list[nn.Parameter] = []
         self._partition: torch.Tensor | None = None
+        self._sums: dict[int, torch.Tensor] = {}
 
     @torch.no_grad()
-    def finish(self) -> None:
-        """Reduce what is left after a backward pass, and give the optimizer the gradient of this rank's part."""
+    def end_pass(self, last: bool) -> None:
+        """Reduce what a backward pass left, and add it to what passes before it left.
+
+        Args:
+            last: Whether it is the last backward pass of the step.
+        """
+        if self._stage == 1 and not last:
+            return
         if self._stage == 1:
             for parameter in self._trained:
                 self._put(parameter)
         self._reduce()
-        pieces = [self._share(parameter) for parameter in self._own if parameter.grad is not None]
-        missing = self._part - sum(piece.numel() for piece in pieces)
-        if missing > 0:
-            pieces.append(self.master.new_zeros(missing))
+        for parameter in self._own:
+            if parameter.grad is None:
+                continue
+            total = self._sums.setdefault(self._begins[parameter], parameter.grad)
+            if total is not parameter.grad:
+                total.add_(parameter.grad)
         for parameter in self._trained:
             parameter.grad = None
         self.bucket, self._partition = None, None
-        self.master.grad = torch.cat(pieces)
 
-    def _share(self, parameter: nn.Parameter) -> torch.Tensor:
-        """Return what this rank has of a gradient, the last of which may belong to two ranks."""
-        assert parameter.grad is not None
-        return parameter.grad.flatten()[: self._part - self._begins[parameter]]
+    @torch.no_grad()
+    def finish(self) -> None:
+        """Give the optimizer the sum of the gradients of this rank's part, in 32 bits."""
+        pieces = [total.flatten()[: self._part - begin] for begin, total in self._sums.items()]
+        missing = self._part - sum(piece.numel() for piece in pieces)
+        if missing > 0:
+            pieces.append(self._trained[0].new_zeros(missing))
+        self.master.grad = torch.cat(pieces).to(self.master.dtype)
+        self._sums = {}
+
+    @property
+    def sums(self) -> list[torch.Tensor]:
+        """The gradients of this rank's part that backward passes have left."""
+        return list(self._sums.values())
 
     def in_bucket(self, gradient: torch.Tensor) -> bool:
         """Return whether a gradient lies in the bucket.
@@ -75,7 +94,7 @@ class ZeroEngine:
     def _made(self, parameter: nn.Parameter) -> None:
         """Take a gradient that the backward pass has made."""
         if self.bucket is None:
-            self.bucket = self.master.detach().new_empty(self._size)
+            self.bucket = parameter.detach().new_empty(self._size)
         if self._stage == 2:
             with torch.no_grad():
                 self._put(parameter)
@@ -111,7 +130,7 @@ class ZeroEngine:
 
     def _keep(self, parameter: nn.Parameter) -> None:
         if self._partition is None:
-            self._partition = self.master.detach().new_empty(sum(each.numel() for each in self._own))
+            self._partition = parameter.detach().new_empty(sum(each.numel() for each in self._own))
         assert parameter.grad is not None
         place = self._partition.narrow(0, self._begins[parameter], parameter.numel()).view_as(parameter)
         parameter.grad = place.copy_(parameter.grad)

@@ -87,6 +87,11 @@ def next_token(output: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     return nn.functional.cross_entropy(output.flatten(0, 1), tokens.flatten())
 
 
+def frozen() -> nn.Module:
+    """Return a model of which nothing is trained."""
+    return Mlp().requires_grad_(False)
+
+
 def no_model() -> int:
     """Return something else."""
     return 3
@@ -199,6 +204,30 @@ def test_a_full_bucket_lets_stage_2_drop_gradients() -> None:
     assert of("zero2x4", workload).most["gradients"] < of("zero1x4", workload).most["gradients"]
 
 
+@pytest.mark.parametrize(("layout", "ranks"), [("zero1x2", 2), ("zero2x4", 4)])
+def test_zero_keeps_masters_of_weights_in_half_precision(layout: str, ranks: int) -> None:
+    """In bf16, weights, buckets and gradients take 2 bytes an element; the copy and states stay in 32 bits."""
+    workload = TrainingWorkload(batch=8, sample=(16,), precision="bf16", reduce_bucket=600)
+    count, found = elements(Mlp()), of(layout, workload)
+    part = -(-count // (2 * ranks)) * 2
+    assert found.most["weights"] == 2 * count
+    assert found.most["optimizer"] == 3 * 4 * part + 4
+    assert found.most["batch"] == 2 * 8 // ranks * 16
+    larger = of(layout, dataclasses.replace(workload, reduce_bucket=100_000))
+    assert 200_000 <= larger.most["communication"] < 400_000
+
+
+def test_zero_adds_up_gradients() -> None:
+    """Stage 1 adds up on the parameters, which takes nothing more; stage 2 adds each pass to this rank's part."""
+    once = TrainingWorkload(batch=8, sample=(16,), reduce_bucket=600)
+    thrice = dataclasses.replace(once, accumulation=3)
+    parameters, part = elements(Mlp()), -(-elements(Mlp()) // 4) * 2
+    assert of("zero1x2", thrice).most["gradients"] == of("zero1x2", once).most["gradients"]
+    single, several = of("zero2x2", once), of("zero2x2", thrice)
+    assert single.most["gradients"] + 4 * part <= several.most["gradients"] < 4 * (parameters + 2 * part)
+    assert several.most["optimizer"] == single.most["optimizer"]
+
+
 def test_checkpointing_keeps_less_and_shares_keep_their_part() -> None:
     """Recomputed activations are fewer; ranks that share sequences or samples hold their part of the activations."""
     whole, again = of("single", TOKENS, Words), of("single", TOKENS, Words, checkpointing=True)
@@ -268,13 +297,21 @@ def test_a_rank_of_1024_has_its_part() -> None:
         ("cp2", NUMBERS, Mlp, ConfigurationError, "got cp2 and samples without a sequence"),
         ("cp3", TOKENS, Words, ConfigurationError, "got a length of 32"),
         ("zero3x2", NUMBERS, Mlp, EngineUnavailableError, "for stages 1 and 2 without sp; got the layout zero3x2"),
-        ("zero2x2", TrainingWorkload(batch=8, sample=(16,), precision="bf16"), Mlp, EngineUnavailableError, "'bf16'"),
-        ("zero1x2", TrainingWorkload(batch=8, sample=(16,), accumulation=2), Mlp, EngineUnavailableError, "lation=2"),
+        ("zero2x2", TrainingWorkload(batch=8, sample=(16,), precision="fp16"), Mlp, EngineUnavailableError, "'fp16'"),
+        (
+            "zero1x2",
+            TrainingWorkload(batch=8, sample=(16,), dtype=torch.bfloat16),
+            Mlp,
+            EngineUnavailableError,
+            "bfloat",
+        ),
         ("fsdp1xtp2", NUMBERS, Mlp, ConfigurationError, "got fsdp1xtp2"),
         ("tp2", TOKENS, Words, PreparationError, "got Words, which has none"),
         ("tp3", NUMBERS, Mlp, PreparationError, "got out_features=32"),
         ("single", NUMBERS, Reading, ConfigurationError, "a training step of Reading cannot be traced"),
         ("single", TOKENS, Mlp, ConfigurationError, "a training step of Mlp cannot be traced"),
+        ("single", NUMBERS, frozen, ConfigurationError, "got a Mlp, none of whose parameters requires a gradient"),
+        ("zero2x2", NUMBERS, frozen, ConfigurationError, "got a Mlp, none of whose parameters requires a gradient"),
     ],
 )
 def test_what_cannot_be_planned_is_refused(

@@ -1,12 +1,14 @@
 """Dataclasses that are quick to define.
 
-The standard decorator compiles a comparison, a hash and a representation for every class, which was a third of what the
-import of this package cost. Here all classes share one of each.
+The standard decorator compiles a constructor, a comparison, a hash, a representation and, for a frozen class, two more
+methods for every class, which was a third of what the import of this package cost. Here all classes share one of each,
+and a constructor is compiled when it is first used.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
 __all__ = ["record"]
@@ -29,6 +31,63 @@ def _represent(self: Any) -> str:
     return f"{type(self).__qualname__}({', '.join(shown)})"
 
 
+def _is_frozen(self: Any, name: str) -> bool:
+    """Return whether an attribute cannot change: any of the class itself, only the fields of a subclass."""
+    return "__setattr__" in vars(type(self)) or name in {field.name for field in dataclasses.fields(self)}
+
+
+def _set(self: Any, name: str, value: object) -> None:
+    if _is_frozen(self, name):
+        raise dataclasses.FrozenInstanceError(f"cannot assign to field {name!r}")
+    object.__setattr__(self, name, value)
+
+
+def _delete(self: Any, name: str) -> None:
+    if _is_frozen(self, name):
+        raise dataclasses.FrozenInstanceError(f"cannot delete field {name!r}")
+    object.__delattr__(self, name)
+
+
+class _LateInit:
+    """Stands for the constructor of a dataclass until somebody asks for it, and puts the real one in its place.
+
+    Args:
+        owner: The dataclass.
+    """
+
+    def __init__(self, owner: Any) -> None:
+        self._owner = owner
+        self._module = owner.__module__  # where its annotations are resolved, whatever the class is named after later
+
+    def __get__(self, instance: object, _: type | None = None) -> object:
+        made = self._make()
+        return made if instance is None else MethodType(made, instance)
+
+    def _make(self) -> FunctionType:
+        """Let the standard decorator compile a constructor for the same fields."""
+        owner = self._owner
+        fields = owner.__dataclass_fields__
+        body: dict[str, Any] = {name: _copy(field) for name, field in fields.items()}
+        body["__annotations__"] = {name: field.type for name, field in fields.items()}
+        body["__module__"], body["__doc__"] = self._module, owner.__doc__
+        if hasattr(owner, "__post_init__"):
+            body["__post_init__"] = owner.__post_init__
+        frozen = owner.__dataclass_params__.frozen
+        twin: type = dataclasses.dataclass(frozen=frozen, repr=False, eq=False)(type(owner.__name__, (), body))
+        made: FunctionType = vars(twin)["__init__"]
+        made.__qualname__ = f"{owner.__qualname__}.__init__"
+        if vars(owner).get("__init__") is self:
+            owner.__init__ = made
+        return made
+
+
+def _copy(field: dataclasses.Field[Any]) -> Any:
+    """Return a field as it was declared."""
+    if field.default_factory is not dataclasses.MISSING:
+        return dataclasses.field(default_factory=field.default_factory, init=field.init, kw_only=field.kw_only)
+    return dataclasses.field(default=field.default, init=field.init, kw_only=field.kw_only)
+
+
 if TYPE_CHECKING:
     from dataclasses import dataclass as record
 else:
@@ -43,7 +102,14 @@ else:
         if cls is None:
             return lambda cls: record(cls, frozen=frozen)
         shared = {"__eq__": _equal, "__hash__": _hash if frozen else None, "__repr__": _represent}
+        alone = frozen and not any(dataclasses.is_dataclass(base) for base in cls.__mro__[1:])
         for name, function in shared.items():
             if name not in vars(cls):
                 setattr(cls, name, function)
-        return dataclasses.dataclass(frozen=frozen, repr=False, eq=False)(cls)
+        made = dataclasses.dataclass(init=False, frozen=frozen and not alone, repr=False, eq=False)(cls)
+        if alone:
+            made.__setattr__, made.__delattr__ = _set, _delete
+            made.__dataclass_params__.frozen = True
+        if "__init__" not in vars(cls):
+            made.__init__ = _LateInit(made)
+        return made

@@ -265,7 +265,14 @@ class Accelerator:
         return self.use_distributed and self.distributed_type.value.startswith("MULTI_")
 
     def wait_for_everyone(self) -> None:
-        """Stop until every process has come here; with one process, return at once."""
+        """Stop until every process has come here; with one process, return at once.
+
+        Examples:
+            >>> if accelerator.is_main_process:
+            ...     torch.save(model.state_dict(), "everyone.pt")
+            >>> accelerator.wait_for_everyone()
+            >>> weights = torch.load("everyone.pt")  # every process finds the file
+        """
         control.wait_for_all(self._runtime.world)
 
     def main_process_first(self) -> AbstractContextManager[None]:
@@ -285,6 +292,10 @@ class Accelerator:
 
         Returns:
             The block, for `with`; every process enters it.
+
+        Examples:
+            >>> with accelerator.local_main_process_first():
+            ...     samples = list(data)  # one process of each machine fills its cache, the others find it
         """
         return control.main_first(self._runtime.world, self.is_local_main_process)
 
@@ -314,6 +325,13 @@ class Accelerator:
 
         Returns:
             The function, made so.
+
+        Examples:
+            >>> @accelerator.on_local_main_process
+            ... def report(text):
+            ...     print(text)
+            >>> report("printed once on each machine")
+            printed once on each machine
         """
         return _only_when(self.is_local_main_process, function)
 
@@ -325,6 +343,13 @@ class Accelerator:
 
         Returns:
             The function, made so.
+
+        Examples:
+            >>> @accelerator.on_last_process
+            ... def report(text):
+            ...     print(text)
+            >>> report("printed by the last process")
+            printed by the last process
         """
         return _only_when(self.is_last_process, function)
 
@@ -339,6 +364,13 @@ class Accelerator:
 
         Returns:
             The function, made so.
+
+        Examples:
+            >>> @accelerator.on_process(process_index=0)
+            ... def report(text):
+            ...     print(text)
+            >>> report("printed by process 0")
+            printed by process 0
         """
         return _only_when(self.process_index == process_index, function)
 
@@ -353,6 +385,13 @@ class Accelerator:
 
         Returns:
             The function, made so.
+
+        Examples:
+            >>> @accelerator.on_local_process(local_process_index=0)
+            ... def report(text):
+            ...     print(text)
+            >>> report("printed by process 0 of each machine")
+            printed by process 0 of each machine
         """
         return _only_when(self.local_process_index == local_process_index, function)
 
@@ -362,6 +401,10 @@ class Accelerator:
         Args:
             *args: What to print.
             **kwargs: Arguments of Python's `print`.
+
+        Examples:
+            >>> accelerator.print("loss:", 0.5)
+            loss: 0.5
         """
         if self.is_local_main_process:
             print(*args, **kwargs)  # noqa: T201  what it is for
@@ -703,6 +746,9 @@ class Accelerator:
 
         Returns:
             The model, moved to the device, and wrapped where the strategy asks for it.
+
+        Examples:
+            >>> teacher = accelerator.prepare_model(Net(), evaluation_mode=True)
         """
         return self._runtime.prepare_model(model, device_placement, evaluation=evaluation_mode)
 
@@ -715,6 +761,10 @@ class Accelerator:
 
         Returns:
             The wrapper, which steps only when a window is full.
+
+        Examples:
+            >>> model = accelerator.prepare_model(model)
+            >>> optimizer = accelerator.prepare_optimizer(optimizer)
         """
         prepared = self._runtime.prepare_optimizer(optimizer, device_placement)
         self.has_lomo_optimizer |= lomo.is_lomo(prepared)
@@ -728,6 +778,10 @@ class Accelerator:
 
         Returns:
             The wrapper, which steps when its optimizer did.
+
+        Examples:
+            >>> optimizer = accelerator.prepare_optimizer(optimizer)
+            >>> schedule = accelerator.prepare_scheduler(schedule)
         """
         return self._runtime.prepare_scheduler(scheduler)
 
@@ -746,6 +800,9 @@ class Accelerator:
 
         Returns:
             A loader of the same class, which yields this process's batches on its device.
+
+        Examples:
+            >>> loader = accelerator.prepare_data_loader(loader, device_placement=False)
         """
         return self._runtime.prepare_loader(data_loader, device_placement, slice_fn_for_dispatch)
 
@@ -779,6 +836,10 @@ class Accelerator:
 
         Returns:
             Whether one does, with more than one entry.
+
+        Examples:
+            >>> accelerator.verify_device_map(model)
+            False
         """
         return placement.is_spread(model)
 
@@ -808,6 +869,10 @@ class Accelerator:
 
         Returns:
             As many `None` as objects.
+
+        Examples:
+            >>> model = accelerator.prepare(model)
+            >>> (model,) = accelerator.clear(model)
         """
         return self.free_memory(*objects)
 
@@ -822,7 +887,7 @@ class Accelerator:
 
     @property
     def sync_gradients(self) -> bool:
-        """Whether the current step synchronises gradients and moves the optimizer."""
+        """Whether the current step synchronizes gradients and moves the optimizer."""
         return self.gradient_state.sync_gradients
 
     @sync_gradients.setter
@@ -839,7 +904,7 @@ class Accelerator:
         self.gradient_state.plugin_kwargs.update({"num_steps": steps})
 
     def accumulate(self, *models: torch.nn.Module) -> AbstractContextManager[None]:
-        """Count one batch; inside the block gradients are synchronised only where the window ends.
+        """Count one batch; inside the block gradients are synchronized only where the window ends.
 
         Args:
             *models: The models that the block trains.
@@ -860,25 +925,40 @@ class Accelerator:
         return Batch(runtime.accumulation, models, runtime.strategy.no_sync)
 
     def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
-        """Leave gradients of `model` unsynchronised in backward passes of the block.
+        """Leave gradients of `model` unsynchronized in backward passes of the block.
 
         Args:
             model: A prepared model.
 
         Returns:
             The block, for `with`.
+
+        Examples:
+            >>> from contextlib import nullcontext
+            >>> model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+            >>> for number, (images, labels) in enumerate(loader):
+            ...     with nullcontext() if number % 2 else accelerator.no_sync(model):
+            ...         accelerator.backward(cross_entropy(model(images), labels))
         """
         return self._runtime.strategy.no_sync(model)
 
     @staticmethod
     def trigger_sync_in_backward(model: torch.nn.Module) -> AbstractContextManager[None]:
-        """Synchronise gradients in the backward pass of the block although forward ran under `no_sync`.
+        """Synchronize gradients in the backward pass of the block although forward ran under `no_sync`.
 
         Args:
             model: A prepared model, whose forward ran under `no_sync`.
 
         Returns:
             The block, for `with`.
+
+        Examples:
+            >>> model = accelerator.prepare(model)
+            >>> with accelerator.no_sync(model):
+            ...     first, second = model(torch.rand(2, 64)).sum(), model(torch.rand(2, 64)).sum()
+            ...     accelerator.backward(first)  # not synchronized
+            ...     with accelerator.trigger_sync_in_backward(model):
+            ...         accelerator.backward(second)  # synchronizes the gradients of both
         """
         return sync_next_backward(model)
 
@@ -907,7 +987,7 @@ class Accelerator:
             ...     optimizer.step()
             ...     optimizer.zero_grad()
         """
-        self._runtime.backward(loss, weight, **kwargs)
+        self._runtime.backward(loss, weight, kwargs)
 
     def lomo_backward(self, loss: torch.Tensor, learning_rate: float) -> None:
         """Run the fused backward and update of a LOMO optimizer.
@@ -918,6 +998,11 @@ class Accelerator:
 
         Raises:
             PreparationError: No LOMO optimizer was prepared, or no rate was given.
+
+        Examples:
+            >>> from lomo_optim import Lomo
+            >>> model, optimizer = accelerator.prepare(model, Lomo(model, lr=0.1))
+            >>> accelerator.lomo_backward(model(torch.rand(2, 64)).sum(), learning_rate=0.1)
         """
         if learning_rate is None:
             raise PreparationError(
@@ -930,6 +1015,12 @@ class Accelerator:
 
         Args:
             optimizer: A prepared optimizer or a list of them; all where `None`.
+
+        Examples:
+            >>> model, optimizer = accelerator.prepare(model, optimizer)
+            >>> accelerator.backward(model(torch.rand(2, 64)).sum())
+            >>> accelerator.unscale_gradients()
+            >>> largest = max(weight.grad.abs().max() for weight in model.parameters())  # the same with fp16
         """
         self._runtime.unscale(optimizer)
 
@@ -956,8 +1047,10 @@ class Accelerator:
             ...     optimizer.zero_grad()
         """
         runtime = self._runtime
-        self.unscale_gradients()
-        return runtime.strategy.clip_grad_norm_(parameters, max_norm, norm_type, models=runtime.models)
+        strategy = runtime.strategy
+        if strategy.number_format.scaler is not None:
+            self.unscale_gradients()
+        return strategy.clip_grad_norm_(parameters, max_norm, norm_type, models=runtime.models)
 
     def clip_grad_value_(self, parameters: Iterable[torch.Tensor] | torch.Tensor, clip_value: float) -> None:
         """Clip each gradient element to [-clip_value, clip_value].
@@ -965,6 +1058,12 @@ class Accelerator:
         Args:
             parameters: A tensor, or tensors, whose gradients are clipped.
             clip_value: Largest absolute value that a gradient element keeps.
+
+        Examples:
+            >>> model, optimizer = accelerator.prepare(model, optimizer)
+            >>> accelerator.backward(model(torch.rand(2, 64)).sum())
+            >>> if accelerator.sync_gradients:
+            ...     accelerator.clip_grad_value_(model.parameters(), 0.5)
         """
         runtime = self._runtime
         self.unscale_gradients()
@@ -1003,6 +1102,14 @@ class Accelerator:
 
         Returns:
             The block, for `with`.
+
+        Examples:
+            >>> model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+            >>> with accelerator.join_uneven_inputs([model], even_batches=False):
+            ...     for images, labels in loader:
+            ...         accelerator.backward(cross_entropy(model(images), labels))
+            ...         optimizer.step()
+            ...         optimizer.zero_grad()
         """
         return self._runtime.join_uneven(joinables, even_batches)
 
@@ -1021,6 +1128,11 @@ class Accelerator:
 
         Returns:
             The block, for `with`.
+
+        Examples:
+            >>> tokens = torch.arange(16).reshape(2, 8)
+            >>> with accelerator.maybe_context_parallel(buffers=[tokens], buffer_seq_dims=[1]):
+            ...     length = tokens.shape[1]  # with cp_size=2: 4
         """
         return self._runtime.strategy.split_context(buffers, buffer_seq_dims, no_restore_buffers)
 
@@ -1033,6 +1145,10 @@ class Accelerator:
 
         Returns:
             The loader whose batches are split along the sequence.
+
+        Examples:
+            >>> model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+            >>> loader = accelerator.deepspeed_ulysses_dl_adapter(loader, model)
         """
         return self._runtime.strategy.adapt_loader(dl, model)
 
@@ -1121,7 +1237,13 @@ class Accelerator:
         self._trigger.flag = flag
 
     def set_trigger(self) -> None:
-        """Raise a flag here, for `check_trigger` to see on every process."""
+        """Raise a flag here, for `check_trigger` to see on every process.
+
+        Examples:
+            >>> accelerator.set_trigger()  # on one process
+            >>> accelerator.check_trigger()  # on all of them
+            True
+        """
         self._trigger.set()
 
     def check_trigger(self) -> bool:
@@ -1164,6 +1286,9 @@ class Accelerator:
             obj: What to save.
             f: Where.
             safe_serialization: As safetensors; `obj` is then a state dict.
+
+        Examples:
+            >>> accelerator.save({"step": 100}, "step.pt")
         """
         plain.save(
             obj,
@@ -1214,6 +1339,11 @@ class Accelerator:
         Returns:
             The tensors by name. Of a model in shards, the first process of each machine gets them, the others get an
             empty dict.
+
+        Examples:
+            >>> model = accelerator.prepare(model)
+            >>> weights = accelerator.get_state_dict(model)  # called on every process
+            >>> accelerator.save(weights, "exported.safetensors", safe_serialization=True)
         """
         return self._runtime.strategy.state_dict(self._meant_by(model) if unwrap else model, unwrap=unwrap)
 
@@ -1278,6 +1408,13 @@ class Accelerator:
             CheckpointNotFoundError: There is no complete checkpoint.
             CheckpointDamagedError: A file is truncated or altered.
             CheckpointMismatchError: It does not fit.
+
+        Examples:
+            >>> model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+            >>> folder = accelerator.save_state("restored")
+            >>> report = accelerator.load_state("restored")
+            >>> report.missing
+            []
         """
         return checkpoint.folder.load_state(
             self._runtime, input_dir, load_kwargs=load_kwargs, strict=strict, **load_model_func_kwargs
@@ -1307,6 +1444,15 @@ class Accelerator:
 
         Returns:
             A handle whose `remove()` takes the hook away.
+
+        Examples:
+            >>> import os
+            >>> def note(models, weights, output_dir):
+            ...     with open(os.path.join(output_dir, "note.txt"), "w") as file:
+            ...         written = file.write("one more file of the checkpoint")
+            >>> handle = accelerator.register_save_state_pre_hook(note)
+            >>> folder = accelerator.save_state("noted")
+            >>> handle.remove()
         """
         handle = RemovableHandle(self._runtime.save_state_pre_hooks)
         self._runtime.save_state_pre_hooks[handle.id] = hook
@@ -1320,6 +1466,13 @@ class Accelerator:
 
         Returns:
             A handle whose `remove()` takes the hook away.
+
+        Examples:
+            >>> folder = accelerator.save_state("announced")
+            >>> handle = accelerator.register_load_state_pre_hook(lambda models, input_dir: print("loading"))
+            >>> report = accelerator.load_state("announced")
+            loading
+            >>> handle.remove()
         """
         handle = RemovableHandle(self._runtime.load_state_pre_hooks)
         self._runtime.load_state_pre_hooks[handle.id] = hook
@@ -1355,6 +1508,11 @@ class Accelerator:
             project_name: Name of the project or experiment.
             config: What to record of the run's configuration; any nest of plain values.
             init_kwargs: For each tracker's name, arguments of its constructor.
+
+        Examples:
+            >>> accelerator = Accelerator(log_with="tensorboard", project_dir="runs")
+            >>> accelerator.init_trackers("digits", config={"rate": 0.1})
+            >>> accelerator.end_training()
         """
         self._runtime.hub.init(project_name, config, init_kwargs)
 
@@ -1367,6 +1525,12 @@ class Accelerator:
             values: Names and values.
             step: The step they belong to.
             log_kwargs: For each tracker's name, arguments of its `log`.
+
+        Examples:
+            >>> accelerator = Accelerator(log_with="tensorboard", project_dir="runs")
+            >>> accelerator.init_trackers("digits")
+            >>> accelerator.log({"loss": 0.5, "accuracy": 0.9}, step=1)
+            >>> accelerator.end_training()
         """
         self._runtime.hub.log(values, step, log_kwargs)
 
@@ -1379,6 +1543,12 @@ class Accelerator:
 
         Returns:
             The tracker; on other processes than the main one, one that does nothing.
+
+        Examples:
+            >>> accelerator = Accelerator(log_with="tensorboard", project_dir="runs")
+            >>> accelerator.init_trackers("digits")
+            >>> writer = accelerator.get_tracker("tensorboard", unwrap=True)  # TensorBoard's SummaryWriter
+            >>> accelerator.end_training()
         """
         return self._runtime.hub.get(name, unwrap)
 
@@ -1400,7 +1570,11 @@ class Accelerator:
         return profile(profile_handler or self.profile_handler or ProfileKwargs(), self.process_index)
 
     def end_training(self) -> None:
-        """Finish the trackers and a save under way, and leave the process group; call it at the end of a script."""
+        """Finish the trackers and a save under way, and leave the process group; call it at the end of a script.
+
+        Examples:
+            >>> accelerator.end_training()
+        """
         self._runtime.hub.finish()
         checkpoint.background.finish()
         if self._runtime.world.backend is not None:

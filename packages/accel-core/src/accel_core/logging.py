@@ -103,9 +103,10 @@ def get_logger(name: str, log_level: str | None = None) -> MultiProcessAdapter:
         log_level: Severity from which it writes, such as `"INFO"`, set on the root logger too. ACCELERATE_LOG_LEVEL
             says it where this does not; without both, severities stay as they are.
 
-    >>> logger = get_logger(__name__)
-    >>> logger.debug("on the main process")
-    >>> logger.debug("on every process", main_process_only=False)
+    Examples:
+        >>> logger = get_logger(__name__, log_level="INFO")
+        >>> logger.info("on the main process")
+        >>> logger.info("on every process", main_process_only=False)
     """
     level = log_level if log_level is not None else environ.text("ACCELERATE_LOG_LEVEL")
     logger = logging.getLogger(name)

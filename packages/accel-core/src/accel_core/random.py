@@ -63,6 +63,12 @@ def synchronize_rng_state(rng_type: RNGType | None = None, generator: torch.Gene
     Raises:
         ConfigurationError: `RNGType.GENERATOR` without a generator.
         DeviceUnavailableError: The installed torch does not drive that kind of device.
+
+    Examples:
+        >>> from accel import RNGType
+        >>> generator = torch.Generator()
+        >>> synchronize_rng_state(RNGType.GENERATOR, generator)
+        >>> order = torch.randperm(10, generator=generator)  # the same on every process
     """
     if rng_type is not None:
         synchronize_rng_states([rng_type], generator)
@@ -78,6 +84,9 @@ def synchronize_rng_states(rng_types: Sequence[str | RNGType], generator: torch.
     Raises:
         ConfigurationError: A word names no generator, or `"generator"` comes without one.
         DeviceUnavailableError: The installed torch does not drive a kind of device that is named.
+
+    Examples:
+        >>> synchronize_rng_states(["torch", "generator"], torch.Generator())
     """
     kinds = [_kind(rng_type) for rng_type in rng_types]
     states = [_state(kind, generator) for kind in kinds]
@@ -118,7 +127,7 @@ def _set_state(kind: RNGType, state: torch.Tensor, generator: torch.Generator | 
 def _given(generator: torch.Generator | None) -> torch.Generator:
     if generator is None:
         raise ConfigurationError(
-            "The state of a generator of your own cannot be synchronised without it; got generator=None. "
+            "The state of a generator of your own cannot be synchronized without it; got generator=None. "
             "Pass generator=..., or leave 'generator' out of rng_types."
         )
     return generator

@@ -241,7 +241,7 @@ class Runtime:
         """Register a prepared model in place of any earlier form of the same model.
 
         Args:
-            model: The prepared model; an earlier form is recognised by the bare model inside.
+            model: The prepared model; an earlier form is recognized by the bare model inside.
         """
         inner = self.strategy.unwrap(model, keep_torch_compile=False)
         for index, kept in enumerate(self.models):
@@ -349,17 +349,17 @@ class Runtime:
         self.dataloaders.append(prepared)
         return prepared
 
-    def backward(self, loss: torch.Tensor, weight: torch.Tensor | float | None = None, **kwargs: Any) -> None:
+    def backward(self, loss: torch.Tensor, weight: torch.Tensor | float | None, arguments: dict[str, Any]) -> None:
         """Compute gradients of a batch's loss, and complete those of a weighted window; see `Accelerator.backward`.
 
         Args:
             loss: The loss of a batch, a scalar.
             weight: The weight of this loss in its accumulation window, such as its number of tokens; `None` weighs
                 all batches alike.
-            **kwargs: Passed to the backward pass; `learning_rate` is for LOMO optimizers.
+            arguments: Passed to the backward pass; `learning_rate` is for LOMO optimizers.
         """
         accumulation, strategy = self.accumulation, self.strategy
-        rate = kwargs.pop("learning_rate", None) if kwargs else None
+        rate = arguments.pop("learning_rate", None) if arguments else None
         if rate is not None and any(lomo.is_lomo(optimizer) for optimizer in self.optimizers):
             if weight is not None:
                 raise ConfigurationError(
@@ -369,7 +369,7 @@ class Runtime:
             lomo.backward(self.optimizers, accumulation.share_of(loss, None, strategy.divides_loss), rate)
             return
         loss = accumulation.share_of(loss, weight, strategy.divides_loss)
-        strategy.backward(loss, **kwargs)
+        strategy.backward(loss, **arguments)
         if weight is not None and self.gradient_state.sync_gradients:
             factor = accumulation.close_weighted(self.world)
             if factor is not None:

@@ -27,6 +27,10 @@ def tqdm(*args: object, main_process_only: bool = True, **kwargs: object) -> Any
     Raises:
         ConfigurationError: The first argument is `True` or `False`.
         MissingDependencyError: tqdm is not installed.
+
+    Examples:
+        >>> for images, labels in tqdm(loader, desc="epoch 1"):
+        ...     scores = model(images)
     """
     try:
         from tqdm.auto import tqdm as bar

@@ -67,7 +67,7 @@ def test_evaluation_first_then_training_is_distributed() -> None:
 
 @world(2)
 def test_no_sync_keeps_gradients_apart_until_the_last_backward() -> None:
-    """Under no_sync gradients differ; the next synchronised backward averages what was added up."""
+    """Under no_sync gradients differ; the next synchronized backward averages what was added up."""
     accelerator = Accelerator()
     model = accelerator.prepare(_model())
     x = torch.full((1, 3), float(accelerator.process_index + 1))
@@ -219,7 +219,7 @@ def test_replicas_of_a_mesh_train_data_parallel() -> None:
     assert accelerator.data_parallel_rank == accelerator.process_index
     assert accelerator.torch_device_mesh.size() == 2
     assert (accelerator.tensor_parallel_rank, accelerator.context_parallel_rank) == (0, 0), "axes that it has not"
-    with pytest.raises(KeyError, match="mesh_dim_name"):
+    with pytest.raises(KeyError, match=r"got 'tp', and active are dp_replicate=2. Set tp_size"):
         accelerator.torch_device_mesh["tp"]
     config = accelerator.parallelism_config
     assert accelerator.torch_device_mesh is config.get_device_mesh(), "laid out once"

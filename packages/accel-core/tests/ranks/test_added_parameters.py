@@ -78,12 +78,17 @@ def test_parameters_that_ddp_does_not_average_are_refused() -> None:
     prepared = accelerator.prepare(model)
     assert accelerator.prepare(model) is prepared
     model[1].weight.requires_grad_(True)
-    with pytest.raises(PreparationError, match=r"got the same model with 1 others: 1\.weight"):
-        accelerator.prepare(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for given in (model, prepared):
+        with pytest.raises(PreparationError, match=r"got the same model with 1 others: 1\.weight"):
+            accelerator.prepare(given, optimizer)
+        with pytest.raises(PreparationError, match=r"1\.weight"):
+            accelerator.prepare_model(given)
+    assert accelerator._optimizers == []
     model[0] = Adapted(model[0])
     with pytest.raises(PreparationError, match=r"got the same model with 3 others: 0\.down, 0\.up, 1\.weight"):
         accelerator.prepare(model)
-    del prepared
+    del prepared, given
     accelerator.free_memory()
     again = accelerator.prepare(model)
     accelerator.backward(again(torch.full((2, 4), 1.0 + accelerator.process_index)).sum())

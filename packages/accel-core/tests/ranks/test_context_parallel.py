@@ -185,7 +185,7 @@ REFUSED: dict[str, tuple[str, Callable[..., Any]]] = {
 
 @world(2)
 def test_what_would_see_a_part_of_the_sequence_is_refused() -> None:
-    """Attention that a block cannot honour, and layers that mix positions by themselves, are refused by name."""
+    """Attention that a block cannot honor, and layers that mix positions by themselves, are refused by name."""
     query = part().of(tensors()[0], 2)
     for name, (words, call) in REFUSED.items():
         ring = name.startswith("ring")

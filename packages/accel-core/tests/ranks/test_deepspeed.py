@@ -223,7 +223,7 @@ def test_one_plugin_trains_while_another_reads(tmp_path: Path) -> None:
 
 @world(2, timeout=300)
 def test_a_loss_finds_its_engine() -> None:
-    """Of two models that train, each loss reaches its own; one of both, or of none, is refused and changes nothing."""
+    """Of two models that train, each loss finds its own; one of both or none, and a second optimizer, are refused."""
     begin()
     accelerator = Accelerator(cpu=True, deepspeed_plugin=plugin(2))
     plains = [model(seed, torch.float) for seed in (3, 5)]
@@ -243,6 +243,13 @@ def test_a_loss_finds_its_engine() -> None:
         bare(x).square().mean().backward()
         own.step()
         equals(accelerator, net, bare)
+    bare = accelerator.unwrap_model(first)
+    bare.append(torch.nn.Linear(2, 2))
+    accelerator.free_memory()
+    for again in (bare, first):
+        with pytest.raises(PreparationError, match=r"got a second one, AdamW, for Sequential\. Save the weights with"):
+            accelerator.prepare(again, torch.optim.AdamW(again.parameters()))
+    assert (accelerator._models, accelerator._optimizers) == ([], [])
 
 
 EVERYWHERE: tuple[tuple[int, dict[str, Any]], ...] = (
@@ -440,7 +447,7 @@ def test_what_contradicts_the_run_is_refused_before_an_engine_is_made() -> None:
         prepares(plugin(2, bf16={"enabled": False}), mixed_precision="bf16")
     with pytest.raises(PreparationError, match="got AdamW in the script and AdamW in the DeepSpeed"):
         prepares(plugin(2, **own))
-    with pytest.raises(PreparationError, match="DummyOptim stands for the optimizer"):
+    with pytest.raises(PreparationError, match="DummyOptim takes the place of the optimizer"):
         prepares(plugin(2), optimizer=lambda net: DummyOptim(net.parameters()))
     with pytest.raises(PreparationError, match="got SGD"):
         prepares(

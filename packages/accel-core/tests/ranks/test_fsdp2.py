@@ -109,7 +109,7 @@ class Unreduced(FullyShardStrategy):
     name = "unreduced"
 
     @contextmanager
-    def _synchronised(self, model: Any, wanted: bool) -> Iterator[None]:
+    def _synchronized(self, model: Any, wanted: bool) -> Iterator[None]:
         model.set_requires_gradient_sync(False)
         yield
 

@@ -127,7 +127,7 @@ def test_distributed_sampler_kept():
 @pytest.mark.parametrize("seedable", [False, True])
 @world(2)
 def test_same_order_on_all_ranks(seedable):
-    """Ranks with different seeds draw one order, epoch after epoch, when they synchronise their generators."""
+    """Ranks with different seeds draw one order, epoch after epoch, when they synchronize their generators."""
     torch.manual_seed(ensure().rank)
     loader = prepare_data_loader(
         DataLoader(range(12), batch_size=2, shuffle=True), rng_types=["generator"], use_seedable_sampler=seedable

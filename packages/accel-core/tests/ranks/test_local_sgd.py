@@ -50,7 +50,7 @@ def test_weights_are_averaged_every_few_steps():
             local_sgd.step()
     for trained, expected in zip(model.parameters(), replicas[0].parameters(), strict=True):
         torch.testing.assert_close(trained, expected)
-    assert model.require_backward_grad_sync, "gradients are synchronised again after the block"
+    assert model.require_backward_grad_sync, "gradients are synchronized again after the block"
     weights = gather_object([[parameter.tolist() for parameter in model.parameters()]])
     assert weights[0] == weights[1]
 

@@ -62,7 +62,7 @@ def test_seeds_by_rank():
 
 @world(2)
 def test_generators_follow_rank_0():
-    """After synchronisation torch's generator and one of our own draw the same numbers on all ranks."""
+    """After synchronization torch's generator and one of our own draw the same numbers on all ranks."""
     rank = ensure().rank
     torch.manual_seed(100 + rank)
     generator = torch.Generator().manual_seed(7 + rank)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import io
+import pickle
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -9,14 +12,16 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributed.fsdp import FullStateDictConfig
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FullStateDictConfig, fully_shard
+from torch.distributed.tensor import Shard, distribute_tensor
 from torch.utils.data import DataLoader, DistributedSampler
 
 from accel_core._torch import enable_async_tp
 from accel_core.accelerator import Accelerator
 from accel_core.data.prepare import prepare_data_loader
 from accel_core.data.presharded import already_sharded
-from accel_core.errors import AccelError, ConfigurationError, EngineUnavailableError, PreparationError
+from accel_core.errors import AccelError, ConfigurationError, EngineUnavailableError, MeshAxisError, PreparationError
 from accel_core.plugins.fsdp import FullyShardedDataParallelPlugin
 from accel_core.plugins.parallelism import ParallelismConfig, TorchTensorParallelConfig
 from accel_core.process.world import ensure
@@ -127,7 +132,7 @@ def test_objects_that_a_mesh_does_not_train_are_refused() -> None:
 
 @world(2)
 def test_overlap_is_switched_on_by_torchs_own_names() -> None:
-    """Without CUDA, `enable_async_tp` is a warning; what it sets there can be set for any group, and then holds."""
+    """Without CUDA, `enable_async_tp` is a warning; its settings hold for any group. The compiler traces the mesh."""
     from torch._inductor import config
     from torch.distributed._symmetric_memory import is_symm_mem_enabled_for_group
 
@@ -139,6 +144,50 @@ def test_overlap_is_switched_on_by_torchs_own_names() -> None:
     enable_async_tp(group)
     assert config._micro_pipeline_tp
     assert is_symm_mem_enabled_for_group(group.group_name)
+    mesh: Any = accelerator.torch_device_mesh
+
+    @torch.compile(backend="aot_eager", fullgraph=True)
+    def compiled(x: torch.Tensor) -> torch.Tensor:
+        return x * mesh["tp"].size() + mesh.get_group("tp").size() + mesh.get_local_rank("tp")
+
+    assert compiled(torch.ones(())) == 4 + mesh.get_local_rank()
+
+
+@world(2)
+def test_the_mesh_of_a_run_is_torchs_own() -> None:
+    """FSDP2, DTensor, copies and pickles treat it as they treat a mesh of torch's."""
+    axes = ParallelismConfig(dp_shard_size=2)
+    mesh: Any = Accelerator(cpu=True, fsdp_plugin=sharded(), parallelism_config=axes).torch_device_mesh
+    own = init_device_mesh("cpu", (2,), mesh_dim_names=("dp_shard",))
+    assert isinstance(mesh, DeviceMesh)
+    assert mesh.__class__ is DeviceMesh
+    assert {mesh: "found"}[own] == "found"
+    assert mesh == own == mesh["dp_shard"]
+    assert repr(mesh) == repr(own)
+    for copied in (copy.copy(mesh), copy.deepcopy(mesh), pickle.loads(pickle.dumps(mesh))):
+        assert type(copied) is DeviceMesh
+        assert copied == mesh
+        assert copied.get_group("dp_shard").size() == 2
+    assert b"accel" not in pickle.dumps(mesh)
+
+    nets = [fully_shard(model(dtype=torch.float32), mesh=each) for each in (mesh, own)]
+    for net in nets:
+        net(torch.ones(2, 4)).sum().backward()
+    first, second = (net[0].weight for net in nets)
+    assert first.device_mesh is mesh
+    assert torch.equal(first.grad.full_tensor(), second.grad.full_tensor())
+    file = io.BytesIO()
+    torch.save(nets[0].state_dict(), file)
+    assert b"accel" not in file.getvalue()
+    file.seek(0)
+    assert torch.equal(torch.load(file, weights_only=True)["0.weight"].to_local(), second.to_local())
+
+    rows = distribute_tensor(torch.arange(4.0), mesh, [Shard(0)])
+    assert torch.equal((rows + distribute_tensor(torch.ones(4), own, [Shard(0)])).full_tensor(), torch.arange(1.0, 5.0))
+
+    for ask in (mesh.get_group, mesh.get_local_rank, mesh.__getitem__):
+        with pytest.raises(MeshAxisError, match=r"got 'tp', and active are dp_shard=2. Set tp_size"):
+            ask("tp")
 
 
 @world(4)

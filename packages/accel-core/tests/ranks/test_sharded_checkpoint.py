@@ -306,7 +306,7 @@ def test_a_plain_checkpoint_is_loaded_into_parts(tmp_path: Path) -> None:
 
 
 @world(2)
-def test_what_no_format_recognises_is_refused_by_name(tmp_path: Path) -> None:
+def test_what_no_format_recognizes_is_refused_by_name(tmp_path: Path) -> None:
     """A folder as an engine of Accelerate writes it, while no strategy here reads such: what is there is listed."""
     own = build(1, sharded=False)
     if own.world.rank == 0:

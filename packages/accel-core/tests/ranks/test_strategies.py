@@ -21,7 +21,7 @@ from accel_core.testing.conformance.strategy import Case, StrategyConformance
 
 
 class PairedStrategy(Strategy):
-    """Two neighbours are one replica, as under tensor parallelism, and gradients lie outside `.grad`, as under ZeRO."""
+    """Two neighbors are one replica, as under tensor parallelism, and gradients lie outside `.grad`, as under ZeRO."""
 
     name = "paired"
 
@@ -33,7 +33,7 @@ class PairedStrategy(Strategy):
 
     @classmethod
     def lay_out(cls, rank: int, world_size: int, parallelism: Any, plugin: Any) -> Layout:
-        """Pair neighbours."""
+        """Pair neighbors."""
         return Layout.of(rank, world_size, {"dp_replicate": world_size // 2, "tp": 2})
 
     def label(self) -> DistributedType:
@@ -168,7 +168,7 @@ class Unscaled(PairedStrategy):
 
 
 class Apart(PairedStrategy):
-    """Never synchronises a backward whose forward ran under no_sync."""
+    """Never synchronizes a backward whose forward ran under no_sync."""
 
     name = "apart"
 

@@ -1,4 +1,4 @@
-"""The frame's own behaviour on real gloo ranks."""
+"""The frame's own behavior on real gloo ranks."""
 
 import pytest
 import torch

@@ -55,7 +55,7 @@ def test_deterministic_algorithms():
         torch.use_deterministic_algorithms(before)
 
 
-def test_what_cannot_be_synchronised():
+def test_what_cannot_be_synchronized():
     """Unknown words, a missing generator and hardware that is not here are refused, with one process too."""
     with pytest.raises(ConfigurationError, match=r"No generator is called 'python'. Use one of torch, cuda"):
         synchronize_rng_states(["python"])

@@ -1,4 +1,4 @@
-"""Which format a checkpoint is in: the first that recognises what lies in its folder.
+"""Which format a checkpoint is in: the first that recognizes what lies in its folder.
 
 The run's own format is asked first, then those that strategies announced, then installed ones (entry-point group
 `accel.formats`). So what one strategy saved another can load.
@@ -26,10 +26,10 @@ _registered: list[CheckpointFormat | str] = [
 
 
 def register_format(chosen: CheckpointFormat | str) -> None:
-    """Let checkpoints of a format be recognised, whichever strategy loads them; again changes nothing.
+    """Let checkpoints of a format be recognized, whichever strategy loads them; again changes nothing.
 
     Args:
-        chosen: The format; or `module:name`, imported when a checkpoint is met that no earlier one recognises.
+        chosen: The format; or `module:name`, imported when a checkpoint is met that no earlier one recognizes.
     """
     if chosen not in _registered:
         _registered.append(chosen)
@@ -43,7 +43,7 @@ def recognise(source: Source, own: CheckpointFormat) -> CheckpointFormat:
         own: The format of the run that loads it.
 
     Raises:
-        CheckpointMismatchError: No format recognises it.
+        CheckpointMismatchError: No format recognizes it.
     """
     for candidate in (own, *_others()):
         if candidate.recognises(source):

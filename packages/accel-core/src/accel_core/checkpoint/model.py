@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,6 +20,10 @@ from accel_core.modules.ties import tied_tensor_groups
 from accel_core.modules.unwrap import canonical_name, extract_model_from_parallel
 
 __all__ = ["ObjectWeights", "StoredWeights", "open_weights", "restoration"]
+
+_FILLERS = 2
+_SHARED_OUT = 64 << 20
+"""Bytes of weights from which on threads pay."""
 
 
 class StoredWeights(Protocol):
@@ -241,15 +246,25 @@ def _applier(
             given = {actual[name]: _read(weights, name, state[actual[name]]) for name in fitting}
             inner.load_state_dict(given, strict=False, **kwargs)
             return
-        done: set[Any] = set()
-        for name in fitting:
-            destination = state[actual[name]]
-            key = tensor_file.storage_key(destination)
-            if key not in done:
-                done.add(key)
-                weights.read_into(name, destination)
+        wanted = {tensor_file.storage_key(state[actual[name]]): name for name in reversed(fitting)}
+        _fill([(name, state[actual[name]]) for name in reversed(wanted.values())], weights)
 
     return apply
+
+
+def _fill(wanted: list[tuple[str, Tensor]], weights: StoredWeights) -> None:
+    """Read weights into tensors: many plain ones on two cores, as one core copies slower than memory takes it."""
+    plain = [each for each in wanted if type(each[1]) in (Tensor, torch.nn.Parameter) and each[1].device.type == "cpu"]
+    if sum(tensor_file.bytes_of(tensor) for _, tensor in plain) < _SHARED_OUT:
+        plain = []
+    straight = {name for name, _ in plain}
+    for name, tensor in wanted:  # in the same order on every rank, as spread tensors may be filled together
+        if name not in straight:
+            weights.read_into(name, tensor)
+    if plain:
+        with ThreadPoolExecutor(_FILLERS, thread_name_prefix="accel-checkpoint") as pool:
+            for _ in pool.map(lambda each: weights.read_into(*each), plain):
+                pass
 
 
 def _read(weights: StoredWeights, name: str, like: object) -> object:

@@ -115,27 +115,47 @@ def model_name(index: int, *, safe: bool) -> str:
 
     >>> model_name(0, safe=True), model_name(1, safe=False)
     ('model.safetensors', 'pytorch_model_1.bin')
+
+    Args:
+        index: Number of the model from 0, in the order in which they were prepared; 0 adds nothing to the name.
+        safe: Whether it is written as safetensors.
     """
     return _numbered(SAFE_MODEL_NAME, index, "safetensors") if safe else _numbered(MODEL_NAME, index, "bin")
 
 
 def optimizer_name(index: int) -> str:
-    """Return the file of the optimizer number `index`."""
+    """Return the file of the optimizer number `index`.
+
+    Args:
+        index: Number of the optimizer from 0, in the order in which they were prepared; 0 adds nothing to the name.
+    """
     return _numbered(OPTIMIZER_NAME, index, "bin")
 
 
 def sharded_model_name(index: int) -> str:
-    """Return the folder of the shards of the model number `index`."""
+    """Return the folder of the shards of the model number `index`.
+
+    Args:
+        index: Number of the model from 0, in the order in which they were prepared.
+    """
     return f"{FSDP_MODEL_NAME}_{index}"
 
 
 def sharded_optimizer_name(index: int) -> str:
-    """Return the folder of the shards of the optimizer number `index`."""
+    """Return the folder of the shards of the optimizer number `index`.
+
+    Args:
+        index: Number of the optimizer from 0, in the order in which they were prepared.
+    """
     return f"{OPTIMIZER_NAME}_{index}"
 
 
 def whole_model_name(index: int) -> str:
-    """Return the file that Accelerate's FSDP writes the whole model number `index` into."""
+    """Return the file that Accelerate's FSDP writes the whole model number `index` into.
+
+    Args:
+        index: Number of the model from 0, in the order in which they were prepared; 0 adds nothing to the name.
+    """
     return _numbered(FSDP_MODEL_NAME, index, "bin")
 
 
@@ -144,32 +164,56 @@ def local_model_name(index: int, rank: int) -> str:
 
     >>> local_model_name(0, 1), local_model_name(2, 0)
     ('pytorch_model_fsdp_rank1.bin', 'pytorch_model_fsdp_2_rank0.bin')
+
+    Args:
+        index: Number of the model from 0, in the order in which they were prepared; 0 adds nothing to the name.
+        rank: Rank that wrote the file.
     """
     return f"{FSDP_MODEL_NAME}{f'_{index}' if index else ''}_rank{rank}.bin"
 
 
 def scheduler_name(index: int) -> str:
-    """Return the file of the scheduler number `index`."""
+    """Return the file of the scheduler number `index`.
+
+    Args:
+        index: Number of the scheduler from 0, in the order in which they were prepared; 0 adds nothing to the name.
+    """
     return _numbered(SCHEDULER_NAME, index, "bin")
 
 
 def sampler_name(index: int) -> str:
-    """Return the file of the data position of the loader number `index`."""
+    """Return the file of the data position of the loader number `index`.
+
+    Args:
+        index: Number of the loader from 0, in the order in which they were prepared; 0 adds nothing to the name.
+    """
     return _numbered(SAMPLER_NAME, index, "bin")
 
 
 def dataloader_name(index: int) -> str:
-    """Return the file of the state of the stateful loader number `index`."""
+    """Return the file of the state of the stateful loader number `index`.
+
+    Args:
+        index: Number of the loader from 0, in the order in which they were prepared; 0 adds nothing to the name.
+    """
     return _numbered(DATALOADER_NAME, index, "bin")
 
 
 def random_states_name(rank: int) -> str:
-    """Return the file of the random states of a rank."""
+    """Return the file of the random states of a rank.
+
+    Args:
+        rank: Rank among all processes of the run that saved.
+    """
     return f"{RNG_STATE_NAME}_{rank}.pkl"
 
 
 def custom_name(index: int) -> str:
-    """Return the file of the registered object number `index`."""
+    """Return the file of the registered object number `index`.
+
+    Args:
+        index: Number of the object from 0, in the order in which they were registered.
+    """
     return f"{CUSTOM_NAME}_{index}.pkl"
 
 
@@ -252,6 +296,7 @@ def beside(target: Path, prefix: str, identity: str) -> Path:
         prefix: What it is for: `STAGING`, `OLD` or `GONE`.
         identity: Identifier of the save.
 
+    >>> from pathlib import Path
     >>> str(beside(Path("runs/ckpt"), STAGING, "abcdefghijkl"))
     'runs/.tmp-ckpt-abcdefghijkl'
     """
@@ -265,6 +310,7 @@ def is_beside(name: str, target: Path) -> bool:
         name: The name.
         target: Where the checkpoint goes.
 
+    >>> from pathlib import Path
     >>> is_beside(".tmp-ckpt-abcdefghijkl", Path("runs/ckpt"))
     True
     """

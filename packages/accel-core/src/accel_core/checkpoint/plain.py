@@ -41,7 +41,16 @@ class PlainFormat:
         safe_serialization: bool,
         **kwargs: object,
     ) -> list[Part]:
-        """Return what this rank writes: everything, or nothing; see `CheckpointFormat.parts`."""
+        """Return what this rank writes: everything, or nothing.
+
+        Args:
+            run: The objects to save.
+            weights: What `weights` returned: a state dict for each model.
+            writes: Whether this rank writes.
+            exchange: Not needed: one rank writes everything.
+            safe_serialization: Whether models are written as safetensors.
+            **kwargs: Options of other formats.
+        """
         return parts(run, weights, safe=safe_serialization) if writes else []
 
     def recognises(self, source: Source) -> bool:
@@ -133,6 +142,12 @@ def save(
 
     Raises:
         CheckpointError: `safe_serialization` and something that is no tensor.
+
+    Examples:
+        >>> save({"step": 100}, "notes.pt")
+        >>> load("notes.pt")
+        {'step': 100}
+        >>> save(model.state_dict(), "weights.safetensors", safe_serialization=True)
     """
     world = ensure()
     if not (world.is_local_main if save_on_each_node else world.is_main):
@@ -171,6 +186,11 @@ def load(f: str | os.PathLike[str] | Any, map_location: Any = None, **kwargs: An
         UnsafeCheckpointError: Reading it would run code, or it is no regular file.
         CheckpointDamagedError: It is truncated or in another format.
         CheckpointNotFoundError: There is no such file.
+
+    Examples:
+        >>> save(model.state_dict(), "weights.pt")
+        >>> model.load_state_dict(load("weights.pt", map_location="cpu"))
+        <All keys matched successfully>
     """
     options = {"weights_only": True} | kwargs
     if not options["weights_only"]:

@@ -1,9 +1,12 @@
 """Ending in good order when the machine is taken away.
 
-Two lines in the training loop, after `watch()` was called once:
-
-    if preemption.requested():
-        accelerator.save_state("ckpt"); preemption.leave()
+Examples:
+    >>> from accel import preemption
+    >>> preemption.watch()
+    >>> for images, labels in loader:
+    ...     if preemption.requested():  # the same answer on every process
+    ...         accelerator.save_state("state")
+    ...         preemption.leave()
 """
 
 from __future__ import annotations

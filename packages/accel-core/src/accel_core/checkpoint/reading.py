@@ -90,7 +90,19 @@ def read_and_compare(
     *,
     strict: bool,
 ) -> Reading:
-    """Compare a checkpoint with the run, from the beginning again whenever another process replaced it meanwhile."""
+    """Compare a checkpoint with the run, from the beginning again whenever another process replaced it meanwhile.
+
+    Args:
+        run: The objects to load into; nothing of them changes.
+        input_dir: The checkpoint; the last of the numbered ones where None.
+        load_kwargs: What `load_state` got for `torch.load`.
+        model_kwargs: What `load_state` got for `load_state_dict`.
+        ranks: The ranks that load together.
+        strict: Whether a checkpoint that does not fit the run is refused rather than loaded as far as it fits.
+
+    Returns:
+        What will be loaded, equal on every rank.
+    """
     for attempt in range(_ATTEMPTS):
         chosen = _choose(run, input_dir, load_kwargs, model_kwargs, ranks)
         read = sorted(chosen.read_by(run.world.rank, run.world))

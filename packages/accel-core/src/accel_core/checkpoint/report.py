@@ -79,6 +79,13 @@ class RestoreReport:
         restored: Components restored whole.
         partial: Components of which a part was restored (`strict=False`).
         findings: Everything that was not as it should be, on all ranks.
+
+    Examples:
+        >>> model, optimizer = accelerator.prepare(model, optimizer)
+        >>> folder = accelerator.save_state("reported")
+        >>> report = accelerator.load_state("reported")
+        >>> report.world_size, report.missing, report.mismatched
+        (1, [], [])
     """
 
     folder: Path

@@ -73,6 +73,9 @@ class Transaction:
             limit: Number of numbered checkpoints to keep, `None` for all.
             numbered: Whether the target is one of a numbered series.
 
+        Returns:
+            The transaction, with an empty folder beside the target.
+
         Raises:
             CheckpointError: Some rank could not; every rank raises the same.
         """
@@ -116,6 +119,9 @@ class Transaction:
             ranks: The ranks that save together.
             threads: Write files at the same time, so that they wait for the disk together. A process that is about
                 to exit cannot start threads.
+
+        Returns:
+            The target, where the checkpoint now lies whole.
 
         Raises:
             CheckpointError: Some rank failed; every rank raises the same, and it says which checkpoint stands.

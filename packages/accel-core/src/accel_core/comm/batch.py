@@ -37,6 +37,12 @@ def send_to_device(
 
     Returns:
         The same nest with the moved tensors.
+
+    Examples:
+        >>> batch = {"images": torch.rand(2, 64), "names": ["a", "b"]}
+        >>> batch = send_to_device(batch, accelerator.device)
+        >>> batch["images"].device
+        device(type='cpu')
     """
     skipped = (skip_keys,) if isinstance(skip_keys, str) else tuple(skip_keys or ())
 
@@ -98,6 +104,10 @@ def listify(data: object) -> Any:
 
     Returns:
         The same nest with numbers and lists.
+
+    Examples:
+        >>> listify({"loss": torch.tensor(0.5), "ids": torch.tensor([1, 2])})
+        {'loss': 0.5, 'ids': [1, 2]}
     """
     return recursively_apply(lambda tensor: tensor.detach().cpu().tolist(), data)
 
@@ -115,6 +125,10 @@ def slice_tensors(
 
     Returns:
         The same nest with the slices.
+
+    Examples:
+        >>> slice_tensors({"ids": torch.arange(8), "name": "a"}, slice(0, 3))
+        {'ids': tensor([0, 1, 2]), 'name': 'a'}
     """
     del process_index, num_processes
     return recursively_apply(lambda tensor: tensor[tensor_slice], data)
@@ -133,6 +147,10 @@ def concatenate(data: Sequence[Any], dim: int = 0) -> Any:
     Raises:
         DataError: The list is empty.
         UnsupportedTypeError: A leaf is no tensor, and there are several nests.
+
+    Examples:
+        >>> concatenate([{"ids": torch.tensor([1, 2])}, {"ids": torch.tensor([3])}])
+        {'ids': tensor([1, 2, 3])}
     """
     if isinstance(data, tuple | list) and not data:
         raise DataError(f"Nothing to concatenate; got an empty {type(data)}. Pass at least one batch.")

@@ -42,6 +42,10 @@ def gather(tensor: object) -> Any:
         RankDisagreementError: Structure, shapes or dtypes differ between ranks; pad_across_processes makes sizes
             equal.
         UnsupportedTypeError: A leaf is no tensor; the other ranks get RemoteRankError.
+
+    Examples:
+        >>> gather(torch.tensor([accelerator.process_index]))  # with four processes: tensor([0, 1, 2, 3])
+        tensor([0])
     """
     world = ensure()
     if world.size == 1:
@@ -94,6 +98,10 @@ def reduce(tensor: object, reduction: str = "mean", scale: float = 1.0) -> Any:
         ConfigurationError: The reduction is unknown.
         RankDisagreementError: Structure, shapes or dtypes differ between ranks.
         UnsupportedTypeError: A leaf is no tensor; the other ranks get RemoteRankError.
+
+    Examples:
+        >>> reduce({"loss": torch.tensor(0.5)}, "mean")
+        {'loss': tensor(0.5000)}
     """
     world = ensure()
     if reduction not in _REDUCTIONS:
@@ -248,6 +256,10 @@ def broadcast(tensor: Nest, from_process: int = 0) -> Nest:
         ConfigurationError: There is no such rank.
         RankDisagreementError: Structure, shapes, dtypes or `from_process` differ between ranks.
         UnsupportedTypeError: A leaf is no tensor; the other ranks get RemoteRankError.
+
+    Examples:
+        >>> drawn = torch.rand(4)  # differs between processes
+        >>> drawn = broadcast(drawn)  # that of process 0 on all of them
     """
     world = ensure()
     if world.size > 1:

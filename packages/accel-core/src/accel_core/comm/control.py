@@ -315,7 +315,15 @@ def main_first(world: World, is_first: bool) -> Iterator[None]:
 
 
 def only_when(chosen: bool, function: Callable[_P, _R]) -> Callable[_P, _R | None]:
-    """Make `function` run where `chosen` holds, and do nothing and return `None` elsewhere."""
+    """Restrict a function to the ranks where `chosen` holds.
+
+    Args:
+        chosen: Whether this rank runs the function.
+        function: The function.
+
+    Returns:
+        A function with the same signature, whose result is `None` on ranks that were not chosen.
+    """
 
     @functools.wraps(function)
     def run(*args: _P.args, **kwargs: _P.kwargs) -> _R | None:

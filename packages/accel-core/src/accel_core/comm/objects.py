@@ -103,6 +103,9 @@ def swap(
         lane: See `transport.open_transport`.
         patient: See `transport.Participation`.
 
+    Returns:
+        The objects, indexed by rank; this rank's own is `value` itself in a world of one.
+
     Raises:
         CollectiveError: The object cannot be pickled; the other ranks get RemoteRankError.
     """

@@ -31,7 +31,7 @@ _split_copy: Callable[..., Any] = torch.split_with_sizes_copy
 
 @record(frozen=True)
 class Block:
-    """Neighbours in a segment: a stack of tensors of one shape, or tensors of any shapes.
+    """Neighbors in a segment: a stack of tensors of one shape, or tensors of any shapes.
 
     Attributes:
         members: Their places among the leaves of the nest.

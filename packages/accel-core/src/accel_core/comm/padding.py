@@ -36,6 +36,12 @@ def pad_across_processes(tensor: object, dim: int = 0, pad_index: float = 0, pad
         ConfigurationError: No dtype holds both a tensor that is padded and `pad_index`; all ranks raise.
         RankDisagreementError: Structure or numbers of dims differ between ranks.
         UnsupportedTypeError: A leaf is no tensor; the other ranks get RemoteRankError.
+
+    Examples:
+        >>> from accel import gather
+        >>> tokens = torch.arange(3 + accelerator.process_index)  # a different length on each process
+        >>> gather(pad_across_processes(tokens, pad_index=-1))  # with two: tensor([0, 1, 2, -1, 0, 1, 2, 3])
+        tensor([0, 1, 2])
     """
     world = ensure()
     if world.size == 1:

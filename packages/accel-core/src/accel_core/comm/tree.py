@@ -228,6 +228,10 @@ def recursively_apply(
 
     Raises:
         UnsupportedTypeError: `error_on_other_type` holds and a leaf does not pass the test.
+
+    Examples:
+        >>> recursively_apply(lambda tensor: tensor * 2, {"values": torch.ones(2), "name": "a"})
+        {'values': tensor([2., 2.]), 'name': 'a'}
     """
 
     def apply(leaf: object) -> object:

@@ -61,7 +61,7 @@ class DataLoaderAdapter(DataLoader[Any]):
     """
 
     use_stateful_dataloader: bool = False
-    _specialised: ClassVar[dict[tuple[type, type], type]] = {}
+    _specialized: ClassVar[dict[tuple[type, type], type]] = {}
     _user_class: ClassVar[type[DataLoader[Any]]] = DataLoader
 
     def __init__(
@@ -83,7 +83,7 @@ class DataLoaderAdapter(DataLoader[Any]):
         """
         if user_class is DataLoader or issubclass(cls, user_class):
             return cls
-        known = DataLoaderAdapter._specialised
+        known = DataLoaderAdapter._specialized
         if (cls, user_class) not in known:
             body = {"__module__": cls.__module__, "_user_class": user_class, "__doc__": cls.__doc__}
             known[cls, user_class] = type(cls.__name__, (cls, user_class), body)
@@ -113,7 +113,7 @@ class DataLoaderAdapter(DataLoader[Any]):
         if "epoch" in state:
             state["epoch"] = state["epoch"].without_batches()
         own, user_class = type(self), self._user_class
-        kind = own.__mro__[1] if own in DataLoaderAdapter._specialised.values() else own
+        kind = own.__mro__[1] if own in DataLoaderAdapter._specialized.values() else own
         if user_class in _stateful.values():
             user_class = user_class.__mro__[1]
         return _rebuilt, (kind, user_class, {**state, "_iterator": None})

@@ -46,6 +46,12 @@ class DataLoaderDispatcher(PreparedLoader):
         torch_device_mesh: The mesh of all ranks, where data parallelism is one of several axes.
         iteration: Number of epochs read before.
         **kwargs: Those of `torch.utils.data.DataLoader`.
+
+    Examples:
+        >>> accelerator = Accelerator(dataloader_config=DataLoaderConfiguration(dispatch_batches=True))
+        >>> loader = accelerator.prepare(loader)
+        >>> isinstance(loader, DataLoaderDispatcher)
+        True
     """
 
     def __init__(

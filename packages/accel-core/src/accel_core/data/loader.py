@@ -308,6 +308,13 @@ class DataLoaderShard(PreparedLoader):
         torch_device_mesh: The mesh of all ranks, where data parallelism is one of several axes.
         iteration: Number of epochs read before.
         **kwargs: Those of `torch.utils.data.DataLoader`.
+
+    Examples:
+        >>> loader = accelerator.prepare(loader)
+        >>> isinstance(loader, DataLoaderShard)
+        True
+        >>> loader.total_batch_size  # on all processes together
+        16
     """
 
     def __init__(

@@ -97,6 +97,11 @@ def prepare_data_loader(
         ConfigurationError: `split_batches` with an indivisible batch size, or an unknown `sharding` or `uneven_end`.
         DoubleShardingError: The loader is split by rank already.
         MissingDependencyError: `use_stateful_dataloader` without torchdata.
+
+    Examples:
+        >>> shard = prepare_data_loader(loader, num_processes=4, process_index=1)
+        >>> len(loader), len(shard)
+        (4, 1)
     """
     if isinstance(dataloader, PreparedLoader):
         return dataloader
@@ -259,7 +264,7 @@ def _seedable(dataloader: DataLoader[Any], data_seed: int | None) -> dict[str, A
 def _order(dataloader: DataLoader[Any], readers: int, data_seed: int | None, *, seedable: bool) -> dict[str, Any]:
     """Return the samplers that replace those of a loader, and make several ranks draw one order.
 
-    A sampler that draws from the default generator gets one of its own, which ranks can synchronise.
+    A sampler that draws from the default generator gets one of its own, which ranks can synchronize.
     """
     order = _seedable(dataloader, data_seed) if seedable else {}
     if readers == 1 or isinstance(dataloader.dataset, IterableDataset):

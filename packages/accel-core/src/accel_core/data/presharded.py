@@ -1,4 +1,4 @@
-"""Loaders that are split by rank already: recognising them, and saying so."""
+"""Loaders that are split by rank already: recognizing them, and saying so."""
 
 from __future__ import annotations
 

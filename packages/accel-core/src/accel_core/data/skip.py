@@ -88,6 +88,11 @@ def skip_first_batches(dataloader: _LoaderT, num_batches: int = 0) -> _LoaderT:
 
     Returns:
         A loader of the same kind.
+
+    Examples:
+        >>> rest = skip_first_batches(loader, 3)
+        >>> len(loader), len(rest)
+        (4, 1)
     """
     if isinstance(dataloader, PreparedLoader):
         settings = dataclasses.replace(dataloader.settings, skip_batches=dataloader.skip_batches + num_batches)

@@ -28,6 +28,9 @@ def override_numa_affinity(local_process_index: int, verbose: bool | None = None
     Args:
         local_process_index: Number of the process on this machine; its GPU has the same number.
         verbose: Log the processors; by default as ACCELERATE_DEBUG_MODE says.
+
+    Examples:
+        >>> override_numa_affinity(accelerator.local_process_index, verbose=True)
     """
     if not availability.is_cuda_available() or not hasattr(os, "sched_setaffinity"):
         return
@@ -82,5 +85,8 @@ def set_numa_affinity(local_process_index: int, verbose: bool | None = None) -> 
     Args:
         local_process_index: Number of the process on this machine; its GPU has the same number.
         verbose: Log the processors; by default as ACCELERATE_DEBUG_MODE says.
+
+    Examples:
+        >>> set_numa_affinity(accelerator.local_process_index)  # before the workers of a loader start
     """
     override_numa_affinity(local_process_index=local_process_index, verbose=verbose)

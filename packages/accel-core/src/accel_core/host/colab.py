@@ -19,6 +19,9 @@ def install_xla(upgrade: bool = False) -> None:
 
     Raises:
         DeviceUnavailableError: This is no Colab notebook.
+
+    Examples:
+        >>> install_xla()  # doctest: +SKIP
     """
     if "google.colab" not in sys.modules:
         raise DeviceUnavailableError(

@@ -175,6 +175,12 @@ def clear_environment() -> Iterator[None]:
 
     Yields:
         Nothing; the environment is empty meanwhile.
+
+    Examples:
+        >>> import os
+        >>> with clear_environment():
+        ...     "PATH" in os.environ
+        False
     """
     before = dict(os.environ)
     os.environ.clear()
@@ -196,6 +202,7 @@ def patch_environment(**kwargs: object) -> Iterator[None]:
         Nothing; the variables are set meanwhile.
 
     Examples:
+        >>> import os
         >>> with patch_environment(accelerate_mixed_precision="bf16"):
         ...     os.environ["ACCELERATE_MIXED_PRECISION"]
         'bf16'

@@ -122,6 +122,10 @@ def is_torch_version(operation: str, version: str) -> bool:
 
     Raises:
         ConfigurationError: The operation is none of these.
+
+    Examples:
+        >>> is_torch_version(">=", "2.0")
+        True
     """
     return compare_versions("torch", operation, version)
 

@@ -14,7 +14,7 @@ from accel_core.errors import ConfigurationError
 __all__ = ["DATA_AXES", "GROUPS", "MESH_AXES", "SHARD_AXES", "Layout"]
 
 MESH_AXES = ("dp_replicate", "dp_shard", "cp", "sp", "tp")
-"""All axes, outermost first: neighbours on the last ones talk most, and are nearest to each other."""
+"""All axes, outermost first: neighbors on the last ones talk most, and are nearest to each other."""
 
 DATA_AXES = ("dp_replicate", "dp_shard")
 """Axes along which ranks read different data."""

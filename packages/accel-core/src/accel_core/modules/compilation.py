@@ -75,6 +75,11 @@ def compile_regions(module: torch.nn.Module, **compile_kwargs: Any) -> torch.nn.
 
     Returns:
         A model with the same parameters, buffers and names.
+
+    Examples:
+        >>> compiled = compile_regions(model, dynamic=True)
+        >>> compiled.head.weight is model.head.weight
+        True
     """
     if not has_repeated_blocks(module):
         return cast(torch.nn.Module, torch.compile(module, **compile_kwargs))

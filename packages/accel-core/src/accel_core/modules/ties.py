@@ -16,6 +16,12 @@ def find_tied_parameters(model: nn.Module, **kwargs: object) -> list[list[str]]:
 
     Returns:
         One sorted list of dotted names per tied parameter, in the order of first registration.
+
+    Examples:
+        >>> model = torch.nn.Sequential(torch.nn.Embedding(8, 4), torch.nn.Linear(4, 8, bias=False))
+        >>> model[1].weight = model[0].weight
+        >>> find_tied_parameters(model)
+        [['0.weight', '1.weight']]
     """
     return tied_tensor_groups(model, include_buffers=False)
 

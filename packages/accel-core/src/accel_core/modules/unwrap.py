@@ -60,6 +60,11 @@ def extract_model_from_parallel(
 
     Returns:
         The model inside; compiled again if it was, and that is to be kept.
+
+    Examples:
+        >>> prepared = accelerator.prepare(model)
+        >>> extract_model_from_parallel(prepared) is model
+        True
     """
     containers = _containers()
     compiled = model if is_compiled_module(model) else None

@@ -18,7 +18,7 @@ __all__ = ["Accumulation", "Batch"]
 
 
 class Accumulation:
-    """Counts batches into windows and says which of them synchronises gradients.
+    """Counts batches into windows and says which of them synchronizes gradients.
 
     A window has `num_steps` batches; the end of the training data cuts it short. With `short_window="actual"`, the loss
     of each batch is divided by the length that its window really has, which is known ahead for data with a length, so a
@@ -48,19 +48,21 @@ class Accumulation:
         """
         state = self.gradient_state
         num_steps = state.num_steps
-        loader = state.training_dataloader() if state.sync_with_dataloader else None
-        if self._window is None or self.step % num_steps == 0:
-            left = None if loader is None else state.batches_left(loader)
+        loader = state.training_dataloader()
+        if num_steps == 1:  # every batch is a window: nothing cuts it short
+            self._window = 1
+        elif self._window is None or self.step % num_steps == 0:
+            left = state.batches_left(loader) if loader is not None and state.sync_with_dataloader else None
             self._window = num_steps
             if left is not None and left < num_steps - 1 and state.short_window == "actual":
                 self._window = left + 1
-        if loader is not None and loader.end_of_dataloader:
+        if loader is not None and loader.end_of_dataloader and state.sync_with_dataloader:
             self.step = 0
             sync = True
         else:
             self.step += 1
             sync = self.step % num_steps == 0
-        state._set_sync_gradients(sync)
+        state.sync_gradients = sync
         return sync
 
     @property
@@ -94,13 +96,15 @@ class Accumulation:
                 "Every batch of an accumulation window has a weight, or none has; got one without after others with. "
                 "Pass backward(loss, weight=...) for every batch of the window."
             )
+        if not divide or self._window == 1:
+            return loss
         divisor = self.divisor
-        return loss / divisor if divide and divisor != 1 else loss
+        return loss if divisor == 1 else loss / divisor
 
     def close_weighted(self, world: World) -> float | None:
         """Return what the gradients of a window of summed losses are multiplied by, or `None` without weights.
 
-        Each rank's backward added up gradients of sums, and synchronising took their mean over ranks. Multiplying by
+        Each rank's backward added up gradients of sums, and synchronizing took their mean over ranks. Multiplying by
         (number of ranks ÷ total weight) leaves the gradient of (sum of all losses ÷ sum of all weights). Where several
         ranks are one replica, each counts its data's weight and its mean gradient as often, so the quotient is the
         same. A window without any weight leaves zero gradients.
@@ -123,13 +127,13 @@ class Accumulation:
         self._weight = None
 
 
-class Batch(AbstractContextManager[None]):
-    """The block of one batch: counts it, and leaves gradients unsynchronised unless its window ends.
+class Batch:
+    """The block of one batch: counts it, and leaves gradients unsynchronized unless its window ends.
 
     Args:
         accumulation: The window.
         models: The models that the block trains.
-        no_sync: Returns a context in which backward passes of a model are not synchronised.
+        no_sync: Returns a context in which backward passes of a model are not synchronized.
     """
 
     __slots__ = ("_accumulation", "_entered", "_models", "_no_sync")
@@ -146,8 +150,9 @@ class Batch(AbstractContextManager[None]):
         self._entered: list[AbstractContextManager[Any]] = []
 
     def __enter__(self) -> None:
-        self._accumulation.models = self._models
-        if self._accumulation.advance() or self._accumulation.gradient_state.sync_each_batch:
+        accumulation = self._accumulation
+        accumulation.models = self._models
+        if accumulation.advance() or accumulation.gradient_state.sync_each_batch:
             return
         for model in self._models:
             context = self._no_sync(model)

@@ -13,7 +13,7 @@ __all__ = ["LocalSGD"]
 
 
 class LocalSGD:
-    """A context in which gradients are not synchronised and weights are averaged every few optimizer steps.
+    """A context in which gradients are not synchronized and weights are averaged every few optimizer steps.
 
     Every process has to make the same number of steps. With one process nothing happens. (Stich, "Local SGD converges
     fast and communicates little", 2018.)
@@ -56,19 +56,19 @@ class LocalSGD:
             )
 
     def __enter__(self) -> LocalSGD:
-        """Stop synchronising gradients."""
+        """Stop synchronizing gradients."""
         if self.enabled:
-            self._unsynchronised = self.accelerator.no_sync(self.model)
-            self._unsynchronised.__enter__()
+            self._unsynchronized = self.accelerator.no_sync(self.model)
+            self._unsynchronized.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Average the weights, unless the block failed, and synchronise gradients again."""
+        """Average the weights, unless the block failed, and synchronize gradients again."""
         if not self.enabled:
             return
-        self._unsynchronised.__exit__(kind, error, trace)
+        self._unsynchronized.__exit__(kind, error, trace)
         if error is None:
             self._average()
 

@@ -90,6 +90,13 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         scaler: The gradient scaler of fp16 training, or `None`.
         stepper: Steps and zeroes in the optimizer's stead; `None` where it does so itself.
         gradient_state: Where the step stands; that of the process where `None`.
+
+    Examples:
+        >>> model, optimizer = accelerator.prepare(model, optimizer)
+        >>> accelerator.backward(model(torch.rand(2, 64)).sum())
+        >>> optimizer.step()
+        >>> optimizer.step_was_skipped  # by the gradient scaler of fp16
+        False
     """
 
     def __init__(

@@ -29,6 +29,13 @@ class AcceleratedScheduler:
         split_batches: Batches are split between processes, so the schedule moves once for each optimizer step.
         replicas: Number of processes that read different data; all processes where `None`.
         gradient_state: Where the step stands; that of the process where `None`.
+
+    Examples:
+        >>> optimizer, schedule = accelerator.prepare(optimizer, schedule)
+        >>> optimizer.step()
+        >>> schedule.step()
+        >>> schedule.get_last_lr()
+        [0.1]
     """
 
     def __init__(

@@ -49,7 +49,7 @@ class DeepSpeedOptions:
         "ACCELERATE_GRADIENT_ACCUMULATION_STEPS",
         number_or_auto(int),
         "auto",
-        "Batches whose gradients are added up before the optimizer steps.",
+        "Number of batches per optimizer step.",
         launch_parser=int,
         asked=Asked("1", when=(("own_deepspeed_file", "no"),), text="Batches per optimizer step?"),
     )
@@ -57,10 +57,13 @@ class DeepSpeedOptions:
         "ACCELERATE_GRADIENT_CLIPPING",
         number_or_auto(float),
         "auto",
-        "Largest norm of the gradient; 0 does not clip.",
+        "Gradient norm to clip to; 0 turns clipping off.",
         launch_parser=float,
         asked=Asked(
-            None, when=(("own_deepspeed_file", "no"),), text="Clip gradients at which norm? (empty: not)", optional=True
+            None,
+            when=(("own_deepspeed_file", "no"),),
+            text="Clip gradients to which norm? (empty: no clipping)",
+            optional=True,
         ),
     )
     zero3_save_16bit_model: bool = option(
@@ -74,21 +77,21 @@ class DeepSpeedOptions:
         "ACCELERATE_DEEPSPEED_ZERO3_INIT",
         boolean,
         None,
-        "Whether models are sharded while they are built; unset means so in stage 3.",
+        "Whether models are sharded while they are built; if unset, only in stage 3.",
         asked=Asked("no"),
     )
     offload_optimizer_nvme_path: str = option(
         "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_NVME_PATH",
         str,
         "none",
-        "Folder for optimizer states on a disk.",
+        "Folder for optimizer states that are offloaded to NVMe.",
         asked=Asked(when=(("own_deepspeed_file", "no"), ("offload_optimizer_device", "nvme"))),
     )
     offload_param_nvme_path: str = option(
         "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_NVME_PATH",
         str,
         "none",
-        "Folder for parameters on a disk.",
+        "Folder for parameters that are offloaded to NVMe.",
         asked=Asked(when=(("own_deepspeed_file", "no"), ("offload_param_device", "nvme"))),
     )
     deepspeed_moe_layer_cls_names: tuple[str, ...] | None = option(

@@ -22,7 +22,7 @@ class Fp8Options:
         "ACCELERATE_FP8_BACKEND",
         upper,
         None,
-        "Library that computes in 8 bits.",
+        "Library for training in 8 bits.",
         choices=("AO", "TE", "MSAMP"),
         field="backend",
         launch_choices=("ao", "te", "msamp"),
@@ -46,7 +46,7 @@ class Fp8Options:
         "ACCELERATE_FP8_FORMAT",
         upper,
         "HYBRID",
-        "Split of the 8 bits: E4M3 or E5M2 in both passes, or HYBRID for E4M3 forward and E5M2 backward.",
+        "Number format: E4M3 or E5M2 in both passes, or HYBRID for E4M3 forward and E5M2 backward.",
         choices=FP8_FORMATS,
         asked=Asked(),
     )
@@ -54,14 +54,14 @@ class Fp8Options:
         "ACCELERATE_FP8_AMAX_HISTORY_LEN",
         int,
         1024,
-        "Number of steps whose largest values are remembered.",
+        "Number of steps whose largest values are kept.",
         field="amax_history_len",
     )
     fp8_amax_compute_algo: str = option(
         "ACCELERATE_FP8_AMAX_COMPUTE_ALGO",
         str,
         "most_recent",
-        "How the scaling factor follows from the remembered values.",
+        "How the scaling factor is computed from the kept values.",
         choices=FP8_ALGORITHMS,
         field="amax_compute_algo",
     )

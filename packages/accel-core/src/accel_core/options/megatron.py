@@ -10,7 +10,7 @@ __all__ = ["MegatronOptions"]
 
 @record
 class MegatronOptions:
-    """How a model is cut over ranks, and what is computed again: the first fields of the plugin, in its order."""
+    """How a model is split over ranks, and what is recomputed: the first fields of the plugin, in its order."""
 
     option_prefix: ClassVar[str] = "megatron_lm_"
 
@@ -18,12 +18,12 @@ class MegatronOptions:
         "MEGATRON_LM_TP_DEGREE",
         int,
         1,
-        "Ranks that share one matrix product.",
+        "Number of ranks that share each matrix product.",
         launch_default=1,
         asked=Asked(),
     )
     pp_degree: int | None = option(
-        "MEGATRON_LM_PP_DEGREE", int, 1, "Stages of the pipeline.", launch_default=1, asked=Asked()
+        "MEGATRON_LM_PP_DEGREE", int, 1, "Number of pipeline stages.", launch_default=1, asked=Asked()
     )
     use_custom_fsdp: bool | None = option(
         "MEGATRON_LM_USE_CUSTOM_FSDP",
@@ -37,7 +37,7 @@ class MegatronOptions:
         "MEGATRON_LM_OVERLAP_CPU_OPTIMIZER_D2H_H2D",
         boolean,
         False,
-        "Whether copies of an offloaded optimizer overlap with its work.",
+        "Whether an offloaded optimizer copies and computes at the same time.",
         launch_parser=boolean,
         launch_default=False,
     )
@@ -85,25 +85,25 @@ class MegatronOptions:
         "MEGATRON_LM_DECODER_LAST_PIPELINE_NUM_LAYERS",
         int,
         None,
-        "Number of layers in the last stage where it differs from the others.",
+        "Number of layers in the last pipeline stage, if it differs from the others.",
     )
     recompute_granularity: str | None = option(
         "MEGATRON_LM_RECOMPUTE_GRANULARITY",
         str,
         "full",
-        "What is computed again in the backward pass: full or selective.",
+        "What the backward pass recomputes: full (layers) or selective (attention).",
     )
     recompute_method: str | None = option(
         "MEGATRON_LM_RECOMPUTE_METHOD",
         str,
         "uniform",
-        "How the layers to compute again are chosen: uniform or block.",
+        "How the layers to recompute are chosen: uniform or block.",
     )
     recompute_num_layers: int | None = option(
         "MEGATRON_LM_RECOMPUTE_NUM_LAYERS",
         int,
         1,
-        "Number of layers that are computed again together.",
+        "Number of layers that are recomputed together.",
     )
     attention_backend: bool | None = option(
         "MEGATRON_LM_ATTENTION_BACKEND",
@@ -116,10 +116,10 @@ class MegatronOptions:
         "MEGATRON_LM_EXPERT_MODEL_PARALLEL_SIZE",
         int,
         1,
-        "Ranks that share the experts of a layer.",
+        "Number of ranks that share the experts of a layer.",
     )
     context_parallel_size: int | None = option(
-        "MEGATRON_LM_CONTEXT_PARALLEL_SIZE", int, 1, "Ranks that share one sequence."
+        "MEGATRON_LM_CONTEXT_PARALLEL_SIZE", int, 1, "Number of ranks that share each sequence."
     )
     attention_dropout: float | None = option(
         "MEGATRON_LM_ATTENTION_DROPOUT", float, 0.0, "Dropout of attention weights, 0 to 1."
@@ -136,7 +136,7 @@ class MegatronOptions:
         "MEGATRON_LM_EXPERT_TENSOR_PARALLEL_SIZE",
         int,
         1,
-        "Ranks that share one matrix product of an expert.",
+        "Number of ranks that share each matrix product of an expert.",
     )
     calculate_per_token_loss: bool | None = option(
         "MEGATRON_LM_CALCULATE_PER_TOKEN_LOSS",
@@ -149,21 +149,21 @@ class MegatronOptions:
         "MEGATRON_LM_USE_ROTARY_POSITION_EMBEDDINGS",
         boolean,
         True,
-        "Whether positions are embedded by rotation.",
+        "Whether the model uses rotary position embeddings.",
         launch_parser=boolean_as_text,
     )
     num_micro_batches: int | None = option(
         "MEGATRON_LM_NUM_MICRO_BATCHES",
         int,
         1,
-        "Number of parts that a batch is cut into for the pipeline.",
+        "Number of micro batches that each batch is split into.",
         asked=Asked("1"),
     )
     gradient_clipping: float | None = option(
         "MEGATRON_LM_GRADIENT_CLIPPING",
         float,
         1.0,
-        "Largest norm of the gradient; 0 does not clip.",
+        "Gradient norm to clip to; 0 turns clipping off.",
         launch_default=1.0,
         asked=Asked(),
     )
@@ -179,7 +179,7 @@ class MegatronOptions:
         "MEGATRON_LM_RECOMPUTE_ACTIVATIONS",
         boolean,
         False,
-        "Whether attention's activations are computed again in the backward pass.",
+        "Whether attention's activations are recomputed in the backward pass.",
         launch_parser=boolean_as_text,
         asked=Asked("yes"),
     )

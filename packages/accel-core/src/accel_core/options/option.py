@@ -6,7 +6,7 @@ its row in the reference:
 
     @dataclass(frozen=True)
     class CompilationOptions:
-        dynamo_mode: str = option("ACCELERATE_DYNAMO_MODE", str, "default", "How hard the compiler optimizes.")
+        dynamo_mode: str = option("ACCELERATE_DYNAMO_MODE", str, "default", "Optimization mode of torch.compile.")
 
 A plugin whose fields have the names and the order of a table's inherits them: `option_prefix` is then what the options'
 names have before those of the fields.
@@ -68,19 +68,19 @@ class Option:
         name: Key in a configuration file, and the command-line flag without its dashes.
         environment: Environment variable that holds it.
         parser: Turns text into the value; raises ValueError for text that it cannot read.
-        default: Value where nobody says anything.
+        default: Value where none is given.
         help: One sentence for the command line, the question and the reference.
         choices: Values allowed, empty where any is.
-        field: Name of the plugin's field that it fills.
+        field: Name of the plugin's field that it fills; that of the table where empty.
         switch: Whether the flag takes no value and means yes.
         launch_parser: Turns text into the value that the launcher hands to the processes; None checks the text with
             `parser` and keeps it.
-        launch_default: Value of the launcher where nobody says anything; None leaves the choice to the processes.
+        launch_default: Value of the launcher where none is given; None leaves the choice to the processes.
         launch_choices: Words that the launcher takes, where they differ from `choices`.
         launch_text: Turns the launcher's value into the text that the processes get.
         always: Whether the processes get `default` where the launcher has no value.
         only_with: Name of an option that has to be above 1 for this one to be handed on.
-        asked: The question of `accel config`, or None where none is asked.
+        asked: The question of `accel config`, or None for no question.
     """
 
     name: str
@@ -187,7 +187,24 @@ def option(
     only_with: str = "",
     asked: Asked | None = None,
 ) -> Any:
-    """Define one option of a table; the arguments are the attributes of `Option`.
+    """Define one option of a table: an `Option`, which takes its name from its field.
+
+    Args:
+        environment: Environment variable that holds the value.
+        parser: Turns text into the value; raises ValueError for text that it cannot read.
+        default: Value where neither flag, variable nor file gives one.
+        help: One sentence for the command line, the question and the reference.
+        choices: Values allowed; any where empty.
+        field: Name of the plugin's field that it fills; that of the table where empty.
+        switch: Whether the flag takes no value and means yes.
+        launch_parser: Turns text into the value that the launcher hands on; None checks the text with `parser` and
+            keeps it.
+        launch_default: Default of the launcher; None leaves the choice to the processes. Without it, the table decides.
+        launch_choices: Words that the launcher accepts, where they differ from `choices`.
+        launch_text: Turns the launcher's value into the text that the processes read.
+        always: Whether the launcher hands `default` to the processes where it has no value.
+        only_with: Name of an option that has to be above 1 for this one to be handed on.
+        asked: The question of `accel config`; None asks nothing.
 
     Returns:
         A dataclass field, `None` until it is given or filled.

@@ -30,7 +30,7 @@ class ParallelismOptions:
         "PARALLELISM_CONFIG_DP_REPLICATE_SIZE",
         int,
         1,
-        "Ranks that hold copies of the whole model.",
+        "Number of copies of the model.",
         field="dp_replicate_size",
         asked=Asked(),
     )
@@ -38,18 +38,23 @@ class ParallelismOptions:
         "PARALLELISM_CONFIG_DP_SHARD_SIZE",
         int,
         1,
-        "Ranks that share one copy of the model.",
+        "Number of ranks that shard each copy of the model.",
         field="dp_shard_size",
         asked=Asked(),
     )
     parallelism_config_tp_size: int = option(
-        "PARALLELISM_CONFIG_TP_SIZE", int, 1, "Ranks that share one matrix product.", field="tp_size", asked=Asked()
+        "PARALLELISM_CONFIG_TP_SIZE",
+        int,
+        1,
+        "Number of ranks that share each matrix product.",
+        field="tp_size",
+        asked=Asked(),
     )
     parallelism_config_cp_size: int = option(
         "PARALLELISM_CONFIG_CP_SIZE",
         int,
         1,
-        "Ranks that share one sequence by context parallelism.",
+        "Number of ranks that share each sequence by context parallelism.",
         field="cp_size",
         asked=Asked(),
     )
@@ -57,7 +62,7 @@ class ParallelismOptions:
         "PARALLELISM_CONFIG_CP_BACKEND",
         str,
         "torch",
-        "Library of context parallelism.",
+        "Library for context parallelism.",
         choices=("torch",),
         field="cp_backend",
     )
@@ -65,7 +70,7 @@ class ParallelismOptions:
         "PARALLELISM_CONFIG_CP_COMM_STRATEGY",
         str,
         "allgather",
-        "How keys and values travel: gathered at once, or passed on in a ring.",
+        "How ranks exchange keys and values: gathered at once, or passed around a ring.",
         choices=CP_STRATEGIES,
         field="cp_comm_strategy",
         only_with="parallelism_config_cp_size",
@@ -74,14 +79,14 @@ class ParallelismOptions:
         "PARALLELISM_CONFIG_SP_SIZE",
         int,
         1,
-        "Ranks that share one sequence by Ulysses sequence parallelism.",
+        "Number of ranks that share each sequence by Ulysses sequence parallelism.",
         field="sp_size",
     )
     parallelism_config_sp_backend: str = option(
         "PARALLELISM_CONFIG_SP_BACKEND",
         str,
         "deepspeed",
-        "Library of sequence parallelism.",
+        "Library for sequence parallelism.",
         choices=("deepspeed",),
         field="sp_backend",
     )
@@ -89,7 +94,7 @@ class ParallelismOptions:
         "PARALLELISM_CONFIG_SP_SEQ_LENGTH",
         int,
         None,
-        "Length of all sequences, in tokens, where it is fixed.",
+        "Length of all sequences in tokens, if it is fixed.",
         field="sp_seq_length",
         only_with="parallelism_config_sp_size",
     )
@@ -106,7 +111,7 @@ class ParallelismOptions:
         "PARALLELISM_CONFIG_SP_ATTN_IMPLEMENTATION",
         str,
         None,
-        "Attention that each rank computes on its heads.",
+        "Attention implementation that each rank uses for its heads.",
         field="sp_attn_implementation",
         launch_default="sdpa",
         only_with="parallelism_config_sp_size",

@@ -19,12 +19,12 @@ _default: ShortWindow = "actual"
 
 
 def default_short_window() -> ShortWindow:
-    """Return what `short_window=None` stands for in this process."""
+    """Return what `short_window=None` means in this process."""
     return _default
 
 
 def set_default_short_window(short_window: ShortWindow) -> None:
-    """Choose what `short_window=None` stands for in this process.
+    """Choose what `short_window=None` means in this process.
 
     It is "actual" at first; the drop-in sets "full" when it is imported, because code written for Accelerate relies on
     it. It is read at every step, so it applies to existing Accelerators too.
@@ -33,7 +33,7 @@ def set_default_short_window(short_window: ShortWindow) -> None:
         short_window: "actual" or "full".
 
     Raises:
-        ConfigurationError: Another word.
+        ConfigurationError: It is neither.
     """
     global _default
     _check(short_window)
@@ -57,11 +57,17 @@ class GradientAccumulationPlugin(KwargsHandler):
         sync_with_dataloader: Whether the last batch of a loader ends the window, however short it is.
         sync_each_batch: Whether ranks exchange gradients at every batch: more traffic, less memory.
         short_window: What the losses are divided by in a window that the end of the data cuts short: "actual", its real
-            number of batches, or "full", `num_steps` as everywhere. `None` stands for the process's default; see
+            number of batches, or "full", `num_steps` as everywhere. `None` uses the process's default; see
             `set_default_short_window`.
 
     Raises:
-        ConfigurationError: `num_steps` is not a whole number of at least 1, or `short_window` is another word.
+        ConfigurationError: `num_steps` is not a whole number of at least 1, or `short_window` is unknown.
+
+    Examples:
+        >>> plugin = GradientAccumulationPlugin(num_steps=4, sync_with_dataloader=False)
+        >>> accelerator = Accelerator(gradient_accumulation_plugin=plugin)
+        >>> accelerator.gradient_accumulation_steps
+        4
     """
 
     num_steps: int | None = None

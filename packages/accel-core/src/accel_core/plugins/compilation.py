@@ -22,13 +22,17 @@ class TorchDynamoPlugin(KwargsHandler):
         backend: The compiler, by name in any case or as a `DynamoBackend`.
         mode: "default", "reduce-overhead" or "max-autotune".
         fullgraph: Fail rather than break the model into several graphs.
-        dynamic: Compile for shapes that change; torch finds out where `None`.
+        dynamic: Compile for shapes that change; `None` lets torch find out.
         options: Options of the compiler.
         disable: Make `torch.compile` do nothing.
-        use_regional_compilation: Compile the block that repeats once instead of the whole model.
+        use_regional_compilation: Compile repeated blocks once, instead of the whole model.
 
     Raises:
-        ConfigurationError: A backend or an environment variable that cannot be read.
+        ConfigurationError: The backend is unknown, or an environment variable cannot be read.
+
+    Examples:
+        >>> plugin = TorchDynamoPlugin(backend="inductor", use_regional_compilation=True)
+        >>> accelerator = Accelerator(dynamo_plugin=plugin)
     """
 
     backend: DynamoBackend | None = None
@@ -53,7 +57,7 @@ class TorchDynamoPlugin(KwargsHandler):
         self.backend = DynamoBackend(name)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a deep copy of all fields, the backend by the name that torch knows it by."""
+        """Return a deep copy of all fields, with the backend under torch's name."""
         return {**super().to_dict(), "backend": str(self.backend).lower()}
 
     def to_kwargs(self) -> dict[str, Any]:

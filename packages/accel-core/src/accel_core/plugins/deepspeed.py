@@ -54,19 +54,19 @@ class DeepSpeedPlugin:
     """Arguments of DeepSpeed; a field left at `None` is read from ACCELERATE_DEEPSPEED_*.
 
     Args:
-        hf_ds_config: DeepSpeed's own configuration: a dict, a path, text, or a `HfDeepSpeedConfig`. What
-            it says counts; the value "auto" in it is filled from the fields below.
-        gradient_accumulation_steps: Batches whose gradients are added up before the optimizer steps, or "auto".
-        gradient_clipping: Largest norm of the gradient, or "auto"; 0 does not clip.
+        hf_ds_config: DeepSpeed's own configuration: a dict, a path, text, or a `HfDeepSpeedConfig`.
+            It takes precedence over the fields below, which fill its "auto" values.
+        gradient_accumulation_steps: Number of batches per optimizer step, or "auto".
+        gradient_clipping: Gradient norm to clip to, or "auto"; 0 turns clipping off.
         zero_stage: What is sharded: 0 nothing, 1 optimizer states, 2 gradients too, 3 parameters too.
-        is_train_batch_min: Whether the smallest batch size of several loaders is that of the run, else the largest.
+        is_train_batch_min: Whether the run uses the smallest batch size of several loaders; otherwise the largest.
         offload_optimizer_device: Where optimizer states live outside the device: "none", "cpu" or "nvme".
         offload_param_device: The same for parameters; stage 3 only.
-        offload_optimizer_nvme_path: Folder for optimizer states on a disk.
-        offload_param_nvme_path: Folder for parameters on a disk.
-        zero3_init_flag: Whether models are sharded while they are built; stage 3 only, and so there by default.
+        offload_optimizer_nvme_path: Folder for optimizer states that are offloaded to NVMe.
+        offload_param_nvme_path: Folder for parameters that are offloaded to NVMe.
+        zero3_init_flag: Whether models are sharded while they are built; only in stage 3, where it is the default.
         zero3_save_16bit_model: Whether stage 3 gathers 16-bit weights when a model is saved.
-        transformer_moe_cls_names: Class names of mixture-of-experts layers, between commas.
+        transformer_moe_cls_names: Class names of mixture-of-experts layers, separated by commas.
         enable_msamp: Whether MS-AMP computes in 8 bits.
         msamp_opt_level: "O1" or "O2".
 
@@ -74,7 +74,13 @@ class DeepSpeedPlugin:
         deepspeed_config: The configuration as DeepSpeed gets it.
 
     Raises:
-        ConfigurationError: Values that do not exist or do not go together.
+        ConfigurationError: A value is unknown, or values contradict each other.
+
+    Examples:
+        >>> plugin = DeepSpeedPlugin(zero_stage=2, gradient_clipping=1.0)
+        >>> plugin.deepspeed_config["zero_optimization"]["stage"]
+        2
+        >>> accelerator = Accelerator(deepspeed_plugin=plugin)  # doctest: +SKIP
     """
 
     hf_ds_config: Any = None
@@ -151,7 +157,7 @@ class DeepSpeedPlugin:
         config.setdefault("gradient_accumulation_steps", 1)
         if "zero_optimization" not in config:
             raise ConfigurationError(
-                f"A DeepSpeed configuration has a part 'zero_optimization'; got {sorted(config)}. "
+                f"A DeepSpeed configuration needs the key 'zero_optimization'; got {sorted(config)}. "
                 'Add it, for example {"zero_optimization": {"stage": 2}}.'
             )
         for field, key in _KEYS.items():
@@ -195,7 +201,7 @@ class DeepSpeedPlugin:
         return self.hf_ds_config.get_value(ds_key_long, default)
 
     def is_auto(self, ds_key_long: str) -> bool:
-        """Return whether a dotted key is there and waits to be filled.
+        """Return whether a dotted key exists and its value is "auto".
 
         Args:
             ds_key_long: The key, such as `train_batch_size`.
@@ -209,16 +215,16 @@ class DeepSpeedPlugin:
         must_match: bool = True,
         **kwargs: object,
     ) -> None:
-        """Fill a key that waits, or compare one that is set; see `deepspeed_filling.fill`.
+        """Fill a key whose value is "auto", or compare one that is set; see `deepspeed_filling.fill`.
 
         Args:
-            ds_key_long: A dotted key. A key that the configuration does not have is passed over.
+            ds_key_long: A dotted key; nothing happens if it is missing.
             mismatches: Where a difference is noted.
-            must_match: Whether a difference counts.
+            must_match: Whether a difference is noted.
             **kwargs: Values by dotted key.
 
         Raises:
-            ConfigurationError: The key waits and no value is given.
+            ConfigurationError: The value is "auto", and none is given.
         """
         noted = fill(self.hf_ds_config, ds_key_long, kwargs)
         if must_match and mismatches is not None:
@@ -232,17 +238,17 @@ class DeepSpeedPlugin:
         must_match: bool = True,
         **kwargs: object,
     ) -> None:
-        """Fill every key of the configuration that waits, and compare the others with what the run uses.
+        """Fill every "auto" value of the configuration, and compare the others with what the run uses.
 
         Args:
             prefix: Dotted key of `config`, ending in a dot, where it is a part of the configuration.
             mismatches: Where differences are noted.
             config: A part of the configuration; all of it where `None`.
-            must_match: Whether differences count.
+            must_match: Whether differences are errors.
             **kwargs: Values by dotted key.
 
         Raises:
-            ConfigurationError: A key waits and no value is given, or values differ.
+            ConfigurationError: No value is given for an "auto", or values differ.
         """
         notes: list[str] = [] if mismatches is None else mismatches
         noted = fill_all(self.hf_ds_config, self.deepspeed_config if config is None else config, kwargs, prefix)
@@ -277,7 +283,7 @@ class DeepSpeedPlugin:
         """Make this the plugin in use; called by the state, which unselects the others.
 
         Raises:
-            StateError: Called by someone else.
+            StateError: Called by anything else.
         """
         if not _from_accelerator_state:
             raise StateError(
@@ -295,7 +301,7 @@ class DeepSpeedPlugin:
         return bool(self.zero3_init_flag)
 
     def zero3_init_context_manager(self, enable: bool = False) -> AbstractContextManager[None]:
-        """Return a block inside which models are, or are not, sharded while they are built.
+        """Return a context in which models are, or are not, sharded while they are built.
 
         Args:
             enable: Whether they are.
@@ -330,7 +336,7 @@ class DeepSpeedPlugin:
             model: The model that will be sharded.
 
         Raises:
-            ConfigurationError: A class that is named does not occur in the model.
+            ConfigurationError: A named class does not occur in the model.
             MissingDependencyError: DeepSpeed is not installed.
         """
         names = [name.strip() for name in (self.transformer_moe_cls_names or "").split(",") if name.strip()]
@@ -349,7 +355,7 @@ class DeepSpeedPlugin:
 
 
 class _ZeroInit(AbstractContextManager[None]):
-    """Switch sharding at construction for the length of a block."""
+    """Switches sharding at construction on or off inside a block."""
 
     def __init__(self, plugin: DeepSpeedPlugin, enable: bool) -> None:
         self._plugin = plugin

@@ -33,7 +33,7 @@ class HfDeepSpeedConfig:
         self.set_stage_and_offload()
 
     def set_stage_and_offload(self) -> None:
-        """Take note of the ZeRO stage and of offloading, which `is_zero2`, `is_zero3` and `is_offload` tell."""
+        """Read the ZeRO stage and offloading, for `is_zero2`, `is_zero3` and `is_offload`."""
         self._stage = self.get_value("zero_optimization.stage", -1)
         devices = (
             self.get_value("zero_optimization.offload_optimizer.device"),
@@ -48,7 +48,7 @@ class HfDeepSpeedConfig:
             ds_key_long: A dotted key.
 
         Returns:
-            The dict that holds the last part of the key, `None` where the way to it does not exist, and that part.
+            The dict that holds the last part of the key, or `None` if there is no such dict; and that part.
         """
         *way, last = ds_key_long.split(".")
         node: Any = self.config

@@ -1,4 +1,4 @@
-"""A DeepSpeed configuration made from fields, and filled in where it says "auto"."""
+"""Builds a DeepSpeed configuration from fields, and fills in "auto" values."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def from_fields(
     Args:
         stage: What is sharded.
         accumulation: Batches of one step, or "auto".
-        clipping: Largest norm of the gradient, or "auto"; 0 does not clip.
+        clipping: Gradient norm to clip to, or "auto"; 0 turns clipping off.
         optimizer: Where optimizer states live outside the device, and the folder of a disk.
         parameters: The same for parameters.
         gather_16bit: Whether 16-bit weights are gathered when a model is saved.
@@ -40,7 +40,7 @@ def from_fields(
         "train_batch_size": "auto",
         "train_micro_batch_size_per_gpu": "auto",
         "gradient_accumulation_steps": accumulation,
-        # Written out also where nothing is clipped: without the key DeepSpeed clips to a norm of 1.
+        # Always present: without the key, DeepSpeed clips to a norm of 1.
         "gradient_clipping": clipping or 0.0,
         "zero_optimization": {
             "stage": stage,
@@ -52,18 +52,18 @@ def from_fields(
 
 
 def fill(config: HfDeepSpeedConfig, key: str, values: Mapping[str, Any]) -> list[str]:
-    """Fill a key that waits, or compare one that is set.
+    """Fill a key whose value is "auto", or compare one that is set.
 
     Args:
         config: The configuration.
-        key: A dotted key. One that the configuration does not have is passed over.
+        key: A dotted key; nothing happens if it is missing.
         values: Values by dotted key.
 
     Returns:
         A line for a value that differs.
 
     Raises:
-        ConfigurationError: The key waits and no value is given.
+        ConfigurationError: The value is "auto", and none is given.
     """
     node, last = config.find_config_node(key)
     if node is None:
@@ -81,7 +81,7 @@ def fill(config: HfDeepSpeedConfig, key: str, values: Mapping[str, Any]) -> list
 
 
 def fill_all(config: HfDeepSpeedConfig, part: Mapping[str, Any], values: Mapping[str, Any], prefix: str) -> list[str]:
-    """Fill every key of a part of a configuration that waits, and compare the others.
+    """Fill every "auto" value in a part of a configuration, and compare the others.
 
     Args:
         config: The configuration.
@@ -93,7 +93,7 @@ def fill_all(config: HfDeepSpeedConfig, part: Mapping[str, Any], values: Mapping
         A line for each value that differs.
 
     Raises:
-        ConfigurationError: A key waits and no value is given.
+        ConfigurationError: No value is given for an "auto".
     """
     noted: list[str] = []
     for key, value in part.items():

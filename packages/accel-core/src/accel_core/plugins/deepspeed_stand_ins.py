@@ -13,13 +13,16 @@ __all__ = ["DummyOptim", "DummyScheduler"]
 
 
 class DummyOptim:
-    """Stands for the optimizer that the DeepSpeed configuration defines.
+    """Takes the place of the optimizer that the DeepSpeed configuration defines.
 
     Args:
         params: Parameters, or groups of them.
-        lr: Learning rate, for a configuration that waits for one.
-        weight_decay: Weight decay, likewise.
-        **kwargs: Other values the configuration may wait for.
+        lr: Learning rate, used if the configuration has "auto" for it.
+        weight_decay: Weight decay, used likewise.
+        **kwargs: Values for other "auto" entries.
+
+    Examples:
+        >>> optimizer = DummyOptim(model.parameters(), lr=1e-4)  # the configuration has an `optimizer`
     """
 
     def __init__(self, params: ParamsT, lr: float = 0.001, weight_decay: float = 0, **kwargs: object) -> None:
@@ -30,14 +33,19 @@ class DummyOptim:
 
 
 class DummyScheduler:
-    """Stands for the schedule that the DeepSpeed configuration defines.
+    """Takes the place of the schedule that the DeepSpeed configuration defines.
 
     Args:
-        optimizer: The optimizer that it moves.
+        optimizer: The optimizer whose learning rate it sets.
         total_num_steps: Number of optimizer steps in the whole run.
         warmup_num_steps: Number of optimizer steps until the learning rate is reached.
         lr_scheduler_callable: Called with the real optimizer; makes a schedule where the configuration has none.
-        **kwargs: Other values the configuration may wait for.
+        **kwargs: Values for other "auto" entries.
+
+    Examples:
+        >>> from accel import DummyOptim
+        >>> optimizer = DummyOptim(model.parameters(), lr=1e-4)
+        >>> schedule = DummyScheduler(optimizer, total_num_steps=1000, warmup_num_steps=100)
     """
 
     def __init__(

@@ -40,13 +40,17 @@ class AORecipeKwargs(KwargsHandler):
 
     Args:
         config: A `torchao.float8.Float8LinearConfig`; made from the two fields below where `None`.
-        module_filter_func: Called with a linear layer and its name; tells whether to convert it. By default all but
-            the first and the last are.
+        module_filter_func: Called with a linear layer and its name; returns whether to convert it. By default,
+            all but the first and the last are converted.
         pad_inner_dim: Whether inner dims are padded to a multiple of 16.
         enable_fsdp_float8_all_gather: Whether sharded weights are gathered in 8 bits.
 
     Raises:
         MissingDependencyError: torchao is not installed.
+
+    Examples:
+        >>> recipe = AORecipeKwargs(module_filter_func=lambda layer, name: "head" not in name)
+        >>> accelerator = Accelerator(mixed_precision="fp8", kwargs_handlers=[recipe])  # doctest: +SKIP
     """
 
     config: Float8LinearConfig | None = None
@@ -87,7 +91,7 @@ class TERecipeKwargs(KwargsHandler):
         margin: Margin of the scaling factor, as a power of two.
         interval: Steps between two computations of the scaling factor.
         fp8_format: "HYBRID", "E4M3" or "E5M2", in any case.
-        amax_history_len: Number of steps whose largest values are remembered.
+        amax_history_len: Number of steps whose largest values are kept.
         amax_compute_algo: "max" or "most_recent".
         override_linear_precision: Whether forward products, gradients of inputs and gradients of weights use higher
             precision.
@@ -95,7 +99,11 @@ class TERecipeKwargs(KwargsHandler):
 
     Raises:
         MissingDependencyError: Transformer Engine is not installed.
-        ConfigurationError: A format or algorithm that does not exist.
+        ConfigurationError: The format or algorithm is unknown.
+
+    Examples:
+        >>> recipe = TERecipeKwargs(fp8_format="HYBRID", amax_history_len=32)  # doctest: +SKIP
+        >>> accelerator = Accelerator(mixed_precision="fp8", kwargs_handlers=[recipe])  # doctest: +SKIP
     """
 
     use_autocast_during_eval: bool | None = None
@@ -149,6 +157,10 @@ class MSAMPRecipeKwargs(KwargsHandler):
 
     Raises:
         ConfigurationError: The level is neither.
+
+    Examples:
+        >>> recipe = MSAMPRecipeKwargs(opt_level="O2")
+        >>> accelerator = Accelerator(mixed_precision="fp8", kwargs_handlers=[recipe])  # doctest: +SKIP
     """
 
     opt_level: Literal["O1", "O2"] | None = None
@@ -172,6 +184,10 @@ class FP8RecipeKwargs(TERecipeKwargs, MSAMPRecipeKwargs):
 
     Raises:
         ConfigurationError: The backend is neither.
+
+    Examples:
+        >>> recipe = FP8RecipeKwargs(backend="MSAMP", opt_level="O2")
+        >>> accelerator = Accelerator(mixed_precision="fp8", kwargs_handlers=[recipe])  # doctest: +SKIP
     """
 
     backend: Literal["MSAMP", "TE"] | None = None

@@ -42,13 +42,27 @@ def get_module_class_from_name(module: nn.Module, name: str) -> type[nn.Module] 
 
 
 def enable_fsdp_ram_efficient_loading() -> None:
-    """Let only one process load the weights of a pretrained model, from here on."""
+    """Let only one process load the weights of a pretrained model, from here on.
+
+    Examples:
+        >>> import os
+        >>> enable_fsdp_ram_efficient_loading()
+        >>> os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"]
+        'True'
+    """
     environ.write("ACCELERATE_USE_FSDP", True)
     environ.write("FSDP_CPU_RAM_EFFICIENT_LOADING", True)
 
 
 def disable_fsdp_ram_efficient_loading() -> None:
-    """Let every process load the weights of a pretrained model, from here on."""
+    """Let every process load the weights of a pretrained model, from here on.
+
+    Examples:
+        >>> import os
+        >>> disable_fsdp_ram_efficient_loading()
+        >>> os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"]
+        'False'
+    """
     environ.write("FSDP_CPU_RAM_EFFICIENT_LOADING", False)
 
 
@@ -60,10 +74,10 @@ _VERSION_OF = {
     "sync_module_states": 1,
     "use_orig_params": 1,
 }
-"""The fields that one version has and the other reads nothing for."""
+"""Fields that only one version has, with that version."""
 
 _READ_IF_NEEDED = ("sharding_strategy", "transformer_cls_names_to_wrap", "min_num_params")
-"""The fields whose variables count only beside certain values of others."""
+"""Fields whose variables are read only beside certain values of other fields."""
 
 
 def _option(field: str) -> Option:
@@ -84,11 +98,11 @@ class FullyShardedDataParallelPlugin:
             takes a `ShardingStrategy` or its name here, in place of `sharding_strategy`.
         backward_prefetch: When version 1 gathers the next parameters: a `BackwardPrefetch`, its name or number, or
             "NO_PREFETCH".
-        mixed_precision_policy: Number formats: the version's policy object, a word ("fp16", "bf16", "fp8", "fp32"),
+        mixed_precision_policy: Number formats: the version's policy object, a name ("fp16", "bf16", "fp8", "fp32"),
             or a dict of its dtypes.
-        auto_wrap_policy: How the modules that are sharded one by one are chosen: a function as torch takes it, or
+        auto_wrap_policy: How to choose the modules that are sharded one by one: a function as torch takes it, or
             "transformer_based_wrap", "size_based_wrap", "no_wrap".
-        cpu_offload: Whether parameters and gradients live in CPU memory: a truth value or the version's policy object.
+        cpu_offload: Whether parameters and gradients live in CPU memory: a boolean or the version's policy object.
         ignored_modules: Modules left unsharded, or a regular expression over their names.
         state_dict_type: Layout of checkpoints: a `StateDictType`, its name or number.
         state_dict_config: Settings of that layout; made to fit where `None`.
@@ -98,15 +112,22 @@ class FullyShardedDataParallelPlugin:
         param_init_fn: Called by version 1 with a module whose weights are on the meta device.
         sync_module_states: Whether version 1 sends the weights of rank 0 to all ranks.
         forward_prefetch: Whether version 1 gathers the next parameters in the forward pass.
-        activation_checkpointing: Whether activations are computed again in the backward pass.
-        activation_checkpointing_offload: Whether what that keeps lives in CPU memory; version 2 only.
+        activation_checkpointing: Whether activations are recomputed in the backward pass.
+        activation_checkpointing_offload: Whether the tensors that this keeps are in CPU memory; version 2 only.
         cpu_ram_efficient_loading: Whether only one process loads the weights of a pretrained model. Setting it writes
             FSDP_CPU_RAM_EFFICIENT_LOADING, which the library that loads the model reads.
-        transformer_cls_names_to_wrap: Class names of the blocks to shard one by one: a list, or a text with commas.
-        min_num_params: Number of parameters from which the size-based policy shards a module on its own.
+        transformer_cls_names_to_wrap: Class names of the blocks to shard one by one: a list, or text with commas.
+        min_num_params: Smallest number of parameters for which the size-based policy shards a module on its own.
 
     Raises:
-        ConfigurationError: A value that is not known, or that the version cannot have.
+        ConfigurationError: A value is unknown, or the version does not support it.
+
+    Examples:
+        >>> plugin = FullyShardedDataParallelPlugin(
+        ...     fsdp_version=2, auto_wrap_policy="transformer_based_wrap", transformer_cls_names_to_wrap=["Block"]
+        ... )
+        >>> accelerator = Accelerator(fsdp_plugin=plugin)
+        >>> model, optimizer = accelerator.prepare(model, optimizer)
     """
 
     fsdp_version: int | None = None
@@ -132,7 +153,7 @@ class FullyShardedDataParallelPlugin:
     min_num_params: int | None = None
 
     def __post_init__(self) -> None:
-        """Fill what is left open, turn words into torch's objects and check them against the version."""
+        """Fill what is left open, turn names into torch's objects and check them against the version."""
         if self.fsdp_version is None:
             self.fsdp_version = _option("fsdp_version").read()
         self.fsdp_version = _option("fsdp_version").parse(str(self.fsdp_version), "the argument fsdp_version")
@@ -155,7 +176,7 @@ class FullyShardedDataParallelPlugin:
         return self.fsdp_version == 2
 
     def _read_environment(self) -> None:
-        """Read what is left open and belongs to the version from its row's variable."""
+        """Read the version's fields that are left open from their environment variables."""
         for option in options_of(FsdpOptions):
             name = option.field
             is_ours = _VERSION_OF.get(name, self.fsdp_version) == self.fsdp_version and name not in _READ_IF_NEEDED
@@ -292,7 +313,7 @@ class FullyShardedDataParallelPlugin:
             model: The model that will be sharded. Its `_no_split_modules` names the blocks where the user does not.
 
         Raises:
-            ConfigurationError: A class that is named does not occur in the model.
+            ConfigurationError: A named class does not occur in the model.
         """
         self.auto_wrap_policy = policies.bind_wrap_policy(
             self.auto_wrap_policy, model, self.transformer_cls_names_to_wrap, self.min_num_params
@@ -307,13 +328,13 @@ class FullyShardedDataParallelPlugin:
         """Choose the number formats of the version's policy object.
 
         Args:
-            mixed_precision: A word ("fp16", "bf16", "fp8", "fp32"), a dtype, a dict of the policy's dtypes, a policy
+            mixed_precision: A name ("fp16", "bf16", "fp8", "fp32"), a dtype, a dict of the policy's dtypes, a policy
                 object, or `None` for torch's defaults.
             buffer_autocast: Keep buffers in 32 bits; version 1 only.
             override: Replace a policy that is already there.
 
         Raises:
-            ConfigurationError: A word, key or dtype that is not known.
+            ConfigurationError: A name, key or dtype is unknown.
         """
         if self.mixed_precision_policy is not None and not override:
             return

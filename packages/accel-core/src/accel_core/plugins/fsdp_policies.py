@@ -1,4 +1,4 @@
-"""What the words of FSDP's plugin stand for in torch: enumerations, policies and configurations of either version."""
+"""Turns values of the FSDP plugin into torch's enumerations, policies and configurations."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _WORDS = ("fp16", "bf16", "fp8", "fp32")
 
 
 def member(field: str, value: object, enumeration: Any) -> Any:
-    """Return the torch enumeration's member that a word, a number or a member names.
+    """Return the member of a torch enumeration for a name, a number or the member itself.
 
     Args:
-        field: The plugin's field, whose row knows the words.
-        value: What the user said.
+        field: The plugin's field, whose option lists the names.
+        value: The user's value.
         enumeration: The enumeration.
     """
     if isinstance(value, enumeration):
@@ -44,12 +44,12 @@ def member(field: str, value: object, enumeration: Any) -> Any:
 
 
 def check_kind(field: str, value: object, kind: type[Any], version: object, instead: str) -> None:
-    """Refuse an object that is not the version's.
+    """Refuse an object of another class than the version needs.
 
     Args:
         field: The plugin's field.
-        value: What is in it.
-        kind: What the version takes there.
+        value: The field's value.
+        kind: The class that the version needs.
         version: The version.
         instead: Simpler values, for the message.
 
@@ -64,10 +64,10 @@ def check_kind(field: str, value: object, kind: type[Any], version: object, inst
 
 
 def cpu_offload(value: object, second: bool) -> object:
-    """Return the offload policy for a truth value; a policy object is returned unchanged.
+    """Return the offload policy for a boolean; a policy object is returned unchanged.
 
     Args:
-        value: A truth value, text that stands for one, or a policy object.
+        value: A boolean, text for one, or a policy object.
         second: Whether the policy is for FSDP2.
     """
     from torch.distributed.fsdp import CPUOffload, CPUOffloadPolicy, OffloadPolicy
@@ -123,7 +123,7 @@ def _dtype(value: object) -> torch.dtype:
 
 
 def state_dict_configs(kind: Any, model: Any, optimizer: Any) -> tuple[Any, Any]:
-    """Return settings of models' and optimizers' state dicts that fit a layout; those given where they fit.
+    """Return settings for model and optimizer state dicts that fit a layout; given settings that fit are kept.
 
     Full state dicts are moved to CPU memory only where there is another device to move them from.
 
@@ -184,7 +184,7 @@ def bind_wrap_policy(policy: Any, model: nn.Module, names: Iterable[str] | None,
         policy: What `wrap_policy` returned.
         model: The model. Its `_no_split_modules` names the blocks where the user does not.
         names: Class names of the blocks.
-        least: Number of parameters from which a module is sharded on its own.
+        least: Smallest number of parameters for which a module is sharded on its own.
 
     Returns:
         The bound policy; `None` if nothing is wrapped by it.

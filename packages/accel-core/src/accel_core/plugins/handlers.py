@@ -36,7 +36,13 @@ _OTHER_TIMEOUT = timedelta(minutes=30)
 
 
 class KwargsHandler:
-    """Base of the dataclasses that become keyword arguments of something else."""
+    """Base of the dataclasses that become keyword arguments of something else.
+
+    Examples:
+        >>> from accel import GradScalerKwargs  # one of its subclasses
+        >>> GradScalerKwargs(init_scale=1024.0).to_kwargs()
+        {'init_scale': 1024.0}
+    """
 
     def to_dict(self) -> dict[str, Any]:
         """Return a deep copy of all fields."""
@@ -59,6 +65,13 @@ class AutocastKwargs(KwargsHandler):
     Args:
         enabled: Whether the block computes in the run's mixed precision at all.
         cache_enabled: Whether casts of the same weight are kept for the length of the block.
+
+    Examples:
+        >>> accelerator = Accelerator(mixed_precision="bf16")
+        >>> with accelerator.autocast(AutocastKwargs(enabled=False)):
+        ...     scores = torch.rand(2, 64) @ torch.rand(64, 10)
+        >>> scores.dtype
+        torch.float32
     """
 
     enabled: bool = True
@@ -83,6 +96,10 @@ class DistributedDataParallelKwargs(KwargsHandler):
 
     Raises:
         ConfigurationError: The hook or the wrapper is not known.
+
+    Examples:
+        >>> settings = DistributedDataParallelKwargs(find_unused_parameters=True)
+        >>> accelerator = Accelerator(kwargs_handlers=[settings])
     """
 
     dim: int = 0
@@ -167,6 +184,10 @@ class GradScalerKwargs(KwargsHandler):
         backoff_factor: What it is multiplied by after a step with infinite or NaN gradients.
         growth_interval: Number of good steps in a row before it grows.
         enabled: Whether the loss is scaled at all.
+
+    Examples:
+        >>> settings = GradScalerKwargs(init_scale=1024.0)
+        >>> accelerator = Accelerator(kwargs_handlers=[settings])  # for mixed_precision="fp16"
     """
 
     init_scale: float = 65536.0
@@ -184,6 +205,11 @@ class InitProcessGroupKwargs(KwargsHandler):
         backend: Name of the collective backend; the default is replaced by the one that fits the device.
         init_method: URL by which the processes find one another.
         timeout: How long a collective may take; 10 minutes for nccl and 30 for others where it is `None`.
+
+    Examples:
+        >>> from datetime import timedelta
+        >>> settings = InitProcessGroupKwargs(timeout=timedelta(hours=2))
+        >>> accelerator = Accelerator(kwargs_handlers=[settings])
     """
 
     backend: str | None = "nccl"
@@ -210,6 +236,12 @@ class ProfileKwargs(KwargsHandler):
         with_flops: Whether floating-point operations are estimated.
         with_modules: Whether the module hierarchy is recorded.
         output_trace_dir: Folder for one Chrome trace per rank; none is written where `None`.
+
+    Examples:
+        >>> settings = ProfileKwargs(activities=["cpu"], record_shapes=True, output_trace_dir="traces")
+        >>> accelerator = Accelerator(kwargs_handlers=[settings])
+        >>> with accelerator.profile():
+        ...     scores = model(torch.rand(2, 64))
     """
 
     activities: list[ProfilerActivityName] | None = None

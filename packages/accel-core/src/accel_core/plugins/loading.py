@@ -33,6 +33,12 @@ class DataLoaderConfiguration:
 
     Raises:
         ConfigurationError: `uneven_end` is none of the three.
+
+    Examples:
+        >>> configuration = DataLoaderConfiguration(split_batches=True, use_seedable_sampler=True)
+        >>> accelerator = Accelerator(dataloader_config=configuration)
+        >>> accelerator.split_batches
+        True
     """
 
     split_batches: bool = False

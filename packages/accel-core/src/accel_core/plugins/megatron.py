@@ -1,4 +1,4 @@
-"""How Megatron-LM cuts a model over ranks."""
+"""How Megatron-LM splits a model over ranks."""
 
 from __future__ import annotations
 
@@ -27,11 +27,10 @@ class MegatronLMPlugin(MegatronOptions):
     Args:
         pipeline_model_parallel_split_rank: First stage of the decoder, in a model with an encoder.
         num_layers_per_virtual_pipeline_stage: Layers of a virtual stage, where stages are interleaved.
-        is_train_batch_min: Whether the smallest batch size of several loaders is that of the run, else the
-            largest.
+        is_train_batch_min: Whether the run uses the smallest batch size of several loaders; otherwise the largest.
         train_iters: Optimizer steps of the whole run.
         train_samples: Samples of the whole run.
-        weight_decay_incr_style: "constant", "linear" or "cosine": how weight decay moves.
+        weight_decay_incr_style: "constant", "linear" or "cosine": how weight decay changes.
         start_weight_decay: Weight decay at the start.
         end_weight_decay: Weight decay at the end.
         lr_decay_style: "constant", "linear" or "cosine": how the learning rate falls.
@@ -40,7 +39,7 @@ class MegatronLMPlugin(MegatronOptions):
         lr_warmup_iters: Steps over which it rises.
         lr_warmup_samples: Samples over which it rises.
         lr_warmup_fraction: Share of the falling steps over which it rises, 0 to 1.
-        min_lr: Learning rate below which it does not fall.
+        min_lr: The lowest learning rate.
         consumed_samples: Samples already used by training, validation and test.
         no_wd_decay_cond: Called with a name and a parameter; returns whether weight decay leaves it alone.
         scale_lr_cond: Called with a name and a parameter; returns whether its learning rate is multiplied.
@@ -64,12 +63,16 @@ class MegatronLMPlugin(MegatronOptions):
         other_megatron_args: Further arguments of Megatron-LM, by name.
 
     Attributes:
-        megatron_lm_default_args: Arguments of Megatron-LM by their names there, filled step by step.
+        megatron_lm_default_args: Arguments under Megatron-LM's own names, filled step by step.
         DDP_impl: "torch" where only data are split, else "local".
 
     Raises:
-        ConfigurationError: An environment variable that cannot be read.
-        MissingDependencyError: Logging of everything is asked for and Megatron-LM is not installed.
+        ConfigurationError: An environment variable cannot be read.
+        MissingDependencyError: `set_all_logging_options` is set, and Megatron-LM is not installed.
+
+    Examples:
+        >>> plugin = MegatronLMPlugin(tp_degree=2, pp_degree=2, num_micro_batches=4)
+        >>> accelerator = Accelerator(megatron_lm_plugin=plugin)  # doctest: +SKIP
     """
 
     pipeline_model_parallel_split_rank: int | None = None
@@ -110,7 +113,7 @@ class MegatronLMPlugin(MegatronOptions):
     other_megatron_args: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        """Fill what is left open from the environment, and begin the arguments of Megatron-LM."""
+        """Fill what is left open from the environment, and start the arguments of Megatron-LM."""
         for option in options_of(MegatronOptions):
             if getattr(self, option.field) is None:
                 setattr(self, option.field, option.read())
@@ -179,7 +182,7 @@ class MegatronLMPlugin(MegatronOptions):
         """Translate an optimizer.
 
         Args:
-            optimizer: An Adam or SGD of any library, recognised by its class name.
+            optimizer: An Adam or SGD of any library, recognized by its class name.
 
         Raises:
             ConfigurationError: Megatron-LM has no such optimizer.
@@ -218,10 +221,10 @@ class MegatronLMPlugin(MegatronOptions):
 
 
 class MegatronLMDummyScheduler:
-    """Stands for the schedule that Megatron-LM makes.
+    """Takes the place of the schedule that Megatron-LM builds.
 
     Args:
-        optimizer: The optimizer that it moves.
+        optimizer: The optimizer whose learning rate it sets.
         total_num_steps: Number of batches in the whole run.
         warmup_num_steps: Number of batches until the learning rate is reached.
         **kwargs: Other settings of the schedule.

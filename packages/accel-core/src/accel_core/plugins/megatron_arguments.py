@@ -1,4 +1,4 @@
-"""Arguments of Megatron-LM, by their names there."""
+"""Translates an optimizer and logging options into Megatron-LM's arguments."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ UNCHANGED = (
     "eval_iters",
     "eval_interval",
 )
-"""Fields of the plugin, besides its options, that are arguments by the same name."""
+"""Fields of the plugin, besides its options, that are arguments under the same name."""
 
 RENAMED = {
     "tp_degree": "tensor_model_parallel_size",
@@ -49,7 +49,7 @@ def of_optimizer(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """Translate an optimizer into arguments of Megatron-LM.
 
     Args:
-        optimizer: An Adam or SGD of any library, recognised by its class name.
+        optimizer: An Adam or SGD of any library, recognized by its class name.
 
     Returns:
         Values by argument name.

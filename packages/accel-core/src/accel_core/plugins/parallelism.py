@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from accel_core._records import record
 from accel_core.errors import ConfigurationError
 from accel_core.mesh.layout import GROUPS, MESH_AXES
+from accel_core.mesh.named import lay_out
 from accel_core.options.option import option_named
 from accel_core.options.parallelism import ParallelismOptions
 
@@ -43,7 +44,7 @@ def _read(name: str) -> Any:
 
 
 def _written(handler: object) -> dict[str, Any]:
-    """Return the fields of a handler; of the styles of a plan, which JSON cannot hold, their names."""
+    """Return the fields of a handler, with the styles of a plan by name, because JSON cannot hold them."""
     found = vars(handler).copy()
     if isinstance(found.get("tp_plan"), Mapping):
         plan = found["tp_plan"].items()
@@ -61,6 +62,10 @@ class TorchContextParallelConfig:
 
     Raises:
         ConfigurationError: The strategy is neither.
+
+    Examples:
+        >>> handler = TorchContextParallelConfig(cp_comm_strategy="alltoall")
+        >>> config = ParallelismConfig(dp_shard_size=2, cp_size=2, cp_handler=handler)
     """
 
     cp_comm_strategy: str | None = None
@@ -76,15 +81,19 @@ class TorchContextParallelConfig:
 
 @record
 class DeepSpeedSequenceParallelConfig:
-    """What Ulysses sequence parallelism has to know about sequences and attention.
+    """Settings of Ulysses sequence parallelism for sequences and attention.
 
     Args:
         sp_seq_length: Length of all sequences in tokens, where it is fixed.
         sp_seq_length_is_variable: Whether sequences differ in length from batch to batch.
-        sp_attn_implementation: Attention that each rank computes on its heads, by its name in transformers.
+        sp_attn_implementation: Attention that each rank uses for its heads, by its name in transformers.
 
     Raises:
-        ConfigurationError: An attention that cannot work on a part of the heads, or no length where all have one.
+        ConfigurationError: The attention cannot compute a part of the heads, or a fixed length is missing.
+
+    Examples:
+        >>> handler = DeepSpeedSequenceParallelConfig(sp_seq_length_is_variable=True, sp_attn_implementation="sdpa")
+        >>> config = ParallelismConfig(sp_backend="deepspeed", sp_size=2, sp_handler=handler)
     """
 
     sp_seq_length: int | None = None
@@ -116,13 +125,17 @@ class TorchTensorParallelConfig:
 
     Args:
         enable_async_tp: Whether communication overlaps with the products, in models that are compiled for CUDA; on
-            other devices answered by a warning, as in Accelerate on all.
+            other devices it only warns, as Accelerate does on all.
         tp_plan: Which modules are split, and how: for patterns of dotted names ("layers.*.up"), styles of
-            `torch.distributed.tensor.parallel` or the names that transformers has for them. "auto" takes the plan that
-            a model has itself, as `tp_plan`, and models that arrive split. Not part of Accelerate.
+            `torch.distributed.tensor.parallel` or the names that transformers has for them. "auto" uses the
+            model's own `tp_plan`, and accepts models that arrive split. Not part of Accelerate.
 
     Raises:
         ConfigurationError: The plan is neither "auto" nor has entries.
+
+    Examples:
+        >>> plan = {"blocks.*.up": "colwise", "blocks.*.down": "rowwise"}
+        >>> config = ParallelismConfig(tp_size=2, tp_handler=TorchTensorParallelConfig(tp_plan=plan))
     """
 
     enable_async_tp: bool = False
@@ -144,6 +157,10 @@ class TorchTensorParallelPlugin:
     Args:
         tp_size: The number of ranks.
         torch_device_mesh: The mesh of the run, where it exists already.
+
+    Examples:
+        >>> plugin = TorchTensorParallelPlugin(tp_size=2)
+        >>> accelerator = Accelerator(torch_tp_plugin=plugin)  # doctest: +SKIP
     """
 
     tp_size: int = 1
@@ -155,16 +172,16 @@ class ParallelismConfig:
     """Number of ranks along each axis of the mesh; a size left at `None` is read from PARALLELISM_CONFIG_*.
 
     The ranks of the run are laid out in the order dp_replicate, dp_shard, cp, sp, tp, the last varying fastest, so that
-    ranks that talk most are neighbours.
+    ranks that talk most are neighbors.
 
     Args:
-        dp_replicate_size: Ranks that hold copies of the whole model.
-        dp_shard_size: Ranks that share one copy of the model.
-        tp_size: Ranks that share one matrix product.
-        cp_size: Ranks that share one sequence by context parallelism.
-        cp_backend: Library of context parallelism: "torch".
-        sp_size: Ranks that share one sequence by Ulysses sequence parallelism.
-        sp_backend: Library of sequence parallelism: "deepspeed".
+        dp_replicate_size: Number of copies of the model.
+        dp_shard_size: Number of ranks that shard each copy of the model.
+        tp_size: Number of ranks that share each matrix product.
+        cp_size: Number of ranks that share each sequence by context parallelism.
+        cp_backend: Library for context parallelism: "torch".
+        sp_size: Number of ranks that share each sequence by Ulysses sequence parallelism.
+        sp_backend: Library for sequence parallelism: "deepspeed".
         tp_handler: Settings of tensor parallelism.
         cp_handler: Settings of context parallelism.
         sp_handler: Settings of sequence parallelism.
@@ -318,7 +335,7 @@ class ParallelismConfig:
 
     @property
     def fsdp_dim_names(self) -> list[str]:
-        """Axes of the mesh that fully sharded data parallelism gets: where copies are, then the flattened shards.
+        """Axes of the mesh for FSDP: the axis of copies, then the flattened axis of shards.
 
         The flattened axis is named only where the mesh has it: where "dp_shard" or "cp" holds more than one rank.
         """
@@ -349,14 +366,13 @@ class ParallelismConfig:
             device_type: Kind of device, for example "cuda" or "cpu".
 
         Returns:
-            The mesh; `None` where no axis is active, or where DeepSpeed lays out the ranks itself.
+            The mesh; `None` where no axis is active, or where DeepSpeed lays out the ranks itself. It is torch's own,
+            but raises `MeshAxisError` where it is asked for an axis that is not active.
         """
         axes, sizes = self._get_mesh()
         if not axes or (self.sp_enabled and self.sp_backend == "deepspeed"):
             return None
-        from torch.distributed.device_mesh import init_device_mesh
-
-        mesh = init_device_mesh(device_type, sizes, mesh_dim_names=axes)
+        mesh = lay_out(device_type, dict(zip(axes, sizes, strict=True)))
         for name, over in GROUPS.items():
             members = self._active(*over)
             if members:

@@ -27,6 +27,10 @@ def convert_to_fp32(tensor: object) -> Any:
 
     Returns:
         The same nest with the converted tensors.
+
+    Examples:
+        >>> convert_to_fp32({"scores": torch.ones(2, dtype=torch.bfloat16), "name": "a"})
+        {'scores': tensor([1., 1.]), 'name': 'a'}
     """
     if isinstance(tensor, torch.Tensor):
         return tensor.float() if tensor.dtype in _HALF else tensor

@@ -35,7 +35,7 @@ class _Reading:
 
 
 class GradientState:
-    """Where the step stands: whether gradients are synchronised, and which loaders are being read.
+    """Where the step stands: whether gradients are synchronized, and which loaders are being read.
 
     Every instance shares one state. Loaders enter when their iteration begins, report every batch, and leave when it
     ends. One that is broken off stays, with what is known of its last batch, until another batch is given or another
@@ -46,8 +46,13 @@ class GradientState:
         gradient_accumulation_plugin: How gradients are accumulated.
 
     Attributes:
-        sync_gradients (bool): Whether the current step synchronises gradients and moves the optimizer.
+        sync_gradients (bool): Whether the current step synchronizes gradients and moves the optimizer.
         plugin_kwargs (dict): What the plugin says that differs from its defaults; read at every step.
+
+    Examples:
+        >>> state = GradientState()
+        >>> [state.end_of_dataloader for batch in accelerator.prepare(loader)]
+        [False, False, False, True]
     """
 
     _shared_state: ClassVar[dict[str, Any]] = {}
@@ -98,7 +103,7 @@ class GradientState:
 
     @property
     def sync_each_batch(self) -> bool:
-        """Whether ranks synchronise gradients at every batch, to save memory at the price of speed."""
+        """Whether ranks synchronize gradients at every batch, to save memory at the price of speed."""
         return bool(self.plugin_kwargs.get("sync_each_batch", False))
 
     @property
@@ -206,15 +211,24 @@ class GradientState:
         It is the one that fed the previous step if it gave a batch since then, else the one that gave a batch last:
         so neither an evaluation loop inside the epoch nor one broken off becomes the training loader.
         """
-        before = self._training() if self._training is not None else None
+        fresh = self._fresh
+        # Called for every batch: the loader of the batch before is nearly always the only one that gave another.
+        if fresh and (len(fresh) > 1 or fresh[0] is not self._training):
+            self._choose_training()
+        fresh.clear()
+        loader = None if self._training is None else self._training()
+        if loader is not None:
+            for reading in self._readings:
+                if reading.loader() is loader:
+                    return loader
+        return None
+
+    def _choose_training(self) -> None:
+        """Keep the training loader if it gave a batch since the previous step, else take the one that did so last."""
+        before = None if self._training is None else self._training()
         fresh = [loader for ref in self._fresh if (loader := ref()) is not None]
-        self._fresh.clear()
         if fresh and not any(loader is before for loader in fresh):
-            before = fresh[-1]
-            self._training = weakref.ref(before)
-        if before is None or not any(reading.loader() is before for reading in self._readings):
-            return None
-        return before
+            self._training = weakref.ref(fresh[-1])
 
     def batches_left(self, dataloader: Sized) -> int | None:
         """Return how many batches `dataloader` still gives after the current one, or `None` where it has no length.

@@ -314,5 +314,12 @@ class PartialState:
 
 
 def wait_for_everyone() -> None:
-    """Stop until every process has come here; with one process, return at once."""
+    """Stop until every process has come here; with one process, return at once.
+
+    Examples:
+        >>> if accelerator.is_main_process:
+        ...     torch.save(model.state_dict(), "first.pt")
+        >>> wait_for_everyone()
+        >>> weights = torch.load("first.pt")  # every process finds the file
+    """
     PartialState().wait_for_everyone()

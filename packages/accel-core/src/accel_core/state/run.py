@@ -91,6 +91,13 @@ class AcceleratorState:
     Raises:
         StateError: No Accelerator was made yet.
         ConfigurationError: An unknown precision, or one that contradicts the state that exists.
+
+    Examples:
+        >>> state = AcceleratorState()  # after an Accelerator was made
+        >>> state.mixed_precision
+        'no'
+        >>> state.num_processes
+        1
     """
 
     _shared_state: ClassVar[dict[str, Any]] = {}

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from typing import Any
-from weakref import ref
 
 import torch
 import torch.distributed as dist
@@ -22,8 +21,17 @@ __all__ = ["Averaging", "average", "reading_groups"]
 _BUCKET = 25 * 2**20
 """Bytes of gradients that are averaged together."""
 
-_unaveraged: MutableMapping[torch.nn.Module, bool] = WeakIdKeyDictionary()
-"""Models whose new gradients nobody has averaged yet."""
+
+class _News:
+    """What is new of a model: whether it has gradients that nobody has averaged yet."""
+
+    __slots__ = ("unaveraged",)
+
+    def __init__(self) -> None:
+        self.unaveraged = False
+
+
+_news: MutableMapping[torch.nn.Module, _News] = WeakIdKeyDictionary()
 
 
 def reading_groups(parts: Parts) -> list[dist.ProcessGroup]:
@@ -71,19 +79,22 @@ class Averaging:
         if not parameters:
             return
         self._parameters[model] = [*self.of(model), *parameters]
-        kept = ref(model)
+        # Looked up once: a look-up in the hook of every parameter costs more than all else that a step does here.
+        news = _news.setdefault(model, _News())
 
         def note(_: torch.Tensor) -> None:
-            owner = kept()
-            if owner is not None:
-                _unaveraged[owner] = True
+            news.unaveraged = True
 
         for parameter in parameters:
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(note)  # type: ignore[no-untyped-call]
 
     def lacks(self, model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
-        """Return, by name, the parameters of a model that every rank holds whole and that are not averaged here."""
+        """Return the parameters of a model that every rank holds whole and that are not averaged here, by name.
+
+        Args:
+            model: A prepared model, as `watch` knows it.
+        """
         known = {id(parameter) for parameter in self.of(model)}
         return {
             name: parameter
@@ -138,13 +149,13 @@ class Averaging:
         for model, parameters in list(self._parameters.items()):
             if not self.is_held(model):
                 self._average([parameter for parameter in parameters if parameter.requires_grad])
-                _unaveraged.pop(model, None)
+                _news[model].unaveraged = False
 
     @torch.no_grad()
     def settle(self) -> None:
         """Sum up new gradients that ranks hold as partial sums; `complete` does so too."""
         for model, parameters in list(self._parameters.items()):
-            if model in _unaveraged:
+            if _news[model].unaveraged:
                 _settle(parameters)
 
     def refuse_unaveraged(self) -> None:
@@ -153,7 +164,7 @@ class Averaging:
         Raises:
             StateError: There are such gradients.
         """
-        if self._groups and any(model in _unaveraged for model in self._parameters):
+        if self._groups and any(_news[model].unaveraged for model in self._parameters):
             raise StateError(
                 "Gradients of parameters that every rank holds were not averaged over the ranks; got a step after "
                 "loss.backward(). Call accelerator.backward(loss) instead."

@@ -57,7 +57,7 @@ class Bundle:
         Args:
             objects: What the caller passed to `prepare`.
             placement: For each object, whether it is moved to the device.
-            own: Returns the kind of an object that only the run's strategy recognises.
+            own: Returns the kind of an object that only the run's strategy recognizes.
 
         Returns:
             The objects in the slots of their kinds.

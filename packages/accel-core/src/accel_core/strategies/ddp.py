@@ -45,10 +45,15 @@ class DataParallelStrategy(Strategy):
         return self.world.hardware.label
 
     def check(self, bundle: Bundle) -> None:
-        """Also refuse a model that a device map spreads over several devices: its copies would share them."""
+        """Also refuse a model spread over several devices, and one with parameters new to its wrapper.
+
+        Copies of a model that a device map spreads would share its devices. Gradients of new parameters would not be
+        averaged.
+        """
         super().check(bundle)
         for slot in bundle.models:
             refuse_sharded(slot.given)
+            self._refuse_new_parameters(self._bare(slot.given))
         if environ.flag("ACCELERATE_BYPASS_DEVICE_MAP"):
             return
         for slot in bundle.models:
@@ -61,29 +66,39 @@ class DataParallelStrategy(Strategy):
                 )
 
     def distribute(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Wrap a model that has parameters to train; the same model again gives the same wrapper.
-
-        Raises:
-            PreparationError: The model has parameters to train that its wrapper does not know.
-        """
-        trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
+        """Wrap a model that has parameters to train; the same model again gives the same wrapper."""
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         if not trained:
             return model
-        kept = self._wrappers.get(model)
-        wrapper = None if kept is None else kept()
+        wrapper = self._wrapper_of(model)
         if wrapper is None:
             wrapper = self._wrap(model)
             self._wrappers[model] = ref(wrapper)
-            self._averaged[model] = frozenset(map(id, trained.values()))
-        strange = [name for name, each in trained.items() if id(each) not in self._averaged[model]]
-        if strange:
+            self._averaged[model] = frozenset(map(id, trained))
+        return wrapper
+
+    def _wrapper_of(self, model: torch.nn.Module) -> DistributedDataParallel | None:
+        """Return the wrapper of a bare model, if it has one that lives."""
+        kept = self._wrappers.get(model)
+        return None if kept is None else kept()
+
+    def _refuse_new_parameters(self, model: torch.nn.Module) -> None:
+        """Refuse a bare model that trains parameters which its wrapper, if it has one, does not know.
+
+        Raises:
+            PreparationError: There are such parameters.
+        """
+        if self._wrapper_of(model) is None:
+            return
+        trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
+        new = [name for name, each in trained.items() if id(each) not in self._averaged[model]]
+        if new:
             raise PreparationError(
                 "DistributedDataParallel averages the gradients of the parameters that a model trained when it was "
-                f"prepared; got the same model with {len(strange)} others: {', '.join(strange[:3])}. Add and unfreeze "
+                f"prepared; got the same model with {len(new)} others: {', '.join(new[:3])}. Add and unfreeze "
                 "parameters before prepare(), or delete the prepared model, call accelerator.free_memory() and "
                 "prepare everything again."
             )
-        return wrapper
 
     def _wrap(self, model: torch.nn.Module) -> DistributedDataParallel:
         # A subclass may have a plugin of its own, beside the arguments of DDP.
@@ -117,7 +132,7 @@ class DataParallelStrategy(Strategy):
 
 
 def _views(model: torch.nn.Module) -> dict[str, PartView]:
-    """Describe what DDP synchronises: parameters that train, and buffers."""
+    """Describe what DDP synchronizes: parameters that train, and buffers."""
     left_out = getattr(model, "_ddp_params_and_buffers_to_ignore", ())
     trained = [(name, each) for name, each in model.named_parameters() if each.requires_grad]
     return {

@@ -3,7 +3,7 @@
     remember names -> convert -> move -> wrap the forward -> compile blocks -> distribute -> compile the whole
 
 `Strategy.prepare_model` calls them. A sharded strategy puts its own between them: activation checkpointing before
-blocks are compiled, materialising after the model is sharded.
+blocks are compiled, materializing after the model is sharded.
 """
 
 from __future__ import annotations

@@ -45,7 +45,11 @@ _owners: MutableMapping[torch.nn.Module, ReferenceType[Strategy]] = WeakIdKeyDic
 
 
 def strategy_of(model: torch.nn.Module) -> Strategy | None:
-    """Return the strategy that prepared a model, or `None` if none did."""
+    """Return the strategy that prepared a model, or `None` if none did.
+
+    Args:
+        model: What `prepare` returned, or the bare model inside it.
+    """
     for form in (model, recipe.inside(model)):
         reference = _owners.get(form)
         if reference is not None:
@@ -67,7 +71,7 @@ def sync_next_backward(model: torch.nn.Module) -> AbstractContextManager[Any]:
         return strategy.sync_next_backward(model)
     if extract_model_from_parallel(model, keep_torch_compile=False) is not recipe.inside(model):
         raise StateError(
-            f"Only a prepared model's gradients can be synchronised late; got a {type(model).__name__} that was not "
+            f"Only a prepared model's gradients can be synchronized late; got a {type(model).__name__} that was not "
             "prepared, or whose Accelerator is gone. Pass what prepare() returned."
         )
     return nullcontext()
@@ -193,7 +197,7 @@ class Strategy(ABC):
         """
 
     def kind_of(self, given: object) -> Kind | None:
-        """Return the kind of an object that only this strategy recognises, such as an engine's own schedule.
+        """Return the kind of an object that only this strategy recognizes, such as an engine's own schedule.
 
         Args:
             given: An object passed to `prepare`.
@@ -305,11 +309,19 @@ class Strategy(ABC):
             self._names.rebind(optimizer)
 
     def stepper(self, optimizer: torch.optim.Optimizer) -> Stepper | None:
-        """Return what performs an optimizer's `step` and `zero_grad`; `None` if the optimizer does so itself."""
+        """Return what performs an optimizer's `step` and `zero_grad`; `None` if the optimizer does so itself.
+
+        Args:
+            optimizer: An optimizer as the user made it, not yet wrapped.
+        """
         return None
 
     def holds_whole(self, model: torch.nn.Module) -> bool:
-        """Return whether each process trains a whole copy of a prepared model, as Local SGD requires."""
+        """Return whether each process trains a whole copy of a prepared model, as Local SGD requires.
+
+        Args:
+            model: A prepared model.
+        """
         return False
 
     def backward(self, loss: torch.Tensor, **kwargs: object) -> None:
@@ -320,8 +332,12 @@ class Strategy(ABC):
             **kwargs: Passed to `Tensor.backward`.
         """
         scaler = self.number_format.scaler
-        with nullcontext() if self.context is None else self.context.around_backward():
-            (loss if scaler is None else scaler.scale(loss)).backward(**kwargs)  # type: ignore[no-untyped-call]
+        scaled: torch.Tensor = loss if scaler is None else scaler.scale(loss)
+        if self.context is None:
+            scaled.backward(**kwargs)  # type: ignore[no-untyped-call]
+            return
+        with self.context.around_backward():
+            scaled.backward(**kwargs)  # type: ignore[no-untyped-call]
 
     def scale_gradients(self, factor: float, models: Sequence[torch.nn.Module], optimizers: Sequence[Any]) -> None:
         """Multiply the gradients of a window, complete on every rank, wherever they live.
@@ -351,11 +367,19 @@ class Strategy(ABC):
             foreach_mul_(list(gradients.values()), factor)
 
     def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
-        """Return a context in which backward passes of a model do not synchronize gradients."""
+        """Return a context in which backward passes of a model do not synchronize gradients.
+
+        Args:
+            model: A prepared model; other models go on synchronizing.
+        """
         return nullcontext()
 
     def sync_next_backward(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
-        """Return a context whose backward pass synchronizes gradients although its forward pass ran under `no_sync`."""
+        """Return a context whose backward pass synchronizes gradients although its forward pass ran under `no_sync`.
+
+        Args:
+            model: A prepared model.
+        """
         return nullcontext()
 
     def join(self, joinables: Sequence[Any]) -> AbstractContextManager[Any]:
@@ -453,7 +477,13 @@ class Strategy(ABC):
         torch.nn.utils.clip_grad_value_(parameters, clip_value)
 
     def unwrap(self, model: torch.nn.Module, *, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True) -> Any:
-        """Return the model inside what `prepare_model` returned."""
+        """Return the model inside what `prepare_model` returned.
+
+        Args:
+            model: A prepared model.
+            keep_fp32_wrapper: Whether its forward method still computes in mixed precision.
+            keep_torch_compile: Whether a compiled model stays compiled.
+        """
         return extract_model_from_parallel(model, keep_fp32_wrapper, keep_torch_compile)
 
     def state_dict(self, model: torch.nn.Module, *, unwrap: bool = True) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Fixtures that make a leaking test fail itself instead of its neighbour.
+"""Fixtures that make a leaking test fail itself instead of its neighbor.
 
 A package's `conftest.py` takes them all with `from accel_core.testing.guards import *`.
 """

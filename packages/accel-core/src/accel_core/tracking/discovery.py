@@ -113,7 +113,12 @@ def is_available(name: str) -> bool:
 
 
 def get_available_trackers() -> list[Any]:
-    """Return the trackers that can be used here: `LoggerType` members, and names of registered ones."""
+    """Return the trackers that can be used here: `LoggerType` members, and names of registered ones.
+
+    Examples:
+        >>> get_available_trackers()  # what log_with="all" starts
+        [...]
+    """
     found = (name for name in LOGGER_TYPE_TO_CLASS if is_available(name))
     return [LoggerType(name) if name in LoggerType else name for name in found]
 
@@ -128,6 +133,17 @@ def register_tracker_class(tracker_class: type[GeneralTracker]) -> None:
 
     Raises:
         ConfigurationError: It is not such a class, or its name is empty.
+
+    Examples:
+        >>> from accel import GeneralTracker
+        >>> class Printer(GeneralTracker):
+        ...     name = "printer"
+        ...     requires_logging_directory = False
+        ...     tracker = None
+        ...     def log(self, values, step=None, **kwargs):
+        ...         print(step, values)
+        >>> register_tracker_class(Printer)
+        >>> accelerator = Accelerator(log_with="printer")
     """
     if not (isinstance(tracker_class, type) and issubclass(tracker_class, GeneralTracker)):
         raise ConfigurationError(

@@ -38,6 +38,10 @@ class TrackerKwargs(KwargsHandler):
 
     Raises:
         ConfigurationError: The policy is unknown, or a time is negative.
+
+    Examples:
+        >>> settings = TrackerKwargs(policy="raise", drain_seconds=60.0)
+        >>> accelerator = Accelerator(project_dir="run", kwargs_handlers=[settings])
     """
 
     policy: str = field(default_factory=_policy)

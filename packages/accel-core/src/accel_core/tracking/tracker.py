@@ -40,6 +40,19 @@ class GeneralTracker:
 
     Raises:
         TrackerInterfaceError: A required attribute is missing.
+
+    Examples:
+        >>> class Printer(GeneralTracker):
+        ...     name = "printer"
+        ...     requires_logging_directory = False
+        ...     tracker = None
+        ...     def log(self, values, step=None, **kwargs):
+        ...         print(step, values)
+        >>> accelerator = Accelerator(log_with=Printer())
+        >>> accelerator.init_trackers("digits")
+        >>> accelerator.log({"loss": 0.5}, step=1)
+        >>> accelerator.end_training()
+        1 {'loss': 0.5}
     """
 
     main_process_only: bool = True

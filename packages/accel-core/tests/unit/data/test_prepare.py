@@ -126,7 +126,7 @@ def test_settings_survive():
     assert get_sampler(prepared).generator is generator
 
 
-def test_workers_are_initialised_and_kept():
+def test_workers_are_initialized_and_kept():
     """The user's worker function runs, and persistent workers serve several epochs."""
     loader = DataLoader(
         range(8),
@@ -378,7 +378,7 @@ SHARDED = {
 
 @pytest.mark.parametrize("found", SHARDED)
 def test_double_sharding_is_refused(found):
-    """A loader that is split already is recognised; the error offers to remove the split or to keep it."""
+    """A loader that is split already is recognized; the error offers to remove the split or to keep it."""
     loader = SHARDED[found]()
     before = dict(loader.__dict__)
     with pytest.raises(DoubleShardingError, match=found) as caught:

@@ -20,7 +20,7 @@ def own_init(worker_id: int) -> None:
 
 
 class Asking:
-    """A dataset whose samples are whether the worker was initialised."""
+    """A dataset whose samples are whether the worker was initialized."""
 
     def __len__(self) -> int:
         return 40

@@ -33,7 +33,7 @@ class _Loader:
 @pytest.mark.parametrize("num_steps", [1, 2, 3, 4])
 @pytest.mark.parametrize("length", [1, 2, 3, 5, 7, 8])
 def test_windows_cover_an_epoch(num_steps: int, length: int) -> None:
-    """Each window's divisor is its real length, the last batch synchronises, and every window closes once."""
+    """Each window's divisor is its real length, the last batch synchronizes, and every window closes once."""
     state = GradientState(GradientAccumulationPlugin(num_steps=num_steps))
     accumulation = Accumulation(state)
     for _ in range(2):
@@ -57,6 +57,23 @@ def test_window_goes_on_where_the_end_of_data_does_not_end_it() -> None:
     syncs = [accumulation.advance() for _ in range(2) for _ in _Loader(3).read(state, 3)]
     assert syncs == [False, True, False, True, False, True]
     assert accumulation.divisor == 2
+
+
+@pytest.mark.parametrize(("num_steps", "asked"), [(1, 0), (4, 3)])
+def test_length_of_the_data_is_asked_once_for_a_window(num_steps: int, asked: int) -> None:
+    """Loaders compute their length anew each time: windows of one batch never ask, longer ones at their start."""
+
+    class Counting(_Loader):
+        lengths = 0
+
+        def __len__(self) -> int:
+            self.lengths += 1
+            return self.length
+
+    state = GradientState(GradientAccumulationPlugin(num_steps=num_steps))
+    accumulation, loader = Accumulation(state), Counting(10)
+    assert [accumulation.advance() for _ in loader.read(state, 10)][-1]
+    assert loader.lengths == asked
 
 
 def test_epoch_broken_off_keeps_the_count() -> None:

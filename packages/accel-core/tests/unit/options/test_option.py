@@ -66,5 +66,5 @@ def test_every_row_is_complete() -> None:
 
 def test_unknown_field_is_a_key_error() -> None:
     """Asking a table for a field that it does not fill fails."""
-    with pytest.raises(KeyError, match="colour"):
-        options.option_named(CompilationOptions, "colour")
+    with pytest.raises(KeyError, match="color"):
+        options.option_named(CompilationOptions, "color")

@@ -51,7 +51,7 @@ class Owner(SingleStrategy):
         return Precision(asked.name)
 
     def kind_of(self, given: Any) -> Kind | None:
-        """Recognise stand-ins."""
+        """Recognize stand-ins."""
         if isinstance(given, DummyOptim):
             return "optimizers"
         return "schedulers" if isinstance(given, DummyScheduler) else None

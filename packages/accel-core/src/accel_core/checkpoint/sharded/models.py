@@ -80,11 +80,25 @@ class Stand(nn.Module):
             state.update(dict.fromkeys(there, state[there[0]]) if there else {})
 
     def state_dict(self, *args: object, **kwargs: object) -> dict[str, Any]:  # type: ignore[override]
-        """Return the state itself."""
+        """Return the state itself, without a copy.
+
+        Args:
+            *args: Ignored.
+            **kwargs: Ignored.
+        """
         return self.state
 
     def load_state_dict(self, state_dict: Any, *args: object, **kwargs: object) -> Any:
-        """Take over what is given."""
+        """Update the state with the given entries.
+
+        Args:
+            state_dict: Entries that replace those of the same name.
+            *args: Ignored.
+            **kwargs: Ignored: names that are missing stay as they were.
+
+        Returns:
+            `None`: nothing is missing or unexpected here.
+        """
         self.state.update(state_dict)
 
 

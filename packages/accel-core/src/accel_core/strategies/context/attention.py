@@ -28,7 +28,7 @@ class Attention(ABC):
     """
 
     refusal: ClassVar[str]
-    """What is wrong where one rank has a mask that this way to compute attention cannot honour."""
+    """What is wrong where one rank has a mask that this way to compute attention cannot honor."""
 
     def __init__(self, group: dist.ProcessGroup, share: Share) -> None:
         self.group = group
@@ -51,14 +51,14 @@ class Attention(ABC):
         """Return the attention of this rank's queries over all keys.
 
         Raises:
-            EngineUnavailableError: Something that this way to compute it cannot honour.
+            EngineUnavailableError: Something that this way to compute it cannot honor.
         """
 
     def settle(self) -> None:
         """Raise, on all ranks, what any of them refused; called where a forward pass is over.
 
         Raises:
-            EngineUnavailableError: A rank had a mask that cannot be honoured.
+            EngineUnavailableError: A rank had a mask that cannot be honored.
         """
         refusals, self._refusals = self._refusals, []
         if refusals and bool(torch.cat([flags.reshape(-1) for flags in refusals]).any()):
@@ -76,6 +76,12 @@ class Attention(ABC):
 
     def check(self, query: torch.Tensor, key: torch.Tensor, attn_mask: torch.Tensor | None, is_causal: bool) -> None:
         """Refuse keys that are not this rank's part of the sequence, and two masks at once.
+
+        Args:
+            query: Queries of shape (..., tokens, size of a head).
+            key: Keys of the same kind.
+            attn_mask: The mask, or None for no mask.
+            is_causal: Whether each query attends only to keys up to its own position.
 
         Raises:
             EngineUnavailableError: Nobody knows where in the sequence the keys are, or the queries of a causal mask.

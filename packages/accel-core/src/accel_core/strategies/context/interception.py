@@ -34,7 +34,11 @@ def _refuse(what: str, instead: str) -> NoReturn:
 
 
 def uncompiled(function: Callable[..., _R]) -> Callable[..., _R]:
-    """Return a function that compiled code calls as it is; loading the compiler only for that would take seconds."""
+    """Return a function that compiled code calls without tracing it.
+
+    Args:
+        function: A function that must not be traced.
+    """
     if "torch._dynamo" not in sys.modules:
         return function
     found: Callable[..., _R] = torch.compiler.disable(function)  # type: ignore[no-untyped-call]

@@ -38,5 +38,11 @@ def own_rows(mask: torch.Tensor, queries: int, keys: int, share: Share, group: d
 
 
 def causal_mask(queries: int, keys: int, device: torch.device) -> torch.Tensor:
-    """Return the mask by which the last `queries` of `keys` positions attend to what is not after them."""
+    """Return the boolean mask under which the last `queries` of `keys` positions attend to no later one.
+
+    Args:
+        queries: Number of queries, at most `keys`.
+        keys: Number of keys.
+        device: Where the mask is made.
+    """
     return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)

@@ -25,6 +25,9 @@ __all__ = ["CompleteInputs", "check_attention", "find_model"]
 def check_attention(model: nn.Module) -> None:
     """Refuse a model whose attention is not torch's `scaled_dot_product_attention`.
 
+    Args:
+        model: The model; parts without a configuration of transformers are accepted.
+
     Raises:
         PreparationError: Its configuration, or that of a part, names another implementation.
     """
@@ -39,7 +42,11 @@ def check_attention(model: nn.Module) -> None:
 
 
 def find_model(model: nn.Module) -> nn.Module | None:
-    """Return the module of transformers that gets mask and positions, where there is one: `model` or one inside it."""
+    """Return the first module that takes transformers' mask and positions, `model` or one inside it, or `None`.
+
+    Args:
+        model: A model, bare or wrapped.
+    """
     for module in model.modules():
         if hasattr(getattr(module, "config", None), "_attn_implementation"):
             names = inspect.signature(module.forward).parameters

@@ -72,6 +72,9 @@ def in_order(parts: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
     Args:
         parts: Each rank's part, by rank.
         dim: The sequence dim.
+
+    Returns:
+        The whole sequence, in new memory.
     """
     halves = [part.chunk(2, dim) for part in parts]
     return torch.cat([*(head for head, _ in halves), *(tail for _, tail in reversed(halves))], dim)

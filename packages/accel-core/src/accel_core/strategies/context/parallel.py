@@ -59,7 +59,10 @@ class ContextParallel:
         return None if self._attention is None else self._attention.share
 
     def check(self, model: torch.nn.Module) -> None:
-        """Refuse a model whose attention would not go over all ranks, where its configuration tells.
+        """Refuse a model whose configuration names an attention that would not go over all ranks.
+
+        Args:
+            model: A bare model; it stays as it is.
 
         Raises:
             PreparationError: It has another attention than torch's.
@@ -117,6 +120,9 @@ class ContextParallel:
 
     def whole_metrics(self, value: _T) -> _T:
         """Return values as those of whole samples; see `metrics.of_whole_samples`.
+
+        Args:
+            value: Tensors in any nest, as `gather_for_metrics` gets them.
 
         Raises:
             DataError: They have this rank's part of a sequence, in a block, or differ among ranks that share one: one

@@ -1,4 +1,4 @@
-"""DeepSpeed's configuration for one model: what it leaves open is filled, what contradicts the run is refused."""
+"""The DeepSpeed configuration of one model: fills what it leaves open, and refuses what contradicts the run."""
 
 from __future__ import annotations
 
@@ -87,12 +87,15 @@ class Filling:
         Args:
             plugin: The plugin; its dict is changed in place.
             members: The objects from which the engine is built.
+
+        Returns:
+            The copy, which `deepspeed.initialize` may change.
         """
         filled = self.plan(plugin, members)
         before = self._opened(plugin).deepspeed_config
         waiting = _waiting({_CLIPPING: "auto", **before})
         self._tell_of_clipping(waiting)
-        # The same dict as before: others hold it, too. The Trainer exchanges it after the plugin was made.
+        # Changed in place, because others hold this dict too. The Trainer may have put in its own since.
         config = plugin.deepspeed_config = plugin.hf_ds_config.config
         config.clear()
         config.update(copy.deepcopy(filled))
@@ -100,7 +103,7 @@ class Filling:
         return filled
 
     def _opened(self, plugin: DeepSpeedPlugin) -> DeepSpeedPlugin:
-        """Return a copy with 'auto' in place of what an earlier model filled in, unless the value was changed since."""
+        """Return a copy with 'auto' restored where an earlier model filled in a value that nobody changed since."""
         opened = copy.copy(plugin)
         opened.hf_ds_config = copy.copy(plugin.hf_ds_config)
         opened.hf_ds_config.config = opened.deepspeed_config = copy.deepcopy(plugin.hf_ds_config.config)
@@ -117,14 +120,14 @@ class Filling:
         steps = steps_of(plugin, self._parts.accumulation.gradient_state.num_steps)
         values: dict[str, Any] = {
             _STEPS: steps,
-            # Clipping is what the script says, by clip_grad_norm_; 0 is how DeepSpeed says that it adds none.
+            # The script clips, with clip_grad_norm_; 0 keeps DeepSpeed from clipping as well.
             _CLIPPING: 0.0,
             "zero_optimization.stage3_gather_16bit_weights_on_model_save": False,
         }
         if _MICRO not in config and _GLOBAL not in config:
             config[_MICRO] = "auto"
         sizes = members.sizes
-        if optimizer is None:  # a model that is only read has no batches of its own
+        if optimizer is None:  # a model that is only evaluated has no batch size of its own
             sizes = [1] if plugin.is_auto(_MICRO) else []
         micro = _micro_batch(config, plugin, sizes)
         if micro is not None:
@@ -147,7 +150,7 @@ class Filling:
             "scheduler.params.warmup_num_steps": schedule.warmup_num_steps,
         }
         if schedule.total_num_steps is not None:
-            # Steps are counted as for one process; DeepSpeed moves a schedule once where all processes step.
+            # The script counts steps as one process takes them; DeepSpeed moves the schedule once when all step.
             times = 1 if self._parts.data.split_batches else self._parts.layout.replicas
             values["scheduler.params.total_num_steps"] = math.ceil(schedule.total_num_steps / times)
         return values
@@ -163,7 +166,7 @@ class Filling:
 
 
 def steps_of(plugin: DeepSpeedPlugin, asked: int) -> int:
-    """Return the number of batches per step; the configuration's number counts where the script leaves it at 1.
+    """Return the number of batches per step; where the script leaves it at 1, the configuration decides.
 
     Args:
         plugin: The plugin with the configuration.
@@ -241,7 +244,7 @@ def refuse_stand_ins(plugin: DeepSpeedPlugin, optimizer: Any, schedule: Any) -> 
         schedule: The schedule or `DummyScheduler` that was passed, or `None`.
 
     Raises:
-        PreparationError: Script and configuration both define it, or a stand-in has nothing to stand for.
+        PreparationError: Script and configuration both define it, or there is a stand-in for what neither defines.
     """
     config = plugin.hf_ds_config.config
     for given, kind, stand_in in ((optimizer, "optimizer", DummyOptim), (schedule, "scheduler", DummyScheduler)):
@@ -255,8 +258,8 @@ def refuse_stand_ins(plugin: DeepSpeedPlugin, optimizer: Any, schedule: Any) -> 
         makes_itself = getattr(given, "lr_scheduler_callable", None) is not None
         if stands_in and kind not in config and not makes_itself:
             raise PreparationError(
-                f"{stand_in.__name__} stands for the {kind} of the DeepSpeed configuration; got one without '{kind}', "
-                f"only {sorted(config)}. Add it there, or pass a real one."
+                f"{stand_in.__name__} takes the place of the {kind} in the DeepSpeed configuration; got one "
+                f"without '{kind}', only {sorted(config)}. Add it there, or pass a real one."
             )
 
 

@@ -1,4 +1,4 @@
-"""One engine: what it owns, when its window ends, and how its optimizer and schedule look from outside."""
+"""One engine with its accumulation window, and the wrappers for its optimizer and schedule."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Engine:
 
     Attributes:
         deepspeed: The same.
-        held: Whether backward passes keep the window open, whatever the run says.
+        held: Whether backward passes leave the window open, even where the run would end it.
         parameters: The ids of the parameters that it trains.
     """
 
@@ -66,7 +66,7 @@ class Engine:
         if self._complete:  # a second loss of the same batch: DeepSpeed would forget the first one's gradients
             earlier = [part.clone() for part in gradients.parts_of(self.deepspeed)]
             gradients.clear(self.deepspeed)
-        # DeepSpeed begins to add up at the next forward pass: of two backward passes after it, one would be lost.
+        # DeepSpeed clears this flag at the next forward pass only, and would lose one of two backward passes after it.
         begin = getattr(self.deepspeed.optimizer, "clear_backward_seen_flag", None)
         if begin is not None:
             begin()
@@ -86,7 +86,7 @@ class Engine:
             gradients.add(self.deepspeed, earlier)
 
     def clip(self, factor: float, norm: float, own: float) -> None:
-        """Scale the gradients, and report the norm before as the norm of the step.
+        """Scale the gradients, and report their norm before scaling as that of the step.
 
         Args:
             factor: At most 1.

@@ -1,4 +1,4 @@
-"""How engines lie in a checkpoint: as DeepSpeed lays them out, and listed, digested and put in place as everything."""
+"""Engines in a checkpoint: DeepSpeed's own files, which the manifest lists like all others."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _OF_RANK = re.compile(r"zero_pp_rank_(\d+)_mp_rank_")
 
 
 class EngineFormat(PlainFormat):
-    """Stores engines in DeepSpeed's own files, each rank its part, and models that are only evaluated as whole weights.
+    """Stores engines in DeepSpeed's files, one part per rank, and models that are only evaluated as whole weights.
 
     Args:
         engine_of: Returns the engine that trains a prepared model, or `None`.

@@ -1,6 +1,6 @@
-"""Gradients of a window where an engine keeps them: whole on the parameters, or this rank's part of each.
+"""The gradients of a window, where the engine keeps them: whole on the parameters, or as this rank's parts.
 
-DeepSpeed has no public access to the parts before its step, so this is the one file that reads an optimizer's inside.
+DeepSpeed gives no public access to the parts before its step. Only this file reads an optimizer's internals.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def norm_of(engine: DeepSpeedEngine) -> float:
         norms = [float(each) for each in optimizer._get_norm_groups()]
     else:
         norms = [float(torch.nn.utils.get_total_norm(parts_of(engine)))]
-    # One host number, and no tensor arithmetic on it: on a small model that costs more than the norm itself.
+    # Arithmetic on one Python number: on a small model, tensor operations would cost more than the norm itself.
     is_valid = all(0 <= each < math.inf for each in norms)
     return math.hypot(*norms) / _loss_scale(engine) if is_valid else math.inf
 
@@ -110,7 +110,7 @@ def _taker(optimizer: ZeROOptimizer) -> str | None:
     name = next((name for name in ("scaled_global_norm", "_get_norm_groups") if hasattr(optimizer, name)), None)
     if name is None or optimizer.clip_grad > 0 or optimizer.dynamic_loss_scale:
         return None
-    # Muon's norm is that of other values than the gradients; those on a disk cannot be looked at.
+    # Muon's norm is not that of the gradients, and gradients on disk cannot be read.
     is_muon = "Muon" in type(optimizer.optimizer).__name__
     return None if is_muon or getattr(optimizer, "swap_optimizer", False) else name
 
@@ -123,8 +123,8 @@ def _stand_of(engine: DeepSpeedEngine) -> tuple[tuple[int, int], ...]:
 def using(engine: DeepSpeedEngine, found: KnownNorm | None) -> Iterator[None]:
     """Let a DeepSpeed step reuse the norm that clipping computed, if the gradients have not changed since.
 
-    DeepSpeed would compute it again, with another collective, to skip a step with infinite gradients. Writes through
-    `deepspeed.utils.safe_set_full_grad` are not noticed, so a NaN that is written in between is stepped, as in torch.
+    DeepSpeed would compute it again, with another collective, to decide whether to skip the step. Writes through
+    `deepspeed.utils.safe_set_full_grad` go unnoticed: a NaN written in between reaches the weights, as in torch.
 
     Args:
         engine: The engine.
@@ -157,7 +157,7 @@ def clear(engine: DeepSpeedEngine) -> None:
     if not hasattr(optimizer, "averaged_gradients"):
         engine.zero_grad()
         return
-    if hasattr(optimizer, "all_grad_tensors"):  # stages 1 and 2, which count from here
+    if hasattr(optimizer, "all_grad_tensors"):  # stages 1 and 2 start counting here
         optimizer.micro_step_id = _NO_STEP_YET
         for kept in (optimizer.averaged_gradients, optimizer.all_grad_tensors):
             kept.update(dict.fromkeys(kept))
@@ -205,7 +205,7 @@ def _offloaded(optimizer: ZeROOptimizer) -> Iterator[tuple[Any, list[Any]]]:
 
 
 def _note_norms(optimizer: ZeROOptimizer) -> None:
-    """Refresh the norms that DeepSpeed computed when gradients were offloaded: it clips by these."""
+    """Refresh the norms that DeepSpeed computed when it offloaded the gradients, and by which it clips."""
     if not (hasattr(optimizer, "norm_for_param_grads") and _is_offloaded(optimizer)):
         return
     norms: dict[Any, torch.Tensor] = {}

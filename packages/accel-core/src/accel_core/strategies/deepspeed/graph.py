@@ -1,4 +1,4 @@
-"""Which engines a loss comes from: those whose parameters its graph leads to."""
+"""Finds the engine that a loss comes from: the loss's graph leads to that engine's parameters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from accel_core.strategies.deepspeed.engines import Engine
 __all__ = ["engine_of"]
 
 _RECOMPUTED = "CheckpointFunction"
-"""Part of the name of nodes that hide the parameters behind them: they compute the forward pass again."""
+"""Part of the names of graph nodes that recompute the forward pass, and so hide the parameters behind them."""
 
 
 def engine_of(loss: torch.Tensor, engines: Sequence[Engine]) -> Engine:

@@ -1,4 +1,4 @@
-"""Optimizers of torch and those of DeepSpeed that do the same where states lie in the memory of the host."""
+"""DeepSpeed's CPU versions of torch's optimizers, for optimizer states in host memory."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def for_the_host(optimizer: Any, plugin: DeepSpeedPlugin, *, dry_run: bool = Fal
 
     Args:
         optimizer: An optimizer or `DummyOptim`.
-        plugin: Says whether the state is offloaded, and whether DeepSpeed's own version is then required.
+        plugin: Decides whether the state is offloaded, and whether that requires DeepSpeed's version.
         dry_run: Only check whether there is one.
 
     Raises:

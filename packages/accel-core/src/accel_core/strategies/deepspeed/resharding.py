@@ -1,4 +1,4 @@
-"""What a rank would have saved of an engine, had as many ranks saved as load now."""
+"""Converts a saved engine to another number of ranks."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _difference(engine: DeepSpeedEngine, saved: ZeroFolder) -> str | None:
     """Return why the parts of other ranks cannot be combined for an engine, or `None`."""
     stage = engine.zero_optimization_stage()
     if stage != saved.stage and SHARDED_STAGE in (stage, saved.stage):
-        return f"it was saved in stage {saved.stage} of ZeRO, and this is stage {stage}: set zero_optimization.stage"
+        return f"it was saved in ZeRO stage {saved.stage}, and this is stage {stage}: change zero_optimization.stage"
     if getattr(engine.optimizer, "swap_optimizer", False):
         return "an optimizer that is offloaded to nvme can only be loaded on as many ranks as saved it"
     if any(not isinstance(_base(part), dict) for part in saved.optimizers):

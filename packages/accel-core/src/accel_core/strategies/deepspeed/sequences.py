@@ -1,4 +1,4 @@
-"""Batches whose sequences are shared out over ranks, and loaders that give them."""
+"""Batches that hold a rank's part of each sequence, and loaders that return them."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Sharing:
                 f"(DataCollatorForLanguageModeling(pad_to_multiple_of={self.size}))."
             )
         for name, value in found.items():
-            # What stands for a row alone stays whole; labels stand for tokens, or a part of the row would be judged.
+            # Tensors with one entry per row stay whole. Labels need one per token, because each rank has only a part.
             least = 1 if name == "labels" else 2
             if isinstance(value, torch.Tensor) and value.dim() >= least and tuple(value.shape[:2]) != (rows, tokens):
                 raise DataError(
@@ -178,7 +178,7 @@ def refuse(loader: Any, data: DataLoaderConfiguration, placed: bool) -> None:
             batches, or the loader does not batch.
     """
     if isinstance(loader, PreparedLoader):
-        return  # `adapt` looks at what was made
+        return  # `adapt` checks prepared loaders
     streams = isinstance(loader.dataset, IterableDataset)
     dispatches = data.dispatch_batches or (data.dispatch_batches is None and streams and placed)
     batches = (
@@ -203,8 +203,8 @@ def adapt(loader: Any, layout: Layout, sharing: Sharing, *, fills: bool) -> None
         loader: A prepared loader, which gives each rank its own whole sequences.
         layout: The layout of the ranks; those that share sequences read the same.
         sharing: How sequences are shared.
-        fills: Whether an epoch is padded to a whole multiple of its present length, which code that knows this
-            length relies on. Otherwise it has as many batches as without sequence parallelism.
+        fills: Whether an epoch is padded to a multiple of its present length, on which code that read this length
+            relies. Otherwise it has as many batches as without sequence parallelism.
 
     Raises:
         PreparationError: Another object makes its batches, or ranks would read different numbers of them.

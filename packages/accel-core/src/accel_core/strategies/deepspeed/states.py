@@ -1,4 +1,4 @@
-"""What an engine saves, caught before it writes, and what it loads, read without running code from a file."""
+"""Captures what an engine would write, and reads what it loads without running code from a file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["RECOVERY", "classes", "contents", "expected", "load_into", "placeholders", "read", "save_from"]
 
 RECOVERY = "zero_to_fp32.py"
-"""DeepSpeed's program that makes whole 32-bit weights of a folder; it puts a copy beside what it saves."""
+"""DeepSpeed's script that consolidates the 32-bit weights of a folder; DeepSpeed saves a copy in each."""
 
 _CLASSES = (
     ("deepspeed.runtime.fp16.loss_scaler", "LossScaler"),
@@ -28,11 +28,11 @@ _CLASSES = (
     ("deepspeed.runtime.zero.config", "ZeroStageEnum"),
     ("deepspeed.utils.tensor_fragment", "fragment_address"),
 )
-"""Classes of DeepSpeed, all of plain values, that lie in its files."""
+"""DeepSpeed's classes that occur in its files; all hold plain values."""
 
 
 class _Storage:
-    """Stands in for the object with which an engine writes and reads its files.
+    """Replaces the object through which an engine writes and reads its files.
 
     Args:
         own: The object that it replaces.

@@ -1,4 +1,4 @@
-"""DeepSpeed as a strategy: it owns optimizers, number formats and the exchange of gradients; the window is ours."""
+"""DeepSpeed as a strategy: engines own optimizer, number format and gradient exchange; accel ends the window."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class DeepSpeedStrategy(Strategy):
             configuration.refuse_contradictions(plugin, self.world.device.type)
         self.format = EngineFormat(self._engine_of, self.layout.size("tp") == 1)
         self._filling = configuration.Filling(parts)
-        # Both hold what they know weakly: an engine goes with its prepared optimizer, as the user lets go of it.
+        # Weak references: an engine is freed when the user drops its prepared optimizer.
         self._made: list[ReferenceType[Engine]] = []
         self._prepared: MutableMapping[torch.nn.Module, ReferenceType[Any]] = WeakIdKeyDictionary()
 
@@ -158,7 +158,7 @@ class DeepSpeedStrategy(Strategy):
         return DeepSpeedEngineWrapper(engines[-1].deepspeed) if engines else None
 
     def kind_of(self, given: object) -> Kind | None:
-        """Recognise the stand-ins for the optimizer and the schedule of the configuration.
+        """Recognize the stand-ins for the optimizer and the schedule of the configuration.
 
         Returns:
             Their kind, or `None` for any other object.
@@ -207,6 +207,7 @@ class DeepSpeedStrategy(Strategy):
             if isinstance(optimizer.given, AcceleratedOptimizer):
                 continue
             held = {id(parameter) for parameter in _parameters_of(optimizer.given)}
+            self._refuse_a_second_optimizer(optimizer.given, held)
             owners = [slot for slot in new if any(id(p) in held for p in slot.given.parameters())]
             if len(owners) != 1 or id(owners[0]) in pairs:
                 raise PreparationError(
@@ -216,6 +217,17 @@ class DeepSpeedStrategy(Strategy):
                 )
             pairs[id(owners[0])] = optimizer
         return [(slot, pairs.get(id(slot))) for slot in new]
+
+    def _refuse_a_second_optimizer(self, optimizer: Any, held: set[int]) -> None:
+        """Refuse a new optimizer of a model that has an engine, which DeepSpeed's hooks in the model keep alive."""
+        for model in list(self._prepared):
+            if self._is_known(model) and any(id(parameter) in held for parameter in model.parameters()):
+                raise PreparationError(
+                    "DeepSpeed trains a model together with its optimizer, that of the first prepare(), also after "
+                    f"accelerator.free_memory(); got a second one, {type(optimizer).__name__}, for "
+                    f"{type(model).__name__}. Save the weights with accelerator.save_model, load them into a new "
+                    "model, and prepare that one with the optimizer."
+                )
 
     def _is_known(self, model: torch.nn.Module) -> bool:
         return _is_engine(self._known(model))
@@ -300,12 +312,12 @@ class DeepSpeedStrategy(Strategy):
         return engine
 
     def _refuse_other_groups(self, made: Any) -> None:
-        """Refuse an engine that would share sequences as an earlier run of the process did: DeepSpeed's groups stay."""
+        """Refuse an engine that uses the sequence groups of an earlier run: DeepSpeed creates them once per process."""
         asked = 1 if self._sequences is None else self._sequences.size
         if made.sequence_parallel_size != asked:
             raise StateError(
-                f"A process shares sequences among one number of ranks; got sp_size={asked} after "
-                f"{made.sequence_parallel_size}. Start a new process for it."
+                f"A process can create DeepSpeed's sequence groups only once; got sp_size={asked} after "
+                f"{made.sequence_parallel_size}. Start a new process to change it."
             )
 
     def _follow_steps(self, config: dict[str, Any]) -> None:

@@ -1,9 +1,9 @@
 """Ulysses sequence parallel: attention of transformers' models over ranks that share sequences.
 
-Each rank holds a part of every sequence. Before attention ranks exchange parts for heads, so that each computes some
-heads over whole sequences, and after it they exchange back. DeepSpeed does the exchange. It knows one model and one
-batch size, and takes every call for one on parts; here each model has its own, for batches of any size, and calls on
-whole sequences (evaluation, generation) are computed as without it.
+Each rank holds a part of every sequence. Before attention, ranks exchange tokens for heads, so that each computes some
+heads over whole sequences; afterwards they exchange back. DeepSpeed does the exchange, but only for one model, for one
+batch size and for calls on parts. Here each model has its own exchange for batches of any size, and calls on whole
+sequences (evaluation, generation) skip it.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any
 from weakref import ReferenceType, ref
 
 import torch
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.weak import WeakIdKeyDictionary
 
 from accel_core.checkpoint.zero_layout import SHARDED_STAGE
 from accel_core.errors import ConfigurationError, MissingDependencyError, PreparationError, StateError
 from accel_core.mesh.layout import Layout
+from accel_core.mesh.named import lay_out
 from accel_core.plugins.parallelism import DeepSpeedSequenceParallelConfig, ParallelismConfig, is_shared
 from accel_core.strategies.bundle import Bundle
 from accel_core.strategies.deepspeed import sequences
@@ -35,12 +36,12 @@ __all__ = ["SequenceParallel", "Ulysses", "groups_of", "refuse"]
 _Attention = Callable[..., tuple[torch.Tensor, Any]]
 
 _WHOLE_LAYERS = ("full_attention", "attention")
-"""Types of layers that look at whole sequences through the one function of attention."""
+"""Types of layers that see whole sequences through the model's attention function."""
 _BY_HEAD = ("position_bias", "s_aux")
-"""Arguments of attention that hold a value for each head, which nobody shares out."""
+"""Arguments of attention with one value per head, which the exchange does not split."""
 
 _shared: MutableMapping[torch.nn.Module, tuple[ReferenceType[Ulysses], Any]] = WeakIdKeyDictionary()
-"""For each module of a model on parts, who exchanges, and how many heads share keys and values."""
+"""For each module of a model on parts, its exchange, and how many heads share keys and values."""
 _installed: set[str] = set()
 
 
@@ -82,9 +83,7 @@ class SequenceParallel:
         """
         if self._parallelism.device_mesh is None:  # another Accelerator of the run may have laid it out
             axes = {axis: size for axis, size in self._layout.sizes if size > 1}
-            self._parallelism.device_mesh = init_device_mesh(
-                device_type, tuple(axes.values()), mesh_dim_names=tuple(axes)
-            )
+            self._parallelism.device_mesh = lay_out(device_type, axes)
         return self._parallelism.device_mesh
 
     def refuse(self, bundle: Bundle, parts: Parts) -> None:
@@ -241,7 +240,7 @@ def groups_of(size: int) -> Any:
     groups = importlib.import_module("deepspeed.runtime.sequence_parallel.parallel_state_sp")
     try:
         found = groups.get_sequence_parallel_world_size()
-    except AssertionError:  # as it says that there are none yet
+    except AssertionError:  # how DeepSpeed reports that there are none yet
         groups.initialize_sequence_parallel(size)
         return groups
     if found != size:
@@ -317,7 +316,7 @@ class Ulysses:
         rows = query.shape[0]
         if rows not in self._by_rows:
             self._by_rows[rows] = self._exchange(attn=core, batch_size=rows, **self._facts)
-        value, _, *others = given  # the mask is of this rank's part alone, and causal attention needs none
+        value, _, *others = given  # the mask covers this rank's part alone, and causal attention needs none
         found: tuple[torch.Tensor, Any] = self._by_rows[rows](module, query, key, value, None, *others, **kwargs)
         return found
 
@@ -332,8 +331,8 @@ class Ulysses:
                 f"{type(module).__name__}. Train this model without sp_size."
             )
         shape = (query.shape[0], query.shape[2])
-        # Asked at the first batch of each shape: the answer waits for the device. A model that is read may be given
-        # either, a prompt inside a loop of parts too.
+        # In training, check each shape once, because the answer waits for the device. In evaluation, check each call:
+        # a loop over parts may also run whole prompts.
         if self._packs or (module.training and fed and shape in self._known):
             return fed
         continues = self._continues(positions)

@@ -1,4 +1,4 @@
-"""Whole weights of a model whose parameters stage 3 keeps in parts."""
+"""Gathers and loads the whole weights of a model that stage 3 shards."""
 
 from __future__ import annotations
 

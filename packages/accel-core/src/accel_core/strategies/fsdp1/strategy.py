@@ -60,7 +60,7 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
         super().__init__(parts)
         if self._offloads and parts.accumulation.gradient_state.sync_each_batch:
             raise ConfigurationError(
-                "FSDP1 loses earlier gradients if parameters are offloaded and every batch is synchronised; got "
+                "FSDP1 loses earlier gradients if parameters are offloaded and every batch is synchronized; got "
                 "cpu_offload and sync_each_batch=True. Set sync_each_batch=False, or use fsdp_version=2."
             )
         # A wrapper holds its model, so a strong reference to it would keep both alive for ever.
@@ -350,10 +350,10 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
 
     def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
         """Return a context whose backward passes accumulate whole gradients on each rank."""
-        return self._unsynchronised(model)
+        return self._unsynchronized(model)
 
     def sync_next_backward(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
-        """Return a context that does nothing, as gradients are synchronised anyway.
+        """Return a context that does nothing, as gradients are synchronized anyway.
 
         Raises:
             PreparationError: It is used inside `no_sync`: torch decides there in the forward pass.
@@ -361,12 +361,12 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
         if not self.averaging.is_held(self._bare(model)):
             return nullcontext()
         raise PreparationError(
-            "FSDP1 cannot synchronise gradients of a forward pass that ran under no_sync; got trigger_sync_in_backward "
+            "FSDP1 cannot synchronize gradients of a forward pass that ran under no_sync; got trigger_sync_in_backward "
             "inside no_sync. Run that forward pass outside no_sync, or use fsdp_version=2."
         )
 
     @contextmanager
-    def _unsynchronised(self, model: torch.nn.Module) -> Iterator[None]:
+    def _unsynchronized(self, model: torch.nn.Module) -> Iterator[None]:
         bare = self._bare(model)
         wrapper: Any = self._wrapper_of(bare)
         with self.averaging.holding(bare, True), nullcontext() if wrapper is None else wrapper.no_sync():

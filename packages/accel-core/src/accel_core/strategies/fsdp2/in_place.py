@@ -18,7 +18,11 @@ __all__ = ["arguments_of", "is_sharded", "shard"]
 
 
 def is_sharded(model: torch.nn.Module) -> bool:
-    """Return whether a bare model was sharded in place."""
+    """Return whether a bare model was sharded in place.
+
+    Args:
+        model: The model inside `torch.compile`, if it is compiled.
+    """
     return isinstance(model, FSDPModule)
 
 
@@ -66,7 +70,13 @@ def shard(
 
 
 def arguments_of(plugin: FullyShardedDataParallelPlugin, mesh: DeviceMesh, device: torch.device) -> dict[str, Any]:
-    """Return what `fully_shard` is given."""
+    """Return the arguments of `fully_shard` by name.
+
+    Args:
+        plugin: The settings of FSDP2.
+        mesh: Ranks that hold shards, and copies of them.
+        device: This process's device; on a CPU, offloading pins no memory.
+    """
     policy, offload = plugin.mixed_precision_policy, plugin.cpu_offload
     if isinstance(offload, CPUOffloadPolicy) and device.type == "cpu":
         offload = CPUOffloadPolicy(pin_memory=False)  # only memory that an accelerator reads can be pinned

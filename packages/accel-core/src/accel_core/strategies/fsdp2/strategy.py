@@ -137,14 +137,14 @@ class FullyShardStrategy(ShardedStrategy):
 
     def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
         """Return a context whose backward passes add up whole gradients on each rank."""
-        return self._synchronised(model, False)
+        return self._synchronized(model, False)
 
     def sync_next_backward(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
         """Return a context whose backward passes reduce and shard what was added up."""
-        return self._synchronised(model, True)
+        return self._synchronized(model, True)
 
     @contextmanager
-    def _synchronised(self, model: torch.nn.Module, wanted: bool) -> Iterator[None]:
+    def _synchronized(self, model: torch.nn.Module, wanted: bool) -> Iterator[None]:
         sharded: Any = self._bare(model)
         if not self._is_sharded(sharded):
             yield

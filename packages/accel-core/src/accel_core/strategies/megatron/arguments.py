@@ -1,4 +1,4 @@
-"""The arguments of Megatron-LM by their names there, and what megatron-core is configured with from them."""
+"""Megatron-LM's arguments under their own names, and megatron-core's configurations made from them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from accel_core.errors import ConfigurationError
 from accel_core.plugins.megatron import MegatronLMPlugin
 from accel_core.strategies.megatron import library
 
-__all__ = ["Degrees", "build", "configured", "degrees_of", "known", "number_format", "refuse_unhonoured"]
+__all__ = ["Degrees", "build", "configured", "degrees_of", "known", "number_format", "refuse_unhonored"]
 
 _logger = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ _DEFAULTS: dict[str, Any] = {
     "untie_embeddings_and_output_weights": False,
     "use_rotary_position_embeddings": True,
 }
-"""Arguments that are read here, beside those that configure megatron-core, with their defaults."""
+"""Arguments that the engine reads itself, with their defaults; all others configure megatron-core."""
 
 _INFORMATIVE = frozenset(
     {
@@ -104,14 +104,14 @@ _INFORMATIVE = frozenset(
         "weight_decay_incr_style",
     }
 )
-"""Arguments that the plugin and its parsers write, and that no configuration of megatron-core has by that name."""
+"""Arguments that the plugin and its parsers write, and that megatron-core's configurations do not have."""
 
 _RENAMED = {
     "norm_epsilon": "layernorm_epsilon",
     "num_experts": "num_moe_experts",
     "decoder_last_pipeline_num_layers": "num_layers_in_last_pipeline_stage",
 }
-"""Arguments that megatron-core's configurations call otherwise."""
+"""Arguments that have another name in megatron-core's configurations."""
 
 
 _REFUSED = {
@@ -122,7 +122,7 @@ _REFUSED = {
         "Leave it out",
     ),
 }
-"""Fields that megatron-core does not have: what is to be said of each, and what to do."""
+"""Plugin fields that megatron-core cannot honor, each with the reason and the remedy for the error message."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,7 +173,7 @@ def degrees_of(plugin: MegatronLMPlugin, world_size: int) -> Degrees:
     return found
 
 
-def refuse_unhonoured(plugin: MegatronLMPlugin) -> None:
+def refuse_unhonored(plugin: MegatronLMPlugin) -> None:
     """Refuse options that megatron-core does not support, or whose library is not installed.
 
     Args:
@@ -215,7 +215,7 @@ def build(
     Raises:
         ConfigurationError: An argument is unknown.
     """
-    refuse_unhonoured(plugin)
+    refuse_unhonored(plugin)
     extra = _extra(extra_args_provider)
     given = {**(args_defaults or {}), **plugin.megatron_lm_default_args, "world_size": world_size}
     unknown = sorted(set(given) - known() - set(extra) - {"world_size"} - {"num_layers"})

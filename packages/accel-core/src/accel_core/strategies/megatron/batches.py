@@ -1,4 +1,4 @@
-"""Batches: cut into micro batches, and brought into the form in which megatron-core's models take them."""
+"""Splits batches into micro batches, in the form that megatron-core's models expect."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def gpt_batch(run: Run, data: Batch, *, from_megatron: bool) -> tuple[Any, ...]:
     found = {"tokens": tokens, "labels": labels, "loss_mask": loss_mask, "position_ids": positions}
     if (run.plugin.context_parallel_size or 1) > 1:
         found = library.core("utils").get_batch_on_this_cp_rank(found)
-    # Without a mask of pairs, megatron-core's attention hides what comes later.
+    # Without an explicit mask, megatron-core's attention is causal.
     mask = data.get("attention_mask") if from_megatron else None
     return found["tokens"], found["labels"], found["loss_mask"], mask, found["position_ids"]
 

@@ -297,7 +297,7 @@ class MegatronEngine(nn.Module):
         state = library.core("parallel_state")
         group = state.get_data_parallel_group(with_context_parallel=True)
         stacked = torch.stack([torch.as_tensor(value, device=self._run.device).float() for value in values])
-        if stacked.dim() == 1:  # a loss of the user's own, which is averaged already
+        if stacked.dim() == 1:  # the user's own loss, already averaged
             return stacked.mean()
         if self.config.calculate_per_token_loss:
             total = stacked.sum(0)

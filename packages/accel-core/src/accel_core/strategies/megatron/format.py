@@ -1,8 +1,8 @@
-"""How an engine lies in a checkpoint: as `megatron.core.dist_checkpointing` lays it, listed and digested as all is.
+"""An engine in a checkpoint: the files of `megatron.core.dist_checkpointing`, which the manifest lists.
 
-megatron-core decides which rank writes which piece, and reads the folder again on any number of ranks. What lies there
-is a folder of shards of `torch.distributed.checkpoint`, with two files more: what is the same on all ranks, and in
-which format megatron-core finds it.
+megatron-core decides which rank writes which piece, and can load the folder on any number of ranks. It is a checkpoint
+of `torch.distributed.checkpoint` with two more files: the values that are equal on all ranks, and the name of the
+format.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _COMMON = "common.pt"
 _BACKEND = ("torch_dist", 1)
 
 _CONTENT = {
-    # Optimizer states lie like the weights that they belong to, so that any degrees can read them.
+    # Optimizer states are laid out like their weights, so that any degrees can load them.
     "distrib_optim_sharding_type": "fully_reshardable",
     "chained_optim_avoid_prefix": True,
 }
@@ -163,7 +163,7 @@ def _restoration(engine: MegatronEngine, source: Source, rank: int) -> Restorati
     try:
         shards = stored_models.shards_of(source, _FOLDER)
         common = pickles.read_object(source.folder, f"{_FOLDER}/{_COMMON}")
-        for name in shards.metadata.objects:  # megatron-core reads them by pickle: here it is seen that nothing runs
+        for name in shards.metadata.objects:  # megatron-core will unpickle these: refuse code
             shards.read_object(name)
         states = _random_states(engine, source, common, rank)
         findings = [*_differences(engine, shards, component, rank)]

@@ -1,4 +1,4 @@
-"""Which rank does what under Megatron: its numbering of ranks, its groups of processes and its random generators."""
+"""Megatron's numbering of ranks, its process groups and its random generators."""
 
 from __future__ import annotations
 

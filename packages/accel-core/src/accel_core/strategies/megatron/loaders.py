@@ -1,4 +1,4 @@
-"""Loaders: one whose batches hold all micro batches of a step, and one over datasets of megatron-core."""
+"""Loaders whose batches hold all micro batches of a step, and iterators over megatron-core's datasets."""
 
 from __future__ import annotations
 
@@ -124,13 +124,14 @@ class DatasetIterator:
 
 
 class MegatronLMDummyDataLoader:
-    """Stands for a loader over megatron-core's own datasets; `prepare` takes it three times, and makes an iterator of
-    training, validation and test data each.
+    """Takes the place of a loader over megatron-core's own datasets.
+
+    Pass it to `prepare` three times: the results are the iterators over training, validation and test data.
 
     Args:
         **dataset_kwargs: Arguments of Megatron-LM: `data_path` (a prefix, or a list of prefixes, with a weight before
             each or none), `splits_string`, `seq_length`, `micro_batch_size` and others.
-    """  # noqa: D205
+    """
 
     def __init__(self, **dataset_kwargs: object) -> None:
         self.dataset_args: dict[str, Any] = {"seed": 1234, "splits_string": "969, 30, 1", **dataset_kwargs}

@@ -1,4 +1,4 @@
-"""Making an engine step by step, for those who call these functions themselves."""
+"""Builds an engine step by step, for scripts that call these functions themselves."""
 
 from __future__ import annotations
 

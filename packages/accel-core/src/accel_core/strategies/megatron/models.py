@@ -1,4 +1,4 @@
-"""The models of megatron-core: GPT, BERT and T5, each the part of it that a stage of the pipeline holds."""
+"""megatron-core's GPT, BERT and T5: the part of the model that one pipeline stage holds."""
 
 from __future__ import annotations
 

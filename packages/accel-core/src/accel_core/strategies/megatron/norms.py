@@ -1,4 +1,4 @@
-"""Norms of ranks that share sequences, where neither Transformer Engine nor Apex brings some."""
+"""Norm layers for sequence parallelism, where neither Transformer Engine nor Apex provides them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The optimizer and the schedule of megatron-core, made like those that a user passed."""
+"""Builds megatron-core's optimizer and schedule to match those that the user passed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def refuse_kind(plugin: MegatronLMPlugin, optimizer: object) -> None:
 
     Args:
         plugin: The user's configuration.
-        optimizer: The optimizer, recognised by its class name.
+        optimizer: The optimizer, recognized by its class name.
 
     Raises:
         PreparationError: `use_distributed_optimizer` is set and it is not an Adam.

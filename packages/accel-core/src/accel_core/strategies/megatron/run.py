@@ -1,4 +1,4 @@
-"""What the process trains with Megatron: its groups are those of the process, so there is one of everything."""
+"""The Megatron run of this process. There is only one, because megatron-core's groups belong to the process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training steps of megatron-core's models: how a micro batch is read, goes through the model, and becomes a loss.
+"""Training steps for megatron-core's models: read a micro batch, run the model, compute the loss.
 
 A step is the same for training and evaluation; `MegatronEngine` runs it through megatron-core's schedules.
 """
@@ -20,7 +20,7 @@ from accel_core.strategies.megatron.run import current
 __all__ = ["AbstractTrainStep", "BertTrainStep", "GPTTrainStep", "T5TrainStep"]
 
 Loss = tuple[torch.Tensor, torch.Tensor, dict[str, Any]]
-"""A summed loss, the number of tokens behind it, and what is reported: by name a tensor of both."""
+"""A summed loss, its number of tokens, and what is reported: by name, a tensor of both."""
 
 
 class AbstractTrainStep(ABC):
@@ -144,7 +144,7 @@ class GPTTrainStep(_TrainStep):
 
 
 def _with_logits(loss_func: Callable[..., Any], labels: torch.Tensor, mask: torch.Tensor, logits: torch.Tensor) -> Any:
-    """Return a loss and what is reported of it, logits included: whole ones, which no rank shares with another."""
+    """Return a loss and what is reported with it, including the logits, over the whole vocabulary."""
     flat = logits.float().reshape(-1, logits.shape[-1])
     losses = torch.nn.functional.cross_entropy(flat, labels.reshape(-1), reduction="none")
     return loss_func(mask, (losses.view_as(labels), logits))

@@ -1,4 +1,4 @@
-"""Megatron as a strategy: models, optimizers and schedules are megatron-core's own, made like those that are given."""
+"""Megatron as a strategy: megatron-core builds its own model, optimizer and schedule to match the user's."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class MegatronStrategy(Strategy):
 
     @classmethod
     def lay_out(cls, rank: int, world_size: int, parallelism: ParallelismConfig | None, plugin: Any) -> Layout:
-        """Distribute the data over groups of ranks that share a model, as the plugin's degrees say.
+        """Distribute the data over the groups of ranks that share a model, according to the plugin's degrees.
 
         Raises:
             ConfigurationError: The degrees do not divide the number of processes, or megatron-core lacks a
@@ -64,7 +64,7 @@ class MegatronStrategy(Strategy):
             MissingDependencyError: megatron-core is not installed.
         """
         engines.named("megatron").require()
-        arguments.refuse_unhonoured(plugin)
+        arguments.refuse_unhonored(plugin)
         if parallelism is not None and parallelism.total_size > 1:
             raise EngineUnavailableError(
                 f"Megatron has its own parallel degrees; got parallelism_config with {parallelism.active_mesh_dims}. "
@@ -102,7 +102,7 @@ class MegatronStrategy(Strategy):
         return self.world.size - 1
 
     def kind_of(self, given: object) -> Kind | None:
-        """Recognise the stand-ins for a schedule and for loaders over megatron-core datasets.
+        """Recognize the stand-ins for a schedule and for loaders over megatron-core datasets.
 
         Returns:
             Their kind, or `None` for any other object.

@@ -1,4 +1,4 @@
-"""The optimizer and the schedule of an engine as they look from outside: the engine moves both in its own step."""
+"""Wrappers for the optimizer and schedule of an engine, which steps both itself."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class MegatronLMSchedulerWrapper(AcceleratedScheduler):
         Args:
             state_dict: What `state_dict` returned.
         """
-        self.scheduler.num_steps = 0  # megatron-core counts on from here
+        self.scheduler.num_steps = 0  # megatron-core adds the saved count to this
         self.scheduler.load_state_dict(state_dict)
 
     def get_last_lr(self) -> list[float]:

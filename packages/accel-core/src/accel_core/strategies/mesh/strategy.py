@@ -107,6 +107,9 @@ class MeshStrategy(Strategy):
     def check_model(self, model: torch.nn.Module) -> TensorPlan:
         """Return how a model will be split over the ranks of a replica; refuse one that cannot be.
 
+        Args:
+            model: The model as the user gave it; it stays as it is.
+
         Raises:
             PreparationError: It cannot be.
         """

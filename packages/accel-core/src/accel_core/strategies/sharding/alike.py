@@ -15,6 +15,9 @@ def fingerprint(model: nn.Module) -> str:
     """Return what is equal on ranks whose models have the same parameters and buffers, and hardly ever otherwise.
 
     Each tensor's bits are added up as integers where it lies, without a copy; a permutation goes unnoticed.
+
+    Args:
+        model: A model whose tensors are plain; tensors of other layouts count as nothing.
     """
     sums = [_sum(tensor) for tensors in (model.parameters(), model.buffers()) for tensor in tensors]
     return hashlib.sha256(repr([int(each) for each in sums]).encode()).hexdigest()

@@ -69,11 +69,20 @@ class FullyShardedFormat(ShardedFormat):
         }
 
     def state_of(self, model: torch.nn.Module) -> dict[str, Any]:
-        """Return a model's state under its bare names, of each tensor what this rank holds; every rank calls it."""
+        """Return a model's state by its bare names, with this rank's part of each tensor; every rank calls it.
+
+        Args:
+            model: A prepared model.
+        """
         return canonical_state_dict(model)
 
     def optimizer_of(self, optimizer: Any, models: Sequence[Any]) -> dict[str, Any]:
-        """Return an optimizer's state by names, of each tensor what this rank holds; every rank calls it."""
+        """Return an optimizer's state by parameter names, with this rank's part of each tensor; every rank calls it.
+
+        Args:
+            optimizer: A prepared optimizer.
+            models: The prepared models, whose parameters give the names.
+        """
         return state_by_names(optimizer, models)
 
     def _whole(self, run: Run, weights: Sequence[dict[str, Any]], writes: bool, safe: bool) -> list[Part]:

@@ -19,7 +19,11 @@ Groups: TypeAlias = tuple[dist.ProcessGroup, ...]
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the part of a tensor that this rank holds, in the same memory."""
+    """Return the part of a tensor that this rank holds, in the same memory.
+
+    Args:
+        tensor: A `DTensor`, or a plain tensor, which is returned as it is.
+    """
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
@@ -54,13 +58,22 @@ def clip_norm(
 
 @torch.no_grad()
 def clip_value(parameters: Iterable[torch.Tensor] | torch.Tensor, limit: float) -> None:
-    """Clip each element of the gradients to [-limit, limit]."""
+    """Clip each element of the gradients to [-limit, limit].
+
+    Args:
+        parameters: The parameters, sharded or whole; those without a gradient are skipped.
+        limit: Largest absolute value, at least 0.
+    """
     for gradient in _shards(_unique(parameters)):
         gradient.clamp_(-limit, limit)
 
 
 def groups_of(parameter: torch.Tensor) -> Groups:
-    """Return the groups over which a `DTensor` is sharded; none for a plain tensor."""
+    """Return the groups over which a `DTensor` is sharded; none for a plain tensor.
+
+    Args:
+        parameter: A parameter, sharded or whole.
+    """
     if not isinstance(parameter, DTensor):
         return ()
     mesh = parameter.device_mesh

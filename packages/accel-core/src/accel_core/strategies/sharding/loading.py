@@ -35,12 +35,26 @@ _SHOWN = 8
 
 
 def views_of(model: nn.Module) -> dict[str, PartView]:
-    """Describe the parameters and buffers of a model, which have to be alike on all ranks."""
+    """Describe the parameters and buffers of a model, which must be alike on all ranks.
+
+    Args:
+        model: A model, bare or prepared.
+
+    Returns:
+        The format and shape of each tensor, by name.
+    """
     return views_in(dict([*model.named_parameters(), *model.named_buffers()]))
 
 
 def views_in(tensors: Mapping[str, Any]) -> dict[str, PartView]:
-    """Describe the tensors of a state, which have to be alike on all ranks."""
+    """Describe the tensors of a state, which must be alike on all ranks.
+
+    Args:
+        tensors: A state by names; what is no tensor is left out.
+
+    Returns:
+        The format and shape of each tensor, by name.
+    """
     return {
         name: PartView(str(value.dtype).removeprefix("torch."), tuple(value.shape))
         for name, value in tensors.items()
@@ -51,13 +65,17 @@ def views_in(tensors: Mapping[str, Any]) -> dict[str, PartView]:
 def refuse_empty(model: nn.Module, world: World) -> None:
     """Refuse a model without weights; every rank calls it.
 
+    Args:
+        model: The model; on ranks above 0 it may lie on the meta device.
+        world: This process among its fellows.
+
     Raises:
         PreparationError: Not even the first rank has them.
     """
     if Channel(world, "prepare: weights").broadcast(_has_no_values(model)):
         raise PreparationError(
             f"A model without weights cannot be trained; got {type(model).__name__} on the meta device of rank 0. "
-            "Load its weights there, or initialise them, before prepare()."
+            "Load its weights there, or initialize them, before prepare()."
         )
 
 
@@ -194,7 +212,11 @@ class Handover:
 
     @torch.no_grad()
     def finish(self, device: torch.device) -> None:
-        """Fill the shards, which have been cut meanwhile; those without memory get it on the device."""
+        """Fill the shards, which `fully_shard` has cut since.
+
+        Args:
+            device: Where shards that still lie on the meta device get memory.
+        """
         empty, rank = Empty(device), dist.get_rank()
         for module in self._block.modules():
             empty(module)

@@ -41,12 +41,20 @@ __all__ = ["ShardedStrategy", "is_half", "keep_masters"]
 
 
 def is_half(parameter: torch.Tensor) -> bool:
-    """Return whether a parameter has a format of half precision."""
+    """Return whether a parameter has a format of half precision.
+
+    Args:
+        parameter: A parameter, sharded or whole.
+    """
     return parameter.dtype in (torch.float16, torch.bfloat16)
 
 
 def keep_masters(model: torch.nn.Module) -> None:
-    """Give what trains in half precision 32 bits: computing in fewer is the policy's part, and steps need them all."""
+    """Convert what trains in half precision to float32, which steps need; the policy casts for the computation.
+
+    Args:
+        model: A bare model; parameters that do not train keep their format.
+    """
     made: dict[int, tuple[torch.Tensor, torch.nn.Parameter]] = {}
     for module in model.modules():
         for name, parameter in module._parameters.items():
@@ -201,6 +209,9 @@ class ShardedStrategy(Strategy):
     def check_optimizers(self, bundle: Bundle) -> None:
         """Refuse optimizers that update inside backward, before gradients are reduced.
 
+        Args:
+            bundle: The objects that one call of `prepare` got.
+
         Raises:
             PreparationError: A LOMO optimizer.
         """
@@ -212,6 +223,9 @@ class ShardedStrategy(Strategy):
 
     def check_model(self, model: torch.nn.Module) -> wrapping.WrapPlan:
         """Return how a model will be taken apart; refuse one that cannot be.
+
+        Args:
+            model: The model as the user gave it; it stays as it is.
 
         Raises:
             ConfigurationError: The plugin does not fit the model.
@@ -273,7 +287,11 @@ class ShardedStrategy(Strategy):
         return starts_from_main(model, self.world, bool(self.plugin.cpu_ram_efficient_loading))
 
     def check_sharded(self, model: torch.nn.Module) -> None:
-        """Refuse a model that was sharded before `prepare`, in a way that leaves ranks out."""
+        """Refuse a model that was sharded before `prepare`, in a way that leaves ranks out.
+
+        Args:
+            model: The bare model.
+        """
 
     def _adopt(self, model: torch.nn.Module) -> None:
         """Take over a model that was sharded before."""
@@ -310,7 +328,11 @@ class ShardedStrategy(Strategy):
         return self._names.trained(parameters)
 
     def groups_of(self, parameter: torch.Tensor) -> tuple[Any, ...]:
-        """Return the groups of ranks that share a parameter's gradient; none where every rank holds it whole."""
+        """Return the groups of ranks that share a parameter's gradient; none where every rank holds it whole.
+
+        Args:
+            parameter: A parameter of a prepared model.
+        """
         return gradients.groups_of(parameter)
 
     def clip_grad_value_(
@@ -345,6 +367,9 @@ class ShardedStrategy(Strategy):
         Args:
             model: A prepared model.
             keep: Whether this rank wants it; others get an empty dict.
+
+        Returns:
+            Whole tensors on the CPU by the bare model's names; nothing on ranks that do not keep them.
         """
         state = {canonical_name(name): value for name, value in self._bare(model).state_dict().items()}
         with in_step(self.world, "the state dict of a sharded model", views_in(state)):
@@ -357,6 +382,9 @@ class ShardedStrategy(Strategy):
         Args:
             optimizer: A prepared optimizer.
             keep: Whether this rank wants it.
+
+        Returns:
+            A state dict with whole tensors, as the optimizer of one process has it, on the ranks that keep it.
         """
         state = optimizer.state_dict()
         of_parameters = {f"{key}": PartView(" ".join(map(str, one))) for key, one in state["state"].items()}

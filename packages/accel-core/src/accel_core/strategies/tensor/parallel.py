@@ -63,7 +63,10 @@ class TensorParallel:
             _overlap(self.mesh.get_group(), self._world)
 
     def check(self, model: nn.Module) -> TensorPlan:
-        """Return how a bare model will be split: not at all where it arrived so.
+        """Return how a bare model will be split, an empty plan where it arrived split.
+
+        Args:
+            model: The model; it stays as it is.
 
         Raises:
             PreparationError: It cannot be split, or arrived split over other ranks.
@@ -86,7 +89,13 @@ class TensorParallel:
         return TensorPlan()
 
     def split(self, model: nn.Module, plan: TensorPlan, *, from_main: bool = False) -> None:
-        """Split a bare model in place; see `tensor.split`."""
+        """Split a bare model in place; every rank calls it.
+
+        Args:
+            model: The model.
+            plan: What `check` returned for it.
+            from_main: Whether all ranks take the values of the first, even where theirs are equal.
+        """
         split(model, plan, self.mesh, self._world, self._copies, from_main=from_main)
 
     def watch(self, model: nn.Module, *, again: bool = False) -> None:
@@ -126,7 +135,7 @@ class TensorParallel:
                     "Ranks of tensor parallel compute the same loss, and the same gradients of what every one of them "
                     f"holds; got different ones of {', '.join(names[:_SHOWN])}{' …' if len(names) > _SHOWN else ''}. "
                     "Give them the same batches and random seeds, and a plan whose modules take in and give out what "
-                    "their neighbours need."
+                    "their neighbors need."
                 )
             # An overflow of fp16 shows nothing: that step is skipped.
             self._unproved[model] = not all(finite for _, finite in everywhere)
@@ -135,6 +144,10 @@ class TensorParallel:
         """Note whether ranks of one replica got different batches: a sum over ranks can hide that from the loss.
 
         The error is raised where gradients are complete, because there every rank comes along.
+
+        Args:
+            model: The prepared model that computes with the batch.
+            batch: What its forward method is called with: tensors in any nest.
         """
         tensors = [local_part(each) for each in tree_leaves(batch) if isinstance(each, torch.Tensor)]
         shapes = zlib.crc32(repr([tuple(each.shape) for each in tensors]).encode())

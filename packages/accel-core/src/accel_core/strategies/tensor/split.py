@@ -22,7 +22,11 @@ __all__ = ["check_arrived", "cut", "is_split", "settle", "split"]
 
 
 def is_split(model: nn.Module) -> bool:
-    """Return whether a part of a model's parameters is spread over ranks."""
+    """Return whether a part of a model's parameters is spread over ranks.
+
+    Args:
+        model: A bare model.
+    """
     return any(isinstance(parameter, DTensor) for parameter in model.parameters())
 
 
@@ -56,7 +60,12 @@ def check_arrived(model: nn.Module, group: Sequence[int]) -> None:
 
 
 def settle(model: nn.Module, device: torch.device) -> None:
-    """Move what is whole in a model that arrived split; its parts are on the devices of their mesh."""
+    """Move what is whole in a model that arrived split; its parts are on the devices of their mesh.
+
+    Args:
+        model: A bare model that arrived split.
+        device: This process's device.
+    """
     for tensor in (*model.parameters(), *model.buffers()):
         if not isinstance(tensor, DTensor) and tensor.device != device:
             tensor.data = tensor.data.to(device)

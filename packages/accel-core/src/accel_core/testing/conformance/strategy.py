@@ -202,7 +202,7 @@ class StrategyConformance:
         strategy: The class under test.
         sizes: Numbers of ranks to run on.
         clips_elements: Whether gradients can be clipped by value; a strategy that cannot refuses.
-        synchronises_late: Whether a forward under `no_sync` can be followed by a backward that synchronises; a strategy
+        synchronises_late: Whether a forward under `no_sync` can be followed by a backward that synchronizes; a strategy
             that cannot refuses.
         dtype: In which numbers models are trained; with 32 bits, results are compared to 1e-6.
         optimizers_follow: Whether an optimizer can be prepared after its model; a strategy that takes both at once

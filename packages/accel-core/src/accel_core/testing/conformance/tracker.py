@@ -386,7 +386,7 @@ def _load(source: str, qualname: str) -> TrackerConformance:
     if spec is None or spec.loader is None:
         raise ImportError(f"The suite's file cannot be imported; got {source!r}. Keep it in a .py file.")
     module = importlib.util.module_from_spec(spec)
-    sys.path.insert(0, str(pathlib.Path(source).parent))  # as pytest does, so that the suite finds its neighbours
+    sys.path.insert(0, str(pathlib.Path(source).parent))  # as pytest does, so that the suite finds its neighbors
     sys.modules[name] = module
     spec.loader.exec_module(module)
     made: TrackerConformance = getattr(module, qualname)()

@@ -178,9 +178,9 @@ def test_an_optimizer_is_given_once() -> None:
     real, stand_in = torch.optim.SGD(net.parameters()), DummyOptim(net.parameters())
     with pytest.raises(PreparationError, match=r"got SGD in the script and AdamW in the DeepSpeed"):
         configuration.refuse_stand_ins(zero(optimizer={"type": "AdamW"}), real, None)
-    with pytest.raises(PreparationError, match=r"DummyOptim stands for the optimizer"):
+    with pytest.raises(PreparationError, match=r"DummyOptim takes the place of the optimizer"):
         configuration.refuse_stand_ins(zero(), stand_in, None)
-    with pytest.raises(PreparationError, match=r"DummyScheduler stands for the scheduler"):
+    with pytest.raises(PreparationError, match=r"DummyScheduler takes the place of the scheduler"):
         configuration.refuse_stand_ins(zero(), real, DummyScheduler(real))
     made = DummyScheduler(real, lr_scheduler_callable=lambda found: torch.optim.lr_scheduler.StepLR(found, 1))
     configuration.refuse_stand_ins(zero(), real, made)

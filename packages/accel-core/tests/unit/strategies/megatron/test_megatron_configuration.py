@@ -24,7 +24,7 @@ from accel_core.plugins.megatron import MegatronLMDummyScheduler, MegatronLMPlug
 from accel_core.plugins.parallelism import ParallelismConfig
 from accel_core.state import any_set
 from accel_core.strategies.megatron import batches, library, loaders, optimizers, run
-from accel_core.strategies.megatron.arguments import degrees_of, refuse_unhonoured
+from accel_core.strategies.megatron.arguments import degrees_of, refuse_unhonored
 from accel_core.strategies.megatron.models import refuse_unbuilt
 from accel_core.strategies.megatron.strategy import MegatronStrategy
 
@@ -67,11 +67,11 @@ def test_degrees_multiply_to_the_processes(degrees: dict[str, Any]) -> None:
 def test_what_megatron_core_lacks_is_refused(
     monkeypatch: pytest.MonkeyPatch, field: dict[str, Any], message: str
 ) -> None:
-    """A field that nothing would honour is refused by its name; the defaults are not."""
+    """A field that nothing would honor is refused by its name; the defaults are not."""
     monkeypatch.setattr(library, "has_transformer_engine", lambda: False)
-    refuse_unhonoured(MegatronLMPlugin())
+    refuse_unhonored(MegatronLMPlugin())
     with pytest.raises(ConfigurationError, match=message):
-        refuse_unhonoured(MegatronLMPlugin(**field))
+        refuse_unhonored(MegatronLMPlugin(**field))
 
 
 def test_without_the_library_a_run_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

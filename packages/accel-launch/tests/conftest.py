@@ -1,6 +1,7 @@
 """What the tests of accel-launch share: the real command in a real process."""
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -14,6 +15,8 @@ Accel = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 _OF_THE_MACHINE = ("ACCEL", "FSDP_", "PARALLELISM_", "MEGATRON_", "SLURM_", "OMPI_", "PMI_", "TORCHELASTIC", "PET_")
+
+_OF_GLOO = re.compile(r".*(\[Gloo\]|peer ranks|is connected to).*|[\d\s]*")
 
 
 @pytest.fixture
@@ -54,3 +57,9 @@ def script(tmp_path: Path) -> Callable[[str], str]:
         return name
 
     return write
+
+
+@pytest.fixture
+def printed() -> Callable[[str], list[str]]:
+    """Return the lines of a standard output without what gloo of torch 2.8 prints, in pieces, when ranks connect."""
+    return lambda output: [line for line in output.splitlines() if not _OF_GLOO.fullmatch(line)]

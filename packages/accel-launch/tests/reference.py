@@ -8,14 +8,16 @@ Run it from the root of the repository after a row has changed:
 import sys
 from collections.abc import Iterator
 
+from accel_core.options.option import boolean
 from accel_launch.settings.model import Setting
 from accel_launch.settings.table import ALL
 
 HEAD = """# Options
 
-Every option of `accel launch`: it can be given as a flag, in the environment or in the configuration file; the
-first of these that has it wins ([Starting runs](../guides/launching.md)). A default in brackets is what the training
-process takes where the launcher hands nothing on. This page is made from the rows in use; do not edit it.
+Every option of `accel launch`. Give it as a flag, an environment variable or a key of the configuration file; a flag
+overrides a variable, and a variable overrides the file ([Starting runs](../guides/launching.md)). A default in
+parentheses is the training process's own, which applies if the launcher passes nothing. This page is generated from the
+option tables; do not edit it.
 """
 
 
@@ -41,7 +43,7 @@ def row(setting: Setting) -> str:
 
 
 def help_of(setting: Setting) -> str:
-    """Return what it says, and when the processes get it."""
+    """Return the help of a setting, and when the processes get it."""
     option = setting.option
     if option is None or not option.only_with:
         return setting.help
@@ -54,7 +56,11 @@ def values(setting: Setting) -> str:
         return "switch"
     if setting.choices:
         return ", ".join(code(str(choice)) for choice in setting.choices)
-    return {int: "whole number", float: "number"}.get(setting.parse, "yes or no" if setting.yes_or_no else "text")  # type: ignore[call-overload, no-any-return]
+    return {int: "whole number", float: "number"}.get(setting.parse, "yes or no" if _is_boolean(setting) else "text")  # type: ignore[call-overload, no-any-return]
+
+
+def _is_boolean(setting: Setting) -> bool:
+    return setting.yes_or_no or (setting.option is not None and setting.option.parser is boolean)
 
 
 def default(setting: Setting) -> str:

@@ -1,14 +1,14 @@
-"""The argument parser of every command: both spellings of an option, help grouped by topic, colours on a terminal."""
+"""The argument parser of every command: both spellings of an option, help grouped by topic, colors on a terminal."""
 
 import argparse
 import inspect
 import re
 import sys
 from difflib import get_close_matches
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 from accel_launch.settings.given import GIVEN
-from accel_launch.terminal import colours_wanted, paint
+from accel_launch.terminal import colors_wanted, paint
 
 __all__ = ["Group", "HelpFormatter", "Parser"]
 
@@ -89,25 +89,49 @@ class Parser(argparse.ArgumentParser):
             self.register("action", name, action)
 
     def add_argument(self, *flags: Any, **settings: Any) -> argparse.Action:
-        """Declare an argument under both spellings of its long flags."""
+        """Declare an argument under both spellings of its long flags.
+
+        Args:
+            *flags: The names; `--a-b` is accepted as `--a_b` too.
+            **settings: Settings of argparse's `add_argument`.
+
+        Returns:
+            The action, as argparse returns it.
+        """
         return super().add_argument(*_both_spellings(flags), **settings)
 
     def add_argument_group(self, *words: Any, **settings: Any) -> "Group":
-        """Open a group of options that help shows together."""
+        """Open a group of options that the help shows together.
+
+        Args:
+            *words: Title and description.
+            **settings: Settings of argparse's groups.
+
+        Returns:
+            The group, whose options also have both spellings.
+        """
         group = Group(self, *words, **settings)
         self._action_groups.append(group)
         return group
 
     def format_help(self) -> str:
-        """Return the help, coloured where standard output is a terminal."""
+        """Return the help, colored where standard output is a terminal."""
         text = super().format_help()
-        if not colours_wanted(sys.stdout):
+        if not colors_wanted(sys.stdout):
             return text
         text = _FLAG.sub(lambda match: paint(match[1], "flag", True), text)
         return _HEADING.sub(lambda match: paint(match[1], "heading", True), text)
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse a command line; an option that is unknown is told with the one that was probably meant."""
+        """Parse a command line; for an unknown option, suggest the one that was probably meant.
+
+        Args:
+            args: The words; those of the command line of this process where None.
+            namespace: Where the values go; a new one where None.
+
+        Returns:
+            The namespace with the values.
+        """
         found, unknown = self.parse_known_args(args, namespace)
         if not unknown:
             return found
@@ -130,10 +154,14 @@ class Parser(argparse.ArgumentParser):
         words = (flag for parser in parsers for action in parser._actions for flag in action.option_strings)
         return sorted({flag for flag in words if flag.startswith("--") and "_" not in flag})
 
-    def error(self, message: str) -> Any:
-        """Print one line that says what is wrong and where help is, and end with status 2."""
+    def error(self, message: str) -> NoReturn:
+        """Print what is wrong and where help is, and exit with status 2.
+
+        Args:
+            message: What is wrong.
+        """
         stream = sys.stderr
-        said = paint("error:", "error", colours_wanted(stream))
+        said = paint("error:", "error", colors_wanted(stream))
         self.exit(2, f"{self.prog}: {said} {message}\nRun `{self.prog} --help` for the options.\n")
 
 
@@ -141,7 +169,15 @@ class Group(argparse._ArgumentGroup):
     """Options that help shows under one heading."""
 
     def add_argument(self, *flags: Any, **settings: Any) -> argparse.Action:
-        """Declare an argument under both spellings of its long flags."""
+        """Declare an argument under both spellings of its long flags.
+
+        Args:
+            *flags: The names; `--a-b` is accepted as `--a_b` too.
+            **settings: Settings of argparse's `add_argument`.
+
+        Returns:
+            The action, as argparse returns it.
+        """
         return super().add_argument(*_both_spellings(flags), **settings)
 
 

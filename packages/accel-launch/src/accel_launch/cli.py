@@ -16,7 +16,7 @@ from accel_launch._version import __version__
 from accel_launch.arguments import Parser
 from accel_launch.command import AnyCommand, Command, resolve_runner
 from accel_launch.installed import names_of
-from accel_launch.terminal import colours_wanted, paint
+from accel_launch.terminal import colors_wanted, paint
 
 __all__ = ["BUILT_IN", "build_parser", "find_command", "main"]
 
@@ -134,22 +134,22 @@ def build_parser(command: AnyCommand, program: str = "accel") -> Parser:
 
 
 def _overview(program: str, own: Mapping[str, AnyCommand]) -> str:
-    colours = colours_wanted(sys.stdout)
-    lines = [f"{paint('Usage:', 'heading', colours)} {program} COMMAND [options]", ""]
+    colors = colors_wanted(sys.stdout)
+    lines = [f"{paint('Usage:', 'heading', colors)} {program} COMMAND [options]", ""]
     for topic in dict.fromkeys(entry.topic for entry in BUILT_IN.values()):
-        lines.append(paint(f"{topic}:", "heading", colours))
+        lines.append(paint(f"{topic}:", "heading", colors))
         for name, entry in BUILT_IN.items():
             if entry.topic == topic:
-                lines.append(f"  {paint(name.ljust(18), 'flag', colours)}{entry.help}")
+                lines.append(f"  {paint(name.ljust(18), 'flag', colors)}{entry.help}")
         lines.append("")
     if own:
-        lines.append(paint("Convert:", "heading", colours))
-        lines += [f"  {paint(name.ljust(18), 'flag', colours)}{command.help}" for name, command in own.items()]
+        lines.append(paint("Convert:", "heading", colors))
+        lines += [f"  {paint(name.ljust(18), 'flag', colors)}{command.help}" for name, command in own.items()]
         lines.append("")
     others = [name for name in names_of("accel.commands") if name not in BUILT_IN and name not in own]
     if others:
-        lines.append(paint("Of other packages:", "heading", colours))
-        lines += [f"  {paint(name, 'flag', colours)}" for name in others]
+        lines.append(paint("Of other packages:", "heading", colors))
+        lines += [f"  {paint(name, 'flag', colors)}" for name in others]
         lines.append("")
     lines.append(f"`{program} COMMAND --help` shows a command's options; other packages can add commands of their own.")
     return "\n".join(lines)
@@ -178,7 +178,7 @@ def main(words: Sequence[str] | None = None, *, program: str = "accel", own: Map
         args = build_parser(command, program).parse_args(words[1:])
         return resolve_runner(command)(args) or 0
     except AccelError as error:
-        said = paint("error:", "error", colours_wanted(sys.stderr))
+        said = paint("error:", "error", colors_wanted(sys.stderr))
         print(f"{program} {words[0]}: {said} {error}", file=sys.stderr)
         return 2 if isinstance(error, ConfigurationError) else 1
     except KeyboardInterrupt:

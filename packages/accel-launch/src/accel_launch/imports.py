@@ -17,6 +17,9 @@ def load(name: str) -> ModuleType:
 
     Args:
         name: The module. Where torch is there already, the import is a plain one.
+
+    Returns:
+        The module.
     """
     if name in sys.modules or "torch" in sys.modules or not gc.isenabled():
         return import_module(name)

@@ -23,7 +23,7 @@ from accel_core.process import world
 from accel_launch.settings.devices import count_gpus
 from accel_launch.settings.environ import snapshot
 
-__all__ = ["EarlyUseError", "PrepareForLaunch", "debug_launcher", "initialised_by", "notebook_launcher", "test_launch"]
+__all__ = ["EarlyUseError", "PrepareForLaunch", "debug_launcher", "initialized_by", "notebook_launcher", "test_launch"]
 
 _PRECISIONS = ("no", "fp16", "bf16", "fp8")
 
@@ -104,6 +104,13 @@ def notebook_launcher(
         EarlyUseError: An Accelerator was made, or CUDA used, before; the message names the import that did.
         NotebookRankError: A process failed (a `LaunchError`, and torch's `ChildFailedError`); the message ends with the
             traceback of the one that failed first.
+
+    Examples:
+        >>> def train(rate):
+        ...     accelerator = Accelerator()
+        ...     accelerator.print(f"{rate} on {accelerator.num_processes}")
+        >>> notebook_launcher(train, args=(0.1,), num_processes=2)  # doctest: +SKIP
+        0.1 on 2
     """
     gpus = count_gpus(snapshot())
     number = num_processes if num_processes is not None else max(1, gpus)
@@ -166,6 +173,10 @@ def debug_launcher(function: Callable[..., Any], args: Sequence[Any] = (), num_p
         SpawnedRankError: A process raised (a `LaunchError`, and torch's `ProcessRaisedException`); the message ends
             with the traceback of the one that did so first.
         SpawnedRankExitError: A process was killed, or left with an exit code other than 0.
+
+    Examples:
+        >>> from train import train  # doctest: +SKIP
+        >>> debug_launcher(train, args=(0.1,), num_processes=2)  # doctest: +SKIP
     """
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -194,7 +205,7 @@ def _refuse_what_came_before(gpus: int) -> None:
 
 
 def _early_cuda(modules: Sequence[str]) -> str:
-    culprit = initialised_by(modules)
+    culprit = initialized_by(modules)
     found = f"the import of `{culprit}` does it" if culprit else "code of this notebook did it"
     return (
         f"CUDA may not be used before processes are forked; {found}. Restart the kernel and move that into the "
@@ -212,14 +223,14 @@ def _modules_of_notebook() -> list[str]:
     return list(found)
 
 
-def initialised_by(modules: Sequence[str]) -> str | None:
-    """Find the import that initialises CUDA, by importing modules one after the other in a fresh process.
+def initialized_by(modules: Sequence[str]) -> str | None:
+    """Find the import that initializes CUDA, by importing modules one after the other in a fresh process.
 
     Args:
         modules: Names, in the order of their import.
 
     Returns:
-        The first module after whose import CUDA is initialised, or None.
+        The first module after whose import CUDA is initialized, or None.
     """
     probe = (
         "import importlib, sys, torch\n"

@@ -1,4 +1,4 @@
-"""What a person sees: lines on standard error, and colours on a terminal and none elsewhere."""
+"""What a person sees: lines on standard error, and colors on a terminal and none elsewhere."""
 
 import contextlib
 import sys
@@ -6,7 +6,7 @@ from typing import TextIO
 
 from accel_launch.settings import environ
 
-__all__ = ["colours_wanted", "flush_output", "paint", "say"]
+__all__ = ["colors_wanted", "flush_output", "paint", "say"]
 
 _CODES = {"heading": "1", "flag": "36", "error": "1;31", "faint": "2", "good": "32", "warning": "33"}
 
@@ -30,17 +30,17 @@ def flush_output() -> None:
             sys.stdout.flush()
 
 
-def colours_wanted(stream: TextIO | None) -> bool:
-    """Return whether text written to `stream` may carry colours.
+def colors_wanted(stream: TextIO | None) -> bool:
+    """Return whether text written to `stream` may carry colors.
 
     Args:
         stream: A text stream; None for one that was closed before Python began.
     """
-    return environ.wants_colours(stream is not None and stream.isatty())
+    return environ.wants_colors(stream is not None and stream.isatty())
 
 
 def paint(text: str, kind: str, wanted: bool) -> str:
-    """Return `text` in the colour of its kind.
+    """Return `text` in the color of its kind.
 
     Args:
         text: What is shown.

@@ -91,7 +91,7 @@ def test_killed_machine_and_resumed_run(machines: tuple[str, str], tmp_path: Pat
         "--main-process-port",
         "29555",
         "--rdzv-conf",
-        "last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=2",
+        "last_call_timeout=5,keep_alive_interval=1,keep_alive_max_attempt=2",
     ]
     running = []
     for rank, (name, device) in enumerate(zip(machines, ("accel-va", "accel-vb"), strict=True)):
@@ -105,7 +105,8 @@ def test_killed_machine_and_resumed_run(machines: tuple[str, str], tmp_path: Pat
     log = tmp_path / "log"
     deadline = time.monotonic() + 60
     try:
-        while not log.exists() or len(log.read_text().splitlines()) < 5:
+        # On a busy machine 1 may come late; then machine 0 begins alone, and both go on from its last state.
+        while not log.exists() or log.read_text().count(" 2\n") < 5:
             assert time.monotonic() < deadline, [(tmp_path / f"machine{rank}").read_text() for rank in range(2)]
             time.sleep(0.2)
         os.killpg(running[1].pid, signal.SIGKILL)
@@ -117,14 +118,14 @@ def test_killed_machine_and_resumed_run(machines: tuple[str, str], tmp_path: Pat
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait(10)
     lines = [line.split() for line in log.read_text().splitlines()]
-    assert lines[0] == ["1", "2"]
+    assert lines[0][0] == "1"
     assert lines[-1] == ["15", "1"]
     steps = [int(step) for step, _ in lines]
     assert all(later - earlier in (0, 1) for earlier, later in itertools.pairwise(steps))
 
 
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="mpirun is not installed")
-def test_mpi_starts_ranks_that_reduce(accel, script, tmp_path: Path) -> None:
+def test_mpi_starts_ranks_that_reduce(accel, script, tmp_path: Path, printed) -> None:
     """A hostfile starts real MPI processes, which take their ranks from MPI's variables and reduce together."""
     (tmp_path / "hosts").write_text("localhost slots=2\n")
     name = script(
@@ -147,4 +148,4 @@ def test_mpi_starts_ranks_that_reduce(accel, script, tmp_path: Path) -> None:
     words += ["--main-process-port", port, name]
     done = accel("launch", *words, more=allowed)
     assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.splitlines()) == ["0 of 2 3 bf16", "1 of 2 3 bf16"]
+    assert sorted(printed(done.stdout)) == ["0 of 2 3 bf16", "1 of 2 3 bf16"]

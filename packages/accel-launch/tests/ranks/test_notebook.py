@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from accel_launch.notebook import initialised_by
+from accel_launch.notebook import initialized_by
 from accel_launch.supervision.orphans import alive
 
 GATHER = """
@@ -50,7 +50,7 @@ def run(tmp_path: Path, variables: dict[str, str], source: str) -> "subprocess.C
     ],
 )
 def test_two_processes_succeed_and_fail(
-    tmp_path: Path, variables: dict[str, str], launcher: str, words: str, expected: str, kind: str
+    tmp_path: Path, variables: dict[str, str], printed, launcher: str, words: str, expected: str, kind: str
 ) -> None:
     """Two ranks gather together; where one raises, the launch ends with its one traceback, as torch's error and ours.
 
@@ -73,9 +73,10 @@ def test_two_processes_succeed_and_fail(
     )
     done = run(tmp_path, variables, source)
     assert [(tmp_path / f"rank{rank}").read_text() for rank in range(2)] == [expected] * 2, done.stderr
-    assert done.stdout.startswith("Rank 1 failed first")
-    assert done.stdout.rstrip().endswith("ValueError: bad cell")
-    assert done.stdout.count("Traceback (most recent call last)") == 1
+    shown = "\n".join(printed(done.stdout))
+    assert shown.startswith("Rank 1 failed first")
+    assert shown.rstrip().endswith("ValueError: bad cell")
+    assert shown.count("Traceback (most recent call last)") == 1
     assert done.returncode == 1
     assert "Rank 1 failed first" in done.stderr
     assert done.stderr.rstrip().endswith("ValueError: the cause"), done.stderr
@@ -129,12 +130,12 @@ def test_children_are_ended_and_early_accelerators_refused(tmp_path: Path, varia
     assert "True Processes are started before any Accelerator is made; one was made in this notebook" in done.stdout
 
 
-def test_import_that_initialises_cuda_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The import after which CUDA is initialised is named."""
+def test_import_that_initializes_cuda_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The import after which CUDA is initialized is named."""
     (tmp_path / "innocent.py").write_text("")
     (tmp_path / "culprit.py").write_text("import torch\ntorch.cuda._initialized = True\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    assert initialised_by(["innocent", "culprit", "json"]) == "culprit"
+    assert initialized_by(["innocent", "culprit", "json"]) == "culprit"
 
 
 @pytest.mark.skipif(

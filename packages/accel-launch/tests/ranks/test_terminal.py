@@ -96,8 +96,8 @@ def test_interrupted_config_writes_nothing(tmp_path: Path, variables: dict[str, 
     assert not (tmp_path / "c.yaml").exists()
 
 
-def test_help_has_colours_on_a_terminal_only(tmp_path: Path, variables: dict[str, str], accel) -> None:
-    """Help is coloured on a terminal, plain elsewhere and under NO_COLOR."""
+def test_help_has_colors_on_a_terminal_only(tmp_path: Path, variables: dict[str, str], accel) -> None:
+    """Help is colored on a terminal, plain elsewhere and under NO_COLOR."""
     terminal = Terminal(["launch", "--help"], tmp_path, variables)
     assert terminal.end() == 0
     assert "\x1b[36m--cpu" in terminal.seen

@@ -119,6 +119,19 @@ def test_a_mesh_is_equal_to_one_process(one_by_parts: Callable[[int], Run], name
     assert ranks.steps[0][0]["clipped"] > 0.1
 
 
+@requires("deepspeed", "transformers")
+def test_sequences_that_ranks_share_are_equal_to_one_process(tmp_path: Path) -> None:
+    """A Llama whose sequences DeepSpeed cuts: losses over tokens are added over the ranks of a sequence too."""
+    one = recorded(tmp_path / "one", f"{VERIFIED}:shared", parts=1)
+    ranks = recorded(tmp_path / "ranks", f"{VERIFIED}:shared", layout_asked("zero3x1xsp2"))
+    assert compare(one, ranks) == []
+    assert (len(ranks.steps), ranks.parts, ranks.loss_parts, ranks.cut) == (2, [0, 0], [0, 1], True)
+    assert ranks.loss(1) != ranks.steps[0][0]["losses"][0][0] / ranks.steps[0][0]["losses"][0][1], "a part of the text"
+    worse = dataclasses.replace(ranks, loss_parts=[0, 0])
+    assert str(compare(one, worse)[0]).startswith("step 1, loss: ")
+    assert "rows that ranks read" not in str(compare(one, worse)[0])
+
+
 def test_a_rate_that_is_scaled_by_the_number_of_processes(one: Run, tmp_path: Path) -> None:
     """One process has another rate unless it may say that it is as many: then all is equal."""
     ranks = recorded(tmp_path / "ranks", f"{VERIFIED}:scaled", layout_asked("dp2"))

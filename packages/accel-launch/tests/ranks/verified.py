@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import importlib
+import warnings
 from contextlib import nullcontext
 
 import torch
@@ -163,6 +165,31 @@ def split() -> None:
         optimizer.zero_grad()
 
 
+def shared() -> None:
+    """Train a Llama of transformers on text, whose sequences ranks may share."""
+    warnings.filterwarnings("ignore", r"`?torch\.distributed[\w.]+`? is deprecated", FutureWarning)  # DeepSpeed's calls
+    transformers = importlib.import_module("transformers")
+    sizes = {"vocab_size": 128, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
+    accelerator = Accelerator()
+    set_seed(5)
+    net = transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2, use_cache=False)
+    )
+    text = torch.tensor(list(__doc__.encode()[:128])).view(8, 16)  # type: ignore[union-attr]
+    rows = [{"input_ids": row, "labels": row} for row in text]
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
+    model, optimizer, loader = accelerator.prepare(net, optimizer, DataLoader(rows, batch_size=2, shuffle=True))
+    for batch in loader:
+        labels = batch.pop("labels", None)
+        shifted = batch.pop("shift_labels") if labels is None else F.pad(labels[:, 1:], (0, 1), value=-100)
+        scores = model(**batch).logits.flatten(0, 1)
+        loss = F.cross_entropy(scores, shifted.flatten(), reduction="sum")
+        accelerator.backward(loss, weight=(shifted != -100).sum())
+        accelerator.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 def train(fault: str = "") -> None:
     """Train for two epochs, and test after each."""
     accelerator = Accelerator(gradient_accumulation_steps=2)
@@ -189,8 +216,8 @@ def epoch(accelerator, model, loader, optimizer, schedule, fault: str) -> None: 
     """Train for one epoch."""
     model.train()
     for tokens, classes in loader:
-        unsynchronised = accelerator.no_sync(model) if "missing reduction" in fault else nullcontext()
-        with accelerator.accumulate(model), unsynchronised:
+        unsynchronized = accelerator.no_sync(model) if "missing reduction" in fault else nullcontext()
+        with accelerator.accumulate(model), unsynchronized:
             mask = None if fault == "mask dropped" and accelerator.use_distributed else mask_of(tokens)
             scores = model(tokens, mask)
             if "noisy" in fault:

@@ -30,7 +30,7 @@ def test_help_imports_neither_torch_nor_rich(words: list[str]) -> None:
 
 
 def test_unknown_command_is_told_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
-    """A misspelt command ends with status 2 and the word that was probably meant."""
+    """A misspelled command ends with status 2 and the word that was probably meant."""
     assert main(["lunch"]) == 2
     assert "Did you mean `accel launch`?" in capsys.readouterr().err
 
@@ -101,7 +101,7 @@ def test_home_that_cannot_be_used(
         (["config", "default", "--mixed-precison", "bf16"], "--mixed-precision"),
     ],
 )
-def test_misspelt_option_is_told_with_the_nearest(
+def test_misspelled_option_is_told_with_the_nearest(
     capsys: pytest.CaptureFixture[str], words: list[str], near: str
 ) -> None:
     """An option that is unknown ends with status 2 and the one that was probably meant."""

@@ -21,8 +21,8 @@ def test_reference_says_what_the_rows_say() -> None:
 
 
 ROW = """
-    fsdp_colour: str = option(
-        "FSDP_COLOUR", str, "red", "Which colour shards have.", choices=("red", "blue"), asked=Asked("blue")
+    fsdp_color: str = option(
+        "FSDP_COLOR", str, "red", "Which color shards have.", choices=("red", "blue"), asked=Asked("blue")
     )
 """
 
@@ -37,7 +37,7 @@ def test_one_row_makes_an_option(tmp_path: Path) -> None:
     table.write_text(table.read_text() + ROW)
     shutil.copy(SCRIPT, tmp_path)
     (tmp_path / "train.py").touch()
-    variables = {**os.environ, "PYTHONPATH": str(tmp_path / "src"), "HF_HOME": str(tmp_path), "FSDP_COLOUR": ""}
+    variables = {**os.environ, "PYTHONPATH": str(tmp_path / "src"), "HF_HOME": str(tmp_path), "FSDP_COLOR": ""}
 
     def run(*words: str, answers: str = "", **more: str) -> str:
         done = subprocess.run(
@@ -52,16 +52,16 @@ def test_one_row_makes_an_option(tmp_path: Path) -> None:
         return done.stdout + done.stderr
 
     launch = ("-m", "accel_launch", "launch", "--use-fsdp", "--cpu", "--dry-run")
-    assert "Which colour shards have." in run("-m", "accel_launch", "launch", "--help")
-    assert "FSDP_COLOUR=blue" in run(*launch, "--fsdp-colour", "blue", "train.py")
-    assert "invalid choice: 'green'" in run(*launch, "--fsdp-colour", "green", "train.py")
-    assert "got 'green' from the variable FSDP_COLOUR" in run(*launch, "train.py", FSDP_COLOUR="green")
-    (tmp_path / "c.yaml").write_text("distributed_type: FSDP\nuse_cpu: true\nfsdp_config:\n  fsdp_colour: blue\n")
-    assert "FSDP_COLOUR=blue" in run(*launch, "--config-file", "c.yaml", "train.py")
-    assert "| `--fsdp-colour` | Which colour shards have. | `red`, `blue` | (`red`) |" in run("reference.py")
+    assert "Which color shards have." in run("-m", "accel_launch", "launch", "--help")
+    assert "FSDP_COLOR=blue" in run(*launch, "--fsdp-color", "blue", "train.py")
+    assert "invalid choice: 'green'" in run(*launch, "--fsdp-color", "green", "train.py")
+    assert "got 'green' from the variable FSDP_COLOR" in run(*launch, "train.py", FSDP_COLOR="green")
+    (tmp_path / "c.yaml").write_text("distributed_type: FSDP\nuse_cpu: true\nfsdp_config:\n  fsdp_color: blue\n")
+    assert "FSDP_COLOR=blue" in run(*launch, "--config-file", "c.yaml", "train.py")
+    assert "| `--fsdp-color` | Which color shards have. | `red`, `blue` | (`red`) |" in run("reference.py")
     answers = "\nseveral CPU processes\n1\n\nno\nFSDP\n" + "\n" * 60
     asked = run("-m", "accel_launch", "config", "--config-file", "d.yaml", answers=answers)
-    assert "Which colour shards have [red/blue] (blue)" in asked
-    assert "fsdp_colour: blue" in (tmp_path / "d.yaml").read_text()
+    assert "Which color shards have [red/blue] (blue)" in asked
+    assert "fsdp_color: blue" in (tmp_path / "d.yaml").read_text()
     core = "from accel_core.options.option import option_named\nfrom accel_core.options.fsdp import FsdpOptions\n"
-    assert "blue" in run("-c", core + "print(option_named(FsdpOptions, 'fsdp_colour').read())", FSDP_COLOUR="blue")
+    assert "blue" in run("-c", core + "print(option_named(FsdpOptions, 'fsdp_color').read())", FSDP_COLOR="blue")

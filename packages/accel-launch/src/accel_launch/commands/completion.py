@@ -31,7 +31,11 @@ complete -c accel -F
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of the command."""
+    """Declare the options of the command.
+
+    Args:
+        parser: Parser of `accel completion`.
+    """
     parser.add_argument("--words", nargs=argparse.REMAINDER, default=None, help=argparse.SUPPRESS)
     parser.add_argument("shell", nargs="?", choices=tuple(_SCRIPTS), help="Your shell.")
 

@@ -20,7 +20,7 @@ from accel_launch.diagnosis.variables import check_variables
 from accel_launch.settings import environ
 from accel_launch.settings.layout import counted
 from accel_launch.settings.resolve import Settings
-from accel_launch.terminal import colours_wanted, flush_output, paint, say
+from accel_launch.terminal import colors_wanted, flush_output, paint, say
 
 __all__ = ["diagnose", "settings_of"]
 
@@ -72,21 +72,25 @@ def _examine(args: argparse.Namespace) -> Iterator[Finding]:
 
 
 def settings_of(words: Sequence[str]) -> Settings:
-    """Return the settings of a launch, every value with its origin."""
+    """Return the settings of a launch, every value with its origin.
+
+    Args:
+        words: Arguments of `accel launch`, without the command.
+    """
     return settings_from(launch_command_parser().parse_args(words))
 
 
 def _progress(text: str) -> None:
     """Tell a person at a terminal what takes a while."""
-    if colours_wanted(sys.stderr):
+    if colors_wanted(sys.stderr):
         say(paint(text, "faint", True))
 
 
 def _show(finding: Finding, topic: str) -> None:
-    colours = colours_wanted(sys.stdout)
+    colors = colors_wanted(sys.stdout)
     if finding.topic != topic:
-        print(("\n" if topic else "") + paint(f"{finding.topic}:", "heading", colours))
-    print(f"  {paint(finding.state.ljust(8), _KINDS[finding.state], colours)} {finding.what}")
+        print(("\n" if topic else "") + paint(f"{finding.topic}:", "heading", colors))
+    print(f"  {paint(finding.state.ljust(8), _KINDS[finding.state], colors)} {finding.what}")
     if finding.remedy:
-        print(f"           {paint('->', 'faint', colours)} {finding.remedy}")
+        print(f"           {paint('->', 'faint', colors)} {finding.remedy}")
     flush_output()

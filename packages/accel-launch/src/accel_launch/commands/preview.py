@@ -15,7 +15,7 @@ from accel_launch.settings.layout import counted, layout_of
 from accel_launch.settings.mesh import Mesh, mesh_of
 from accel_launch.settings.resolve import Resolved, Settings
 from accel_launch.settings.table import BY_KEY
-from accel_launch.terminal import colours_wanted, paint
+from accel_launch.terminal import colors_wanted, paint
 
 __all__ = ["explanation", "plan", "print_explanation", "print_plan"]
 
@@ -81,22 +81,22 @@ def print_explanation(settings: Settings, *, as_json: bool) -> None:
         print(json.dumps(rows, indent=2, default=str))
         return
     engines = rows.pop()
-    colours = colours_wanted(sys.stdout)
+    colors = colors_wanted(sys.stdout)
     print(f"Configuration file: {settings.file or 'none'}")
     topic = ""
     width = max(len(row["key"]) for row in rows)
     for row in rows:
         if BY_KEY[row["key"]].topic != topic:
             topic = BY_KEY[row["key"]].topic
-            print(f"\n{paint(f'{topic}:', 'heading', colours)}")
+            print(f"\n{paint(f'{topic}:', 'heading', colors)}")
         weaker = "".join(f"; over {said['value']} ({said['origin']}: {said['where']})" for said in row["over"])
         origin = row["origin"] if row["origin"] == "default" else f"{row['origin']}: {row['where']}{weaker}"
         line = f"  {row['key']:<{width}}  {row['value']!s:<14} {origin}"
-        print(paint(line, "faint", colours) if row["origin"] == "default" else line)
-    print(f"\n{paint('Engines (* chosen by these settings):', 'heading', colours)}")
+        print(paint(line, "faint", colors) if row["origin"] == "default" else line)
+    print(f"\n{paint('Engines (* chosen by these settings):', 'heading', colors)}")
     for engine in engines["value"]:
         line = f"{'*' if engine['chosen'] else ' '} {engine['name']:<10}{describe(engine)}"
-        print(line if engine["chosen"] else paint(line, "faint", colours))
+        print(line if engine["chosen"] else paint(line, "faint", colors))
 
 
 def plan(settings: Settings, launcher: Launcher) -> dict[str, Any]:
@@ -153,14 +153,14 @@ def print_plan(settings: Settings, launcher: Launcher, *, as_json: bool) -> None
     if as_json:
         print(json.dumps(found, indent=2))
         return
-    colours = colours_wanted(sys.stdout)
+    colors = colors_wanted(sys.stdout)
     processes, machines = counted(found["processes"], "process", "es"), counted(found["nnodes"], "machine")
     print(f"Launcher {found['launcher']}: {processes} on {machines}.")
     _print_mesh(mesh_of(settings))
     print(batch_of(settings))
     for machine in found["machines"]:
         ranks = machine["ranks"]
-        name = paint(f"Machine {machine['machine_rank']}", "heading", colours)
+        name = paint(f"Machine {machine['machine_rank']}", "heading", colors)
         print(f"\n{name} ({f'ranks {ranks[0]} to {ranks[-1]}' if len(ranks) > 1 else f'rank {ranks[0]}'}):")
         print(f"  {shlex.join(machine['command'])}")
         for name, value in machine["environment"].items():

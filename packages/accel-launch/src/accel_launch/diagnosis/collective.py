@@ -26,6 +26,9 @@ def check_collective(hardware: str, environment: Mapping[str, str], seconds: flo
         hardware: Flag of `accel launch`: --cpu or --multi-gpu.
         environment: Variables to inherit; those that stand for settings are left out.
         seconds: How long it may take.
+
+    Returns:
+        A problem where they fail or take longer, with what they printed last.
     """
     inherited = {name: value for name, value in environment.items() if name not in {*KNOWN, *_OF_RANKS}}
     words = ["launch", hardware, "--num-processes", "2", "-m", "accel_launch.selfcheck", "gather"]

@@ -20,6 +20,9 @@ def check_configuration(path: str | None, settings_of: Callable[[Sequence[str]],
     Args:
         path: The file; None for the default one.
         settings_of: Resolves the words of a command line.
+
+    Returns:
+        What is wrong with the file and its settings; only the first error where one is raised.
     """
     try:
         file = load(path)

@@ -41,6 +41,9 @@ class Probe:
 
         Args:
             seconds: How long to wait; a library that is not imported by then is a problem.
+
+        Returns:
+            One finding for each library, then those about devices.
         """
         try:
             printed = self._process.communicate(timeout=seconds)[0]

@@ -23,6 +23,9 @@ def check_disks(checkpoints: Path) -> list[Finding]:
 
     Args:
         checkpoints: Where checkpoints go.
+
+    Returns:
+        One finding for each folder: a problem where it cannot be written, a warning where little space is left.
     """
     findings = [_folder("checkpoints", checkpoints)]
     temporary = environ.text("TMPDIR")
@@ -72,6 +75,9 @@ def check_shared_memory(folder: Path = Path("/dev/shm")) -> list[Finding]:
 
     Args:
         folder: Where it is mounted.
+
+    Returns:
+        One finding: a problem where it cannot be written, a warning where it is small.
     """
     remedy = "Start the container with `--shm-size=8g` or `--ipc=host`, or set num_workers=0."
     try:
@@ -88,7 +94,11 @@ def check_shared_memory(folder: Path = Path("/dev/shm")) -> list[Finding]:
 
 
 def check_open_files() -> list[Finding]:
-    """Examine how many files a process may have open: loaders with workers and many ranks need them."""
+    """Examine how many files a process may have open: loaders with workers and many ranks need them.
+
+    Returns:
+        One finding: a warning where the limit is low, with the command that raises it.
+    """
     limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     shown = "any number of" if limit == resource.RLIM_INFINITY else str(limit)
     told = f"a process may open {shown} files"

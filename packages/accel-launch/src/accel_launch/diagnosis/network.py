@@ -23,6 +23,9 @@ def check_network(environment: Mapping[str, str]) -> list[Finding]:
 
     Args:
         environment: Variables that processes inherit.
+
+    Returns:
+        The interfaces, then what the variables select, the name and the connection.
     """
     addresses = {name: _address(name) for _, name in socket.if_nameindex()}
     shown = ", ".join(f"{name} {address or 'without an IPv4 address'}" for name, address in addresses.items())
@@ -102,6 +105,9 @@ def check_port(port: int, source: str) -> Finding:
     Args:
         port: The port.
         source: The variable, or the file and line, that asks for it.
+
+    Returns:
+        A problem where a program listens there.
     """
     try:
         check_free(port)

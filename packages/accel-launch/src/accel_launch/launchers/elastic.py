@@ -170,9 +170,9 @@ def run_elastic(settings: Settings, environment: Mapping[str, str]) -> int:
             failed = result is None or result.is_failed()
             if result is not None and failed:
                 machines.tell(min(result.failures))
-        except SignalException as signalled:
+        except SignalException as signaled:
             # torch's own handler caught it if it came while the processes were being started.
-            supervisor.signals.first = supervisor.signals.first or signal.Signals(signalled.sigval)
+            supervisor.signals.first = supervisor.signals.first or signal.Signals(signaled.sigval)
         except (RendezvousTimeoutError, RendezvousConnectionError, RendezvousClosedError) as error:
             raise LaunchError(
                 f"The machines did not find one another; got this from the rendezvous: {error}. Check "

@@ -9,7 +9,7 @@ from accel_launch.launchers.launcher import Launcher, script_command
 from accel_launch.settings.layout import layout_of
 from accel_launch.settings.resolve import Settings
 
-__all__ = ["MpiLauncher", "flavour"]
+__all__ = ["MpiLauncher", "flavor"]
 
 _FLAGS = {
     "Open MPI": ("--hostfile", "--npernode", ("--bind-to", "socket")),
@@ -22,7 +22,7 @@ _FLAGS = {
 _NOT_FORWARDED = {"PATH", "PYTHONPATH", "LD_LIBRARY_PATH"}
 
 
-def flavour(program: str) -> str:
+def flavor(program: str) -> str:
     """Return which MPI a program belongs to.
 
     Args:
@@ -66,7 +66,7 @@ class MpiLauncher(Launcher):
                 "Starting over --mpirun-hostfile needs mpirun or mpiexec; got neither on PATH. Install Open MPI, "
                 "Intel MPI, MVAPICH2 or MPICH."
             )
-        kind = flavour(str(shutil.which(program, path=search)))
+        kind = flavor(str(shutil.which(program, path=search)))
         hosts, each, more = _FLAGS[kind]
         layout = layout_of(settings)
         words = [

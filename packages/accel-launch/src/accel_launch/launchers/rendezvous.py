@@ -58,7 +58,11 @@ class LocalRendezvous(RendezvousHandler):
         return "local"
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Meet for the next round."""
+        """Meet for the next round of attempts.
+
+        Returns:
+            A store of its own for each round; this machine is number 0 of 1.
+        """
         if self._round:
             self._empty()
         self._round += 1
@@ -91,7 +95,11 @@ class LocalRendezvous(RendezvousHandler):
         return self._run_id
 
     def shutdown(self) -> bool:
-        """End the rendezvous for all machines."""
+        """End the rendezvous for all machines.
+
+        Returns:
+            True: there is nobody else to tell.
+        """
         return True
 
     def leave(self) -> None:
@@ -140,7 +148,11 @@ class MachinesRendezvous(RendezvousHandler):
         return str(self._inner.get_backend())
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Meet for the next round."""
+        """Meet the other machines for the next round of attempts.
+
+        Returns:
+            The round's store, the number of this machine, and how many machines there are.
+        """
         info: RendezvousInfo = self._inner.next_rendezvous()
         self._round += 1
         if self._round == 1 or not self.use_agent_store:
@@ -172,7 +184,11 @@ class MachinesRendezvous(RendezvousHandler):
         return str(self._inner.get_run_id())
 
     def shutdown(self) -> bool:
-        """End the rendezvous for all machines."""
+        """End the rendezvous for all machines.
+
+        Returns:
+            Whether it is closed for every machine.
+        """
         return bool(self._inner.shutdown())
 
     def leave(self) -> None:

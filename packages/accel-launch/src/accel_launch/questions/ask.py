@@ -49,6 +49,12 @@ class LineAsker:
     def ask(self, question: Question) -> str:
         """Read one line.
 
+        Args:
+            question: The question.
+
+        Returns:
+            The line, without spaces around it.
+
         Raises:
             ConfigurationError: There is no line left, or the last answer was not accepted.
         """
@@ -68,7 +74,11 @@ class LineAsker:
         return line.strip()
 
     def told(self, message: str) -> None:
-        """Remember the message: lines cannot be asked again."""
+        """Remember the message: lines cannot be asked again.
+
+        Args:
+            message: Why the answer was not accepted.
+        """
         self._wrong = message
 
 

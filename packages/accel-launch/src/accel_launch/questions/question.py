@@ -21,7 +21,14 @@ When: TypeAlias = Callable[[Answers], bool]
 
 
 def always(answers: Answers) -> bool:
-    """Ask in any case."""
+    """Ask in any case.
+
+    Args:
+        answers: Earlier answers; none of them matters.
+
+    Returns:
+        True.
+    """
     return True
 
 
@@ -97,6 +104,9 @@ def from_setting(
         text: The question, where the help does not do.
         default: Default, where the setting's does not do.
         optional: Whether an empty answer is allowed.
+
+    Returns:
+        The question, whose answer is parsed as the setting.
     """
     choices = ("no", "yes") if setting.yes_or_no and not setting.choices else tuple(map(str, setting.choices))
     if setting.default in ("true", "false"):

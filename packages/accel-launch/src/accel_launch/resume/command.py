@@ -10,7 +10,11 @@ run = "accel_launch.resume.check:run"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of the command."""
+    """Declare the options of the command.
+
+    Args:
+        parser: Parser of `accel check-resume`.
+    """
     parser.add_argument("--steps", type=int, required=True, help="Optimizer steps to run.")
     parser.add_argument(
         "--at", type=int, required=True, help="Optimizer step after which the second run is interrupted."

@@ -186,7 +186,11 @@ def _count(optimizer: Any) -> int:
 
 
 def digest(value: object) -> str:
-    """Return a checksum of tensors in any nest, or of the text of anything else."""
+    """Return a checksum of tensors in any nest, or of the text of anything else.
+
+    Args:
+        value: Tensors on any device, alone or in a nest; or any other object.
+    """
     state = hashlib.blake2b(digest_size=8)
 
     def add(tensor: Tensor) -> Tensor:
@@ -218,7 +222,12 @@ def _leaves(value: object) -> Iterator[Any]:
 
 
 def main(arguments: list[str]) -> None:
-    """Run the script as it would run by itself."""
+    """Run the script as it would run by itself.
+
+    Args:
+        arguments: Record file, first and last step, checkpoint to save and to load, project folder, the script, and its
+            arguments.
+    """
     record, first, last, save, load, project, script, *rest = arguments
     with open(record, "w") as file:
         recorder = Recorder(file, int(first), int(last), save, load, project)

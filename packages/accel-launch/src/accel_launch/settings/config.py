@@ -86,6 +86,9 @@ class BaseConfig:
 
         Args:
             json_file: The file; the default one when None.
+
+        Returns:
+            The configuration; keys of older versions are converted.
         """
         return cls._from(json_file)
 
@@ -95,6 +98,9 @@ class BaseConfig:
 
         Args:
             yaml_file: The file; the default one when None.
+
+        Returns:
+            The configuration; keys of older versions are converted.
         """
         return cls._from(yaml_file)
 
@@ -238,6 +244,10 @@ def write_basic_config(
 
     Raises:
         ConfigurationError: The precision is unknown, or the file cannot be written.
+
+    Examples:
+        >>> write_basic_config("bf16", save_location="basic.yaml")
+        PosixPath('...basic.yaml')
     """
     path = Path(save_location)
     if path.exists():

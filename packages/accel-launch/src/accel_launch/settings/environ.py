@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from accel_core.host import environ
 
-__all__ = ["snapshot", "text", "wants_colours"]
+__all__ = ["snapshot", "text", "wants_colors"]
 
 text = environ.text
 """Return an environment variable as text, or a default."""
@@ -15,8 +15,8 @@ def snapshot() -> Mapping[str, str]:
     return environ.snapshot()
 
 
-def wants_colours(terminal: bool) -> bool:
-    """Return whether output may carry colours.
+def wants_colors(terminal: bool) -> bool:
+    """Return whether output may carry colors.
 
     Args:
         terminal: Whether it goes to a terminal.

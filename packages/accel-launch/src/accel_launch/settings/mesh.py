@@ -18,7 +18,7 @@ class Mesh:
     """Axes of the processes of a run.
 
     Attributes:
-        sizes: Number of ranks along each axis, the outermost first: along the last, ranks are neighbours.
+        sizes: Number of ranks along each axis, the outermost first: along the last, ranks are neighbors.
         processes: Processes of the run.
     """
 

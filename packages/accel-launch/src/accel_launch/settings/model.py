@@ -25,7 +25,7 @@ class Setting:
         topic: Heading of the help under which it stands.
         help: One sentence.
         parse: Turns text into the value; raises ValueError for text that it cannot read.
-        default: Value where nobody says anything.
+        default: Value where none is given.
         choices: Values allowed, empty where any is.
         kind: A value, a switch that is on when written, one that is off when written, or a value that may be repeated.
         flags: Flags other than `--key`; they come first.
@@ -115,7 +115,7 @@ LAUNCH: tuple[Setting, ...] = (
     Setting(
         "nproc_per_node",
         PROCESSES,
-        "Processes on each machine, where --num-processes counts all of them.",
+        "Number of processes on each machine; --num-processes is the total.",
         int,
         environment="ACCEL_NPROC_PER_NODE",
         rule=COUNT,
@@ -133,7 +133,7 @@ LAUNCH: tuple[Setting, ...] = (
     Setting(
         "nnodes",
         PROCESSES,
-        "Number of machines, or MIN:MAX for a run that continues while machines come and go.",
+        "Number of machines, or MIN:MAX for a run that machines may join and leave.",
         environment="ACCEL_NNODES",
         rule=MACHINES,
     ),
@@ -156,7 +156,7 @@ LAUNCH: tuple[Setting, ...] = (
     Setting(
         "main_process_port",
         PROCESSES,
-        "Port of rank 0; by default, or with 0, a free one where there is one machine.",
+        "Port of rank 0; on a single machine, unset or 0 picks a free one.",
         int,
         path=("main_process_port",),
         environment="ACCEL_MAIN_PROCESS_PORT",
@@ -172,7 +172,7 @@ LAUNCH: tuple[Setting, ...] = (
     Setting(
         "num_cpu_threads_per_process",
         PROCESSES,
-        "Threads for the computations of each process.",
+        "CPU threads that each process computes with.",
         int,
         path=("num_cpu_threads_per_process",),
         environment="OMP_NUM_THREADS",
@@ -236,7 +236,7 @@ LAUNCH: tuple[Setting, ...] = (
     Setting(
         "tee",
         OUTPUT,
-        "Mark lines with their rank: 1 output, 2 errors, 3 both, or 0:3,1:2 by local rank.",
+        "Prefix lines with their rank: 1 output, 2 errors, 3 both; 0:3,1:2 chooses by local rank.",
         default="0",
         flags=("-t",),
         environment="ACCEL_TEE",
@@ -268,7 +268,7 @@ LAUNCH: tuple[Setting, ...] = (
     Setting(
         "rdzv_conf",
         ELASTIC,
-        "Details of the rendezvous, as comma-separated KEY=VALUE pairs.",
+        "Settings of the rendezvous, as comma-separated KEY=VALUE pairs.",
         default="",
         environment="ACCEL_RDZV_CONF",
         rule=PAIRS,
@@ -282,7 +282,7 @@ LAUNCH: tuple[Setting, ...] = (
     Setting(
         "max_restarts",
         ELASTIC,
-        "How often the processes are started again after a failure.",
+        "How many times the processes are restarted after a failure.",
         int,
         0,
         environment="ACCEL_MAX_RESTARTS",
@@ -329,19 +329,27 @@ LAUNCH: tuple[Setting, ...] = (
         "tpu_use_sudo",
         environment="ACCEL_TPU_USE_SUDO",
     ),
-    Setting("vm", TPU, "A machine of the pod; may be repeated.", kind="append", path=("tpu_vm",)),
-    Setting("env", TPU, "NAME=VALUE for the machines of the pod; may be repeated.", kind="append", path=("tpu_env",)),
+    Setting("vm", TPU, "Machine of the pod; may be repeated.", kind="append", path=("tpu_vm",)),
+    Setting(
+        "env", TPU, "Variable NAME=VALUE for the pod's machines; may be repeated.", kind="append", path=("tpu_env",)
+    ),
     _switch(
-        "downcast_bf16", TPU, "Compute in bf16 what asks for float.", "downcast_bf16", environment="ACCEL_DOWNCAST_BF16"
+        "downcast_bf16",
+        TPU,
+        "Compute in bf16 where the script uses float32.",
+        "downcast_bf16",
+        environment="ACCEL_DOWNCAST_BF16",
     ),
     Setting(
         "mpirun_hostfile",
         MPI,
-        "Hosts of an MPI run, one per line; starts the processes with mpirun.",
+        "File with the hosts, one per line; starts the processes with mpirun.",
         path=("mpirun_config", "mpirun_hostfile"),
         environment="ACCEL_MPIRUN_HOSTFILE",
     ),
-    Setting("aws_access_key_id", SAGEMAKER, "Key that may start SageMaker jobs.", environment="AWS_ACCESS_KEY_ID"),
-    Setting("aws_secret_access_key", SAGEMAKER, "Secret of that key.", environment="AWS_SECRET_ACCESS_KEY"),
+    Setting(
+        "aws_access_key_id", SAGEMAKER, "AWS access key that may start SageMaker jobs.", environment="AWS_ACCESS_KEY_ID"
+    ),
+    Setting("aws_secret_access_key", SAGEMAKER, "Secret of that access key.", environment="AWS_SECRET_ACCESS_KEY"),
 )
 """Settings of every launch, in the order of the help."""

@@ -1,7 +1,7 @@
 """Every setting of `accel launch`, in one table.
 
-The rows of the training engines are made from the option tables that accel-core shares with the training side: a row
-there says all about its option.
+The rows of the training engines come from accel-core's option tables, which the training side uses too. A row there
+describes its option completely.
 """
 
 from collections.abc import Callable, Iterable
@@ -80,9 +80,9 @@ def _rows(
         engine: Name in `Setting.engine`.
         table: The options.
         section: Key of a configuration file under which they stand.
-        keep: Whether the launcher hands the options' own defaults on where nobody says anything.
-        prefix: What keys of the file lack of the options' names; `fp8_format` has it all the same.
-        leave_out: Options that the launcher says in another way.
+        keep: Whether the launcher passes the options' own defaults on where no value is given.
+        prefix: Part of the options' names that keys of the file leave out; only `fp8_format` keeps it.
+        leave_out: Options that the launcher sets in another way.
     """
     return tuple(
         _setting(
@@ -106,12 +106,12 @@ def _deepspeed_launcher(key: str, help: str, choices: tuple[str, ...] = ()) -> S
 ENGINES: tuple[Setting, ...] = (
     *_rows("Compilation", "dynamo", CompilationOptions, "dynamo_config", keep=True),
     *_rows("DeepSpeed", "deepspeed", DeepSpeedOptions, "deepspeed_config"),
-    _deepspeed_launcher("deepspeed_hostfile", "Hosts and their slots for a run over several machines."),
+    _deepspeed_launcher("deepspeed_hostfile", "File that lists hosts and their slots, for a run on several machines."),
     _deepspeed_launcher("deepspeed_exclusion_filter", "Hosts and slots to leave out."),
     _deepspeed_launcher("deepspeed_inclusion_filter", "Hosts and slots to use, and no others."),
     _deepspeed_launcher(
         "deepspeed_multinode_launcher",
-        "How DeepSpeed reaches the other machines.",
+        "How DeepSpeed starts processes on other machines.",
         tuple(DEEPSPEED_MULTINODE_LAUNCHERS),
     ),
     *_rows("FSDP", "fsdp", FsdpOptions, "fsdp_config"),
@@ -129,7 +129,7 @@ ENGINES: tuple[Setting, ...] = (
     Setting(
         "fp8_override_linear_precision",
         "FP8",
-        "Whether forward, input-gradient and weight-gradient products stay wide.",
+        "Whether forward, input-gradient and weight-gradient products use higher precision: three yes-or-no values.",
         _triple,
         (False, False, False),
         path=("fp8_config", "override_linear_precision"),

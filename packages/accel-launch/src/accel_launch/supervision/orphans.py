@@ -143,7 +143,11 @@ class OrphanReaper:
         os.close(read_end)
 
     def watch(self, pid: int) -> None:
-        """Add a process, the leader of its own group, to those that must not outlive the launcher."""
+        """Add a process, the leader of its own group, to those that must not outlive the launcher.
+
+        Args:
+            pid: Id of the process and of its group.
+        """
         os.write(self._pipe, f"{pid}\n".encode())
 
     def release(self) -> None:

@@ -191,6 +191,9 @@ def outcomes(
         statuses: Exit code, or minus a signal, by rank.
         stopped: Ranks that the launcher ended itself.
         memory: Count of kills for memory since the start.
+
+    Returns:
+        One outcome for each status, by rank.
     """
     ended_by_us = set(stopped)
     found = []
@@ -222,5 +225,9 @@ def want_restart(outcomes: Iterable[ExitOutcome]) -> bool:
 
 
 def shell_status(status: int) -> int:
-    """Return the exit status that a shell shows: 128 + N for a process ended by signal N."""
+    """Return the exit status that a shell shows: 128 + N for a process ended by signal N.
+
+    Args:
+        status: Exit code, or minus the number of a signal.
+    """
     return 128 - status if status < 0 else status

@@ -37,7 +37,12 @@ class RanksEnded:
         return next((rank for rank in ranks if self.codes[rank] > 0), ranks[0] if ranks else None)
 
     def tail(self, rank: int, lines: int = 30) -> str:
-        """Return the last lines that a rank printed."""
+        """Return the last lines that a rank printed.
+
+        Args:
+            rank: The rank.
+            lines: At most how many.
+        """
         return "\n".join(self.logs[rank].read_text(errors="replace").splitlines()[-lines:])
 
 
@@ -72,6 +77,9 @@ def run_ranks(
         place: Folder for `0.log`, `1.log` …
         timeout: Seconds after which they are ended.
         grace: Seconds that the others have once one has ended well; as long as `timeout` where `None`.
+
+    Returns:
+        Exit codes and output, also where a rank failed or time ran out.
     """
     logs = tuple(place / f"{rank}.log" for rank in range(len(commands)))
     ranks: list[subprocess.Popen[bytes]] = []

@@ -17,7 +17,7 @@ from accel_launch.settings.reading import shortened
 from accel_launch.supervision.logs import RECORD
 from accel_launch.supervision.outcome import ExitOutcome, cause_of, first_failure, want_restart, without_crash
 from accel_launch.supervision.streams import RankLog
-from accel_launch.terminal import colours_wanted, paint, say
+from accel_launch.terminal import colors_wanted, paint, say
 
 __all__ = [
     "failure_record",
@@ -138,8 +138,8 @@ def report_restart(outcomes: Sequence[ExitOutcome], told: str, attempt: int, mos
     first = first_failure(outcomes)
     if first is not None:
         named = f"rank {first.rank} failed first: {first.how}; all ranks start again (restart {attempt} of {most})"
-        colours = colours_wanted(sys.stderr)
-        say(f"{paint('accel launch:', 'warning', colours)} {named}{_below(told)}")
+        colors = colors_wanted(sys.stderr)
+        say(f"{paint('accel launch:', 'warning', colors)} {named}{_below(told)}")
 
 
 def report_stacks(rank: int, printed: bytes) -> None:
@@ -203,19 +203,19 @@ def forget_old_failures(place: Path) -> None:
 def _summary(
     outcomes: Sequence[ExitOutcome], folder: Path | None, path: Path | None, told: str, seconds: float, reason: str
 ) -> str:
-    colours = colours_wanted(sys.stderr)
+    colors = colors_wanted(sys.stderr)
     first, cause = first_failure(outcomes), cause_of(outcomes)
     title = {
         "failure": "the run ended early" if want_restart(outcomes) else "the run failed",
         "watchdog": "no rank made progress, the run was ended",
     }.get(reason, f"stopped by {reason}")
-    lines = ["", f"{paint('accel launch:', 'error', colours)} {title} after {seconds:.1f} s"]
+    lines = ["", f"{paint('accel launch:', 'error', colors)} {title} after {seconds:.1f} s"]
     for outcome in outcomes:
         word = "stopped by the launcher" if outcome.stopped else "ended well" if outcome.status == 0 else outcome.how
         note = "  <- first" if first is not None and outcome.rank == first.rank and len(outcomes) > 1 else ""
         if outcome.traceback and outcome is not cause:
             word += f", {shortened(outcome.traceback.splitlines()[-1])}"
-        lines.append(f"  rank {outcome.rank}  pid {outcome.pid}  {word}{paint(note, 'error', colours)}")
+        lines.append(f"  rank {outcome.rank}  pid {outcome.pid}  {word}{paint(note, 'error', colors)}")
     if folder is not None and first is not None:
         lines.append(f"  log of rank {first.rank}: {folder / f'rank{first.rank}.stderr.log'}")
     if path is not None:
@@ -224,5 +224,5 @@ def _summary(
     if want_restart(outcomes):
         lines.append(f"Every rank left with exit code {outcomes[0].status}, to be tried again: start the run again.")
     elif first is not None:
-        lines.append(paint(f"Rank {first.rank} failed first: {first.how}.", "error", colours))
+        lines.append(paint(f"Rank {first.rank} failed first: {first.how}.", "error", colors))
     return "\n".join(lines) + _below(told)

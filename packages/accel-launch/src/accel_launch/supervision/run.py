@@ -35,6 +35,7 @@ def supervise(
     with Supervisor(settings, command, hold=one_rank) as supervisor:
         ends = {name: followed.child_end for name, followed in supervisor.follow(0, 0).items()}
         flush_output()
+        supervisor.signals.install()  # first, so that no signal ends the launcher and leaves the process alone
         try:
             process = subprocess.Popen(
                 list(command),
@@ -46,6 +47,6 @@ def supervise(
         except OSError as error:
             raise cannot_start(command[0], error) from None
         supervisor.started(0, process.pid)
-        supervisor.signals.install()
+        supervisor.signals.repeat()
         status = process.wait()
     return supervisor.report({0: status})

@@ -44,6 +44,11 @@ class SignalHandlers:
             for number in numbers:
                 signal.signal(number, handler)
 
+    def repeat(self) -> None:
+        """Handle the first signal again if it has come: maybe when there was no process yet that it could reach."""
+        if self.first is not None:
+            self._on_first(self.first)
+
     def ignore(self) -> None:
         """Let no signal disturb what is left to do."""
         for number in (*SIGNALS, *FORWARDED_SIGNALS):

@@ -50,7 +50,11 @@ class RankLog:
     heard_at: float = field(default_factory=time.monotonic)
 
     def keep(self, chunk: bytes) -> None:
-        """Remember a piece of what the process printed."""
+        """Remember a piece of what the process printed.
+
+        Args:
+            chunk: The bytes, which may begin or end inside a line.
+        """
         self.heard_at = time.monotonic()
         # A read may end inside of the words that begin a traceback.
         seam = len(self.tail) - len(TRACEBACK)
@@ -118,6 +122,9 @@ class Streams:
         Args:
             rank: Rank among all processes.
             local_rank: Rank among those of this machine.
+
+        Returns:
+            The empty record.
         """
         self.ranks[rank] = RankLog(rank, local_rank)
         return self.ranks[rank]

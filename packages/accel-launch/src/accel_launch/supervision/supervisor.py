@@ -140,7 +140,12 @@ class Supervisor:
         return {name: self.streams.follow(log, name, mark=mark) for name, mark in wanted.items()}
 
     def started(self, rank: int, pid: int) -> None:
-        """Note that the process of a rank runs."""
+        """Note that the process of a rank runs.
+
+        Args:
+            rank: Rank among all processes.
+            pid: Id of its process.
+        """
         self._reaper.watch(pid)
         self.streams.started(self.streams.ranks[rank], pid)
 
@@ -149,7 +154,11 @@ class Supervisor:
         return [log for log in list(self.streams.ranks.values()) if log.pid and log.ended_at is None]
 
     def forward_signal(self, number: signal.Signals) -> None:
-        """Send a signal to each rank, and not to what it started."""
+        """Send a signal to each rank, and not to what it started.
+
+        Args:
+            number: The signal; ranks that have ended are skipped.
+        """
         for log in self.running():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(log.pid, number)

@@ -46,6 +46,9 @@ class TracebackHold:
         Args:
             chunk: The piece.
             pid: The process that wrote it.
+
+        Returns:
+            What can be printed now; empty where all of it is held back.
         """
         found = list(_BEGINS.finditer(chunk))
         uncaught = any(begins[1] for begins in found)

@@ -37,6 +37,9 @@ def layouts_asked(text: str, most: int) -> list[LayoutAsked]:
         text: The list.
         most: Number of processes that this machine may run.
 
+    Returns:
+        The layouts, in the order of the list.
+
     Raises:
         ConfigurationError: A layout is unknown or comes twice, none is there, or one needs more processes, or one only.
     """

@@ -2,7 +2,7 @@
 
 A prepared loader gives it the batches of all ranks as one, in the order of the ranks. Its schedule moves as far as
 theirs. Where that is asked for, `num_processes` of its Accelerator answers with their number, because some scripts
-scale rates and step counts by it; others divide losses by it, and need the truth. Batch normalisation takes the
+scale rates and step counts by it; others divide losses by it, and need the truth. Batch normalization takes the
 statistics of each rank's share, as ranks do; running statistics are those of the first one.
 """
 
@@ -79,8 +79,8 @@ def read_for_all(parts: int, *, counts: bool = False) -> None:
         facade.num_processes = property(lambda accelerator: parts)
     schedule: Any = AcceleratedScheduler
     schedule._times = property(lambda scheduler: 1 if scheduler.split_batches else parts)
-    normalisation: Any = _BatchNorm
-    normalisation.forward = _by_share(_BatchNorm.forward, parts)
+    normalization: Any = _BatchNorm
+    normalization.forward = _by_share(_BatchNorm.forward, parts)
 
 
 def _joined(accelerator: Accelerator, loader: DataLoader[Any], parts: int) -> DataLoader[Any]:
@@ -121,7 +121,7 @@ def _draw_order_as_ranks(accelerator: Accelerator, loader: DataLoader[Any]) -> N
 
 def _by_share(forward: Any, parts: int) -> Any:
     @functools.wraps(forward)
-    def normalise(layer: nn.Module, input: Tensor) -> Tensor:
+    def normalize(layer: nn.Module, input: Tensor) -> Tensor:
         own: Any = layer
         if not own.training or len(input) < parts:
             found: Tensor = forward(own, input)
@@ -134,4 +134,4 @@ def _by_share(forward: Any, parts: int) -> Any:
                 buffer.copy_(before)
         return torch.cat(outputs)
 
-    return normalise
+    return normalize

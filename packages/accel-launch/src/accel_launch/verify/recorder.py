@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import runpy
 import sys
 from collections.abc import Iterator
@@ -101,7 +102,12 @@ class Recorder:
             self._watch_loader(kind)
 
     def write(self, kind: str, **facts: Any) -> None:
-        """Write a line of the record."""
+        """Write a line of the record.
+
+        Args:
+            kind: What the line describes: `run`, `step`, `metric` or `end`.
+            **facts: Values that JSON can hold.
+        """
         self._record.write(json.dumps({"kind": kind, **facts}) + "\n")
         self._record.flush()
 
@@ -136,7 +142,7 @@ class Recorder:
 
         @functools.wraps(backward)
         def computed(accelerator: Accelerator, loss: Tensor, *, weight: Any = None, **kwargs: Any) -> None:
-            value = float(whole(loss.detach()).double())
+            value = float(whole(loss.detach()).double()) if isinstance(loss, Tensor) else math.nan
             recorder._losses.append((value, None if weight is None else float(weight)))
             recorder._draws |= bool(recorder._states) and recorder._states != recorder._generators()
             recorder._forward.backward_begins(accelerator._models)
@@ -151,8 +157,9 @@ class Recorder:
         accelerator.log_with = []
         if self._accelerator is None:
             layout = accelerator._runtime.layout
-            shares = [layout.place(GROUPS["dp_cp"], rank) for rank in range(layout.world_size)]
-            self.write("run", parts=layout.parts, loss_parts=shares, precision=accelerator.mixed_precision)
+            shares = [layout.place((*GROUPS["dp_cp"], "sp"), rank) for rank in range(layout.world_size)]
+            facts = {"parts": layout.parts, "loss_parts": shares, "cut": layout.size("sp") > 1}
+            self.write("run", **facts, precision=accelerator.mixed_precision)
         self._accelerator = accelerator
 
     def _watch_steps(self) -> None:
@@ -353,7 +360,12 @@ def run_target(target: str, arguments: list[str]) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Watch a target to its end; what it raises before its last step is raised, unless a strategy refuses it."""
+    """Watch a target to its end; what it raises before its last step is raised, unless a strategy refuses it.
+
+    Args:
+        arguments: Folder for records, number of steps, number of parts, "1" to count as that many ranks, the target,
+            and its arguments.
+    """
     folder, steps, parts, counts, target, *rest = arguments
     recorder = Recorder(Path(folder), int(steps), int(parts), counts=counts == "1")
     recorder.install()

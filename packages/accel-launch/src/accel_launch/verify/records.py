@@ -29,6 +29,7 @@ class Run:
         note: What the script raised after its last step, or the strategy's refusal before; `None` of neither.
         refused: Whether a strategy refused the script.
         trained: Whether there was a backward pass.
+        cut: Whether each rank reads parts of rows, as ranks that share sequences by DeepSpeed do.
     """
 
     folder: Path
@@ -41,6 +42,7 @@ class Run:
     note: str | None = None
     refused: bool = False
     trained: bool = True
+    cut: bool = False
 
     def tensors(self, step: int, what: str) -> dict[str, Tensor]:
         """Return the whole gradients or weights of a step, by name; weights of step 0 are those before the first.
@@ -94,6 +96,9 @@ def read_run(folder: Path) -> Run:
 
     Args:
         folder: Where they wrote.
+
+    Returns:
+        The run; the notes and states of all its ranks.
     """
     files = sorted(folder.glob("*.jsonl"), key=lambda path: int(path.stem))
     ranks = [[json.loads(line) for line in path.read_text().splitlines()] for path in files]
@@ -113,4 +118,5 @@ def read_run(folder: Path) -> Run:
         None if told is None else told["note"],
         told is not None and bool(told["refused"]),
         not ends or any(line["trained"] for line in ends),
+        about.get("cut", False),
     )

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 
-from accel_launch.terminal import colours_wanted, paint
+from accel_launch.terminal import colors_wanted, paint
 from accel_launch.verify.comparison import Finding, Largest, Tolerance
 from accel_launch.verify.records import Run
 
@@ -122,7 +122,7 @@ def print_report(report: Report, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(_finite({**asdict(report), "equal": report.equal}), indent=2, allow_nan=False))
         return
-    colours = colours_wanted(sys.stdout)
+    colors = colors_wanted(sys.stdout)
     near = report.tolerance
     print(
         f"{report.target}: {report.steps} optimizer steps in {near.format}; losses agree within {near.loss:g}, "
@@ -136,10 +136,10 @@ def print_report(report: Report, *, as_json: bool) -> None:
             cell.ljust(width) if column == 0 else cell.rjust(width)
             for column, (cell, width) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
-        print(paint(line, "heading", colours) if number == 0 else line)
+        print(paint(line, "heading", colors) if number == 0 else line)
     print()
     for verdict in report.verdicts:
-        _print_verdict(verdict, colours)
+        _print_verdict(verdict, colors)
 
 
 def _finite(value: object) -> object:
@@ -179,8 +179,8 @@ def _rows_of(name: str, numbers: Numbers) -> Iterator[tuple[str, ...]]:
         )
 
 
-def _print_verdict(verdict: Verdict, colours: bool) -> None:
-    print(paint(str(verdict), _KINDS[verdict.state], colours))
+def _print_verdict(verdict: Verdict, colors: bool) -> None:
+    print(paint(str(verdict), _KINDS[verdict.state], colors))
     for finding in verdict.findings[verdict.state == "differs" : _SHOWN]:
         print(f"  then {finding}")
     if len(verdict.findings) > _SHOWN:

@@ -22,7 +22,7 @@ from accel_launch.settings import environ
 from accel_launch.settings.child import child_environment
 from accel_launch.settings.devices import count_gpus
 from accel_launch.supervision.ranks import RanksEnded, rank_variables, run_ranks
-from accel_launch.terminal import colours_wanted, paint, say
+from accel_launch.terminal import colors_wanted, paint, say
 from accel_launch.verify.comparison import Finding, compare, largest_difference, own_draw, tolerance_of
 from accel_launch.verify.layouts import LayoutAsked, layouts_asked
 from accel_launch.verify.records import Run, read_run
@@ -304,5 +304,5 @@ def variables_of(words: Sequence[str], place: Path) -> dict[str, str]:
 
 def _progress(text: str) -> None:
     """Tell a person at a terminal what takes a while."""
-    if colours_wanted(sys.stderr):
+    if colors_wanted(sys.stderr):
         say(paint(text, "faint", True))

@@ -70,7 +70,11 @@ def weights(accelerator: Accelerator) -> Iterator[tuple[str, Tensor]]:
 
 
 def sketch(value: Tensor) -> tuple[float, str]:
-    """Return the norm of a tensor and a digest of its bytes."""
+    """Return the norm of a tensor and a digest of its bytes.
+
+    Args:
+        value: A plain tensor on the CPU.
+    """
     plain = value.contiguous()
     digest = hashlib.blake2b(f"{plain.dtype}{tuple(plain.shape)}".encode(), digest_size=8)
     digest.update(buffer_of(plain))
@@ -78,7 +82,11 @@ def sketch(value: Tensor) -> tuple[float, str]:
 
 
 def row_digests(batch: object) -> list[str]:
-    """Return a digest of each row of a batch, over all its tensors."""
+    """Return a digest of each row of a batch, over all its tensors.
+
+    Args:
+        batch: A nest of tensors; those with another number of rows than the first are left out.
+    """
     tensors = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.dim()]
     rows = len(tensors[0]) if tensors else 0
     tensors = [local_part(tensor.detach()).cpu() for tensor in tensors if len(tensor) == rows]
@@ -92,7 +100,11 @@ def row_digests(batch: object) -> list[str]:
 
 
 def first_tensor(output: object) -> Tensor | None:
-    """Return this rank's part of the first tensor of numbers in what a module returned."""
+    """Return this rank's part of the first floating point tensor in what a module returned; `None` without one.
+
+    Args:
+        output: A tensor, or a nest or object with tensors.
+    """
     leaves = [output] if isinstance(output, Tensor) else _leaves_of(output)
     found = next((leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()), None)
     return None if found is None else local_part(found.detach())
@@ -105,19 +117,31 @@ def _leaves_of(output: object) -> list[Any]:
 
 
 def sums(value: Tensor) -> tuple[int, float, float]:
-    """Return the number of elements, their sum and the sum of their squares."""
+    """Return the number of elements, their sum and the sum of their squares.
+
+    Args:
+        value: A tensor, summed in float64.
+    """
     exact = value.double()
     return exact.numel(), float(exact.sum()), float(exact.square().sum())
 
 
 def generator_state(device: torch.device) -> str:
-    """Return a digest of the state of the default generator of a device."""
+    """Return a digest of the state of the default generator of a device.
+
+    Args:
+        device: This process's device.
+    """
     state = torch.get_rng_state() if device.type == "cpu" else getattr(torch, device.type).get_rng_state(device)
     return hashlib.blake2b(buffer_of(state.cpu()), digest_size=8).hexdigest()
 
 
 def peak_memory(device: torch.device) -> int:
-    """Return the most memory that this process has held: on its device where torch counts that, else of the machine."""
+    """Return the most bytes that this process has held: on its device where torch counts that, else in the machine.
+
+    Args:
+        device: This process's device.
+    """
     module: Any = getattr(torch, device.type, None)
     if device.type != "cpu" and hasattr(module, "max_memory_allocated"):
         return int(module.max_memory_allocated(device))

@@ -35,7 +35,7 @@ def test_a_sound_environment_is_one_finding() -> None:
     ],
 )
 def test_a_name_that_nobody_reads(name: str, remedy: str) -> None:
-    """A misspelt variable is a warning with the nearest name."""
+    """A misspelled variable is a warning with the nearest name."""
     [found] = check_variables({name: "1"})
     assert found[1:] == ("warning", f"nothing reads {name}", remedy)
 

@@ -10,7 +10,7 @@ from accel_core.errors import ConfigurationError, LaunchError, MissingDependency
 from accel_launch.commands.launch import launch_command_parser
 from accel_launch.commands.start import settings_from
 from accel_launch.launchers import registry
-from accel_launch.launchers.mpi import flavour
+from accel_launch.launchers.mpi import flavor
 from accel_launch.launchers.preflight import check_agreement, facts_of_machine
 from accel_launch.launchers.sagemaker import hyperparameters
 from accel_launch.launchers.tpu import TpuLauncher
@@ -97,10 +97,10 @@ def test_mpi_of_unknown_make_is_refused(tmp_path: Path) -> None:
     ):
         program.write_text(f"#!/bin/sh\necho '{said}'\n")
         program.chmod(0o755)
-        assert flavour(str(program)) == expected
+        assert flavor(str(program)) == expected
     program.write_text("#!/bin/sh\necho strange\n")
     with pytest.raises(ConfigurationError, match="strange"):
-        flavour(str(program))
+        flavor(str(program))
 
 
 def test_mpi_without_mpirun_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

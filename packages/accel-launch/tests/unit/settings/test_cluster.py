@@ -1,4 +1,4 @@
-"""Schedulers are recognised by their variables, and only where they started this process for it."""
+"""Schedulers are recognized by their variables, and only where they started this process for it."""
 
 import pytest
 
@@ -16,7 +16,7 @@ SRUN = {
 
 
 def values(environment: dict[str, str]) -> dict[str, object]:
-    """Return what is recognised, without its origin."""
+    """Return what is recognized, without its origin."""
     return {key: said.value for key, said in recognise(environment).items()}
 
 

@@ -67,7 +67,7 @@ def test_a_loader_without_batches_is_refused() -> None:
         _joined(Accelerator(cpu=True), DataLoader(Stream(), batch_size=None), 2)
 
 
-def test_batch_normalisation_takes_each_share_by_itself() -> None:
+def test_batch_normalization_takes_each_share_by_itself() -> None:
     """Outputs are those of two layers that see half each, running statistics those of the first."""
     plain, ours = nn.BatchNorm1d(3), nn.BatchNorm1d(3)
     forward = _by_share(nn.BatchNorm1d.forward, 2)

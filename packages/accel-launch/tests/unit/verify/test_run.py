@@ -37,7 +37,7 @@ def test_wrong_arguments_are_named(words: list[str], told: str, capsys: pytest.C
     ],
 )
 def test_wrong_options_are_named(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """A missing list, no steps, and a misspelt option."""
+    """A missing list, no steps, and a misspelled option."""
     with pytest.raises(SystemExit) as ended:
         main(["verify-parallel", *words])
     assert ended.value.code == 2

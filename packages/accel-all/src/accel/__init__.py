@@ -75,6 +75,7 @@ _NAMES = {
         "DoubleShardingError",
         "EngineUnavailableError",
         "LaunchError",
+        "MeshAxisError",
         "MissingDependencyError",
         "OffloadError",
         "OffloadFolderError",

@@ -91,7 +91,7 @@ def is_torch_xpu_tensor(tensor: object) -> bool:
 
 
 def initialize_tensors(data_structure: object) -> Any:
-    """Return a nest with an uninitialised tensor, on the CPU, in the place of each `TensorInformation`."""
+    """Return a nest with an uninitialized tensor, on the CPU, in the place of each `TensorInformation`."""
     return recursively_apply(
         lambda information: torch.empty(information.shape, dtype=information.dtype),
         data_structure,

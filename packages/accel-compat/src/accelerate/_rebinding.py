@@ -89,7 +89,16 @@ def _followers(mirror: ModuleType, name: str) -> list[tuple[ModuleType, str]]:
     known = _places.setdefault((mirror.__name__, name), set())
     if name in vars(mirror):
         known.update((module.__name__, bound) for module in _engine() for bound in _names(module, name, current))
+        _bring(known)
     return [(module, bound) for module_name, bound in known if (module := sys.modules.get(module_name)) is not None]
+
+
+def _bring(places: set[tuple[str, str]]) -> None:
+    """Bring what other mirrors wait for before it is replaced: there, each name keeps what it stands for now."""
+    for mirror, homes in _later.items():
+        for name, home in homes.items():
+            if (home, name) in places and name in vars(sys.modules[home]) and mirror in sys.modules:
+                vars(sys.modules[mirror]).setdefault(name, vars(sys.modules[home])[name])
 
 
 def _engine() -> list[ModuleType]:

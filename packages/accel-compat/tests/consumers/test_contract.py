@@ -167,7 +167,7 @@ def test_an_engine_without_its_library_is_refused(fresh_state: None, monkeypatch
 
 
 def test_device_comes_from_the_environment(fresh_state: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The variables that name a device are honoured."""
+    """The variables that name a device are honored."""
     monkeypatch.setenv("ACCELERATE_TORCH_DEVICE", "cpu")
     assert PartialState().device == torch.device("cpu")
 

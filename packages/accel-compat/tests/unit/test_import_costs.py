@@ -15,11 +15,13 @@ def test_modules_count_as_old_at_once() -> None:
             "import gc, weakref\n"
             "class Node: pass\n"
             "node = Node(); node.itself = node; gone = weakref.ref(node); del node\n"
+            "frozen = gc.get_freeze_count()\n"  # Python 3.12 itself freezes some
             "import accelerate\n"
             "young = gc.get_objects(generation=0)\n"
-            "print(gone() is None, gc.isenabled(), gc.get_freeze_count(), any(each is accelerate for each in young))"
+            "print(gone() is None, gc.isenabled(), gc.get_freeze_count() - frozen)\n"
+            "print(any(each is accelerate for each in young))"
         )
-        == "True True 0 False"
+        == "True True 0\nFalse"
     )
 
 

@@ -174,6 +174,25 @@ def test_a_name_that_nobody_asked_for_is_set_in_the_engine(
     assert home.act is user._act is theirs
 
 
+def test_a_patch_elsewhere_does_not_stay_in_a_name_that_comes_meanwhile(
+    engine: tuple[ModuleType, ModuleType], waiting: ModuleType
+) -> None:
+    """A mirror that is asked for a name first while another mirror's patch stands has the original, then and after."""
+    theirs = engine[0].act
+    other = ModuleType("accelerate._rebinding_other")
+    vars(other).update(act=theirs)
+    sys.modules[other.__name__] = other
+    try:
+        _rebinding.write_through(other.__name__)
+        other.act = _mine
+        assert engine[0].act is _mine
+        assert waiting.act is theirs
+        other.act = theirs
+        assert engine[0].act is engine[1]._act is waiting.act is theirs
+    finally:
+        del sys.modules[other.__name__]
+
+
 def _names_by_home(path: Path) -> tuple[dict[str, set[str]], dict[str, set[str]]]:
     """Return the names that a module brings later, and those that type checkers see, by the module that has them."""
     tree = ast.parse(path.read_text())

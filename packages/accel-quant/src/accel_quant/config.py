@@ -37,6 +37,11 @@ class BnbQuantizationConfig:
 
     Raises:
         QuantizationError: Neither or both of 8 and 4 bits, or a value that is not valid.
+
+    Examples:
+        >>> config = BnbQuantizationConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype="bf16")
+        >>> config.torch_dtype  # of what is not packed
+        torch.bfloat16
     """
 
     load_in_8bit: bool = False

@@ -205,7 +205,17 @@ class FourBits:
         device: torch.device,
         statistics: torch.Tensor | None = None,
     ) -> nn.Parameter:
-        """Pack floating point weights."""
+        """Pack floating point weights into 4 bits.
+
+        Args:
+            parameter: The parameter in whose place the result goes; it carries the block size and the number format.
+            value: Floating point weights of its shape.
+            device: Where the weights are packed; on meta, nothing is computed.
+            statistics: Not used: packed 4-bit weights come through `rebuild`.
+
+        Returns:
+            The packed parameter.
+        """
         if not value.is_floating_point():
             raise QuantizationError(
                 f"Packed 4-bit weights come with their statistics; got a bare tensor of {value.dtype}. Use `rebuild`, "

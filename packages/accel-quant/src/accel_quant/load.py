@@ -71,6 +71,14 @@ def load_and_quantize_model(
         DeviceMapError: The map misses a weight.
         DeviceUnavailableError: The map names a device that is not here.
         OffloadError: Weights go to "disk" and there is no folder that can be written.
+
+    Examples:
+        >>> from accel import BnbQuantizationConfig, init_empty_weights
+        >>> with init_empty_weights():
+        ...     model = Net()
+        >>> config = BnbQuantizationConfig(load_in_4bit=True, bnb_4bit_compute_dtype="fp32")
+        >>> model = load_and_quantize_model(model, config, weights_location="checkpoint", device_map={"": "cpu"})
+        >>> scores = model(torch.rand(2, 64))
     """
     config = bnb_quantization_config
     layers.check_names(model, "skip_modules", config.skip_modules)

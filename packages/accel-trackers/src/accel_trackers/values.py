@@ -21,7 +21,11 @@ class DataFrame(Protocol):
         """Names of the columns."""
 
     def to_numpy(self, dtype: type[object]) -> Any:
-        """Return the rows as an array."""
+        """Return the rows as a numpy array.
+
+        Args:
+            dtype: Type of the elements; `object` keeps numbers beside texts.
+        """
 
 
 @dataclass

@@ -5,7 +5,7 @@ A text has a line for each row of boxes, and below them a line for each arrow:
     script: your script | store: TCP store, one for the run
     script -> store: who are the others?
 
-A box is `key: text`, with ` / ` between the lines of its text, and a number from 1 to 5 before its key for a colour.
+A box is `key: text`, with ` / ` between the lines of its text, and a number from 1 to 5 before its key for a color.
 """
 
 from __future__ import annotations
@@ -95,13 +95,13 @@ def parameters() -> str:
         for rank in range(RANKS):
             left = 114 + 130 * rank
             out.append(drawing.box(left, top, 110, 52, strength=0.03))
-            for part, (colour, all_of_it) in enumerate(zip(drawing.COLOURS, whole, strict=False)):
+            for part, (color, all_of_it) in enumerate(zip(drawing.COLORS, whole, strict=False)):
                 x, wide = (left + 6, 98) if all_of_it else (left + 6 + 98 / RANKS * rank, 98 / RANKS)
                 place = f'x="{x:.1f}" y="{top + 6 + 14 * part}" width="{wide:.1f}" height="11"'
-                out.append(f'<rect {place} fill="{colour}" fill-opacity=".8"/>')
-    for part, (word, colour) in enumerate(zip(parts, drawing.COLOURS, strict=False)):
+                out.append(f'<rect {place} fill="{color}" fill-opacity=".8"/>')
+    for part, (word, color) in enumerate(zip(parts, drawing.COLORS, strict=False)):
         x, y = 114 + 110 * part, 30 + 66 * len(SHARES) + 4
-        out.append(f'<rect x="{x}" y="{y}" width="10" height="10" fill="{colour}"/>')
+        out.append(f'<rect x="{x}" y="{y}" width="10" height="10" fill="{color}"/>')
         out.append(drawing.text(x + 15, y + 9, word, "start"))
     return drawing.picture("\n".join(out), 114 + 130 * RANKS, 30 + 66 * len(SHARES) + 20)
 
@@ -126,11 +126,11 @@ def memory() -> str:
     left, bottom, across, up = 20, 216, 150, 8
     below = [0] * len(_MOMENTS)
     out = []
-    for (name, sizes), colour in zip(HELD.items(), drawing.COLOURS, strict=True):
+    for (name, sizes), color in zip(HELD.items(), drawing.COLORS, strict=True):
         above = [base + size for base, size in zip(below, sizes, strict=True)]
         edge = [*zip(_MOMENTS, above, strict=True), *reversed([*zip(_MOMENTS, below, strict=True)])]
         points = " ".join(f"{left + across * when:.1f},{bottom - up * height:.1f}" for when, height in edge)
-        out.append(f'<polygon points="{points}" fill="{colour}" fill-opacity=".75"><title>{name}</title></polygon>')
+        out.append(f'<polygon points="{points}" fill="{color}" fill-opacity=".75"><title>{name}</title></polygon>')
         below = above
     borders = sorted(set(_MOMENTS))
     for name, start, end in zip(STEP, borders, borders[1:], strict=False):
@@ -140,7 +140,7 @@ def memory() -> str:
     out.append(drawing.text(left + across, 18, "all activations"))
     out.append(drawing.text(left + across * 2.6, 18, "all gradients"))
     right = left + across * borders[-1] + 18
-    for number, (name, colour) in enumerate(reversed([*zip(HELD, drawing.COLOURS, strict=True)])):
-        out.append(f'<rect x="{right:.1f}" y="{60 + 20 * number}" width="10" height="10" fill="{colour}"/>')
+    for number, (name, color) in enumerate(reversed([*zip(HELD, drawing.COLORS, strict=True)])):
+        out.append(f'<rect x="{right:.1f}" y="{60 + 20 * number}" width="10" height="10" fill="{color}"/>')
         out.append(drawing.text(right + 15, 69 + 20 * number, name, "start"))
     return drawing.picture("\n".join(out), right + 120, bottom + 24)

@@ -1,6 +1,6 @@
 """Drawings as SVG: curves on logarithmic axes, bars, boxes with arrows.
 
-Text and lines have the colour of what surrounds them, so that a drawing on a page is read in light and in dark.
+Text and lines have the color of what surrounds them, so that a drawing on a page is read in light and in dark.
 benchmarks/scale.py draws with it too.
 """
 
@@ -12,7 +12,7 @@ from html import escape
 from typing import NamedTuple
 
 WIDTH, HEIGHT, LEFT, TOP = 440, 280, 62, 34
-COLOURS = ("#2f86d1", "#d9722e", "#3ba55d", "#9a72cf", "#8a8a8a")
+COLORS = ("#2f86d1", "#d9722e", "#3ba55d", "#9a72cf", "#8a8a8a")
 GRID = 'stroke="currentColor" stroke-opacity=".18"'
 _LETTER, _LINE = 6.2, 15
 """About how wide a letter is, and how high a line."""
@@ -31,11 +31,11 @@ def text(x: float, y: float, said: str, anchor: str = "middle", more: str = "") 
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" {more}>{escape(said)}</text>'
 
 
-def box(x: float, y: float, width: float, height: float, colour: str = "currentColor", strength: float = 0.08) -> str:
+def box(x: float, y: float, width: float, height: float, color: str = "currentColor", strength: float = 0.08) -> str:
     """Return a box that is filled a little."""
     place = f'x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" rx="5"'
     behind = f'<rect {place} fill="var(--md-default-bg-color, white)"/>'  # lines end at the box
-    return f'{behind}<rect {place} fill="{colour}" fill-opacity="{strength:g}" stroke="{colour}" stroke-opacity=".7"/>'
+    return f'{behind}<rect {place} fill="{color}" fill-opacity="{strength:g}" stroke="{color}" stroke-opacity=".7"/>'
 
 
 def panel(title: str, across: str, curves: dict[str, list[tuple[float, float]]], x: int, y: int) -> str:
@@ -61,19 +61,19 @@ def panel(title: str, across: str, curves: dict[str, list[tuple[float, float]]],
         out.append(f'<text x="{at:.1f}" y="{bottom + 16:.1f}" text-anchor="middle">{value:,g}</text>')
     out.append(f'<text x="{(LEFT + WIDTH) / 2}" y="{bottom + 32:.1f}" text-anchor="middle">{across}</text>')
     for number, (name, curve) in enumerate(curves.items()):
-        colour = COLOURS[number % len(COLOURS)]
+        color = COLORS[number % len(COLORS)]
         places = [place(point) for point in curve if point[1] > 0]
         line = " ".join(f"{px:.1f},{py:.1f}" for px, py in places)
-        out.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        out += [f'<circle cx="{px:.1f}" cy="{py:.1f}" r="3.5" fill="{colour}"/>' for px, py in places]
+        out.append(f'<polyline points="{line}" fill="none" stroke="{color}" stroke-width="2"/>')
+        out += [f'<circle cx="{px:.1f}" cy="{py:.1f}" r="3.5" fill="{color}"/>' for px, py in places]
         at = LEFT + (number % 2) * 190, bottom + 50 + 15 * (number // 2)
-        out.append(f'<rect x="{at[0]}" y="{at[1] - 9:.1f}" width="10" height="10" fill="{colour}"/>')
+        out.append(f'<rect x="{at[0]}" y="{at[1] - 9:.1f}" width="10" height="10" fill="{color}"/>')
         out.append(f'<text x="{at[0] + 15}" y="{at[1]:.1f}">{name}</text>')
     return "\n".join([*out, "</g>"])
 
 
 def bars(title: str, rows: Mapping[str, Mapping[str, float]], *, logarithmic: bool = False) -> str:
-    """Draw a bar for each value of each row, the values of a series in one colour.
+    """Draw a bar for each value of each row, the values of a series in one color.
 
     Args:
         title: What is measured, and in which unit.
@@ -96,15 +96,15 @@ def bars(title: str, rows: Mapping[str, Mapping[str, float]], *, logarithmic: bo
     for name, values in rows.items():
         out.append(text(labels - 8, y + 4 + 7 * len(values), name, "end"))
         for key, value in values.items():
-            colour, long = COLOURS[series.index(key) % len(COLOURS)], length(value)
-            out.append(f'<rect x="{labels:.1f}" y="{y:.1f}" width="{long:.1f}" height="12" fill="{colour}"/>')
+            color, long = COLORS[series.index(key) % len(COLORS)], length(value)
+            out.append(f'<rect x="{labels:.1f}" y="{y:.1f}" width="{long:.1f}" height="12" fill="{color}"/>')
             out.append(text(labels + long + 5, y + 10, f"{value:,.10g}", "start"))
             y += 14
         y += 8
     if len(series) > 1:
         for number, key in enumerate(series):
             x = labels + sum(len(each) * _LETTER + 34 for each in series[:number])
-            out.append(f'<rect x="{x:.1f}" y="{y + 2:.1f}" width="10" height="10" fill="{COLOURS[number]}"/>')
+            out.append(f'<rect x="{x:.1f}" y="{y + 2:.1f}" width="10" height="10" fill="{COLORS[number]}"/>')
             out.append(text(x + 15, y + 11, key, "start"))
         y += 18
     scale = " (lengths are logarithms)" if logarithmic else ""
@@ -122,12 +122,12 @@ class Node(NamedTuple):
     Attributes:
         key: What arrows call it.
         lines: The text in it.
-        colour: Number of its colour, from 1; 0 for none.
+        color: Number of its color, from 1; 0 for none.
     """
 
     key: str
     lines: tuple[str, ...]
-    colour: int = 0
+    color: int = 0
 
 
 class Arrow(NamedTuple):
@@ -160,8 +160,8 @@ def diagram(rows: Sequence[Sequence[Node]], arrows: Sequence[Arrow]) -> str:
             if node.key == SPACE:
                 continue
             places[node.key] = (x, y, wide, high)
-            colour = COLOURS[node.colour - 1] if node.colour else "currentColor"
-            out.append(box(x, y, wide, high, colour, 0.16 if node.colour else 0.06))
+            color = COLORS[node.color - 1] if node.color else "currentColor"
+            out.append(box(x, y, wide, high, color, 0.16 if node.color else 0.06))
             first = y + high / 2 - _LINE * (len(node.lines) - 1) / 2 + 4
             out += [text(x + wide / 2, first + _LINE * n, line) for n, line in enumerate(node.lines)]
         y += high + 46

@@ -80,7 +80,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for source in sorted(_linked_files(files)):
         _add(files, config, f"source/{source}.md", _listing(source), source)
         files.get_file_from_path(f"source/{source}.md").inclusion = generated.NOT_IN_NAV
-    for problem in [*reference.problems(), *reference.too_many()]:
+    for problem in reference.problems():
         log.warning(problem)
     return files
 
@@ -144,7 +144,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
     parts, end = [], 0
     for block in _FENCE.finditer(markdown):
-        parts += [_LINK.sub(linked, markdown[end : block.start()]), _coloured(block[0])]
+        parts += [_LINK.sub(linked, markdown[end : block.start()]), _colored(block[0])]
         end = block.end()
     return "".join([*parts, _LINK.sub(linked, markdown[end:])])
 
@@ -154,8 +154,8 @@ def _shows_results(page: Page) -> bool:
     return _sources.get(page.file.src_uri) == "benchmarks/RESULTS.md"
 
 
-def _coloured(block: str) -> str:
-    """Return a block of code; commands without a prompt would be coloured as the output of a session."""
+def _colored(block: str) -> str:
+    """Return a block of code; commands without a prompt would be colored as the output of a session."""
     if "```console" in block and not re.search(r"^ *\$ ", block, re.MULTILINE):
         return block.replace("```console", "```bash", 1)
     return block

@@ -1,6 +1,6 @@
 """A terminal that remembers when each of its lines changed, and an SVG that shows them changing.
 
-Knows what commands of this repository send: lines, returns, colours, and the moves of a cursor that rewrite a question.
+Knows what commands of this repository send: lines, returns, colors, and the moves of a cursor that rewrite a question.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _WIDE, _HIGH, _EDGE = 7.8, 18, 14
 """How wide a letter and how high a line is, and the border around them."""
 
 _CONTROL = re.compile(r"\x1b\[([?\d;]*)([A-Za-z])|\x1b\][^\x07]*\x07|\x1b[=>78]|[\r\n\b\t\x07]")
-_COLOURS = {31: "#ff7b72", 32: "#7ee787", 33: "#e3b341", 34: "#79c0ff", 35: "#d2a8ff", 36: "#76e3ea", 90: "#8b949e"}
+_COLORS = {31: "#ff7b72", 32: "#7ee787", 33: "#e3b341", 34: "#79c0ff", 35: "#d2a8ff", 36: "#76e3ea", 90: "#8b949e"}
 _LONGEST_PAUSE, _LAST_PAUSE = 1.5, 6.0
 """How many seconds a cast shows of a wait, and of its end."""
 
@@ -101,8 +101,8 @@ class Screen:
         return row
 
     def _look(self) -> str:
-        colour = next((_COLOURS[code] for code in sorted(self._codes) if code in _COLOURS), "")
-        parts = [f'fill="{colour}"'] if colour else []
+        color = next((_COLORS[code] for code in sorted(self._codes) if code in _COLORS), "")
+        parts = [f'fill="{color}"'] if color else []
         parts += ['font-weight="bold"'] if 1 in self._codes else []
         parts += ['opacity=".65"'] if 2 in self._codes else []
         return " ".join(parts)
@@ -146,7 +146,7 @@ class Screen:
             elif code == 22:
                 self._codes -= {1, 2}
             elif code == 39:
-                self._codes -= set(_COLOURS)
+                self._codes -= set(_COLORS)
             else:
                 self._codes.add(code)
 

@@ -29,8 +29,8 @@ def main() -> None:
     loader, test_loader = DataLoader(train, batch_size=8, shuffle=True), DataLoader(test, batch_size=64)
     steps = EPOCHS * math.ceil(len(loader) / 2)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=4e-3, total_steps=steps)
-    model, optimizer, schedule = accelerator.prepare(model, optimizer, schedule)
-    loader, test_loader = accelerator.prepare(loader, test_loader)
+    model, optimizer, schedule, loader = accelerator.prepare(model, optimizer, schedule, loader)
+    test_loader = accelerator.prepare(test_loader)
 
     at, losses = [], []
     for epoch in range(EPOCHS):

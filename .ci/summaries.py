@@ -10,14 +10,14 @@ from pathlib import Path
 SESSION = re.compile(r"nox > Running session (?P<name>\S+)")
 ENDED = re.compile(r"nox > (?:\* )?(?P<name>[\w()-]+): (?P<how>success|failed|skipped|aborted)")
 SUMMARY = re.compile(r"^=+ .*\b(passed|failed|error|errors|skipped|no tests ran)\b.* in [\d.]+s")
-COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+COLOR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def sections(log: str) -> dict[str, list[str]]:
-    """Split a log by session: the lines of each, under its name, colours taken away."""
+    """Split a log by session: the lines of each, under its name, colors taken away."""
     found: dict[str, list[str]] = {}
     lines: list[str] = []
-    for line in COLOUR.sub("", log).splitlines():
+    for line in COLOR.sub("", log).splitlines():
         begin = SESSION.search(line)
         if begin:
             lines = found.setdefault(begin["name"], [])

@@ -323,7 +323,7 @@ LINES = (
     Line("forward", "… growth of VmRSS at the peak of a forward; limit: one layer", "MiB", "layer MiB", "MiB",
          "≤ 80 MiB"),
     Line("forced", "added per module call, forced hooks", "value", None, "µs", "≤ 4 µs"),
-    Line("offloaded", "added per module call, offloaded", "value", None, "µs", "≤ 15 µs"),
+    Line("offloaded", "added per module call, offloaded", "value", None, "µs", "≤ 5 µs"),
     Line("placing", "balanced + infer, {modules:,.0f} modules; limit: one `named_parameters()` walk",
          "value", "limit", "ms", "≤ 3 ×"),
     Line("placing", "… {many modules:,.0f} modules", "many", "many limit", "ms", "≤ 3 ×"),

@@ -62,7 +62,7 @@ def cpu_offload(place: Place) -> Figures:
 
 @torch.no_grad()
 def prefetch(place: Place) -> Figures:
-    """The same forward with weights travelling ahead, in turns with one that waits for each."""
+    """The same forward with weights traveling ahead, in turns with one that waits for each."""
     model, x, expected = _model(place)
     twin = stack(x.shape[1], len(model))
     twin.load_state_dict(model.state_dict(), assign=True)

@@ -12,7 +12,9 @@ import math
 import os
 import re
 import sys
+from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -73,6 +75,7 @@ class Progress:
         self.seen = state["seen"]
 
 
+@cache
 def digits(count: int = 64) -> TensorDataset:
     """Return some of the handwritten digits that ship with scikit-learn."""
     from sklearn.datasets import load_digits
@@ -100,8 +103,8 @@ def write_files(folder: Path) -> None:
     save_file(Net().state_dict(), folder / "checkpoint" / "model.safetensors")
 
 
-def scene(folder: Path, page: str) -> dict[str, Any]:
-    """Return the names that a block may use without defining them."""
+def scene(folder: Path, page: str, *, own: bool = False) -> dict[str, Any]:
+    """Return the names that a block may use without defining them; with `own` it makes the Accelerator itself."""
     from accel_core.accelerator import Accelerator
     from accel_core.errors import CheckpointNotFoundError
     from accel_core.plugins.loading import DataLoaderConfiguration
@@ -115,7 +118,7 @@ def scene(folder: Path, page: str) -> dict[str, Any]:
     GradientState._reset_state()
     torch.manual_seed(0)
     # The page's own Accelerator has a plugin or another precision, or is made in another process.
-    own = any(name in page for name in ("sharding.md", "notebooks.md", "precision.md"))
+    own = own or any(name in page for name in ("sharding.md", "notebooks.md", "precision.md"))
     accelerator = None if own else Accelerator(cpu=True)
     tokens = "gradients.md" in page
     model: nn.Module = Tagger() if tokens else Net()
@@ -147,9 +150,22 @@ def run_examples(modules: list[str], folder: Path, variables: dict[str, str]) ->
         module = importlib.import_module(name)
         for test in doctest.DocTestFinder(exclude_empty=True).find(module, name):
             if test.examples:
-                test.globs = scene(folder, name) | vars(module)
+                own = any("Accelerator(" in example.source for example in test.examples)
+                os.environ.clear()
+                os.environ.update(variables)
+                test.globs = scene(folder, name, own=own) | _defined_in(module) | {"__name__": "__main__"}
                 runner.run(test)
     print(f"{runner.tries} examples, {runner.failures} failed", flush=True)
+
+
+def _defined_in(module: ModuleType) -> dict[str, Any]:
+    """Return what a module defines, without what it imports: an example imports the rest."""
+    listed = getattr(module, "__all__", ())
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if name in listed or getattr(value, "__module__", None) == module.__name__
+    }
 
 
 def enter(folder: Path, variables: dict[str, str]) -> None:

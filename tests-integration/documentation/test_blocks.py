@@ -42,6 +42,7 @@ ELSEWHERE = (
     (r"\bdynamo_(backend|plugin)=", GALLERY),
     (r"weights_location=\"(checkpoint|packed)\", device_map=\{", GALLERY),
     (r"^pytest -q test_", GALLERY),
+    (r"^accel (test|doctor)$", GALLERY),
     (r"nox\b", "the sessions themselves"),
     (r"pip install", "tests-integration/packaging installs every such line"),
     (r"accel config$", "asks questions; answered through a terminal in the tests of accel-launch"),

@@ -41,14 +41,14 @@ def test_a_cast_is_recorded_and_shown(name: str) -> None:
     ],
 )
 def test_a_screen_obeys(printed: str, shown: str) -> None:
-    """Returns, rewritten lines, moves of the cursor and colours leave on the screen what a terminal shows."""
+    """Returns, rewritten lines, moves of the cursor and colors leave on the screen what a terminal shows."""
     screen = terminal.Screen()
     screen.feed(printed, 0.0)
     assert screen.text == shown
 
 
 def test_lines_appear_in_their_order() -> None:
-    """A line that is replaced is hidden at the end, pauses are shortened, and letters keep their colours."""
+    """A line that is replaced is hidden at the end, pauses are shortened, and letters keep their colors."""
     screen = terminal.Screen()
     screen.feed("\x1b[31mfirst & <second>\x1b[0m", 0.0)
     screen.feed("\rlast", 100.0)

@@ -15,6 +15,11 @@ VARIABLE = re.compile(
 )
 NO_VARIABLES = {"FSDP_MODEL_NAME", "FSDP_PYTORCH_VERSION"}
 """Constants whose values look like a variable's name."""
+BRITISH = re.compile(
+    r"(?:custom|nitial|material|maxim|minim|normal|ptim|rgan|quant|serial|pecial|summar|ynchron)is(?:ing|ation|e(?!s?_late))"
+    r"|(?:ehavio|olo|avo|ono|eighbo)ur|labelled|travelling"
+)
+"""Parts of words; `synchronise_late` is a name of the public interface, which keeps its spelling."""
 
 
 def test_every_variable_is_described() -> None:
@@ -50,3 +55,13 @@ def test_every_page_can_be_reached(page: Path) -> None:
         return  # the reference's own navigation is made from the source
     assert name in navigation
     assert name == "README.md" or f"({name})" in start
+
+
+def test_spelling_is_american() -> None:
+    """Sources, tests and pages have no British spelling."""
+    folders = [ROOT / name for name in (".ci", "benchmarks", "docs", "examples", "packages", "tests-integration")]
+    files = [path for folder in folders for kind in ("*.py", "*.md") for path in folder.rglob(kind)]
+    texts = {path: path.read_text() for path in {*files, *ROOT.glob("*.md")} - {Path(__file__)}}
+    found = {f"{path.relative_to(ROOT)}: …{word}…" for path, text in texts.items() for word in BRITISH.findall(text)}
+    assert not found
+    assert BRITISH.findall("The behaviour of initialised colours") == ["ehaviour", "nitialise", "olour"]

@@ -75,7 +75,7 @@ def test_four_ranks() -> None:
 
 @world(2)
 def test_evaluation_inside_an_epoch_changes_nothing() -> None:
-    """Evaluation loops, whole and broken off, leave the synchronisation of gradients alone."""
+    """Evaluation loops, whole and broken off, leave the synchronization of gradients alone."""
     _equals_one_process(2, 3, 5, evaluate=True)
 
 
@@ -103,7 +103,7 @@ def _wrong_divisor() -> None:
     _equals_one_process(2, 3, 5)
 
 
-def _no_last_synchronisation() -> None:
+def _no_last_synchronization() -> None:
     real = Accumulation.advance
 
     def never_at_the_end(self: Accumulation) -> bool:
@@ -118,9 +118,9 @@ def _no_last_synchronisation() -> None:
     _equals_one_process(2, 3, 5)
 
 
-@pytest.mark.parametrize("breakage", [_wrong_divisor, _no_last_synchronisation])
+@pytest.mark.parametrize("breakage", [_wrong_divisor, _no_last_synchronization])
 def test_suite_notices(breakage: object) -> None:
-    """A wrong loss divisor, and a last window that is not synchronised, make the comparison fail."""
+    """A wrong loss divisor, and a last window that is not synchronized, make the comparison fail."""
     failure = run(breakage, 2)  # type: ignore[arg-type]
     assert failure is not None
     assert "Tensor-likes are not close" in failure

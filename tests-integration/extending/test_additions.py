@@ -60,7 +60,7 @@ def test_an_addition_touches_few_files(what: str) -> None:
 
 
 def test_a_device(tmp_path: Path) -> None:
-    """A row and a label make a device: chosen, labelled, conforming, known to the launcher and to every table."""
+    """A row and a label make a device: chosen, labeled, conforming, known to the launcher and to every table."""
     tree = changed(tmp_path, additions.DEVICE)
     run(
         tree,

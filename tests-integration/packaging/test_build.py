@@ -26,7 +26,7 @@ def test_every_package_is_known(built: Built) -> None:
 
 @pytest.mark.parametrize("name", MODULES)
 def test_the_wheel_holds_the_package_and_nothing_else(built: Built, name: str) -> None:
-    """A wheel has one top-level package, its type marker and its licence, and no tests."""
+    """A wheel has one top-level package, its type marker and its license, and no tests."""
     wheel, _ = built[name]
     with zipfile.ZipFile(wheel) as archive:
         files = archive.namelist()
@@ -39,7 +39,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(built: Built, name: str) -
 
 @pytest.mark.parametrize("name", MODULES)
 def test_the_sdist_holds_what_a_wheel_is_built_from(built: Built, name: str) -> None:
-    """An sdist has the sources, the metadata, the readme, the changelog and the licence."""
+    """An sdist has the sources, the metadata, the readme, the changelog and the license."""
     _, sdist = built[name]
     with tarfile.open(sdist) as archive:
         files = {member.split("/", 1)[1] for member in archive.getnames() if "/" in member}

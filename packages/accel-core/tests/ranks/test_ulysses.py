@@ -13,7 +13,13 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from accel_core.accelerator import Accelerator
-from accel_core.errors import ConfigurationError, DataError, EngineUnavailableError, PreparationError
+from accel_core.errors import (
+    ConfigurationError,
+    DataError,
+    EngineUnavailableError,
+    PreparationError,
+    UnsupportedTypeError,
+)
 from accel_core.plugins.accumulation import set_default_short_window
 from accel_core.plugins.deepspeed import DeepSpeedPlugin
 from accel_core.plugins.fsdp import FullyShardedDataParallelPlugin
@@ -273,6 +279,19 @@ def beginning(data: list[dict[str, torch.Tensor]], stage: int) -> tuple[Accelera
     """Return a run, and what it prepared."""
     accelerator, net = run_of(2, stage, gradient_accumulation_steps=WINDOW), llama()
     return accelerator, *accelerator.prepare(net, momentum(net), DataLoader(data, batch_size=BATCH, shuffle=True))
+
+
+@world(2, timeout=300)
+def test_a_loss_that_no_labels_gave_is_refused() -> None:
+    """A model that gets a batch as it is computes no loss; the error names what the batch has, and training goes on."""
+    begin()
+    accelerator, net, optimizer, loader = beginning(texts(8), 1)
+    batches = iter(loader)
+    with accelerator.accumulate(net), pytest.raises(UnsupportedTypeError, match="shift_labels in place of labels"):
+        accelerator.backward(net(**next(batches)).loss)
+    loss, count = summed(net, next(batches))
+    accelerator.backward(loss, weight=count)
+    optimizer.step()
 
 
 @world(2, timeout=300)

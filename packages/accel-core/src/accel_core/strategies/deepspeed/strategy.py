@@ -13,7 +13,13 @@ from weakref import ReferenceType, ref
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from accel_core.errors import ConfigurationError, EngineUnavailableError, PreparationError, StateError
+from accel_core.errors import (
+    ConfigurationError,
+    EngineUnavailableError,
+    PreparationError,
+    StateError,
+    UnsupportedTypeError,
+)
 from accel_core.mesh.layout import Layout
 from accel_core.optim.optimizer import AcceleratedOptimizer
 from accel_core.optim.scheduler import AcceleratedScheduler
@@ -403,6 +409,7 @@ class DeepSpeedStrategy(Strategy):
         Raises:
             ConfigurationError: There are other arguments, which DeepSpeed does not take.
             StateError: The loss comes from no engine.
+            UnsupportedTypeError: The loss is no tensor, such as the `None` of a model that was given no labels.
         """
         accumulation = self.parts.accumulation
         divide = kwargs.pop("scale_wrt_gas", True) and not accumulation.is_weighted
@@ -410,6 +417,12 @@ class DeepSpeedStrategy(Strategy):
         if unknown:
             raise ConfigurationError(
                 f"DeepSpeed's backward takes retain_graph and scale_wrt_gas; got {', '.join(unknown)}. Leave them out."
+            )
+        if not isinstance(loss, torch.Tensor):
+            shared = self._sequences is not None
+            cause = " Batches of shared sequences have shift_labels in place of labels." if shared else ""
+            raise UnsupportedTypeError(
+                f"A loss has to be a tensor; got {loss!r}.{cause} Compute it from the model's output and the labels."
             )
         engine = engine_of(loss, self._engines)
         divisor = accumulation.divisor if divide else 1

@@ -69,9 +69,14 @@ def _named(name: str, what: str) -> Callable[..., Any]:
         found: Callable[..., Any] = operator.attrgetter(path)(importlib.import_module(home))
     except (ImportError, AttributeError, ValueError) as failure:
         raise ConfigurationError(
-            f"There is no such name for {what}; got {name!r}: {failure} Write MODULE:NAME, seen from the folder you "
-            "are in."
+            f"There is no such name for {what}; got {name!r}: {str(failure).rstrip('.')}. Write MODULE:NAME, seen from "
+            "the folder you are in."
         ) from failure
+    if isinstance(found, nn.Module) or not callable(found):
+        raise ConfigurationError(
+            f"The name of {what} is that of a class or a function; got a {type(found).__name__} of {name!r}. Name a "
+            "function that returns it."
+        )
     return found
 
 

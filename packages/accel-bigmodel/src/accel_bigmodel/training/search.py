@@ -76,6 +76,7 @@ def smallest(
     ways = [checkpointing] if checkpointing is not None else [False, True] if has_blocks(model) else [False]
     best: TrainingMemory | None = None
     refusal: AccelError | None = None
+    too_large = False
     for spec in candidates(ranks):
         try:
             check_layout(spec, workload)
@@ -83,6 +84,7 @@ def smallest(
             continue
         shared = (*SHARD_AXES, "tp") if spec.engine == "fsdp" else ("tp",)
         if needed / spec.size(*shared) > limit:
+            too_large = True
             continue
         for way in ways:
             try:
@@ -94,7 +96,7 @@ def smallest(
             if found.peak <= limit:
                 return found
             best = found if best is None or found.peak < best.peak else best
-    if best is None and refusal is not None:
+    if best is None and refusal is not None and not too_large:
         raise refusal  # what is wrong is not the layout
     least = (
         "more than that for weights and gradients" if best is None else f"{written_size(best.peak)} on {best.layout}"
@@ -102,4 +104,4 @@ def smallest(
     raise ConfigurationError(
         f"A training step has to fit on each rank; got {written_size(limit)} a rank and up to {ranks} ranks, and it "
         f"needs {least} at least. Allow more ranks, or make the batch smaller."
-    )
+    ) from refusal

@@ -72,6 +72,12 @@ def test_a_checkpoint_with_headers_alone_is_refused(tmp_path: Path, capsys: pyte
             "There is no such name for the model; got 'test_prediction:No",
         ),
         (["test_prediction:no_model", "--sequence", "8"], "got a int of 'test_prediction:no_model'"),
+        (["test_prediction:NUMBERS", "--sequence", "8"], "got a TrainingWorkload of 'test_prediction:NUMBERS'. Name a"),
+        (
+            ["test_prediction:Mlp", "--sample", "16", "--fits", "1KB", "--ranks", "4"],
+            "got 1 KB a rank and up to 4 ranks",
+        ),
+        (["json:nothing", "--sequence", "8"], "has no attribute 'nothing'. Write MODULE:NAME"),
         (["test_prediction:Words"], "got sequence=None and sample=None"),
         (["test_prediction:Words", "--sequence", "long"], "--sequence takes a whole number; got 'long'"),
         (["test_prediction:Mlp", "--sample", "3x?"], "got '3x?'"),

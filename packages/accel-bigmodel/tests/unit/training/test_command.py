@@ -75,7 +75,7 @@ def test_a_checkpoint_with_headers_alone_is_refused(tmp_path: Path, capsys: pyte
         (["test_prediction:NUMBERS", "--sequence", "8"], "got a TrainingWorkload of 'test_prediction:NUMBERS'. Name a"),
         (
             ["test_prediction:Mlp", "--sample", "16", "--fits", "1KB", "--ranks", "4"],
-            "got 1 KB a rank and up to 4 ranks",
+            "got 1000 B a rank and up to 4 ranks",
         ),
         (["json:nothing", "--sequence", "8"], "has no attribute 'nothing'. Write MODULE:NAME"),
         (["test_prediction:Words"], "got sequence=None and sample=None"),

@@ -2,6 +2,8 @@
 
 import argparse
 
+from accel_launch.script_arguments import ScriptArguments
+
 __all__ = ["add_arguments", "help", "name", "run"]
 
 name = "check-resume"
@@ -15,12 +17,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     Args:
         parser: Parser of `accel check-resume`.
     """
-    parser.add_argument("--steps", type=int, required=True, help="Optimizer steps to run.")
+    _add_options(parser)
+    parser.add_argument("script", help="The script, which uses an Accelerator.")
     parser.add_argument(
-        "--at", type=int, required=True, help="Optimizer step after which the second run is interrupted."
+        "script_arguments",
+        nargs=argparse.REMAINDER,
+        action=ScriptArguments,
+        needed=("--steps", "--at"),
+        options=_add_options,
+        help="Arguments of the script. Options may follow them, from --steps or --at on.",
     )
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--steps", type=int, help="Optimizer steps to run.")
+    parser.add_argument("--at", type=int, help="Optimizer step after which the second run is interrupted.")
     parser.add_argument("--num-processes", type=int, default=1, help="Processes of each run.")
     parser.add_argument("--cpu", action="store_true", help="Run on the CPU whatever hardware is here.")
     parser.add_argument("--timeout", type=float, default=3600.0, help="Seconds after which a run is ended.")
-    parser.add_argument("script", help="The script, which uses an Accelerator.")
-    parser.add_argument("script_arguments", nargs=argparse.REMAINDER, help="Arguments of the script.")

@@ -4,6 +4,7 @@ import argparse
 
 from accel_core.mesh.spec import LAYOUT_HELP
 from accel_launch.command import Command
+from accel_launch.script_arguments import ScriptArguments
 
 __all__ = ["COMMAND"]
 
@@ -15,10 +16,9 @@ def _above_zero(text: str) -> int:
     return number
 
 
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
+def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--layouts",
-        required=True,
         help=f"Comma-separated layouts of at least two ranks to compare with one process: {LAYOUT_HELP}.",
     )
     parser.add_argument("--steps", type=_above_zero, default=3, help="Optimizer steps to compare (default: 3).")
@@ -42,8 +42,19 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "--timeout", type=_above_zero, default=600, help="Seconds after which a run is ended (default: 600)."
     )
     parser.add_argument("--json", action="store_true", help="Print one JSON object.")
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    _add_options(parser)
     parser.add_argument("script", help="The script, which uses an Accelerator; `script.py:function` for a function.")
-    parser.add_argument("script_arguments", nargs=argparse.REMAINDER, help="Arguments of the script.")
+    parser.add_argument(
+        "script_arguments",
+        nargs=argparse.REMAINDER,
+        action=ScriptArguments,
+        needed=("--layouts",),
+        options=_add_options,
+        help="Arguments of the script. Options may follow them, from --layouts on.",
+    )
 
 
 COMMAND = Command(

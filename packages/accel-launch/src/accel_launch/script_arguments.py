@@ -1,0 +1,62 @@
+"""Arguments of a script, and options of the command that were written behind them."""
+
+import argparse
+from collections.abc import Callable, Sequence
+from typing import Any
+
+__all__ = ["ScriptArguments"]
+
+
+class ScriptArguments(argparse.Action):
+    """Takes all words behind a script.
+
+    They are the script's own. Only where none of the options that the command needs was written before the script,
+    the words from the first of those on are options of the command: `SCRIPT a b --layouts dp2 --json`.
+
+    Args:
+        *words: What argparse passes to an action.
+        needed: Options that the command needs. argparse must not require them: they may come later than it looks.
+        options: Declares all options of the command on a parser.
+        **settings: What argparse passes to an action.
+    """
+
+    def __init__(
+        self,
+        *words: Any,
+        needed: Sequence[str],
+        options: Callable[[argparse.ArgumentParser], None],
+        **settings: Any,
+    ) -> None:
+        super().__init__(*words, **settings)
+        self._needed, self._options = needed, options
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        """Store the script's arguments, and the options behind them.
+
+        Args:
+            parser: The command's parser.
+            namespace: What was parsed up to the script.
+            values: The words behind the script.
+            option_string: Nothing: this is no option.
+        """
+        words = list(values or ())
+        if self._missing(namespace) == list(self._needed):
+            ends = (at for at, word in enumerate(words) if word.partition("=")[0] in self._needed)
+            end = next(ends, len(words))
+            behind = type(parser)(prog=parser.prog, add_help=False)
+            self._options(behind)
+            behind.parse_args(words[end:], namespace)
+            words = words[:end]
+        missing = self._missing(namespace)
+        if missing:
+            parser.error(f"the following arguments are required: {', '.join(missing)}")
+        setattr(namespace, self.dest, words)
+
+    def _missing(self, namespace: argparse.Namespace) -> list[str]:
+        return [each for each in self._needed if getattr(namespace, each[2:].replace("-", "_")) is None]

@@ -38,6 +38,7 @@ class Accumulation:
         self.step = 0
         self.models: tuple[torch.nn.Module, ...] = ()
         self._window: int | None = None
+        self._num_steps = 1
         self._weight: torch.Tensor | None = None
 
     def advance(self) -> bool:
@@ -51,11 +52,15 @@ class Accumulation:
         loader = state.training_dataloader()
         if num_steps == 1:  # every batch is a window: nothing cuts it short
             self._window = 1
-        elif self._window is None or self.step % num_steps == 0:
+        elif self._window is None or self.step % num_steps == 0 or num_steps != self._num_steps:
             left = state.batches_left(loader) if loader is not None and state.sync_with_dataloader else None
-            self._window = num_steps
-            if left is not None and left < num_steps - 1 and state.short_window == "actual":
+            actual = state.short_window == "actual"
+            # Where `num_steps` was changed between windows, the first one ends at a multiple of the new number.
+            early = self.step % num_steps if self._window is not None and self.step % self._num_steps == 0 else 0
+            self._window = num_steps - early if actual else num_steps
+            if actual and left is not None and left + 1 < self._window:
                 self._window = left + 1
+        self._num_steps = num_steps
         if loader is not None and loader.end_of_dataloader and state.sync_with_dataloader:
             self.step = 0
             sync = True

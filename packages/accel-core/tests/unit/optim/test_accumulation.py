@@ -1,5 +1,7 @@
 """Accumulation windows."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -74,6 +76,26 @@ def test_length_of_the_data_is_asked_once_for_a_window(num_steps: int, asked: in
     accumulation, loader = Accumulation(state), Counting(10)
     assert [accumulation.advance() for _ in loader.read(state, 10)][-1]
     assert loader.lengths == asked
+
+
+@pytest.mark.parametrize("short_window", ["actual", "full"])
+@pytest.mark.parametrize(("before", "after", "at"), [(1, 4, 5), (4, 6, 4), (2, 3, 4), (6, 4, 6), (3, 1, 3)])
+def test_a_number_of_steps_that_changes_between_windows(before: int, after: int, at: int, short_window: Any) -> None:
+    """From then on losses are divided by the real length of each window, or where that is asked for by the number."""
+    state = GradientState(GradientAccumulationPlugin(num_steps=before, short_window=short_window))
+    accumulation = Accumulation(state)
+    windows: list[list[int]] = [[]]
+    for index in _Loader(20).read(state, 20):
+        if index == at:
+            windows = [[]]
+            state.plugin_kwargs.update(num_steps=after)
+        sync = accumulation.advance()
+        windows[-1].append(accumulation.divisor)
+        if sync:
+            windows.append([])
+    assert windows.pop() == []
+    assert sum(map(len, windows)) == 20 - at
+    assert all(set(window) == {len(window) if short_window == "actual" else after} for window in windows)
 
 
 def test_epoch_broken_off_keeps_the_count() -> None:

@@ -255,7 +255,8 @@ def _applier(
 def _fill(wanted: list[tuple[str, Tensor]], weights: StoredWeights) -> None:
     """Read weights into tensors: many plain ones on two cores, as one core copies slower than memory takes it."""
     plain = [each for each in wanted if type(each[1]) in (Tensor, torch.nn.Parameter) and each[1].device.type == "cpu"]
-    if sum(tensor_file.bytes_of(tensor) for _, tensor in plain) < _SHARED_OUT:
+    # Other threads are not in the inference mode of this one, without which inference tensors cannot be filled.
+    if torch.is_inference_mode_enabled() or sum(tensor_file.bytes_of(tensor) for _, tensor in plain) < _SHARED_OUT:
         plain = []
     straight = {name for name, _ in plain}
     for name, tensor in wanted:  # in the same order on every rank, as spread tensors may be filled together

@@ -47,6 +47,18 @@ def test_threads_put_in_every_weight(stored: tuple[Tied, TensorFile]) -> None:
     assert own.across.stride() == (1, 6)
 
 
+def test_weights_of_inference_mode_are_put_in(stored: tuple[Tied, TensorFile]) -> None:
+    """Tensors that were made in inference mode are filled in it, which is set for each thread apart."""
+    source, weights = stored
+    with torch.inference_mode():
+        own = Tied()
+        apply = model.compare(own, weights, "model 0").apply
+        assert apply is not None
+        apply()
+    assert own.across.is_inference()
+    assert all(torch.equal(value, source.state_dict()[name]) for name, value in own.state_dict().items())
+
+
 def test_a_file_that_became_shorter_is_named(stored: tuple[Tied, TensorFile]) -> None:
     """The error of a thread that reads is the one of `load_state`."""
     found = model.compare(Tied(), stored[1], "model 0")

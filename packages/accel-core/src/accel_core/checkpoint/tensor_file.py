@@ -105,7 +105,7 @@ class TensorFile:
             CheckpointDamagedError: The file became shorter, or holds booleans that are neither 0 nor 1.
         """
         stored = self.tensors[self.aliases.get(name, name)]
-        tensor = torch.empty(stored.shape, dtype=stored.dtype)
+        tensor = torch.empty(stored.shape, dtype=stored.dtype, device="cpu")  # whatever the default device is
         self._read_bytes(stored, tensor)
         return tensor
 

@@ -231,6 +231,17 @@ def test_a_dtype_that_torch_lacks_is_refused_where_it_is_needed(form: str, tmp_p
         file.read("odd")
 
 
+def test_tensors_are_read_on_the_cpu_whatever_the_default_device_is(tmp_path: Path) -> None:
+    """A script may make its model on another device by default; bytes of a file reach memory of the CPU."""
+    write_tensors(tmp_path / "x", {"across": torch.arange(6.0).view(2, 3)})
+    destination = torch.zeros(3, 2).t()
+    with torch.device("meta"):
+        file = TensorFile(tmp_path, "x")
+        found = file.read("across")
+        file.read_into("across", destination)
+    assert found.tolist() == destination.tolist() == [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]
+
+
 def test_booleans_that_are_none_are_refused(tmp_path: Path) -> None:
     """A byte of 2, which torch would count as two, is refused, and the destination stays as it was."""
     write(tmp_path / "x", {"a": entry(dtype="BOOL", shape=[2], data_offsets=[0, 2])}, b"\1\2")

@@ -131,7 +131,7 @@ class ShardFolder:
         stored = self.tensors[name]
         if part in stored.boxes and part.numel:
             return self._piece(name, stored, part)
-        made = torch.empty(part.sizes, dtype=stored.dtype)
+        made = torch.empty(part.sizes, dtype=stored.dtype, device="cpu")
         self._fill(name, part, made)
         return made
 
@@ -153,7 +153,8 @@ class ShardFolder:
                 piece, start = found
                 self._check_piece(piece, name, stored, box)
                 # Small memory that is used again stays at hand in the processor; fresh memory costs more than reading.
-                memory, left = torch.empty(min(_PART, piece.nbytes), dtype=torch.uint8), piece.nbytes
+                memory = torch.empty(min(_PART, piece.nbytes), dtype=torch.uint8, device="cpu")
+                left = piece.nbytes
                 window.seek(start)
                 while left:
                     part = memory[: min(_PART, left)]

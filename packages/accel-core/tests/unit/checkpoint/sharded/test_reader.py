@@ -51,6 +51,19 @@ def test_what_torch_wrote_is_read(saved: Path) -> None:
     )
 
 
+def test_tensors_are_read_on_the_cpu_whatever_the_default_device_is(saved: Path) -> None:
+    """Bytes of a file reach memory of the CPU, also of a part that lies in no piece by itself, or in pieces."""
+    weight = torch.arange(6.0).reshape(3, 2)
+    with torch.device("meta"):
+        shards = ShardFolder(saved)
+        found = shards.read("model.weight"), shards.read_part("model.weight", Box((1, 1), (2, 1)))
+        (box,) = shards.tensors["model.weight"].boxes
+        streamed = torch.cat([part.clone() for part in shards.stream("model.weight", box)])
+    assert torch.equal(found[0], weight)
+    assert torch.equal(found[1], weight[1:, 1:])
+    assert torch.equal(streamed.view(torch.float32), weight.flatten())
+
+
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 def test_every_protocol_of_pickle_is_read(saved: Path, protocol: int) -> None:
     """A list of shards that a newer or older Python wrote says the same."""

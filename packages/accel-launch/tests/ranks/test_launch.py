@@ -1,6 +1,7 @@
 """`accel launch` starts real processes and sees them through."""
 
 import json
+import signal
 import time
 from pathlib import Path
 
@@ -41,6 +42,27 @@ def test_many_processes_work_together(accel, script, printed) -> None:
     done = accel("launch", "--cpu", "--num-processes", "4", script(SUM))
     assert done.returncode == 0, done.stderr
     assert printed(done.stdout) == ["sum 10 of 4"] * 4
+
+
+@pytest.mark.parametrize("ranks", ["1", "2"])
+def test_a_hangup_does_not_end_what_nohup_started(accel, script, printed, ranks: str) -> None:
+    """Where a hangup is ignored, as `nohup` sees to it, the run goes on after one; elsewhere it ends the run."""
+    name = script(
+        "import os, signal, time\ntime.sleep(0.5)\n"
+        "if os.environ.get('RANK', '0') == '0':\n    os.kill(os.getppid(), signal.SIGHUP)\n"
+        "time.sleep(1)\nprint('done')\n"
+    )
+    before = signal.getsignal(signal.SIGHUP)
+    try:
+        for handler, status, words in (
+            (signal.SIG_IGN, 0, ["done"] * int(ranks)),
+            (signal.SIG_DFL, 128 + signal.SIGHUP, []),
+        ):
+            signal.signal(signal.SIGHUP, handler)  # which what is started inherits
+            done = accel("launch", "--cpu", "--num-processes", ranks, name)
+            assert (done.returncode, printed(done.stdout)) == (status, words), done.stderr
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 @pytest.mark.parametrize("ranks", ["1", "2"])

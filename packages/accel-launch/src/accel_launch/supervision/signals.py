@@ -39,10 +39,14 @@ class SignalHandlers:
         self._before = {number: signal.getsignal(number) for number in (*SIGNALS, *FORWARDED_SIGNALS)}
 
     def install(self) -> None:
-        """Take over the signals, also those that a library has taken over since the last call."""
+        """Take over the signals, also those that a library has taken over since the last call.
+
+        A hangup stays ignored where it was, as `nohup` asks for.
+        """
         for numbers, handler in ((SIGNALS, self._end), (FORWARDED_SIGNALS, self._pass)):
             for number in numbers:
-                signal.signal(number, handler)
+                ignored = number == signal.SIGHUP and self._before[number] == signal.SIG_IGN
+                signal.signal(number, signal.SIG_IGN if ignored else handler)
 
     def repeat(self) -> None:
         """Handle the first signal again if it has come: maybe when there was no process yet that it could reach."""

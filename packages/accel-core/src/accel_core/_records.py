@@ -33,7 +33,7 @@ def _represent(self: Any) -> str:
 
 def _is_frozen(self: Any, name: str) -> bool:
     """Return whether an attribute cannot change: any of the class itself, only the fields of a subclass."""
-    return "__setattr__" in vars(type(self)) or name in {field.name for field in dataclasses.fields(self)}
+    return vars(type(self)).get("__setattr__") is _set or name in {field.name for field in dataclasses.fields(self)}
 
 
 def _set(self: Any, name: str, value: object) -> None:

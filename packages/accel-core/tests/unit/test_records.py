@@ -8,7 +8,7 @@ import inspect
 import pickle
 import typing
 from concurrent.futures import ThreadPoolExecutor
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
@@ -116,6 +116,24 @@ def test_a_plain_subclass_of_a_frozen_one_has_attributes_of_its_own() -> None:
         loose.size = 2  # type: ignore[misc]
     with pytest.raises(TypeError, match="cannot inherit non-frozen dataclass from a frozen one"):
         dataclasses.dataclass(type("Opened", (Frozen,), {"__annotations__": {}}))
+
+
+@pytest.mark.parametrize("kind", [Frozen, Standard])
+def test_a_subclass_of_a_frozen_one_may_set_attributes_its_own_way(kind: Any) -> None:
+    """What it hands on to the frozen one is judged as with the standard decorator: only fields are refused."""
+
+    class Noting(kind):  # type: ignore[misc]
+        def __setattr__(self, name: str, value: object) -> None:
+            super().__setattr__(name, value)
+
+        def __delattr__(self, name: str) -> None:
+            super().__delattr__(name)
+
+    noting: Any = Noting(1)
+    noting.mine = 2
+    del noting.mine
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        noting.size = 2
 
 
 def test_threads_make_the_first_instances_at_once() -> None:

@@ -188,6 +188,15 @@ def test_the_mesh_of_a_run_is_torchs_own() -> None:
     for ask in (mesh.get_group, mesh.get_local_rank, mesh.__getitem__):
         with pytest.raises(MeshAxisError, match=r"got 'tp', and active are dp_shard=2. Set tp_size"):
             ask("tp")
+    several = {
+        ("dp_shard", "cp"): "got 'cp', and active are dp_shard=2. Set cp_size",
+        ("cp", "tp"): "got 'cp', 'tp', and active are dp_shard=2. Set cp_size",
+        ("dp_shard_cp", "tp"): "got 'tp', and active are dp_shard=2. Set tp_size",
+        ("dp_shard", "model"): "got 'model', and active are dp_shard=2. Use one of dp_shard, dp, ",
+    }
+    for names, words in several.items():
+        with pytest.raises(MeshAxisError, match=words):
+            mesh[names]
 
 
 @world(4)

@@ -4,9 +4,13 @@ import os
 import resource
 
 import pytest
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from accel_core.comm import control, objects, transport
 from accel_core.comm.trigger import Trigger
+from accel_core.data.scatter import ScatterChannel
 from accel_core.errors import (
     CheckpointError,
     CollectiveError,
@@ -14,6 +18,7 @@ from accel_core.errors import (
     RemoteRankError,
     UnsupportedTypeError,
 )
+from accel_core.mesh.tensor import whole_on_first
 from accel_core.process.world import ensure
 from accel_core.testing import world
 
@@ -34,6 +39,22 @@ def test_gather_object_larger_than_a_frame():
     size = transport.largest_frame(2) * 3
     gathered = objects.gather_object([b"x" * (size if rank else 5)])
     assert [len(text) for text in gathered] == [5, size]
+
+
+@world(2)
+def test_messages_need_no_memory_of_the_default_device():
+    """Objects, and tensors that rank 0 hands out or collects, arrive whatever `torch.set_default_device` says."""
+    rank, channel = ensure().rank, ScatterChannel(ensure())
+    size = transport.largest_frame(2) * 3
+    rows = [torch.arange(8.0), torch.arange(6000.0)]
+    spread = distribute_tensor(rows[0], init_device_mesh("cpu", (2,)), [Shard(0)])
+    with torch.device("meta"):
+        assert objects.gather_object([b"x" * (size if rank else 5)]) == [b"xxxxx", b"x" * size]
+        assert objects.gather_object([rank]) == [0, 1]
+        got = channel.receive() if rank else channel.send(rows)
+        collected = whole_on_first(spread)
+    assert torch.equal(got, rows[rank])
+    assert torch.equal(collected, rows[0][4:] if rank else rows[0])
 
 
 @world(2)

@@ -159,7 +159,7 @@ class Transport:
         self._received = torch.zeros(self.world.size * size, dtype=torch.uint8, device=self.device)
         self._rows = self._received.view(self.world.size, size)
         # Python packs into memory of the host alone: for another device the header is copied there.
-        self._header = self._send if self.on_host else torch.zeros(size, dtype=torch.uint8)
+        self._header = self._send if self.on_host else torch.zeros(size, dtype=torch.uint8, device="cpu")
         self._outgoing = memory_of(self._header)
         self._incoming = memory_of(self._received) if self.on_host else memoryview(b"")
         self._starts = range(0, self.world.size * size, size)
@@ -255,7 +255,7 @@ class Transport:
             # All are read before the first is given out: whoever gets it may begin the next operation.
             yield from [self._read(rank, length) for rank, length in enumerate(lengths)]
         elif longest * self.world.size <= _GATHERED_AT_ONCE:
-            send = torch.zeros(longest, dtype=torch.uint8)
+            send = torch.zeros(longest, dtype=torch.uint8, device="cpu")
             memory_of(send)[: len(content)] = content
             received = memory_of(self.all_gather(send.to(self.device)).cpu())
             for rank, length in enumerate(lengths):

@@ -121,7 +121,7 @@ class ScatterChannel:
         content = target.getbuffer()
         start = _aligned(_HEADER.size)
         tensors = _aligned(start + len(content))
-        buffer = torch.zeros(tensors + pickler.size, dtype=torch.uint8)
+        buffer = torch.zeros(tensors + pickler.size, dtype=torch.uint8, device="cpu")
         buffer[:16] = torch.frombuffer(bytearray(struct.pack("<QQ", len(content), buffer.numel())), dtype=torch.uint8)
         buffer[start : start + len(content)] = torch.frombuffer(content, dtype=torch.uint8)
         for tensor in pickler.tensors:
@@ -156,6 +156,6 @@ def bytes_of(buffer: torch.Tensor) -> bytes:
 def _sized(buffer: torch.Tensor, size: int) -> torch.Tensor:
     if buffer.numel() == size:
         return buffer.contiguous()
-    full = torch.zeros(size, dtype=torch.uint8)
+    full = torch.zeros(size, dtype=torch.uint8, device="cpu")
     full[: buffer.numel()] = buffer
     return full

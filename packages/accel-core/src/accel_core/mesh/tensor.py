@@ -128,7 +128,7 @@ def whole_on_first(value: torch.Tensor) -> torch.Tensor:
         dist.send(part, 0)
     if rank != 0:
         return part
-    found = torch.empty(value.shape, dtype=value.dtype)
+    found = torch.empty(value.shape, dtype=value.dtype, device="cpu")
     for piece, holder in zip(found.chunk(size, placements[-1].dim), holders, strict=False):
         if holder == 0:
             piece.copy_(part)

@@ -28,6 +28,7 @@ __all__ = [
     "bytes_of",
     "check_booleans",
     "in_file_order",
+    "lies_open",
     "storage_key",
     "stream_tensors",
     "write_tensors",
@@ -118,8 +119,7 @@ class TensorFile:
             destination: The tensor to fill.
         """
         stored = self.tensors[self.aliases.get(name, name)]
-        plain = type(destination) in (Tensor, torch.nn.Parameter) and destination.device.type == "cpu"
-        if plain and destination.dtype == stored.dtype != torch.bool and destination.is_contiguous():
+        if lies_open(destination) and destination.dtype == stored.dtype != torch.bool:
             self._read_bytes(stored, destination)
         else:
             fill(destination, self.read(name))
@@ -137,6 +137,16 @@ class TensorFile:
                 )
             view, position = view[count:], position + count
         check_booleans(tensor, self.path)
+
+
+def lies_open(tensor: Tensor) -> bool:
+    """Return whether the memory of a tensor holds its values as they are, one after the other, on the CPU.
+
+    Args:
+        tensor: Any tensor; a lazy conjugate or negative is not seen as it lies in memory.
+    """
+    plain = type(tensor) in (Tensor, torch.nn.Parameter) and tensor.device.type == "cpu" and tensor.is_contiguous()
+    return plain and not (tensor.is_conj() or tensor.is_neg())
 
 
 def check_booleans(tensor: Tensor, path: str | os.PathLike[str]) -> None:

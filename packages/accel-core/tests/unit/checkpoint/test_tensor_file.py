@@ -242,6 +242,16 @@ def test_tensors_are_read_on_the_cpu_whatever_the_default_device_is(tmp_path: Pa
     assert found.tolist() == destination.tolist() == [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]
 
 
+def test_a_tensor_that_torch_conjugates_or_negates_when_it_is_used_gets_the_values_of_the_file(tmp_path: Path) -> None:
+    """Its memory holds other values than it shows, so bytes of the file have no place there."""
+    values = {"a": torch.tensor([1 + 2j, 3 - 4j]), "b": torch.tensor([5.0, 6.0])}
+    write_tensors(tmp_path / "x", values)
+    own = {"a": torch.zeros(2, dtype=torch.complex64).conj(), "b": torch._neg_view(torch.zeros(2))}
+    for name, destination in own.items():
+        TensorFile(tmp_path, "x").read_into(name, destination)
+        assert torch.equal(destination, values[name])
+
+
 def test_booleans_that_are_none_are_refused(tmp_path: Path) -> None:
     """A byte of 2, which torch would count as two, is refused, and the destination stays as it was."""
     write(tmp_path / "x", {"a": entry(dtype="BOOL", shape=[2], data_offsets=[0, 2])}, b"\1\2")

@@ -16,7 +16,7 @@ from accel_core.checkpoint import pickles
 from accel_core.checkpoint.manifest import open_member
 from accel_core.checkpoint.report import listed
 from accel_core.checkpoint.sharded.metadata import METADATA_NAME, Box, Metadata, Place, StoredTensor, decode, overlap
-from accel_core.checkpoint.tensor_file import buffer_of
+from accel_core.checkpoint.tensor_file import buffer_of, lies_open
 from accel_core.errors import CheckpointDamagedError, CheckpointNotFoundError
 from accel_core.mesh.tensor import local_parts
 
@@ -222,8 +222,8 @@ class ShardFolder:
 
     def _read_rows(self, name: str, stored: StoredTensor, box: Box, part: Box, target: Tensor) -> bool:
         """Read whole rows of a piece straight into their place; return False where they have to be read otherwise."""
-        plain = type(target) in (Tensor, torch.nn.Parameter) and target.device.type == "cpu" and target.is_contiguous()
-        if not plain or target.dtype != stored.dtype or stored.dtype == torch.bool or part.sizes[1:] != box.sizes[1:]:
+        alike = target.dtype == stored.dtype != torch.bool and part.sizes[1:] == box.sizes[1:]
+        if not alike or not lies_open(target):
             return False
         place = self.metadata.places[name, box.offsets]
         with self._opened(name, place) as window:

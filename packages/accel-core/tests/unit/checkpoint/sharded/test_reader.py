@@ -51,6 +51,13 @@ def test_what_torch_wrote_is_read(saved: Path) -> None:
     )
 
 
+def test_a_tensor_that_torch_negates_when_it_is_used_gets_the_values_of_the_folder(saved: Path) -> None:
+    """Its memory holds other values than it shows, so bytes of a file have no place there."""
+    into = torch._neg_view(torch.zeros(3, 2))
+    ShardFolder(saved).read_into("model.weight", into)
+    assert torch.equal(into, CONTENT["model"]["weight"])  # type: ignore[call-overload]
+
+
 def test_tensors_are_read_on_the_cpu_whatever_the_default_device_is(saved: Path) -> None:
     """Bytes of a file reach memory of the CPU, also of a part that lies in no piece by itself, or in pieces."""
     weight = torch.arange(6.0).reshape(3, 2)

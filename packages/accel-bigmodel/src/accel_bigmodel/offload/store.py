@@ -57,7 +57,7 @@ def offload_weight(
         {'table': {'dtype': 'float32', 'shape': [2, 3]}}
     """
     path = _data_file(offload_folder, weight_name)
-    tensor = weight.detach().cpu().contiguous()
+    tensor = weight.detach().cpu().resolve_conj().resolve_neg().contiguous()
     try:
         # Not through a link: what lies in the folder may point anywhere.
         with open(path, "wb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o666)) as file:

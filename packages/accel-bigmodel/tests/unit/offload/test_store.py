@@ -161,13 +161,15 @@ def test_files_beside_the_index_are_found(tmp_path: Path) -> None:
     assert OffloadedWeightsLoader(save_folder=tmp_path)["a"].tolist() == [0, 1, 2]
 
 
-@pytest.mark.parametrize("layout", ["channels_last", "transposed", "part"])
+@pytest.mark.parametrize("layout", ["channels_last", "transposed", "part", "conjugate", "negative"])
 def test_another_layout_comes_back_equal_and_contiguous(layout: str, tmp_path: Path) -> None:
     """The documented limit of the format: values bit for bit, without the strides that they had."""
     weight = {
         "channels_last": torch.randn(2, 3, 4, 4).contiguous(memory_format=torch.channels_last),
         "transposed": torch.randn(3, 4).t(),
         "part": torch.randn(4, 4)[:, 1:3],
+        "conjugate": torch.randn(3, dtype=torch.complex64).conj(),
+        "negative": torch.randn(3, dtype=torch.complex64).conj().imag,
     }[layout]
     offload_state_dict(tmp_path, {"w": weight})
     found = OffloadedWeightsLoader(save_folder=tmp_path)["w"]

@@ -49,10 +49,12 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         purpose: What memory is for at first.
         fake_mode: The mode whose tensors count; by default all do. Tensors of another mode are those by which torch
             computes shapes, and take no memory in a run either.
-        needs: Returns, for an operation's name and result, the bytes that it needs for itself while it runs.
+        needs: Returns, for an operation's name, arguments and result, the bytes that it needs for itself while it runs.
     """
 
-    def __init__(self, purpose: str, fake_mode: object = None, needs: Callable[[str, Any], int] | None = None) -> None:
+    def __init__(
+        self, purpose: str, fake_mode: object = None, needs: Callable[[str, tuple[Any, ...], Any], int] | None = None
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.purpose = purpose
         self.live: Counter[str] = Counter()
@@ -150,7 +152,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._hold(tensor.untyped_storage(), self.purpose)
         if namespace in ("fsdp", "c10d"):
             self._note_traffic(name, args, kwargs)
-        self._look(0 if self._needs is None else self._needs(name, result))
+        self._look(0 if self._needs is None else self._needs(name, args, result))
         return result
 
     def _note_traffic(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -30,6 +30,8 @@ PURPOSES = (
 )
 """What memory of training is for; see `TrainingMemory`."""
 
+_SUMMED = torch.float32.itemsize
+
 
 @record(frozen=True)
 class TrainingMemory:
@@ -139,14 +141,26 @@ def _give_device(model: nn.Module, dtype: torch.dtype | None, buffer_dtype: torc
                 module._buffers[name] = empty(buffer, buffer_dtype)
 
 
-def _needed_on_cpu(operation: str, result: Any) -> int:
+def _needed_on_cpu(operation: str, arguments: tuple[Any, ...], result: Any) -> int:
     """Return the bytes that an operation on a CPU needs beside what it returns, where they count.
 
-    oneDNN makes the gradient of a convolution's input in a format of its own; it is written out, and made contiguous.
-    For a moment there are three copies, of which one is returned.
+    oneDNN convolves in formats of its own: it copies what it reads, and what it made is written out afterwards. The
+    gradient of an input is made contiguous too, so that there are three copies of it for a moment; the one of weights
+    in half precision is summed in 32 bits. It multiplies matrices in half precision that lie in one piece.
     """
-    if operation == "aten.convolution_backward.default" and result[0] is not None:
-        return 2 * int(result[0].nbytes)
+    if operation == "aten.bmm.default" and result.itemsize < _SUMMED:
+        apart = [each for each in arguments[:2] if not (each.is_contiguous() or each.mT.is_contiguous())]
+        return sum(each.numel() * int(each.itemsize) for each in apart)
+    if operation == "aten.convolution.default":
+        read = sum(int(tensor.nbytes) for tensor in arguments[:2])
+        return max(read, int(result.nbytes))
+    if operation == "aten.convolution_backward.default":
+        output, rows, weight = (int(tensor.nbytes) for tensor in arguments[:3])
+        of_rows, of_weight = (0 if each is None else int(each.nbytes) for each in result[:2])
+        sums = 0 if result[1] is None or result[1].itemsize >= _SUMMED else result[1].numel() * _SUMMED
+        first = max(output + weight + of_rows, 3 * of_rows) if of_rows else 0
+        second = of_rows + output + rows + of_weight + sums if of_weight else 0
+        return max(first, second) - of_rows - of_weight
     return 0
 
 
@@ -170,11 +184,12 @@ def _run(shared: SharedModel, spec: LayoutSpec, workload: TrainingWorkload, coun
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.register_post_accumulate_grad_hook(note)  # type: ignore[no-untyped-call]
+    kept: dict[str, object] = {}
     for _ in range(2):
         counter.forget_peak()
         for last in [False, True][workload.accumulation == 1 :]:  # further passes add to what the first leaves
             shared.reduce_gradients(last)
-            kept = _pass(shared, spec, workload, counter)
+            _pass(shared, spec, workload, counter, kept)
             counter.purpose = "communication"
             shared.end_pass(last)
             counter.note(shared.gradients(), "gradients")
@@ -185,28 +200,29 @@ def _run(shared: SharedModel, spec: LayoutSpec, workload: TrainingWorkload, coun
         states = [local_part(leaf) for leaf in tree_leaves(list(optimizer.state.values())) if _is_tensor(leaf)]
         counter.note(states, "optimizer")
         optimizer.zero_grad()
-        del kept
+        kept.clear()
 
 
-def _pass(shared: SharedModel, spec: LayoutSpec, workload: TrainingWorkload, counter: LiveBytes) -> object:
-    """Run one forward and backward pass; return what a loop still has in its variables when the optimizer steps."""
+def _pass(
+    shared: SharedModel, spec: LayoutSpec, workload: TrainingWorkload, counter: LiveBytes, kept: dict[str, object]
+) -> None:
+    """Run one forward and backward pass; keep what a loop has in its variables until it is assigned again."""
     layout = spec.layout()
     sequence = workload.sequence
     counter.purpose = "batch"
-    inputs = workload.inputs(
+    kept["inputs"] = inputs = workload.inputs(
         workload.batch // layout.replicas,
         None if sequence is None else sequence // spec.size("cp"),
         weights_dtype(spec, workload),
     )
     with shared.attend(sequence):
         counter.purpose = "activations"
-        output = _forward(shared.model, inputs)
+        kept["output"] = output = _forward(shared.model, inputs)
         counter.note(_numbers(output), "logits")
-        loss = workload.loss_of(output, inputs)
+        kept["loss"] = loss = workload.loss_of(output, inputs)
         counter.purpose = "workspace"
         loss.backward()  # type: ignore[no-untyped-call]
     counter.note(shared.gradients(), "gradients")
-    return inputs, output, loss
 
 
 def _forward(model: nn.Module, inputs: torch.Tensor) -> Any:

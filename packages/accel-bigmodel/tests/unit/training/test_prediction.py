@@ -184,6 +184,18 @@ def test_one_process_has_what_was_predicted() -> None:
     assert of("single").peak == counter.peak
 
 
+def test_convolutions_copy_what_they_read_on_cpus() -> None:
+    """For the gradient of a weight, oneDNN copies the rows and the gradient of the output into its own format."""
+
+    def conv() -> nn.Module:
+        return nn.Conv2d(16, 64, 3, padding=1)
+
+    cpu = TrainingWorkload(batch=2, sample=(16, 8, 8), optimizer="SGD")
+    accelerator = dataclasses.replace(cpu, foreach=True)
+    copied = 4 * (2 * 64 * 8 * 8 + 2 * 16 * 8 * 8)
+    assert of("single", cpu, conv).peak - of("single", accelerator, conv).peak == copied
+
+
 @pytest.mark.parametrize(("layout", "ranks"), [("zero1x1", 1), ("zero1x2", 2), ("zero2x2", 2), ("zero2x4", 4)])
 def test_zero_shares_what_the_optimizer_holds(layout: str, ranks: int) -> None:
     """A rank has all weights, and of the copy, of AdamW's states and of the reduced gradients its part."""

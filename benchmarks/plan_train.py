@@ -43,12 +43,12 @@ LAYOUTS = {
     "transformer": ("single", "cp2", "fsdp2", "fsdp2xtp2"),
     "convolutional": ("single", "dp2", "fsdp2", "hsdp2x2"),
 }
-ZERO = ("zero1x1", "zero2x1", "zero1x2", "zero2x2")
+ZERO = ("zero1x1", "zero2x1", "zero1x2", "zero2x2", "zero3x2")
 BUCKET = 1_000_000  # elements; DeepSpeed's own, 500 million, would hide everything else
 CHECKPOINTING = ("transformer/single", "transformer/fsdp2")
 BF16 = ("transformer/single",)
-ZERO_BF16 = ("zero1x2", "zero2x2")
-ZERO_ACCUMULATED = ("zero1x2", "zero2x2")
+ZERO_BF16 = ("zero1x2", "zero2x2", "zero3x2")
+ZERO_ACCUMULATED = ("zero1x2", "zero2x2", "zero3x2")
 PASSES = 3
 """Backward passes of a step that accumulates."""
 

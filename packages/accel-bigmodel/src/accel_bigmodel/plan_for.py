@@ -23,7 +23,7 @@ _PLACING = ("max_memory", "headroom", "model", "balanced", "whole")
 
 _TRAINING = (
     "layout", "fits", "ranks", "batch", "accumulation", "sequence", "sample", "optimizer", "mixed_precision",
-    "checkpointing", "loss", "tp_plan", "device",
+    "checkpointing", "loss", "tp_plan", "reduce_bucket", "zero3", "device",
 )  # fmt: skip
 """Options of the memory of training."""
 

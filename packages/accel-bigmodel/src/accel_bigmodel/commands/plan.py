@@ -88,7 +88,14 @@ def _add_training(group: argparse._ArgumentGroup) -> None:
         "--reduce-bucket",
         default=None,
         metavar="N",
-        help="elements of DeepSpeed's reduce_bucket_size, for zero1 and zero2 (default: its own, 500000000)",
+        help="elements of DeepSpeed's reduce_bucket_size, for zero layouts (default: its own, 500000000)",
+    )
+    group.add_argument(
+        "--zero3",
+        default=None,
+        metavar="OPTION=N,...",
+        help="DeepSpeed's options for zero3 layouts: stage3_max_reuse_distance=0,sub_group_size=100000000 (default: "
+        "its own)",
     )
     group.add_argument(
         "--device",

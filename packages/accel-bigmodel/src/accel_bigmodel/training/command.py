@@ -98,6 +98,16 @@ def _shape(text: str | None) -> tuple[int, ...] | None:
     return tuple(map(int, parts))
 
 
+def _pairs(text: str) -> dict[str, int]:
+    pairs = [part.strip().partition("=") for part in text.split(",")]
+    if not all(number.isdecimal() for _, _, number in pairs):
+        raise ConfigurationError(
+            f"Options of stage 3 are written as NAME=NUMBER, separated by commas; got {text!r}. Write for example "
+            "--zero3 stage3_max_reuse_distance=0."
+        )
+    return {name: int(number) for name, _, number in pairs}
+
+
 def _tensor_plan(text: str | None) -> Mapping[str, str] | str:
     if text is None:
         return "auto"
@@ -133,6 +143,7 @@ def workload_of(args: argparse.Namespace) -> TrainingWorkload:
             f"Weights are trained in a floating point dtype; got --dtype {args.dtype}. Use float32, bfloat16 or "
             "float16."
         )
+    options = None if args.zero3 is None else _pairs(args.zero3)
     bucket = _whole_number(args.reduce_bucket, "--reduce-bucket")
     return TrainingWorkload(
         batch=_whole_number(args.batch or "1", "--batch") or 0,
@@ -147,6 +158,7 @@ def workload_of(args: argparse.Namespace) -> TrainingWorkload:
         loss=loss,
         tensor_plan=_tensor_plan(args.tp_plan),
         reduce_bucket=TrainingWorkload.reduce_bucket if bucket is None else bucket,
+        zero3=options or {},
     )
 
 

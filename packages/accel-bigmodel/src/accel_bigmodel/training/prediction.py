@@ -175,7 +175,7 @@ def _run(shared: SharedModel, spec: LayoutSpec, workload: TrainingWorkload, coun
     shared.adapt(optimizer)
     counter.note(_held(model), "weights")
     counter.note(shared.buckets, "communication")
-    counter.note([] if shared.zero is None else [shared.zero.master], "optimizer")
+    shared.watch(counter.note)
 
     def note(parameter: torch.Tensor) -> None:
         counter.note(shared.buckets, "communication")
@@ -196,7 +196,7 @@ def _run(shared: SharedModel, spec: LayoutSpec, workload: TrainingWorkload, coun
         shared.average()
         counter.note(shared.gradients(), "gradients")
         counter.purpose = "workspace"
-        optimizer.step()
+        shared.step(optimizer)
         states = [local_part(leaf) for leaf in tree_leaves(list(optimizer.state.values())) if _is_tensor(leaf)]
         counter.note(states, "optimizer")
         optimizer.zero_grad()

@@ -33,16 +33,23 @@ def candidates(ranks: int) -> Iterator[LayoutSpec]:
         ranks: The most ranks.
 
     Examples:
-        >>> [spec.name for spec in candidates(4)]
-        ['single', 'dp2', 'fsdp2', 'tp2', 'cp2', 'dp4', 'fsdp4', 'fsdp2xtp2', 'fsdp2xcp2', 'tp4', 'cp4']
+        >>> [spec.name for spec in candidates(2)]
+        ['single', 'dp2', 'fsdp2', 'tp2', 'cp2', 'zero3x2']
     """
     yield parse_layout("single")
     size = 2
     while size <= ranks:
         half = (f"fsdp{size // 2}xtp2", f"fsdp{size // 2}xcp2") if size > 2 else ()
-        for name in (f"dp{size}", f"fsdp{size}", *half, f"tp{size}", f"cp{size}"):
+        for name in (f"dp{size}", f"fsdp{size}", *half, f"tp{size}", f"cp{size}", f"zero3x{size}"):
             yield parse_layout(name)
         size *= 2
+
+
+def _shards(spec: LayoutSpec) -> int:
+    """Return into how many parts a layout divides weights and gradients."""
+    if spec.engine == "deepspeed":
+        return spec.ranks
+    return spec.size(*SHARD_AXES, "tp") if spec.engine == "fsdp" else spec.size("tp")
 
 
 def smallest(
@@ -82,8 +89,7 @@ def smallest(
             check_layout(spec, workload)
         except (ConfigurationError, EngineUnavailableError):
             continue
-        shared = (*SHARD_AXES, "tp") if spec.engine == "fsdp" else ("tp",)
-        if needed / spec.size(*shared) > limit:
+        if needed / _shards(spec) > limit:
             too_large = True
             continue
         for way in ways:

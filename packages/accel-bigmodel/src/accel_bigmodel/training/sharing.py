@@ -1,6 +1,6 @@
 """A model on one rank of a layout: split, sharded and averaged by the code that trains, in a process of its own."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
@@ -11,8 +11,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
 from accel_bigmodel._torch import fake_store
+from accel_bigmodel.training.limits import ZeroLimits
 from accel_bigmodel.training.workload import TrainingWorkload
 from accel_bigmodel.training.zero import ZeroEngine
+from accel_bigmodel.training.zero3 import ShardedZeroEngine
 from accel_core.errors import ConfigurationError, EngineUnavailableError, StateError
 from accel_core.host.versions import require_torch
 from accel_core.mesh.layout import GROUPS, MESH_AXES, SHARD_AXES
@@ -95,11 +97,10 @@ def check_layout(spec: LayoutSpec, workload: TrainingWorkload) -> None:
 
 def _check_zero(spec: LayoutSpec, workload: TrainingWorkload) -> None:
     """Refuse what DeepSpeed's engine does in a way that is not traced."""
-    if spec.zero_stage == _WEIGHTS_STAGE or spec.size("sp") > 1:
+    if spec.size("sp") > 1:
         raise EngineUnavailableError(
-            f"Memory of DeepSpeed's engine is predicted for stages 1 and 2 without sp; got the layout {spec.name}. "
-            f"Stage 3 shards what FSDP shards: plan fsdp{spec.ranks}, and add the gathered layers that DeepSpeed keeps "
-            "(up to stage3_max_live_parameters, by default a billion elements) and its reduce_bucket_size."
+            f"Memory of DeepSpeed's engine is predicted without sp; got the layout {spec.name}. Leave sp out, and plan "
+            "the part of the sequence that one rank reads."
         )
     if workload.precision not in ("no", "bf16") or workload.dtype not in (None, torch.float32):
         raise EngineUnavailableError(
@@ -168,8 +169,7 @@ class SharedModel:
             self._whole = plan.whole(model)
             self._shard(plan, plugin)
         self._copies = self._make_buckets()
-        stage = spec.zero_stage
-        self.zero = None if stage is None else ZeroEngine(model, stage, spec.ranks, workload.reduce_bucket)
+        self.zero = self._engine(workload)
 
     @staticmethod
     def _plugin(precision: str) -> FullyShardedDataParallelPlugin:
@@ -185,6 +185,13 @@ class SharedModel:
             arguments["ignored_params"] = set(self._whole)
         for block in (*(block for _, block in plan.blocks), self.model):
             fully_shard(block, **arguments)
+
+    def _engine(self, workload: TrainingWorkload) -> ZeroEngine | ShardedZeroEngine | None:
+        """Return what DeepSpeed's engine has beside the model; `None` without that engine."""
+        stage, ranks, bucket = self._spec.zero_stage, self._spec.ranks, workload.reduce_bucket
+        if stage == _WEIGHTS_STAGE:
+            return ShardedZeroEngine(self.model, ranks, bucket, ZeroLimits.written(workload.zero3))
+        return None if stage is None else ZeroEngine(self.model, stage, ranks, bucket)
 
     def _make_buckets(self) -> list[torch.Tensor]:
         """Make what `DistributedDataParallel` makes: buckets for all gradients, beside the gradients."""
@@ -207,7 +214,7 @@ class SharedModel:
         zero = self.zero
         found: list[torch.Tensor] = []
         if parameters is None:
-            parameters = [*self.model.parameters(), *([] if zero is None else [zero.master])]
+            parameters = [*self.model.parameters(), *([] if zero is None else zero.masters)]
             found += [] if zero is None else zero.sums
         found += [local_part(parameter.grad) for parameter in parameters if parameter.grad is not None]
         return found if zero is None else [gradient for gradient in found if not zero.in_bucket(gradient)]
@@ -219,6 +226,8 @@ class SharedModel:
             sequence: Length of the whole sequence.
         """
         size = self._spec.size("cp")
+        if self.zero is not None:
+            return self.zero.passing()
         if size == 1 or self._mesh is None or sequence is None:
             return nullcontext()
         return attending(_Attention(self._mesh.get_group("cp"), Share(sequence, 0, size)))
@@ -254,6 +263,28 @@ class SharedModel:
         if groups and found:
             average(found, groups)
 
+    def watch(self, note: Callable[[Iterable[torch.Tensor], str], None]) -> None:
+        """Say what an engine has, and from then on what it gathers.
+
+        Args:
+            note: Called with memory and what it is for.
+        """
+        if isinstance(self.zero, ShardedZeroEngine):
+            self.zero.tell = note
+        for purpose, tensors in ({} if self.zero is None else self.zero.held).items():
+            note(tensors, purpose)
+
+    def step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Let an optimizer step.
+
+        Args:
+            optimizer: The optimizer.
+        """
+        if self.zero is None:
+            optimizer.step()
+        else:
+            self.zero.step(optimizer)
+
     def adapt(self, optimizer: torch.optim.Optimizer) -> None:
         """Let an optimizer step as it does on this layout.
 
@@ -261,7 +292,7 @@ class SharedModel:
             optimizer: The optimizer.
         """
         if self.zero is not None:
-            optimizer.param_groups[0]["params"] = [self.zero.master]
+            optimizer.param_groups[0]["params"] = self.zero.masters
         step_one_by_one(optimizer, lambda: self._spec.size("tp") > 1 or (self._sharded and bool(self._whole)))
 
 

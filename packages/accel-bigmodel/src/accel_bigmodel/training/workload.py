@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from accel_bigmodel._torch import tree_leaves
+from accel_bigmodel.training.limits import ZeroLimits
 from accel_core._records import record
 from accel_core.errors import ConfigurationError
 
@@ -39,6 +40,7 @@ class TrainingWorkload:
         loss: Computes the loss; by default the model's own, or the mean of what it returns.
         tensor_plan: How tensor parallel splits the model; "auto" for the model's own plan.
         reduce_bucket: Elements of the bucket in which DeepSpeed reduces gradients; its own default.
+        zero3: Options of DeepSpeed's stage 3 that change its memory, by their keys; see `ZeroLimits`.
     """
 
     batch: int = 1
@@ -53,12 +55,14 @@ class TrainingWorkload:
     loss: Loss | None = None
     tensor_plan: Mapping[str, str] | str = "auto"
     reduce_bucket: int = 500_000_000
+    zero3: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Refuse what no step can have.
 
         Raises:
-            ConfigurationError: A size below 1, tokens and numbers at once or neither, or an unknown number format.
+            ConfigurationError: A size below 1, tokens and numbers at once or neither, an unknown number format, or an
+                option of stage 3 that is none.
         """
         sizes = (
             self.batch,
@@ -83,6 +87,7 @@ class TrainingWorkload:
             raise ConfigurationError(
                 f"Mixed precision is one of {', '.join(_PRECISIONS)}; got {self.precision!r}. Use one of them."
             )
+        ZeroLimits.written(self.zero3)
 
     def inputs(self, batch: int, sequence: int | None, dtype: torch.dtype | None) -> torch.Tensor:
         """Make a batch.

@@ -6,6 +6,8 @@ them up on the parameters, and reduces after the last backward pass of a step. S
 the bucket is full, drops the gradients of other ranks, and adds up the parts of this rank.
 """
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 from torch import nn
 
@@ -76,6 +78,28 @@ class ZeroEngine:
             pieces.append(self._trained[0].new_zeros(missing))
         self.master.grad = torch.cat(pieces).to(self.master.dtype)
         self._sums = {}
+
+    @property
+    def masters(self) -> list[nn.Parameter]:
+        """What the optimizer steps on."""
+        return [self.master]
+
+    @property
+    def held(self) -> dict[str, list[torch.Tensor]]:
+        """What this rank has between steps beside the model, by what it is for."""
+        return {"optimizer": [self.master]}
+
+    def passing(self) -> AbstractContextManager[None]:
+        """Return the context of a forward and backward pass."""
+        return nullcontext()
+
+    def step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Step on this rank's part.
+
+        Args:
+            optimizer: The optimizer.
+        """
+        optimizer.step()
 
     @property
     def sums(self) -> list[torch.Tensor]:

@@ -57,6 +57,18 @@ def test_a_size_picks_a_layout(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "No layout of these fits in 1000 B." in capsys.readouterr().out
 
 
+def test_options_of_stage_3_are_read(tmp_path: Path) -> None:
+    """With --zero3, what is dropped at once is gathered no more than the bucket and a module take."""
+    most = []
+    alone = "stage3_max_reuse_distance=0,stage3_param_persistence_threshold=0,stage3_prefetch_bucket_size=0"
+    for options in ([], ["--zero3", alone]):
+        file = tmp_path / "plan.json"
+        arguments = ["--batch", "4", "--layout", "zero3x2", "--reduce-bucket", "100", "--checkpointing", "no"]
+        assert main([*MODEL, *arguments, *options, "--json", str(file)]) == 0
+        most.append(json.loads(file.read_text())["layouts"][0]["most"]["communication"])
+    assert most[1] < most[0]
+
+
 def test_a_checkpoint_with_headers_alone_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Headers tell nothing of a forward pass."""
     save_file({"w": torch.zeros(4)}, tmp_path / "model.safetensors")
@@ -87,6 +99,8 @@ def test_a_checkpoint_with_headers_alone_is_refused(tmp_path: Path, capsys: pyte
         (["test_prediction:Mlp", "--sample", "16", "--optimizer", "adamv"], "Did you mean Adam"),
         (["test_prediction:Mlp", "--sample", "16", "--optimizer", "sgd:momentum"], "got 'momentum'"),
         (["test_prediction:Mlp", "--sample", "16", "--optimizer", "sgd:speed=1"], "got {'foreach': True, 'speed': 1}"),
+        (["test_prediction:Mlp", "--sample", "16", "--zero3", "sub_group_size"], "got 'sub_group_size'"),
+        (["test_prediction:Mlp", "--sample", "16", "--zero3", "sub_group=3"], "got sub_group"),
         (["test_prediction:Mlp", "--sample", "16", "--tp-plan", "{"], "written as JSON; got '{'"),
         (["test_prediction:Mlp", "--sample", "16", "--tp-plan", "[]"], "maps patterns of module names"),
         (["test_prediction:Mlp", "--sample", "16", "--dtype", "int8"], "got --dtype int8"),
@@ -105,6 +119,10 @@ def test_wrong_arguments_are_named(given: list[str], said: str, capsys: pytest.C
         (
             ["here", "--layout", "fsdp2", "--fits", "1GB"],
             "got --layout, --fits without --train. Leave them out, or add",
+        ),
+        (
+            ["here", "--reduce-bucket", "100", "--zero3", "sub_group_size=3"],
+            "got --reduce-bucket, --zero3 without --train. Leave them out, or add",
         ),
         (["--train", "here", "--balanced"], "got --balanced beside --train. Leave it out, or leave --train out."),
     ],

@@ -82,6 +82,15 @@ class Reading(nn.Linear):
         return super().forward(x) if float(x.sum()) > 0 else x
 
 
+class Wandering(Mlp):
+    """A model that runs its blocks in another order each time."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return what the head makes of it."""
+        self.blocks = nn.ModuleList([*self.blocks[1:], self.blocks[0]])
+        return super().forward(x)
+
+
 def next_token(output: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     """Return the loss of a language model."""
     return nn.functional.cross_entropy(output.flatten(0, 1), tokens.flatten())
@@ -240,6 +249,74 @@ def test_zero_adds_up_gradients() -> None:
     assert several.most["optimizer"] == single.most["optimizer"]
 
 
+ALONE = {"stage3_param_persistence_threshold": 0, "stage3_max_reuse_distance": 0, "stage3_prefetch_bucket_size": 0}
+"""Options with which stage 3 gathers what a module needs, and drops it at once."""
+
+
+def parts(model: nn.Module, ranks: int) -> int:
+    """Return how many elements of a model a rank of stage 3 has: of each parameter an equal part, rounded up."""
+    return sum(-(-parameter.numel() // ranks) for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 8])
+def test_stage_3_shares_all_that_a_rank_holds(ranks: int) -> None:
+    """Of weights, their copies, AdamW's states and gradients a rank has its part; a step adds a copy of gradients."""
+    workload = TrainingWorkload(batch=24, sample=(16,), reduce_bucket=600)
+    count, found = parts(Mlp(), ranks), of(f"zero3x{ranks}", workload)
+    assert found.most["weights"] == 4 * count
+    assert found.most["optimizer"] == 3 * 4 * count + 4
+    assert 2 * 4 * count <= found.most["gradients"] <= 2 * 4 * count + 4 * elements(Mlp())
+    assert found.most["communication"] >= 4 * 600 + (4 * elements(Mlp()) if ranks > 1 else 0)
+    assert sum(found.at_peak.values()) == found.peak
+    half = of(f"zero3x{ranks}", dataclasses.replace(workload, precision="bf16"))
+    assert half.most["weights"] == 2 * count
+    assert half.most["optimizer"] == found.most["optimizer"]
+
+
+def test_stage_3_gathers_a_module_alone_where_options_say_so() -> None:
+    """Gathered at once are the bucket, a module's parameters with the buffer they came in, and what is reduced."""
+    workload = TrainingWorkload(batch=8, sample=(16,), reduce_bucket=600)
+    largest = 16 * 32 + 32
+    whole, alone = of("zero3x2", workload), of("zero3x2", dataclasses.replace(workload, zero3=ALONE))
+    assert whole.most["communication"] >= 4 * (600 + elements(Mlp()))
+    assert 4 * (600 + 2 * largest) <= alone.most["communication"] <= 4 * (600 + 4 * largest)
+    kept = of("zero3x2", dataclasses.replace(workload, zero3={**ALONE, "stage3_param_persistence_threshold": 40}))
+    biases = sum(parameter.numel() for parameter in Mlp().parameters() if parameter.numel() <= 40)
+    assert kept.most["communication"] >= alone.most["communication"] - 4 * largest + 4 * biases
+
+
+def test_stage_3_steps_on_groups_of_parts() -> None:
+    """Each group has a counter of steps; of gradients in 32 bits there are those of one group at a time."""
+    workload = TrainingWorkload(batch=8, sample=(16,), reduce_bucket=600)
+    grouped = dataclasses.replace(workload, zero3={"sub_group_size": 1})
+    count, one, many = parts(Mlp(), 2), of("zero3x2", workload), of("zero3x2", grouped)
+    assert many.most["optimizer"] == 3 * 4 * count + 4 * len(list(Mlp().parameters()))
+    assert many.most["gradients"] < one.most["gradients"]
+
+
+def test_stage_3_adds_passes_up_in_place() -> None:
+    """Gradients of further passes are added to this rank's part, which is there anyway."""
+    once = TrainingWorkload(batch=8, sample=(16,), reduce_bucket=600)
+    thrice = dataclasses.replace(once, accumulation=3)
+    assert of("zero3x2", thrice).most["gradients"] == of("zero3x2", once).most["gradients"]
+
+
+def test_stage_3_takes_weights_that_are_read_elsewhere_and_frozen_ones() -> None:
+    """A weight that a model reads outside of its module is gathered there; a frozen one has no gradient and no copy."""
+    found, again = of("zero3x2", TOKENS, Words), of("zero3x2", TOKENS, Words, checkpointing=True)
+    assert found.most["weights"] == 4 * parts(Words(), 2)
+    assert again.most["activations"] < found.most["activations"]
+
+    def half_frozen() -> nn.Module:
+        model = Mlp()
+        model.blocks.requires_grad_(False)
+        return model
+
+    part = of("zero3x2", NUMBERS, half_frozen)
+    assert part.most["weights"] == 4 * parts(Mlp(), 2)
+    assert part.most["optimizer"] == 12 * parts(Mlp().head, 2) + 4
+
+
 def test_checkpointing_keeps_less_and_shares_keep_their_part() -> None:
     """Recomputed activations are fewer; ranks that share sequences or samples hold their part of the activations."""
     whole, again = of("single", TOKENS, Words), of("single", TOKENS, Words, checkpointing=True)
@@ -281,6 +358,10 @@ def test_the_smallest_layout_that_fits_is_found() -> None:
     assert all(each.peak > least for each in tried[:-1])
     assert [each.ranks for each in tried] == sorted(each.ranks for each in tried)
     assert tried[0].layout == "single"
+    tried.clear()
+    with pytest.raises(ConfigurationError, match="at least"):
+        smallest(meta(Words), TOKENS, least // 2, ranks=2, tell=tried.append)
+    assert "zero3x2" in [each.layout for each in tried]
     with pytest.raises(ConfigurationError, match=r"got 10 B a rank and up to 2 ranks, and it needs more than that"):
         smallest(meta(Words), TOKENS, 10, ranks=2)
     assert not dist.is_initialized()
@@ -308,7 +389,9 @@ def test_a_rank_of_1024_has_its_part() -> None:
         ("dp3", NUMBERS, Mlp, ConfigurationError, "got batch=8 for 3 of them in dp3"),
         ("cp2", NUMBERS, Mlp, ConfigurationError, "got cp2 and samples without a sequence"),
         ("cp3", TOKENS, Words, ConfigurationError, "got a length of 32"),
-        ("zero3x2", NUMBERS, Mlp, EngineUnavailableError, "for stages 1 and 2 without sp; got the layout zero3x2"),
+        ("zero3x2xsp2", TOKENS, Words, EngineUnavailableError, "predicted without sp; got the layout zero3x2xsp2"),
+        ("zero3x2", NUMBERS, Wandering, EngineUnavailableError, "got a Block at another place in the second pass"),
+        ("zero3x2", TrainingWorkload(batch=8, sample=(16,), precision="fp16"), Mlp, EngineUnavailableError, "'fp16'"),
         ("zero2x2", TrainingWorkload(batch=8, sample=(16,), precision="fp16"), Mlp, EngineUnavailableError, "'fp16'"),
         (
             "zero1x2",
@@ -360,6 +443,8 @@ def test_a_workload_is_checked() -> None:
         ({"sequence": 4, "sample": (3,)}, r"got sequence=4 and sample=\(3,\)"),
         ({}, "got sequence=None and sample=None"),
         ({"sequence": 4, "precision": "fp8"}, "got 'fp8'"),
+        ({"sequence": 4, "zero3": {"stage3_bucket": 3}}, "got stage3_bucket"),
+        ({"sequence": 4, "zero3": {"sub_group_size": -1}}, "got sub_group_size=-1"),
     ):
         with pytest.raises(ConfigurationError, match=said):
             TrainingWorkload(**given)

@@ -564,7 +564,12 @@ def bench(session: nox.Session) -> None:
     names = session.posargs or sorted(p.stem for p in folder.glob("*.py") if p.stem not in ("gpu", "record"))
     for name in names:
         # Accelerate looks for optional libraries at every step, so what only our tests need must not be there.
-        environment = {"trainer": clients, "zero": with_deepspeed, "megatron": with_megatron}.get(name, tree)(session)
+        environment = {
+            "trainer": clients,
+            "zero": with_deepspeed,
+            "plan_train": with_deepspeed,
+            "megatron": with_megatron,
+        }.get(name, tree)(session)
         environment.run("python", folder / "record.py", name, "--peer", python)
 
 

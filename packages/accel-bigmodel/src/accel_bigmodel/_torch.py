@@ -45,7 +45,7 @@ def fake_store() -> Any:
 
 
 def without_greetings(stage: Any) -> Any:
-    """Keep a stage on a CPU from greeting its neighbors before its first batch, before torch 2.10.
+    """Keep a stage on a CPU from greeting its neighbors before its first batch, in torch 2.9.
 
     Torch 2.9 sends a whole number of 8 bytes there and expects a float of 4, at which gloo ends the process. The
     greeting only opens connections, which gloo has already.
@@ -56,7 +56,7 @@ def without_greetings(stage: Any) -> Any:
     Returns:
         The same stage.
     """
-    if is_torch_version("<", "2.10") and stage.device.type == "cpu":
+    if is_torch_version(">=", "2.9") and is_torch_version("<", "2.10") and stage.device.type == "cpu":
         stage._get_init_p2p_neighbors_ops = list
     return stage
 
@@ -92,3 +92,6 @@ PRIVATE_NAMES = {
     ),
 }
 """Private names of torch, as `module:name`, each with the reason why it is needed."""
+
+ABSENT_BEFORE = {"torch.distributed.pipelining.stage:PipelineStage._get_init_p2p_neighbors_ops": "2.9"}
+"""The first torch that has a private name, where that is not the first that accel takes."""

@@ -185,6 +185,13 @@ def test_the_mesh_of_a_run_is_torchs_own() -> None:
     rows = distribute_tensor(torch.arange(4.0), mesh, [Shard(0)])
     assert torch.equal((rows + distribute_tensor(torch.ones(4), own, [Shard(0)])).full_tensor(), torch.arange(1.0, 5.0))
 
+
+@requires("torch:2.13")
+@world(2)
+def test_an_axis_that_is_not_active_is_named() -> None:
+    """However the mesh of a run is asked for it: the error has the active axes, and what to set."""
+    axes = ParallelismConfig(dp_shard_size=2)
+    mesh: Any = Accelerator(cpu=True, fsdp_plugin=sharded(), parallelism_config=axes).torch_device_mesh
     for ask in (mesh.get_group, mesh.get_local_rank, mesh.__getitem__):
         with pytest.raises(MeshAxisError, match=r"got 'tp', and active are dp_shard=2. Set tp_size"):
             ask("tp")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NoReturn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from accel_core.errors import MeshAxisError
+from accel_core.host.versions import is_torch_version
 from accel_core.mesh.layout import GROUPS, MESH_AXES
 
 if TYPE_CHECKING:
@@ -24,10 +25,13 @@ def lay_out(device_type: str, sizes: Mapping[str, int]) -> DeviceMesh:
         sizes: Number of ranks along each axis, outermost first.
 
     Returns:
-        The mesh. Where it is asked for an axis that is not active, it raises a `MeshAxisError`.
+        The mesh. Where it is asked for an axis that is not active, it raises a `MeshAxisError`; before torch 2.13 it
+        raises torch's `KeyError`.
     """
     mesh = init_device_mesh(device_type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
-    mesh.__class__ = _RunMesh
+    # The compiler of earlier versions knows a mesh by its very class, and compiles no split model with another one.
+    if is_torch_version(">=", "2.13"):
+        mesh.__class__ = _RunMesh
     return mesh
 
 

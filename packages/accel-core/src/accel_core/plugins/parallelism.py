@@ -367,7 +367,7 @@ class ParallelismConfig:
 
         Returns:
             The mesh; `None` where no axis is active, or where DeepSpeed lays out the ranks itself. It is torch's own,
-            but raises `MeshAxisError` where it is asked for an axis that is not active.
+            but raises `MeshAxisError` where it is asked for an axis that is not active (with torch 2.13 or newer).
         """
         axes, sizes = self._get_mesh()
         if not axes or (self.sp_enabled and self.sp_backend == "deepspeed"):

@@ -13,6 +13,7 @@ from torch.distributed.tensor.parallel import RowwiseParallel
 from accel_core.errors import ConfigurationError, MeshAxisError
 from accel_core.plugins import parallelism
 from accel_core.plugins.parallelism import ParallelismConfig
+from accel_core.testing.requires import requires
 
 
 @pytest.fixture
@@ -156,6 +157,7 @@ def test_flattened_axes_can_be_had_by_name() -> None:
     assert mesh["dp_cp"].mesh.tolist() == list(range(1, 24, 2))
 
 
+@requires("torch:2.13")
 @pytest.mark.usefixtures("ranks_24")
 @pytest.mark.parametrize(
     ("names", "words"),
@@ -179,6 +181,7 @@ def test_an_axis_that_is_not_active_is_refused_by_name(names: Any, words: str) -
         mesh["tp", "dp_shard"]
 
 
+@requires("torch:2.13")
 @pytest.mark.usefixtures("ranks_24")
 def test_a_group_of_axes_that_are_not_active_is_refused_by_name() -> None:
     """The remedy is to set one of the group's axes."""

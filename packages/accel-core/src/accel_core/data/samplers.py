@@ -314,8 +314,14 @@ class IndexShard(BatchSamplerShard):
     ) -> None:
         super().__init__(_UnitBatches(sampler), num_processes, process_index, even_batches=even_batches)
 
-    def __iter__(self) -> Iterator[Any]:
-        return (batch[0] for batch in super().__iter__())
+    def from_offset(self, offset: int, counts: dict[int, StepCounts]) -> Iterator[Any]:
+        """Return this rank's indices, single ones, from a position on.
+
+        Args:
+            offset: Position in global samples.
+            counts: As in `BatchSamplerShard`.
+        """
+        return (batch[0] for batch in super().from_offset(offset, counts))
 
 
 class IterableDatasetShard(IterableDataset[Any]):

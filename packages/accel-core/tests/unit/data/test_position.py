@@ -442,6 +442,25 @@ def test_streams_parted_by_worker_go_on_with_the_same_workers_alone(before, afte
     assert values(other)[0] == values(parted(*after))[0]
 
 
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_single_samples_go_on(ranks):
+    """A loader that does not batch reads single samples on any number of ranks, also from a position on."""
+    for rank in range(ranks):
+
+        def single(rank=rank):
+            return make(ranks, rank, data=[f"sample {index}" for index in range(7)], size=None)
+
+        whole = list(single())
+        assert all(type(sample) is str for sample in whole)
+        source = single()
+        steps = iter(source)
+        assert [next(steps)] == whole[:1]
+        loader = single()
+        loader.cursor.load_state_dict(source.cursor.state_dict())
+        assert list(loader) == whole[1:]
+        assert list(skip_first_batches(single(), 1)) == whole[1:]
+
+
 class Pythonic(Sampler):
     """A sampler that draws its order from Python's generator, as soon as it is asked for an iterator."""
 

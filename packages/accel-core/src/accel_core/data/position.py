@@ -64,11 +64,27 @@ def capture_order(loader: LoaderBase) -> Order:
     if type(get_sampler(loader)) in _EXACT_SAMPLERS:
         return states
     # Samplers and streams of other classes may draw from the process's other generators.
-    states["python"] = torch.tensor(random.getstate()[1])
+    _, words, spare = random.getstate()
+    states["python"] = torch.tensor(words, device="cpu")
+    if spare is not None:
+        states["python_spare"] = _bits_of(spare)
     if "numpy" in sys.modules:
-        _, keys, at, *_ = sys.modules["numpy"].random.get_state(legacy=True)
-        states["numpy"] = torch.tensor([*keys.tolist(), at])
+        _, keys, at, has_spare, other = sys.modules["numpy"].random.get_state(legacy=True)
+        states["numpy"] = torch.tensor([*keys.tolist(), at], device="cpu")
+        if has_spare:
+            states["numpy_spare"] = _bits_of(other)
     return states
+
+
+def _bits_of(spare: float) -> torch.Tensor:
+    """Return a normal number that a generator keeps for the next draw, as they are drawn in pairs, as an integer."""
+    return torch.tensor(spare, dtype=torch.float64, device="cpu").view(torch.int64)
+
+
+def _spare_of(states: Order, name: str) -> float | None:
+    """Return the normal number that a generator kept, or `None`."""
+    bits = states.get(name)
+    return None if bits is None else bits.view(torch.float64).item()
 
 
 @contextlib.contextmanager
@@ -133,10 +149,12 @@ def _process_generators(states: Order) -> Iterator[None]:
             if "default" in states:
                 torch.set_rng_state(states["default"])
             if "python" in states:
-                random.setstate((python_before[0], tuple(states["python"].tolist()), None))
+                spare = _spare_of(states, "python_spare")
+                random.setstate((python_before[0], tuple(states["python"].tolist()), spare))
             if numpy_random is not None:
                 *keys, at = states["numpy"].tolist()
-                numpy_random.set_state(("MT19937", keys, at, 0, 0.0))
+                spare = _spare_of(states, "numpy_spare")
+                numpy_random.set_state(("MT19937", keys, at, int(spare is not None), spare or 0.0))
             yield
         finally:
             if "python" in states:

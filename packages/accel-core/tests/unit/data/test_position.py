@@ -494,6 +494,39 @@ def test_samplers_that_draw_from_pythons_generator(size):
     assert len(read) == 3
 
 
+class Noisy(Pythonic):
+    """A sampler that sorts by normal numbers of Python's generator and of another one."""
+
+    def __init__(self, length, other):
+        super().__init__(length)
+        self.other = other
+
+    def __iter__(self):
+        return iter(sorted(range(self.length), key=lambda _: random.gauss(0, 1) + self.other()))
+
+
+@pytest.mark.parametrize("kept", [0, 1])
+def test_samplers_that_draw_normal_numbers(kept):
+    """Generators keep every second normal number for the next draw; the order comes back with and without one."""
+    np = pytest.importorskip("numpy", reason="needs numpy, which accel-core does not")
+    random.seed(3)
+    np.random.seed(3)
+    for _ in range(kept):
+        random.gauss(0, 1)
+        np.random.randn()
+    source = prepare_data_loader(
+        DataLoader(range(40), batch_size=4, sampler=Noisy(40, np.random.randn)), num_processes=1
+    )
+    steps = iter(source)
+    next(steps)
+    position, rest = source.cursor.state_dict(), values(steps)
+    loader = prepare_data_loader(
+        DataLoader(range(40), batch_size=4, sampler=Noisy(40, np.random.randn)), num_processes=1
+    )
+    loader.cursor.load_state_dict(position)
+    assert values(loader) == rest
+
+
 @pytest.mark.slow
 def test_batches_out_of_order_have_no_position():
     """A position of a loader whose workers may overtake each other is refused by it, and can be given up."""

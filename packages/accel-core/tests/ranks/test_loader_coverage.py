@@ -198,6 +198,25 @@ def test_without_batching():
     assert [value for sample in loader for value in gather_for_metrics(sample, state).tolist()] == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.parametrize("dispatch", [{}, {"dispatch_batches": True, "split_batches": True}])
+@world(2)
+def test_numpy_arrays(dispatch):
+    """Batches and results of numpy arrays are cut and joined by rows, and repeats are dropped."""
+    np = pytest.importorskip("numpy", reason="needs numpy, which accel-core does not")
+    state = GradientState()
+
+    def collate(values):
+        return [np.array(values), np.array(values)[:, None] * 10]
+
+    loader = prepare_data_loader(DataLoader(range(11), batch_size=4, collate_fn=collate), **dispatch)
+    gathered = [gather_for_metrics({"one": one, "ten": ten}, state) for one, ten in loader]
+    assert np.concatenate([part["one"] for part in gathered]).tolist() == list(range(11))
+    assert np.concatenate([part["ten"] for part in gathered]).tolist() == [[value * 10] for value in range(11)]
+    objects = gather_for_metrics(np.arange(2), GradientState(), use_gather_object=True)
+    assert [int(value) for value in objects] == [0, 1, 0, 1]
+    assert type(objects) is list
+
+
 @pytest.mark.parametrize("kind", ["map", "stream"])
 @world(2)
 def test_workers(kind):

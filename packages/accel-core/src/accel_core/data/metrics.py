@@ -13,7 +13,7 @@ from accel_core.comm.collectives import gather
 from accel_core.comm.control import Channel
 from accel_core.comm.objects import swap
 from accel_core.comm.tree import recursively_apply, tree_leaves
-from accel_core.data.rows import count_rows, join_rows, take_rows
+from accel_core.data.rows import count_rows, is_array, join_rows, take_rows
 from accel_core.data.shard import ShardSpec, StepCounts
 from accel_core.errors import DataError, RankDisagreementError
 from accel_core.process.world import World, ensure
@@ -40,7 +40,8 @@ def gather_for_metrics(
 
     Args:
         input_data: A nest of tensors with one row (or the same number of rows) a sample; a list with one item a
-            sample; or a mapping or tuple of such. Tensors without dims count as one value a rank.
+            sample; or a mapping or tuple of such. Tensors without dims count as one value a rank. Numpy arrays are
+            taken as tensors are.
         gradient_state: Knows the loader being read.
         use_gather_object: Gather as pickled objects even if all leaves are tensors; a list, or the rows of a tensor,
             are put into one list with those of the other ranks.
@@ -215,9 +216,7 @@ def _merge(parts: list[Any], held: _Held, *, as_list: bool = False) -> object:
     if not trimmed:
         known = held[0][0] if isinstance(held[0], tuple) else held[0]
         trimmed, left = [take_rows(parts[0], slice(0, 0), known)], [0]
-    if as_list and (
-        isinstance(trimmed[0], list | tuple) or (isinstance(trimmed[0], torch.Tensor) and trimmed[0].dim())
-    ):
+    if as_list and (isinstance(trimmed[0], list | tuple) or (is_array(trimmed[0]) and trimmed[0].ndim)):
         return [item for part in trimmed for item in part]
     return join_rows(trimmed, left)
 

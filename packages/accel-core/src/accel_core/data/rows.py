@@ -1,11 +1,12 @@
 """The rows of a batch, whatever it is made of: counting, taking and joining them.
 
-A batch is a nest of tensors whose first dim counts samples, a list with one item a sample (strings, dicts, tensors of
-different shapes), or a mapping, tuple or list of such.
+A batch is a nest of tensors or numpy arrays whose first dim counts samples, a list with one item a sample (strings,
+dicts, tensors of different shapes), or a mapping, tuple or list of such.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,7 +14,19 @@ import torch
 
 from accel_core.comm.tree import honor_mapping, honor_type, is_namedtuple, recursively_apply, tree_leaves
 
-__all__ = ["count_rows", "count_rows_like", "is_nest", "join_rows", "outline", "take_rows"]
+__all__ = ["count_rows", "count_rows_like", "is_array", "is_nest", "join_rows", "outline", "take_rows"]
+
+
+def is_array(value: object) -> bool:
+    """Return whether a value is a tensor or a numpy array.
+
+    Args:
+        value: Any object.
+    """
+    if isinstance(value, torch.Tensor):
+        return True
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, numpy.ndarray)
 
 
 def is_nest(value: Sequence[Any], rows: int | None) -> bool:
@@ -25,17 +38,12 @@ def is_nest(value: Sequence[Any], rows: int | None) -> bool:
     """
     if is_namedtuple(value):
         return True
-    if not any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves(value)):
+    if not any(map(is_array, tree_leaves(value))):
         return False
     counts = [count_rows(item, rows) for item in value]
     if rows is None:
-        return all(
-            count is not None or isinstance(item, torch.Tensor) for count, item in zip(counts, value, strict=True)
-        )
-    return all(
-        count == rows or (isinstance(item, torch.Tensor) and item.dim() == 0)
-        for count, item in zip(counts, value, strict=True)
-    )
+        return all(count is not None or is_array(item) for count, item in zip(counts, value, strict=True))
+    return all(count == rows or (is_array(item) and item.ndim == 0) for count, item in zip(counts, value, strict=True))
 
 
 def count_rows(batch: object, rows: int | None = None) -> int | None:
@@ -45,8 +53,9 @@ def count_rows(batch: object, rows: int | None = None) -> int | None:
         batch: The batch.
         rows: The number expected; it decides what a list means that could be read in two ways.
     """
-    if isinstance(batch, torch.Tensor):
-        return int(batch.shape[0]) if batch.dim() else None
+    if is_array(batch):
+        array: Any = batch
+        return int(array.shape[0]) if array.ndim else None
     if isinstance(batch, Mapping):
         children: Sequence[Any] = list(batch.values())
     elif isinstance(batch, list | tuple):
@@ -82,9 +91,9 @@ def outline(batch: object) -> Any:
     """Return a batch whose tensors have shapes but no memory, as `count_rows_like` needs the first one.
 
     Args:
-        batch: A batch of tensors in any nest.
+        batch: A batch of tensors and arrays in any nest.
     """
-    return recursively_apply(lambda tensor: torch.empty(tensor.shape, device="meta"), batch)
+    return recursively_apply(lambda leaf: torch.empty(tuple(leaf.shape), device="meta"), batch, test_type=is_array)
 
 
 def _count_as(batch: object, like: object, full: int) -> int | None:
@@ -112,8 +121,9 @@ def take_rows(batch: object, wanted: slice, rows: int | None) -> Any:
     Returns:
         The same nest with the selected samples.
     """
-    if isinstance(batch, torch.Tensor):
-        return batch[wanted] if batch.dim() else batch
+    if is_array(batch):
+        array: Any = batch
+        return array[wanted] if array.ndim else array
     if isinstance(batch, Mapping):
         return honor_mapping(batch, {key: take_rows(value, wanted, rows) for key, value in batch.items()})
     if isinstance(batch, list | tuple):
@@ -131,12 +141,12 @@ def join_rows(batches: Sequence[Any], rows: Sequence[int | None]) -> Any:
         rows: Number of samples in each.
 
     Returns:
-        One batch. Tensors whose shapes differ beyond the first dim become a list with one tensor a sample; values that
-        are neither tensors nor lists become a list with one value a batch, unless all are equal.
+        One batch. Tensors and arrays whose shapes differ beyond the first dim become a list with one tensor a sample;
+        values that are neither arrays nor lists become a list with one value a batch, unless all are equal.
     """
     first = batches[0]
-    if isinstance(first, torch.Tensor):
-        return _join_tensors(batches)
+    if all(map(is_array, batches)):
+        return _join_arrays(batches)
     if isinstance(first, Mapping):
         return honor_mapping(first, {key: join_rows([batch[key] for batch in batches], rows) for key in first})
     if isinstance(first, list | tuple):
@@ -145,12 +155,20 @@ def join_rows(batches: Sequence[Any], rows: Sequence[int | None]) -> Any:
             return honor_type(first, columns)
         joined = [item for batch in batches for item in batch]
         return joined if isinstance(first, list) else tuple(joined)
-    return first if all(batch == first for batch in batches) else list(batches)
+    return first if all(_equal(batch, first) for batch in batches) else list(batches)
 
 
-def _join_tensors(tensors: Sequence[torch.Tensor]) -> object:
-    tensors = [tensor.reshape(1) if tensor.dim() == 0 else tensor for tensor in tensors]
-    kept = [tensor for tensor in tensors if tensor.shape[0]] or list(tensors[:1])
-    if len({(tensor.shape[1:], tensor.dtype) for tensor in kept}) == 1:
-        return torch.cat(kept)
-    return [row for tensor in kept for row in tensor]
+def _equal(one: Any, other: Any) -> bool:
+    """Return whether two values are equal; some, as tables, compare place by place and say neither yes nor no."""
+    try:
+        return bool(one == other)
+    except (TypeError, ValueError):
+        return False
+
+
+def _join_arrays(arrays: Sequence[Any]) -> object:
+    arrays = [array.reshape(1) if array.ndim == 0 else array for array in arrays]
+    kept = [array for array in arrays if array.shape[0]] or list(arrays[:1])
+    if len({(type(array.dtype), array.shape[1:], array.dtype) for array in kept}) > 1:
+        return [row for array in kept for row in array]
+    return torch.cat(kept) if isinstance(kept[0], torch.Tensor) else sys.modules["numpy"].concatenate(kept)

@@ -38,6 +38,33 @@ def test_count_take_and_join(kind):
         assert joined["note"] == "same"
 
 
+class Table:
+    """Compares place by place, as tables of pandas do."""
+
+    __hash__ = None
+
+    def __eq__(self, other):
+        return self if self is other else Table()
+
+    def __bool__(self):
+        raise ValueError("the truth value of a table is ambiguous")
+
+
+def test_arrays_count_rows_as_tensors_do():
+    """The first dim of numpy arrays counts samples, alone and as columns; values that do not compare stay apart."""
+    np = pytest.importorskip("numpy", reason="needs numpy, which accel-core does not")
+    columns = [np.arange(6).reshape(3, 2), np.array(["x", "y", "z"])]
+    assert (count_rows(columns), count_rows(columns, 3), count_rows(np.array(1.0))) == (3, 3, None)
+    assert count_rows_like([column[:2] for column in columns], outline(columns), 3) == 2
+    parts = [take_rows(columns, slice(0, 1), 3), take_rows(columns, slice(1, 3), 3)]
+    joined = join_rows(parts, [1, 2])
+    assert [type(column) for column in joined] == [np.ndarray, np.ndarray]
+    assert [column.tolist() for column in joined] == [column.tolist() for column in columns]
+    assert [row.shape for row in join_rows([np.ones((1, 3)), np.ones((1, 4))], [1, 1])] == [(3,), (4,)]
+    tables = [{"name": Table()}, {"name": Table()}]
+    assert join_rows(tables, [None, None]) == {"name": [tables[0]["name"], tables[1]["name"]]}
+
+
 def test_ragged_tensors_become_a_list():
     """Tensors that differ beyond the first dim come back row by row; parts without rows add nothing."""
     joined = join_rows([torch.ones(2, 3), torch.ones(1, 4), torch.ones(0, 9)], [2, 1, 0])

@@ -261,7 +261,8 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         return f"AcceleratedOptimizer({self.optimizer!r})"
 
     def __getstate__(self) -> dict[str, Any]:
-        left_out = {"_plain_step", "_patched_step", "_accelerate_step_called"}
+        # A schedule made for this wrapper puts a `step` of its own into it, which belongs to this object.
+        left_out = {"_plain_step", "_patched_step", "_accelerate_step_called", "step"}
         return {name: value for name, value in self.__dict__.items() if name not in left_out}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

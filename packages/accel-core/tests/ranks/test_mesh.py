@@ -161,6 +161,7 @@ def test_the_compiler_traces_the_mesh_of_a_run() -> None:
     assert compiled(torch.ones(())) == 4 + mesh.get_local_rank()
 
 
+@requires("torch:2.8")  # FSDP2 on a CPU
 @world(2)
 def test_the_mesh_of_a_run_is_torchs_own() -> None:
     """FSDP2, DTensor, copies and pickles treat it as they treat a mesh of torch's."""

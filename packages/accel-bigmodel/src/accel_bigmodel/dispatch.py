@@ -158,7 +158,8 @@ def _execution_device(model: nn.Module, asked: torch.device | None) -> torch.dev
 
 def _whole_state(model: nn.Module) -> dict[str, torch.Tensor]:
     """Return the model's tensors by name, packed ones as the plain parts they are stored in."""
-    state = dict(model.state_dict())
+    # A module's extra state stays with the module: it is no weight, and not always a tensor.
+    state = {name: value for name, value in model.state_dict().items() if not name.endswith("_extra_state")}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         form = packed.find(parameter)
         if form is not None:

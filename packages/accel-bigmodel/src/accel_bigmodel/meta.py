@@ -2,6 +2,7 @@
 
 import contextlib
 import threading
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -24,6 +25,7 @@ class _Placement:
 
     device: torch.device
     unfilled: list[nn.Parameter] = field(default_factory=list)
+    noted: list[weakref.ref[nn.Parameter]] = field(default_factory=list)
 
 
 class _Unfilled(nn.Parameter):
@@ -123,6 +125,10 @@ def _registering(placement: _Placement) -> Iterator[None]:
         _active.stack.remove(placement)
         for parameter in placement.unfilled:
             parameter.__class__ = nn.Parameter
+        for reference in placement.noted:
+            left = reference()
+            if left is not None:
+                left.__dict__.pop("_accel_moved", None)
         with _lock:
             _users -= 1
             if _users == 0:
@@ -140,12 +146,13 @@ def _place_parameter(module: nn.Module, name: str, parameter: nn.Parameter | Non
     if present == device or (device.index is None and present.type == device.type):
         _leave_unfilled(parameter, placement)
         return None
-    # Noted on the parameter itself: it may be registered again, and is otherwise dropped at once.
+    # Noted on the parameter itself until the placement ends: it may be registered again, or be dropped at once.
     known: tuple[_Placement, nn.Parameter] | None = parameter.__dict__.get("_accel_moved")
     if known is not None and known[0] is placement:
         return known[1]
     moved = _moved(parameter, device)
     parameter.__dict__["_accel_moved"] = (placement, moved)
+    placement.noted.append(weakref.ref(parameter))
     _leave_unfilled(moved, placement)
     return moved
 
@@ -168,7 +175,7 @@ def _moved(parameter: nn.Parameter, device: torch.device) -> nn.Parameter:
         moved = form.move(parameter, device)
     else:
         moved = make_subclass(cls, parameter.detach().to(device), parameter.requires_grad)
-    attributes: dict[str, Any] = parameter.__dict__
+    attributes: dict[str, Any] = {name: value for name, value in vars(parameter).items() if name != "_accel_moved"}
     if attributes:
         moved.__dict__.update(attributes)
     return moved

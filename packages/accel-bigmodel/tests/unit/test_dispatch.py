@@ -374,3 +374,45 @@ def test_a_device_that_is_not_here_is_named(device: int | str | torch.device, tm
     with pytest.raises(DeviceUnavailableError, match=r"for '1', and 0 devices"):
         dispatch_model(model, places)
     assert all(parameter.is_meta for parameter in empty.parameters())
+
+
+class Noted(nn.Linear):
+    """A layer with extra state that is no tensor."""
+
+    def get_extra_state(self) -> dict[str, int]:
+        """Return what is saved beside the weights."""
+        return {"calls": 3}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        """Take nothing back."""
+
+
+@pytest.mark.parametrize("way", ["cpu", "disk", "map"])
+def test_extra_state_stays_with_its_module(way: str, tmp_path: Path) -> None:
+    """Weights are offloaded without it, and the whole state dict has it."""
+    model, rows = Noted(3, 2), torch.randn(4, 3)
+    expected, state = model(rows), copy.deepcopy(model.state_dict())
+    if way == "cpu":
+        cpu_offload(model, execution_device="cpu")
+    elif way == "disk":
+        disk_offload(model, tmp_path, execution_device="cpu")
+    else:
+        dispatch_model(model, {"": "disk"}, main_device="cpu", offload_dir=tmp_path)
+    assert model.weight.is_meta
+    assert torch.equal(model(rows), expected)
+    whole = get_state_dict_offloaded_model(model)
+    assert whole.keys() == state.keys()
+    assert whole["_extra_state"] == {"calls": 3}
+    assert torch.equal(whole["weight"], state["weight"])
+
+
+def test_tensors_without_values_lie_on_the_cpu_whatever_the_default_device_is(tmp_path: Path) -> None:
+    """A zero-size tensor of a file is read there like all others."""
+    model, empty = nn.Linear(3, 2), nn.Linear(3, 2)
+    for each in (model, empty):
+        each.register_buffer("none", torch.empty(0, 3))
+    save_file(model.state_dict(), tmp_path / "model.safetensors")
+    with torch.device("meta"):
+        load_checkpoint_and_dispatch(empty, tmp_path, device_map={"": "disk"}, offload_folder=tmp_path / "waits")
+        found = empty(torch.ones(1, 3, device="cpu"))
+    assert torch.equal(found, model(torch.ones(1, 3)))

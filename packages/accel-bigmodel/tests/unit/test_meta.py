@@ -125,3 +125,17 @@ def test_parameters_are_plain_ones_afterwards() -> None:
     assert copied.second.weight is copied.first.weight
     filled = model.first.to_empty(device="cpu")
     assert nn.init.uniform_(filled.weight, 2.0, 3.0).min() >= 2.0
+
+
+def test_parameters_that_were_registered_carry_nothing_afterwards(tmp_path):
+    """A parameter that lives on can be saved and loaded as data; inside, it becomes the same empty one twice."""
+    parameter = nn.Parameter(torch.ones(2))
+    with init_empty_weights():
+        first, second = nn.Module(), nn.Module()
+        first.weight = parameter
+        second.weight = parameter
+    assert first.weight is second.weight
+    assert first.weight.is_meta
+    assert vars(parameter) == vars(first.weight) == {}
+    torch.save(parameter, tmp_path / "parameter.pt")
+    assert torch.equal(torch.load(tmp_path / "parameter.pt", weights_only=True), parameter)

@@ -88,6 +88,7 @@ def load_and_quantize_model(
     left_out = [*skipped, *(config.keep_in_fp32_modules or ())]
     modules = model.named_modules(remove_duplicate=False)
     before = {name: module for name, module in modules if isinstance(module, nn.Linear)}
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     shared = find_tied_parameters(model)
     layers.replace_with_bnb_layers(model, config, modules_to_not_convert=left_out)
     try:
@@ -106,6 +107,8 @@ def load_and_quantize_model(
         _check_kind(config, places)
     except BaseException:
         _put_back(model, before)
+        for parameter in trained:
+            parameter.requires_grad_(True)  # packed layers share their biases with those that they replace
         raise
     if source is not None:
         loader.load_from_checkpoint(source)

@@ -403,6 +403,8 @@ def test_bad_input_changes_nothing(trained, weights, tmp_path, monkeypatch, chan
     save_file(state, weights / "model.safetensors")
     model = _empty()
     before = {name: (type(module), id(module)) for name, module in model.named_modules()}
+    trained = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+    assert all(trained.values())
     arguments = {"weights_location": weights}
     arguments |= {key: value for key, value in change.items() if key in ("weights_location", "device_map")}
     if "offload_folder" in change:
@@ -410,6 +412,7 @@ def test_bad_input_changes_nothing(trained, weights, tmp_path, monkeypatch, chan
     with pytest.raises(error, match=message):
         load_and_quantize_model(model, _config("8bit", **change.get("config", {})), **arguments)
     assert {name: (type(module), id(module)) for name, module in model.named_modules()} == before
+    assert {name: parameter.requires_grad for name, parameter in model.named_parameters()} == trained
     assert all(parameter.is_meta for parameter in model.parameters())
 
 

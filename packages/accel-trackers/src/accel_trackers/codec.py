@@ -180,7 +180,7 @@ def _decode_tensor(written: dict[str, Any]) -> torch.Tensor:
     if len(data) != math.prod(shape) * dtype.itemsize:
         raise ValueError(f"a tensor of shape {shape} and {dtype} with {len(data)} bytes")
     if not data:
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(shape, dtype=dtype, device="cpu")
     return torch.frombuffer(data, dtype=torch.uint8).clone().view(dtype).reshape(shape)
 
 

@@ -40,8 +40,7 @@ class _SharedShard:
 
     def floating(self, name: str) -> bool:
         """Return whether a tensor holds floating point numbers."""
-        dtype = self._table[name][1]
-        return dtype.is_floating_point or dtype.is_complex
+        return self._table[name][1].is_floating_point
 
     def tensor(self, name: str) -> torch.Tensor:
         """Return a tensor; every process has to ask for it, in the same order."""
@@ -49,7 +48,7 @@ class _SharedShard:
         if self._source is not None:
             tensor = self._source.shard_of(name).tensor(name).contiguous()
         else:
-            tensor = torch.empty(shape, dtype=dtype)
+            tensor = torch.empty(shape, dtype=dtype, device="cpu")
         sent: torch.Tensor = broadcast(tensor.to(ensure().device), from_process=0)
         return sent.to("cpu")
 

@@ -212,8 +212,8 @@ def _plan(
             shape = source.shard_of(stored).shape(stored)
             if shape != tuple(tensor.shape) and packed.find(tensor) is None:
                 wrong.append(f"{name}: {shape} in the checkpoint, {tuple(tensor.shape)} in the model")
-            elif not is_buffer and _is_packed(source, stored, tensor):
-                wrong.append(f"{name}: integers in the checkpoint, {tensor.dtype} in the model")
+            elif not is_buffer and _is_of_another_kind(source, stored, tensor):
+                wrong.append(f"{name}: integers or complex numbers in the checkpoint, {tensor.dtype} in the model")
     for target in by_tensor.values():
         if target.source:
             plan.targets[target.source] = target
@@ -235,8 +235,8 @@ def _plan(
     return plan
 
 
-def _is_packed(source: Checkpoint, name: str, tensor: torch.Tensor) -> bool:
-    """Return whether a checkpoint holds packed weights for a plain parameter: cast, they would be another model's."""
+def _is_of_another_kind(source: Checkpoint, name: str, tensor: torch.Tensor) -> bool:
+    """Return whether a checkpoint holds packed or complex weights for a plain parameter: cast, they would be others."""
     plain = tensor.is_floating_point() and packed.find(tensor) is None
     return plain and not source.shard_of(name).floating(name)
 

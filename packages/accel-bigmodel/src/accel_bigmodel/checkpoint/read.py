@@ -62,7 +62,7 @@ class SafetensorsShard:
         Args:
             name: Name of the tensor.
         """
-        return _is_floating(self.file.entries[name].dtype)
+        return self.file.entries[name].dtype.is_floating_point
 
     def tensor(self, name: str) -> torch.Tensor:
         """Return a tensor.
@@ -122,7 +122,7 @@ class PickledShard:
         Args:
             name: Name of the tensor.
         """
-        return _is_floating(self.tensor(name).dtype)
+        return self.tensor(name).dtype.is_floating_point
 
     def tensor(self, name: str) -> torch.Tensor:
         """Return a tensor.
@@ -191,10 +191,6 @@ class Shard(Protocol):
 
     def close(self) -> None:
         """Let go what is held."""
-
-
-def _is_floating(dtype: torch.dtype) -> bool:
-    return dtype.is_floating_point or dtype.is_complex
 
 
 def _read_pickle(path: str) -> dict[str, torch.Tensor]:

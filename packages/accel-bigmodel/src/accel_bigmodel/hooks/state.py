@@ -22,7 +22,8 @@ def get_state_dict_offloaded_model(model: nn.Module) -> dict[str, torch.Tensor]:
         The tensors under the names of `model.state_dict()`.
     """
     shown = model.state_dict()
-    state = {name: tensor.to("cpu") for name, tensor in shown.items() if not tensor.is_meta}
+    state = {name: value for name, value in shown.items() if not isinstance(value, torch.Tensor)}  # extra state
+    state |= {name: tensor.to("cpu") for name, tensor in shown.items() if name not in state and not tensor.is_meta}
     named = {id(module): name for name, module in model.named_modules()}
     names = list(shown)
     for module in model.modules():

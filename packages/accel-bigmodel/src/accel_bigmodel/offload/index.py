@@ -157,7 +157,7 @@ class MappedFile:
 
     def _view(self, entry: StoredTensor) -> torch.Tensor:
         if entry.nbytes == 0 or self._map is None:
-            return torch.empty(entry.shape, dtype=entry.dtype)
+            return torch.empty(entry.shape, dtype=entry.dtype, device="cpu")
         raw = torch.frombuffer(self._map.buffer, dtype=torch.uint8, count=entry.nbytes, offset=entry.start)
         if entry.start % entry.dtype.itemsize:
             raw = raw.clone()  # a misaligned tensor cannot be viewed in its dtype

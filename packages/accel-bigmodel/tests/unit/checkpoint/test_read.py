@@ -61,12 +61,18 @@ def test_booleans_that_are_none_are_refused(tmp_path: Path) -> None:
         load_state_dict(tmp_path / "x.safetensors")
 
 
-def test_packed_weights_are_not_cast_to_a_plain_model(tmp_path: Path) -> None:
-    """Integers where a floating point parameter is due are named, and the model is as it was."""
+@pytest.mark.parametrize("dtype", [torch.int32, torch.complex64])
+@pytest.mark.parametrize("form", ["safetensors", "bin"])
+def test_weights_of_another_kind_are_not_cast_to_a_plain_model(dtype: torch.dtype, form: str, tmp_path: Path) -> None:
+    """Integers and complex numbers where a floating point parameter is due are named; the model is as it was."""
     model = nn.Linear(2, 2)
     before = model.weight.detach().clone()
-    save_file({"weight": torch.ones(2, 2, dtype=torch.int32), "bias": torch.ones(2)}, tmp_path / "model.safetensors")
-    with pytest.raises(CheckpointMismatchError, match=r"weight: integers in the checkpoint, torch\.float32"):
+    state = {"weight": torch.ones(2, 2, dtype=dtype), "bias": torch.ones(2)}
+    if form == "bin":
+        torch.save(state, tmp_path / "pytorch_model.bin")
+    else:
+        save_file(state, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointMismatchError, match=r"weight: integers or complex numbers in the checkpoint"):
         load_checkpoint_in_model(model, tmp_path)
     assert torch.equal(model.weight, before)
 

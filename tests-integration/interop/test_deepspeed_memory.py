@@ -168,7 +168,7 @@ def found() -> dict[Any, int]:
     peaks: dict[Any, int] = {}
     for ranks in (2, 4):
         command = [sys.executable, "-W", "ignore", __file__, str(ranks)]
-        run = subprocess.run(command, check=False, capture_output=True, text=True, timeout=240)
+        run = subprocess.run(command, check=False, capture_output=True, text=True, timeout=600)
         assert run.returncode == 0, run.stderr[-3000:]
         peaks |= zip(of_ranks(ranks), json.loads(run.stdout.splitlines()[-1]), strict=True)
     return peaks

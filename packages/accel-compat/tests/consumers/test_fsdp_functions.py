@@ -127,6 +127,7 @@ def test_half_masters_and_ignored_modules_of_a_prepared_model() -> None:
         )
 
 
+@requires("torch:2.8")
 @world(2)
 def test_only_the_first_rank_needs_weights() -> None:
     """With RAM-efficient loading every rank trains what rank 0 has, buffers too; meta weights need no asking."""

@@ -80,9 +80,12 @@ def linear(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None =
     """Multiply by a weight as `torch.nn.functional.linear` does, and keep no view of it for the backward pass.
 
     Args:
-        rows: What is multiplied.
-        weight: The weight.
-        bias: What is added.
+        rows: What is multiplied, of shape (..., in).
+        weight: The weight, of shape (out, in).
+        bias: What is added, of shape (out,).
+
+    Returns:
+        The product, of shape (..., out).
     """
     found: torch.Tensor = _Linear.apply(rows, weight, bias)  # type: ignore[no-untyped-call]
     return found

@@ -130,6 +130,7 @@ def test_incomplete_class():
 
 
 @pytest.mark.parametrize(("rank", "main_only", "runs"), [("0", True, True), ("1", True, False), ("1", False, True)])
+@pytest.mark.usefixtures("fresh_state")
 def test_on_main_process(monkeypatch, rank, main_only, runs):
     """A marked method runs on rank 0, and everywhere for trackers of every rank."""
     monkeypatch.setenv("RANK", rank)

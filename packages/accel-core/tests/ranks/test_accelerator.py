@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from accel_core.accelerator import Accelerator
 from accel_core.errors import RemoteRankError
+from accel_core.host.versions import is_torch_version
 from accel_core.options.enums import DDPCommunicationHookType, DistributedType
 from accel_core.plugins.handlers import DistributedDataParallelKwargs
 from accel_core.testing import requires, world
@@ -219,7 +220,11 @@ def test_replicas_of_a_mesh_train_data_parallel() -> None:
     assert accelerator.data_parallel_rank == accelerator.process_index
     assert accelerator.torch_device_mesh.size() == 2
     assert (accelerator.tensor_parallel_rank, accelerator.context_parallel_rank) == (0, 0), "axes that it has not"
-    with pytest.raises(KeyError):
+    # Before torch 2.13 the mesh is torch's plain one.
+    words = (
+        r"got 'tp', and active are dp_replicate=2. Set tp_size" if is_torch_version(">=", "2.13") else "mesh_dim_name"
+    )
+    with pytest.raises(KeyError, match=words):
         accelerator.torch_device_mesh["tp"]
     config = accelerator.parallelism_config
     assert accelerator.torch_device_mesh is config.get_device_mesh(), "laid out once"

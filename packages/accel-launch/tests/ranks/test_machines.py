@@ -119,6 +119,7 @@ def test_killed_machine_and_resumed_run(machines: tuple[str, str], tmp_path: Pat
             process.wait(10)
     lines = [line.split() for line in log.read_text().splitlines()]
     assert lines[0][0] == "1"
+    assert sum(size == "2" for _, size in lines) >= 5, "both machines trained together"
     assert lines[-1] == ["15", "1"]
     steps = [int(step) for step, _ in lines]
     assert all(later - earlier in (0, 1) for earlier, later in itertools.pairwise(steps))

@@ -157,6 +157,17 @@ def test_path_is_split_into_its_keys(path):
     assert list(map(repr, split(written))) == list(map(repr, path))
 
 
+def test_tensors_without_values_are_read_on_the_cpu():
+    """What was recorded is read there whatever the default device is."""
+    written = codec.dumps({"none": torch.empty(0, 3), "some": torch.ones(2)})
+    with torch.device("meta"):
+        found = codec.loads(written)
+    assert {name: (value.device.type, value.shape) for name, value in found.items()} == {
+        "none": ("cpu", (0, 3)),
+        "some": ("cpu", (2,)),
+    }
+
+
 @pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(configs)

@@ -136,14 +136,10 @@ def register_tracker_class(tracker_class: type[GeneralTracker]) -> None:
 
     Examples:
         >>> from accel import GeneralTracker
-        >>> class Printer(GeneralTracker):
-        ...     name = "printer"
-        ...     requires_logging_directory = False
-        ...     tracker = None
-        ...     def log(self, values, step=None, **kwargs):
-        ...         print(step, values)
-        >>> register_tracker_class(Printer)
-        >>> accelerator = Accelerator(log_with="printer")
+        >>> class Silent(GeneralTracker):
+        ...     name, requires_logging_directory, tracker = "silent", False, None
+        >>> register_tracker_class(Silent)
+        >>> accelerator = Accelerator(log_with="silent")
     """
     if not (isinstance(tracker_class, type) and issubclass(tracker_class, GeneralTracker)):
         raise ConfigurationError(

@@ -297,12 +297,8 @@ def _value(setting: Setting, value: object, where: str) -> Any:
         return tuple(bool(part) for part in value)
     if isinstance(value, list):
         value = ",".join(map(str, value))
-    if setting.choices and str(value) not in map(str, setting.choices):
-        lower = {str(choice).lower(): choice for choice in setting.choices}
-        if value is False and "no" in lower:
-            return "no"
-        if str(value).lower() in lower:
-            return str(value)
+    if value is False and "no" in setting.choices:
+        return "no"
     if isinstance(value, bool) and setting.engine == "megatron":
         return value
     return read(setting, str(value), where)

@@ -170,7 +170,12 @@ def read(setting: Setting, text: str, where: str) -> Any:
     except ValueError:
         raise _not_valid(setting, text, where) from None
     if setting.choices and value not in setting.choices:
-        raise _not_valid(setting, text, where)
+        # Files of Accelerate write NO and INDUCTOR, and so does the launcher, for the processes that it starts.
+        spelled = {str(choice).lower(): choice for choice in setting.choices}
+        if str(value).lower() not in spelled:
+            raise _not_valid(setting, text, where)
+        # An engine's word goes to the processes as it was written, as in Accelerate.
+        value = spelled[str(value).lower()] if setting.option is None else value
     return checked(setting, value, where)
 
 

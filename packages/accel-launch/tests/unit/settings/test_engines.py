@@ -13,6 +13,7 @@ from accel_launch import cli
 from accel_launch.commands.launch import launch_command_parser
 from accel_launch.commands.start import settings_from
 from accel_launch.settings.checks import check_installed
+from accel_launch.settings.child import child_environment
 from accel_launch.settings.engines import asked_for
 from accel_launch.settings.resolve import Settings
 
@@ -87,3 +88,24 @@ def test_an_engine_that_is_not_installed_is_refused_before_the_start(
     monkeypatch.setattr("sys.path", [str(tmp_path)])
     with pytest.raises(MissingDependencyError, match=r"got none in .*use_megatron_lm from --use.*pip install megatron"):
         check_installed(said)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--cpu"],
+        ["--use-fsdp"],
+        [*MESH, "--num-processes", "4", "--parallelism-config-tp-size", "2"],
+        ["--use-deepspeed", "--num-processes", "2"],
+        ["--use-megatron-lm", "--num-processes", "2"],
+        ["--cpu", "--mixed-precision", "fp8", "--fp8-backend", "te"],
+    ],
+)
+def test_a_run_may_start_another_one(monkeypatch: pytest.MonkeyPatch, words: list[str]) -> None:
+    """What a launch tells its processes, a launch inside of them reads, and tells its own processes the same."""
+    outer = child_environment(settings(*words, "s.py"))
+    for name, value in outer.items():
+        monkeypatch.setenv(name, value)
+    inner = child_environment(settings("s.py"))
+    engines = {name for name in outer if name.startswith("ACCELERATE_")}
+    assert {name: inner[name] for name in engines} == {name: outer[name] for name in engines}

@@ -123,3 +123,15 @@ def test_devices_of_each_kind_are_chosen_by_their_own_variable(tmp_path: Path) -
     assert found["MULTI_NPU"]["ASCEND_RT_VISIBLE_DEVICES"] == "1,2"
     assert "CUDA_VISIBLE_DEVICES" not in found["MULTI_NPU"]
     assert [found[label]["CUDA_VISIBLE_DEVICES"] for label in ("MULTI_GPU", "NO")] == ["1,2"] * 2
+
+
+def test_words_in_capitals_mean_the_same(tmp_path: Path) -> None:
+    """A file that says FP8 sets up what one that says fp8 does, its options included."""
+    told = []
+    for word in ("FP8", "fp8"):
+        path = tmp_path / "config.yaml"
+        path.write_text(f"mixed_precision: {word}\nuse_cpu: true\nfp8_config:\n  backend: TE\n  margin: 3\n")
+        args = launch_command_parser().parse_args(["--config-file", str(path), "s.py"])
+        told.append(child_environment(settings_from(args)))
+    assert told[0] == told[1]
+    assert told[1]["ACCELERATE_FP8_MARGIN"] == "3"

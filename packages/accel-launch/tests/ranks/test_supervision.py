@@ -110,6 +110,38 @@ def test_killed_launcher_leaves_nobody(started, tmp_path: Path, ranks: int) -> N
     assert wait_until_gone(run) == []
 
 
+LAUNCHES = """
+import subprocess, sys
+subprocess.run([sys.executable, "-m", "accel_launch", "launch", "--cpu", "inner.py"])
+"""
+
+DEAF_WITH_A_CHILD = """
+import os, signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+child = subprocess.Popen(["sleep", "60"], start_new_session=True)  # a signal that is ignored stays so in a child
+open("inner", "w").write(os.environ["ACCEL_RUN_ID"])
+time.sleep(60)
+"""
+
+
+def test_a_launch_inside_of_a_killed_one_ends_too(tmp_path: Path, variables: dict[str, str]) -> None:
+    """Nothing outlives a launcher that is killed, nor what its script launched, deaf to SIGTERM or not."""
+    (tmp_path / "outer.py").write_text(LAUNCHES)
+    (tmp_path / "inner.py").write_text(DEAF_WITH_A_CHILD)
+    words = [sys.executable, "-m", "accel_launch", "launch", "--cpu", "outer.py"]
+    with subprocess.Popen(words, cwd=tmp_path, env=variables, stderr=subprocess.DEVNULL) as process:
+        deadline = time.monotonic() + 40
+        while not ((tmp_path / "inner").exists() and (tmp_path / "inner").stat().st_size):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        process.kill()
+    run = (tmp_path / "inner").read_text().split()[-1]
+    left = wait_until_gone(run, 15)
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert left == []
+
+
 @pytest.mark.parametrize("ranks", ["1", "2"])
 def test_watchdog_shows_stacks_and_ends_the_run(accel, script, ranks: str) -> None:
     """Without progress for so long, the stacks of all ranks are printed and the run ends."""

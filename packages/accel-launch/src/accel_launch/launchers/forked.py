@@ -28,7 +28,7 @@ from accel_core.errors import LaunchError
 from accel_core.host.environ import text, write
 from accel_launch.launchers.rendezvous import LocalRendezvous, MachinesRendezvous
 from accel_launch.launchers.torch_loggers import torch_loggers
-from accel_launch.supervision.orphans import RUN_VARIABLE, kill_orphans
+from accel_launch.supervision.orphans import RUN_VARIABLE, kill_orphans, run_mark
 from accel_launch.supervision.report import report_left_behind
 from accel_launch.supervision.signals import SIGNALS
 from accel_launch.terminal import say
@@ -80,7 +80,7 @@ class _Forked:
 
         @functools.wraps(function, assigned=("__module__", "__doc__"))
         def run(*args: object) -> Any:
-            write(RUN_VARIABLE, self._run_id)
+            write(RUN_VARIABLE, run_mark(self._run_id, text(RUN_VARIABLE)))
             try:
                 return function(*args)
             except BaseException as error:

@@ -21,11 +21,22 @@ __all__ = [
     "find_orphans",
     "kill_orphans",
     "open_standard_descriptors",
+    "run_mark",
     "signal_group",
 ]
 
 RUN_VARIABLE = "ACCEL_RUN_ID"
-"""Variable that marks every process of one run."""
+"""Variable that marks every process of one run: its id, after those of the runs that it was started in."""
+
+
+def run_mark(run_id: str, around: str | None) -> str:
+    """Return the value of `RUN_VARIABLE` for the processes of a run.
+
+    Args:
+        run_id: The run.
+        around: The variable's value in the process that starts the run, where that belongs to a run itself.
+    """
+    return f"{around} {run_id}" if around else run_id
 
 
 def alive(pid: int) -> bool:
@@ -45,12 +56,12 @@ def find_orphans(run_id: str) -> list[int]:
     """Return the processes of a run that are still there, by the variable in their environment.
 
     Args:
-        run_id: Value of `RUN_VARIABLE`.
+        run_id: The run; the processes of runs that were started in it count as well.
 
     Returns:
         Process ids, this process excepted.
     """
-    mark = f"{RUN_VARIABLE}={run_id}".encode()
+    name, wanted = f"{RUN_VARIABLE}=".encode(), run_id.encode()
     found = []
     for folder in Path("/proc").iterdir():
         if not folder.name.isdigit() or int(folder.name) == os.getpid():
@@ -59,7 +70,8 @@ def find_orphans(run_id: str) -> list[int]:
             variables = (folder / "environ").read_bytes().split(b"\0")
         except OSError:
             continue
-        if mark in variables and alive(int(folder.name)):
+        marks = [variable[len(name) :].split() for variable in variables if variable.startswith(name)]
+        if any(wanted in mark for mark in marks) and alive(int(folder.name)):
             found.append(int(folder.name))
     return found
 
@@ -83,7 +95,7 @@ def kill_orphans(run_id: str, *, grace: float = 2.0) -> list[int]:
     """End what is left of a run: SIGTERM first, SIGKILL after a while.
 
     Args:
-        run_id: Value of `RUN_VARIABLE`.
+        run_id: The run.
         grace: Seconds between the two signals.
 
     Returns:

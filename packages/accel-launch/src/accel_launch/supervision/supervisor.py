@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from accel_core.errors import LaunchError
+from accel_launch.settings import environ
 from accel_launch.settings.rules import tee_of
 from accel_launch.supervision.logs import LogFolder
 from accel_launch.supervision.orphans import (
@@ -28,6 +29,7 @@ from accel_launch.supervision.orphans import (
     OrphanReaper,
     kill_orphans,
     open_standard_descriptors,
+    run_mark,
     signal_group,
 )
 from accel_launch.supervision.outcome import (
@@ -123,7 +125,7 @@ class Supervisor:
             local_rank: Its rank among those of this machine.
         """
         watched = {} if self._watchdog is None else self._watchdog.variables(local_rank)
-        return {RUN_VARIABLE: self._run_id, **watched}
+        return {RUN_VARIABLE: run_mark(self._run_id, environ.text(RUN_VARIABLE)), **watched}
 
     def follow(self, rank: int, local_rank: int) -> dict[str, Followed]:
         """Begin the record of a rank that is about to start, and make the streams that it writes to.

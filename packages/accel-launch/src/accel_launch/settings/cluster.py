@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 
 from accel_core.errors import ConfigurationError
 from accel_core.process.rendezvous import LAUNCHERS, expand_hosts, slurm_port
+from accel_launch.settings.reading import shortened
 from accel_launch.settings.resolve import Resolved
 
 __all__ = ["recognise"]
@@ -21,7 +22,8 @@ def recognise(environment: Mapping[str, str]) -> dict[str, Resolved]:
         Values by key; empty where no scheduler started this process.
 
     Raises:
-        ConfigurationError: SLURM started several tasks on a machine, each of which would start processes.
+        ConfigurationError: SLURM started several tasks on a machine, each of which would start processes; or a variable
+            that counts something holds no number.
     """
     for reader in _READERS:
         said = reader(environment)
@@ -30,11 +32,21 @@ def recognise(environment: Mapping[str, str]) -> dict[str, Resolved]:
     return {}
 
 
+def _number(environment: Mapping[str, str], name: str, default: int = 0) -> int:
+    text = environment.get(name, "")
+    if text and not (text.isascii() and text.isdigit()):
+        raise ConfigurationError(
+            f"A scheduler's variable holds a whole number from 0; got {name}={shortened(text)!r}. Set it to one, or "
+            "unset it where no scheduler started this process."
+        )
+    return int(text) if text else default
+
+
 def _slurm(environment: Mapping[str, str]) -> dict[str, Resolved]:
     if "SLURM_STEP_ID" not in environment or "SLURM_STEP_NUM_TASKS" not in environment:
         return {}
-    machines = int(environment.get("SLURM_STEP_NUM_NODES", environment.get("SLURM_NNODES", "1")))
-    tasks = int(environment["SLURM_STEP_NUM_TASKS"])
+    machines = _number(environment, "SLURM_STEP_NUM_NODES", _number(environment, "SLURM_NNODES", 1))
+    tasks = _number(environment, "SLURM_STEP_NUM_TASKS")
     if tasks > machines:
         raise ConfigurationError(
             f"Under srun the launcher runs once on each machine; got {tasks} tasks on {machines} machines. Start "
@@ -43,10 +55,10 @@ def _slurm(environment: Mapping[str, str]) -> dict[str, Resolved]:
     if machines == 1:
         return {}
     hosts = expand_hosts(environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_NODELIST", ""))
-    job = int(environment.get("SLURM_JOB_ID", "0"))
+    job = _number(environment, "SLURM_JOB_ID")
     return {
         "num_machines": Resolved(machines, "cluster", "SLURM_STEP_NUM_NODES"),
-        "machine_rank": Resolved(int(environment.get("SLURM_NODEID", "0")), "cluster", "SLURM_NODEID"),
+        "machine_rank": Resolved(_number(environment, "SLURM_NODEID"), "cluster", "SLURM_NODEID"),
         "main_process_ip": Resolved(hosts[0] if hosts else None, "cluster", "SLURM_STEP_NODELIST"),
         "main_process_port": Resolved(slurm_port(job), "cluster", "SLURM_JOB_ID"),
         "rdzv_id": Resolved(f"slurm-{job}-{environment['SLURM_STEP_ID']}", "cluster", "SLURM_JOB_ID"),
@@ -85,13 +97,13 @@ def _kubernetes(environment: Mapping[str, str]) -> dict[str, Resolved]:
     if "KUBERNETES_SERVICE_HOST" not in environment or "LOCAL_RANK" in environment:
         return {}
     wanted = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")
-    if not all(environment.get(name) for name in wanted) or int(environment["WORLD_SIZE"]) < 2:
+    if not all(environment.get(name) for name in wanted) or _number(environment, "WORLD_SIZE") < 2:
         return {}
     return {
-        "num_machines": Resolved(int(environment["WORLD_SIZE"]), "cluster", "WORLD_SIZE of the pod"),
-        "machine_rank": Resolved(int(environment["RANK"]), "cluster", "RANK of the pod"),
+        "num_machines": Resolved(_number(environment, "WORLD_SIZE"), "cluster", "WORLD_SIZE of the pod"),
+        "machine_rank": Resolved(_number(environment, "RANK"), "cluster", "RANK of the pod"),
         "main_process_ip": Resolved(environment["MASTER_ADDR"], "cluster", "MASTER_ADDR of the pod"),
-        "main_process_port": Resolved(int(environment["MASTER_PORT"]), "cluster", "MASTER_PORT of the pod"),
+        "main_process_port": Resolved(_number(environment, "MASTER_PORT"), "cluster", "MASTER_PORT of the pod"),
     }
 
 
@@ -99,7 +111,7 @@ def _mpi(environment: Mapping[str, str]) -> dict[str, Resolved]:
     if "SLURM_STEP_ID" in environment:
         return {}
     for launcher in _MPI:
-        if launcher.rank in environment and int(environment.get(launcher.size, "1")) > 1:
+        if launcher.rank in environment and _number(environment, launcher.size, 1) > 1:
             where = f"{launcher.size}: mpirun started this process as a rank"
             return {"nproc_per_node": Resolved(1, "cluster", where), "num_machines": Resolved(1, "cluster", where)}
     return {}

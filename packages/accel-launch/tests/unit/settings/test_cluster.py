@@ -70,3 +70,29 @@ def test_several_tasks_on_a_machine_are_refused() -> None:
 def test_other_schedulers(environment: dict[str, str], expected: dict[str, object]) -> None:
     """MPI, Kubernetes and torchrun say what they say, and nothing where they did not start this process."""
     assert values(environment) == expected
+
+
+POD = {
+    "KUBERNETES_SERVICE_HOST": "10.0.0.1",
+    "MASTER_ADDR": "host",
+    "MASTER_PORT": "23456",
+    "WORLD_SIZE": "2",
+    "RANK": "1",
+}
+
+
+@pytest.mark.parametrize(
+    ("environment", "name", "text"),
+    [
+        (POD, "MASTER_PORT", "tcp://10.3.240.1:23456"),  # what Kubernetes sets in every pod beside a service `master`
+        (POD, "WORLD_SIZE", "two"),
+        (POD, "RANK", "-1"),
+        (SRUN, "SLURM_STEP_NUM_TASKS", "1(x2)"),
+        ({"OMPI_COMM_WORLD_RANK": "0"}, "OMPI_COMM_WORLD_SIZE", "many"),
+    ],
+)
+def test_a_variable_that_is_no_number_is_named(environment: dict[str, str], name: str, text: str) -> None:
+    """What should count something and does not is an error with its name and what it holds."""
+    with pytest.raises(ConfigurationError, match="whole number") as caught:
+        recognise({**environment, name: text})
+    assert f"{name}={text!r}" in str(caught.value)

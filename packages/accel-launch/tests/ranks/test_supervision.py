@@ -214,6 +214,13 @@ def test_log_dir_keeps_what_every_rank_printed(accel, script, tmp_path: Path) ->
     assert not (tmp_path / "logs" / "failure.json").exists()
 
 
+def test_log_dir_may_be_in_the_home(accel, script, tmp_path: Path) -> None:
+    """`~`, which a shell leaves alone in `--log-dir=~/logs`, is the home folder."""
+    done = accel("launch", "--cpu", "--log-dir=~/logs", script("print(1)\n"), more={"HOME": str(tmp_path / "me")})
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "me" / "logs" / "rank0.stdout.log").read_text() == "1\n"
+
+
 @pytest.mark.parametrize("ranks", ["1", "2"])
 def test_children_that_outlive_their_rank_are_ended(accel, script, ranks: str) -> None:
     """A process that a rank leaves behind is ended after a success too, and that is said."""

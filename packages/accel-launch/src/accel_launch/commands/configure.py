@@ -40,7 +40,7 @@ def configure(args: argparse.Namespace) -> int:
     if args.subcommand == "update":
         print(f"Updated {update_config(args)}.")
         return 0
-    path = Path(args.config_file) if args.config_file else default_yaml_file()
+    path = Path(args.config_file).expanduser() if args.config_file else default_yaml_file()
     asker = asker_for(sys.stdin)
     config = _merged(args.set, path) if args.set else hold_dialogue(asker)
     document = as_document(config, path)
@@ -137,7 +137,7 @@ def default_config(args: argparse.Namespace) -> int:
     """
     gpus = count_gpus(environ.snapshot())
     place = args.save_location or getattr(args, "config_file", None) or default_yaml_file()
-    path = Path(place)
+    path = Path(place).expanduser()
     config = basic_config(args.mixed_precision, gpus=gpus).to_dict()
     if path.exists() and not getattr(args, "yes", False):
         print(f"{path} exists and was left alone. --yes replaces it, and keeps it as {path.name}.bak:")

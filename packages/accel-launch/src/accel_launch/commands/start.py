@@ -44,7 +44,7 @@ def settings_from(args: argparse.Namespace) -> Settings:
 
 
 def _configuration(args: argparse.Namespace, inherited: Mapping[str, str]) -> Any:
-    named = args.config_file or inherited.get("ACCEL_CONFIG_FILE")
+    named = args.config_file or inherited.get("ACCEL_CONFIG_FILE") or None
     if named is None and default_file() is None:
         return None
     return import_module("accel_launch.settings.file").load(named)

@@ -87,7 +87,7 @@ class Supervisor:
         self._began = time.monotonic()
         self._run_id = uuid.uuid4().hex
         open_standard_descriptors()
-        self._logs = LogFolder(Path(settings["log_dir"])) if settings["log_dir"] else None
+        self._logs = LogFolder(Path(settings["log_dir"]).expanduser()) if settings["log_dir"] else None
         self._reaper = OrphanReaper(self._run_id)  # a fork: before the threads of streams and watchdog
         self.streams = Streams(self._logs, hold=hold and not settings["quiet"])
         self._memory = MemoryKills()

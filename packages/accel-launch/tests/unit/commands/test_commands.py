@@ -116,6 +116,21 @@ def test_config_by_flags_changes_what_is_said_and_no_more(home: Path, capsys: py
     assert (home / "c.yaml.bak").read_text() == former
 
 
+@pytest.mark.parametrize("words", [["--set", "num_processes=2"], ["default"]])
+def test_config_writes_where_a_launch_reads(home: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]) -> None:
+    """`~`, which a shell leaves alone in `--config-file=~/c.yaml`, is the same folder for whoever writes and reads."""
+    monkeypatch.setenv("HOME", str(home / "me"))
+    assert cli.main(["config", "--config-file=~/c.yaml", *words]) == 0
+    assert (home / "me" / "c.yaml").is_file()
+    assert cli.main(["launch", "--config-file=~/c.yaml", "--dry-run", "s.py"]) == 0
+
+
+def test_empty_variable_names_no_file(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A variable that is set to nothing is one that is not set, as for every other setting."""
+    monkeypatch.setenv("ACCEL_CONFIG_FILE", "")
+    assert cli.main(["launch", "--dry-run", "s.py"]) == 0
+
+
 def test_config_default_replaces_only_when_told(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`default` says how it differs from the file that is there; with --yes it replaces that, and keeps it."""
     path = home / "c.yaml"

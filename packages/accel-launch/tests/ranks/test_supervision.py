@@ -110,6 +110,35 @@ def test_killed_launcher_leaves_nobody(started, tmp_path: Path, ranks: int) -> N
     assert wait_until_gone(run) == []
 
 
+IN_A_THREAD = """
+import signal, sys, threading
+from accel_launch import cli
+statuses = []
+words = ["launch", "--cpu", "--num-processes", sys.argv[1], "train.py"]
+before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+thread = threading.Thread(target=lambda: statuses.append(cli.main(words)))
+thread.start()
+thread.join()
+assert before == [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+sys.exit(statuses[0])
+"""
+
+
+@pytest.mark.parametrize("status", [0, 7])
+@pytest.mark.parametrize("ranks", ["1", "2"])
+def test_a_launch_may_run_in_a_thread(
+    script, tmp_path: Path, variables: dict[str, str], ranks: str, status: int
+) -> None:
+    """A program that launches from a thread, which may handle no signals, has its run seen through as any other."""
+    script(f"import os, sys\nsys.stdout.write(os.environ['ACCEL_RUN_ID'] + '\\n')\nsys.exit({status})\n")
+    done = subprocess.run(
+        [sys.executable, "-c", IN_A_THREAD, ranks],
+        cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == status, done.stderr
+    assert find_orphans(done.stdout.split()[0]) == []
+
+
 LAUNCHES = """
 import subprocess, sys
 subprocess.run([sys.executable, "-m", "accel_launch", "launch", "--cpu", "inner.py"])

@@ -1,8 +1,10 @@
 """Signals to the launcher: the first ends the run in good order, the second at once; some are only forwarded."""
 
 import signal
+import threading
 from collections.abc import Callable
 from types import FrameType
+from typing import Any
 
 __all__ = ["FORWARDED_SIGNALS", "SIGNALS", "TERMINATION_GRACE_S", "SignalHandlers"]
 
@@ -18,6 +20,8 @@ TERMINATION_GRACE_S = 30.0
 
 class SignalHandlers:
     """What the launcher does about signals.
+
+    Python lets the main thread alone handle signals. A launcher in another thread leaves them to the program around it.
 
     Args:
         on_first: Called with the first signal that ends the run.
@@ -37,6 +41,7 @@ class SignalHandlers:
         self.first: signal.Signals | None = None
         self._on_first, self._on_again, self._forward = on_first, on_again, forward
         self._before = {number: signal.getsignal(number) for number in (*SIGNALS, *FORWARDED_SIGNALS)}
+        self._may_handle = threading.current_thread() is threading.main_thread()
 
     def install(self) -> None:
         """Take over the signals, also those that a library has taken over since the last call.
@@ -46,7 +51,7 @@ class SignalHandlers:
         for numbers, handler in ((SIGNALS, self._end), (FORWARDED_SIGNALS, self._pass)):
             for number in numbers:
                 ignored = number == signal.SIGHUP and self._before[number] == signal.SIG_IGN
-                signal.signal(number, signal.SIG_IGN if ignored else handler)
+                self._set(number, signal.SIG_IGN if ignored else handler)
 
     def repeat(self) -> None:
         """Handle the first signal again if it has come: maybe when there was no process yet that it could reach."""
@@ -56,11 +61,15 @@ class SignalHandlers:
     def ignore(self) -> None:
         """Let no signal disturb what is left to do."""
         for number in (*SIGNALS, *FORWARDED_SIGNALS):
-            signal.signal(number, signal.SIG_IGN)
+            self._set(number, signal.SIG_IGN)
 
     def restore(self) -> None:
         """Give the signals back to whoever had them when this was made."""
         for number, handler in self._before.items():
+            self._set(number, handler)
+
+    def _set(self, number: signal.Signals, handler: Any) -> None:
+        if self._may_handle:
             signal.signal(number, handler)
 
     def _end(self, number: int, frame: FrameType | None) -> None:

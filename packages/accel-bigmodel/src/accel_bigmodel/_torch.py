@@ -93,5 +93,5 @@ PRIVATE_NAMES = {
 }
 """Private names of torch, as `module:name`, each with the reason why it is needed."""
 
-ABSENT_BEFORE = {"torch.distributed.pipelining.stage:PipelineStage._get_init_p2p_neighbors_ops": "2.9"}
-"""The first torch that has a private name, where that is not the first that accel takes."""
+ONLY_IN = {"torch.distributed.pipelining.stage:PipelineStage._get_init_p2p_neighbors_ops": ("2.9", "2.10")}
+"""The first torch that a private name is used in and the first that needs it no more, where not all do."""

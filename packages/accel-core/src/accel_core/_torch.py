@@ -19,6 +19,7 @@ from torch import _weights_only_unpickler as weights_only_unpickler
 from torch.distributed.distributed_c10d import _get_default_store as default_store
 from torch.serialization import _get_layout as get_layout
 from torch.serialization import _get_restore_location as get_restore_location
+from torch.torch_version import __version__ as torch_version
 from torch.utils.data._utils.pin_memory import pin_memory
 
 __all__ = [
@@ -76,7 +77,8 @@ def enable_async_tp(group: dist.ProcessGroup) -> None:
     from torch._inductor import config
     from torch.distributed._symmetric_memory import enable_symm_mem_for_group
 
-    enable_symm_mem_for_group(group.group_name)
+    if torch_version < "2.15":  # from then on every group is ready, and the call only warns
+        enable_symm_mem_for_group(group.group_name)
     config._micro_pipeline_tp = True
 
 
@@ -208,7 +210,7 @@ PRIVATE_NAMES = (
     ),
     PrivateName(
         "torch.distributed._symmetric_memory:enable_symm_mem_for_group",
-        "Such products read from one another's memory, which is made ready for a group of ranks by this name alone.",
+        "Such products read one another's memory, which only this makes ready for a group; torch 2.15 does so itself.",
     ),
     PrivateName(
         "torch.distributed:ProcessGroup._allgather_base",

@@ -171,4 +171,8 @@ def _join_arrays(arrays: Sequence[Any]) -> object:
     kept = [array for array in arrays if array.shape[0]] or list(arrays[:1])
     if len({(type(array.dtype), array.shape[1:], array.dtype) for array in kept}) > 1:
         return [row for array in kept for row in array]
-    return torch.cat(kept) if isinstance(kept[0], torch.Tensor) else sys.modules["numpy"].concatenate(kept)
+    if isinstance(kept[0], torch.Tensor):
+        return torch.cat(kept)
+    numpy = sys.modules["numpy"]
+    masked = any(isinstance(array, numpy.ma.MaskedArray) for array in kept)
+    return numpy.ma.concatenate(kept) if masked else numpy.concatenate(kept)

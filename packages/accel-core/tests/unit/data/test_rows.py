@@ -61,6 +61,8 @@ def test_arrays_count_rows_as_tensors_do():
     assert [type(column) for column in joined] == [np.ndarray, np.ndarray]
     assert [column.tolist() for column in joined] == [column.tolist() for column in columns]
     assert [row.shape for row in join_rows([np.ones((1, 3)), np.ones((1, 4))], [1, 1])] == [(3,), (4,)]
+    joined = join_rows([np.ones(2), np.ma.masked_equal([3.0, 0.0], 0.0)], [2, 2])
+    assert joined.tolist() == [1.0, 1.0, 3.0, None]
     tables = [{"name": Table()}, {"name": Table()}]
     assert join_rows(tables, [None, None]) == {"name": [tables[0]["name"], tables[1]["name"]]}
 

@@ -5,6 +5,7 @@ import threading
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -28,21 +29,7 @@ class _Placement:
     noted: list[weakref.ref[nn.Parameter]] = field(default_factory=list)
 
 
-class _Unfilled(nn.Parameter):
-    """What an empty parameter is while its model is built: random numbers that nobody would see are not traced."""
-
-    def uniform_(self, *args: object, **kwargs: object) -> "_Unfilled":
-        """Return the parameter as it is."""
-        return self
-
-    bernoulli_ = cauchy_ = exponential_ = geometric_ = log_normal_ = normal_ = random_ = uniform_
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> nn.Parameter:
-        """Copy the parameter as the plain one that it will be."""
-        if id(self) not in memo:
-            memo[id(self)] = nn.Parameter(self.detach().clone(), requires_grad=self.requires_grad)
-        copied: nn.Parameter = memo[id(self)]
-        return copied
+_IGNORING = ("normal_", "uniform_", "__getstate__")
 
 
 class _Active(threading.local):
@@ -124,7 +111,8 @@ def _registering(placement: _Placement) -> Iterator[None]:
     finally:
         _active.stack.remove(placement)
         for parameter in placement.unfilled:
-            parameter.__class__ = nn.Parameter
+            for name in _IGNORING:
+                parameter.__dict__.pop(name, None)
         for reference in placement.noted:
             left = reference()
             if left is not None:
@@ -158,24 +146,37 @@ def _place_parameter(module: nn.Module, name: str, parameter: nn.Parameter | Non
 
 
 def _leave_unfilled(parameter: nn.Parameter, placement: _Placement) -> None:
-    """Have an empty parameter ignore random initializers until the placement ends."""
+    """Have an empty parameter ignore random initializers, whose numbers nobody would see, until the placement ends.
+
+    Its own attributes stand before the methods of its class: another class could not be wrapped in `nn.Parameter`.
+    """
     if type(parameter) is nn.Parameter and parameter.is_meta:
-        parameter.__class__ = _Unfilled
+        own = parameter.__dict__
+        own["normal_"] = own["uniform_"] = partial(_itself, parameter)
+        own["__getstate__"] = partial(_attributes, parameter)  # what torch pickles
         placement.unfilled.append(parameter)
+
+
+def _itself(parameter: nn.Parameter, *_args: object, **_kwargs: object) -> nn.Parameter:
+    return parameter
+
+
+def _attributes(parameter: nn.Parameter) -> dict[str, Any]:
+    """Return the attributes that a parameter has by itself, not by a placement."""
+    left_out = (*_IGNORING, "_accel_moved")
+    return {name: value for name, value in vars(parameter).items() if name not in left_out}
 
 
 def _moved(parameter: nn.Parameter, device: torch.device) -> nn.Parameter:
     """Make the same parameter on another device: class, `requires_grad` and attributes are kept."""
     cls = type(parameter)
     moved: nn.Parameter
-    if cls is nn.Parameter or cls is _Unfilled:
+    if cls is nn.Parameter:
         data = torch.empty_like(parameter, device=device) if device.type == "meta" else parameter.detach().to(device)
         moved = nn.Parameter(data, requires_grad=parameter.requires_grad)
     elif (form := packed.find(parameter)) is not None:
         moved = form.move(parameter, device)
     else:
         moved = make_subclass(cls, parameter.detach().to(device), parameter.requires_grad)
-    attributes: dict[str, Any] = {name: value for name, value in vars(parameter).items() if name != "_accel_moved"}
-    if attributes:
-        moved.__dict__.update(attributes)
+    moved.__dict__.update(_attributes(parameter))
     return moved

@@ -116,10 +116,11 @@ def test_parameters_are_plain_ones_afterwards() -> None:
         pickled = pickle.loads(pickle.dumps(model.first))
         with init_on_device("meta"):
             nested = nn.Linear(2, 2)
+            normed = nn.utils.parametrizations.weight_norm(nn.Linear(2, 2))  # wraps parameters in parameters
     broken = nn.Module()
     with pytest.raises(KeyError), init_empty_weights():
         build_and_fail(broken)
-    for module in (model, copied, pickled, nested, broken):
+    for module in (model, copied, pickled, nested, normed, broken):
         assert {type(parameter) for parameter in module.parameters()} == {nn.Parameter}
         assert all(parameter.is_meta and "uniform_" not in vars(parameter) for parameter in module.parameters())
     assert copied.second.weight is copied.first.weight

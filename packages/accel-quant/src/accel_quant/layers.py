@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional
 
 from accel_core.errors import QuantizationError
 from accel_core.logging import get_logger
@@ -36,6 +38,9 @@ def replace_with_bnb_layers(
     current_key_name: list[str] | None = None,
 ) -> nn.Module:
     """Put a packed layer in the place of every `nn.Linear`; weights are packed when they are moved to a device.
+
+    A layer stays, and is named in a warning, whose weight its parent reads by itself (`nn.MultiheadAttention`) or is
+    computed of other weights (weight norm), and one of a subclass that computes something else than `nn.Linear`.
 
     Args:
         model: The model, changed in place; it may be on the meta device.
@@ -68,6 +73,7 @@ def _linear_layers(
     """List the layers to pack, each with all places that hold it; one that is left out under any name stays."""
     places: dict[nn.Linear, list[tuple[nn.Module, str]]] = {}
     stay: set[nn.Module] = set()
+    unfit: dict[nn.Module, str] = {}
     for path, parent in model.named_modules(remove_duplicate=False):
         for name, layer in parent._modules.items():
             full = ".".join(part for part in (prefix, path, name) if part)
@@ -75,7 +81,34 @@ def _linear_layers(
                 places.setdefault(layer, []).append((parent, name))
                 if any(is_named(full, key) for key in left_out):
                     stay.add(layer)
-    return [(layer, found) for layer, found in places.items() if layer not in stay]
+                elif isinstance(parent, nn.MultiheadAttention) or not _is_product(layer):
+                    unfit[layer] = full
+    named = sorted(name for layer, name in unfit.items() if layer not in stay)
+    if named:
+        logger.warning("Layers whose weight is not made or used as that of nn.Linear are not packed: %s.", named)
+    return [(layer, found) for layer, found in places.items() if layer not in stay and layer not in unfit]
+
+
+def _is_product(layer: nn.Linear) -> bool:
+    """Return whether a layer computes what `nn.Linear` does; a subclass is tried with small weights."""
+    if "weight" not in layer._parameters:
+        return False
+    if type(layer).forward is nn.Linear.forward:
+        return True
+    weight = torch.linspace(-1, 1, 12, device="cpu").reshape(3, 4)
+    inputs = torch.linspace(-2, 3, 8, device="cpu").reshape(2, 4)
+    bias = None if layer.bias is None else torch.linspace(1, 2, 3, device="cpu")
+    tried = copy.copy(layer)
+    tried.__dict__["_parameters"] = {"weight": weight, "bias": bias}
+    tried.in_features, tried.out_features = 4, 3
+    try:
+        with torch.no_grad():
+            found = type(layer).forward(tried, inputs)
+    except Exception as error:
+        logger.info("%s is not nn.Linear with another name: %s", type(layer).__name__, error)
+        return False
+    wanted = functional.linear(inputs, weight, bias)
+    return isinstance(found, torch.Tensor) and found.shape == wanted.shape and torch.allclose(found, wanted, atol=1e-5)
 
 
 def is_named(name: str, key: str) -> bool:

@@ -131,3 +131,48 @@ def test_looking_at_a_model():
     assert not has_4bit_bnb_layers(Model())
     assert not has_4bit_bnb_layers(replace_with_bnb_layers(Model(), EIGHT))
     assert has_4bit_bnb_layers(replace_with_bnb_layers(Model(), FOUR))
+
+
+class Doubled(nn.Linear):
+    """Computes something else than its parent."""
+
+    def forward(self, rows):
+        """Run."""
+        return 2 * super().forward(rows)
+
+
+class Spelled(nn.Linear):
+    """Computes the same in other words."""
+
+    def forward(self, rows):
+        """Run."""
+        return rows @ self.weight.T if self.bias is None else rows @ self.weight.T + self.bias
+
+
+class Odd(nn.Module):
+    """Layers that are linear by class and not by what becomes of their weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder = nn.TransformerEncoderLayer(64, 4, 64, batch_first=True)
+        self.normed = nn.utils.parametrizations.weight_norm(nn.Linear(64, 64))
+        self.doubled, self.spelled = Doubled(64, 64), Spelled(64, 64, bias=False)
+
+    def forward(self, rows):
+        """Run."""
+        return self.spelled(self.doubled(self.normed(self.encoder(rows))))
+
+
+@pytest.mark.parametrize("config", [EIGHT, FOUR], ids=["int8", "nf4"])
+def test_layers_that_compute_something_else_stay(config, caplog):
+    """What is packed computes as before; what torch or a subclass does otherwise with a weight is left and named."""
+    torch.manual_seed(0)
+    model, rows = Odd().eval(), torch.randn(2, 3, 64)
+    with torch.no_grad():
+        wanted = model(rows)
+        kinds = _kinds(replace_with_bnb_layers(model, config).to("cpu"))
+        found = model(rows)
+    packed = {name for name, kind in kinds.items() if kind.__module__.startswith("bitsandbytes")}
+    assert packed == {"encoder.linear1", "encoder.linear2", "spelled"}
+    assert "not packed: ['doubled', 'encoder.self_attn.out_proj', 'normed']" in caplog.text
+    assert (found - wanted).abs().max() < 0.2 * wanted.abs().max()

@@ -25,6 +25,7 @@ __all__ = [
     "clean_device_map",
     "device_of",
     "in_names_of",
+    "loads_whole",
     "main_device_of",
 ]
 
@@ -186,6 +187,21 @@ def main_device_of(device_map: Mapping[str, AnyDevice]) -> AnyDevice:
     return next((device for device in device_map.values() if str(device) not in ("cpu", "disk")), "cpu")
 
 
+def loads_whole(module: nn.Module, classes: Sequence[str] | None) -> bool:
+    """Return whether the weights of a module's submodules have to be loaded with its own.
+
+    Args:
+        module: The module.
+        classes: Names of classes whose instances do.
+
+    Returns:
+        Whether it is of such a class, or of one of torch's that read the weights of submodules by themselves.
+    """
+    return isinstance(module, (nn.MultiheadAttention, nn.TransformerEncoderLayer)) or (
+        classes is not None and type(module).__name__ in classes
+    )
+
+
 def check_blocks_fit(
     model: nn.Module,
     device_map: Mapping[str, AnyDevice],
@@ -211,7 +227,7 @@ def check_blocks_fit(
         return
     room = int(accelerator.mem_get_info(main)[1])
     for name, module in model.named_modules():
-        together = type(module).__name__ in (preload_module_classes or ())
+        together = loads_whole(module, preload_module_classes)
         count = sum(
             tensor_bytes(tensor, dtype)
             for key, tensor in module.named_parameters(recurse=together)

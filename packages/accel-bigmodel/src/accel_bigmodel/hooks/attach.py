@@ -7,6 +7,7 @@ from types import TracebackType
 import torch
 from torch import nn
 
+from accel_bigmodel.device_map.check import loads_whole
 from accel_bigmodel.hooks.align import AlignDevicesHook
 from accel_bigmodel.hooks.hook import SequentialHook, add_hook_to_module
 from accel_bigmodel.offload.store import PrefixedDataset
@@ -29,10 +30,6 @@ Device = int | str | torch.device | None
 def _children(module: nn.Module, module_name: str) -> Iterator[tuple[str, nn.Module]]:
     for name, child in module.named_children():
         yield (f"{module_name}.{name}" if module_name else name), child
-
-
-def _preloads(module: nn.Module, classes: list[str] | None) -> bool:
-    return classes is not None and type(module).__name__ in classes
 
 
 def attach_execution_device_hook(
@@ -59,7 +56,8 @@ def attach_execution_device_hook(
         add_hook_to_module(
             module, AlignDevicesHook(execution_device, skip_keys=skip_keys, tied_params_map=tied_params_map)
         )
-    if _preloads(module, preload_module_classes):
+    listed = preload_module_classes is not None and type(module).__name__ in preload_module_classes
+    if listed or ((hook := _offloading_hook(module)) is not None and hook.place_submodules):
         return
     for child in module.children():
         attach_execution_device_hook(child, execution_device, skip_keys, preload_module_classes, tied_params_map)
@@ -87,7 +85,7 @@ def attach_align_device_hook(
         module_name: The root's own dotted name.
         skip_keys: Keyword arguments and output keys that are not moved.
         preload_module_classes: Classes whose instances load their submodules' weights too, for modules that use a
-            submodule's weights without calling it.
+            submodule's weights without calling it; `nn.MultiheadAttention` and `nn.TransformerEncoderLayer` always do.
         tied_params_map: Copies on devices by the address of the original.
 
     Examples:
@@ -96,7 +94,7 @@ def attach_align_device_hook(
         >>> model.head.weight.device
         device(type='meta')
     """
-    no_split = offload and _preloads(module, preload_module_classes)
+    no_split = offload and loads_whole(module, preload_module_classes)
     holds_tensors = any(value is not None for value in (*module._parameters.values(), *module._buffers.values()))
     if holds_tensors or no_split:
         own_map: Mapping[str, torch.Tensor] | None = None

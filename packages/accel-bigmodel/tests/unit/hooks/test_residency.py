@@ -127,6 +127,33 @@ def test_a_weight_used_without_its_module_is_an_error_with_its_name() -> None:
     assert torch.equal(twin(X), expected)
 
 
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("away", ["cpu", "disk", "map"])
+def test_torchs_own_transformer_layers_run_offloaded(tmp_path: Path, away: str, training: bool) -> None:
+    """Attention and encoder layers of torch, which read the weights of submodules by themselves, need no list."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)
+    decoder = nn.TransformerDecoderLayer(4, 2, 8, dropout=0.0, batch_first=True)
+    model = nn.ModuleDict({"encoder": nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), "decoder": decoder})
+    model.train(training)
+    rows = torch.randn(2, 3, 4)
+
+    def run() -> torch.Tensor:
+        with torch.set_grad_enabled(training):
+            return model["decoder"](rows, model["encoder"](rows)).detach()
+
+    expected = run()
+    if away == "cpu":
+        cpu_offload(model, CPU)
+    elif away == "disk":
+        disk_offload(model, tmp_path, CPU)
+    else:
+        places = {"encoder.layers.0": "disk", "encoder.layers.1": "cpu", "decoder": "disk"}
+        dispatch_model(model, places, main_device="cpu", offload_dir=tmp_path, force_hooks=True)
+    assert torch.equal(run(), expected)
+    assert torch.equal(run(), expected)
+
+
 @pytest.mark.parametrize(
     "use",
     [

@@ -17,7 +17,7 @@ from accel_bigmodel._torch import make_subclass
 from accel_core.host import environ
 from accel_core.modules import packed
 
-__all__ = ["init_empty_weights", "init_on_device"]
+__all__ = ["init_empty_weights", "init_on_device", "own_attributes"]
 
 
 @dataclass(eq=False)
@@ -153,7 +153,7 @@ def _leave_unfilled(parameter: nn.Parameter, placement: _Placement) -> None:
     if type(parameter) is nn.Parameter and parameter.is_meta:
         own = parameter.__dict__
         own["normal_"] = own["uniform_"] = partial(_itself, parameter)
-        own["__getstate__"] = partial(_attributes, parameter)  # what torch pickles
+        own["__getstate__"] = partial(own_attributes, parameter)  # what torch pickles
         placement.unfilled.append(parameter)
 
 
@@ -161,8 +161,12 @@ def _itself(parameter: nn.Parameter, *_args: object, **_kwargs: object) -> nn.Pa
     return parameter
 
 
-def _attributes(parameter: nn.Parameter) -> dict[str, Any]:
-    """Return the attributes that a parameter has by itself, not by a placement."""
+def own_attributes(parameter: torch.Tensor) -> dict[str, Any]:
+    """Return the attributes of a tensor that a placement did not give it.
+
+    Args:
+        parameter: The tensor.
+    """
     left_out = (*_IGNORING, "_accel_moved")
     return {name: value for name, value in vars(parameter).items() if name not in left_out}
 
@@ -178,5 +182,5 @@ def _moved(parameter: nn.Parameter, device: torch.device) -> nn.Parameter:
         moved = form.move(parameter, device)
     else:
         moved = make_subclass(cls, parameter.detach().to(device), parameter.requires_grad)
-    moved.__dict__.update(_attributes(parameter))
+    moved.__dict__.update(own_attributes(parameter))
     return moved

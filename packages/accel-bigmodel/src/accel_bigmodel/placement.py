@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from accel_bigmodel._torch import make_subclass
+from accel_bigmodel.meta import own_attributes
 from accel_bigmodel.offload.placeholders import is_placeholder
 from accel_core.errors import CheckpointMismatchError, ConfigurationError, OffloadError
 from accel_core.mesh.tensor import fill, spread_like
@@ -216,9 +217,8 @@ def _on_device(
         made: torch.Tensor = nn.Parameter(data, requires_grad=requires_grad)
     else:
         made = make_subclass(cls, data, requires_grad)
-    attributes = {
-        key: value for key, value in old.__dict__.items() if key not in ("weight_name", "block_name", "_is_param")
-    }
+    not_kept = ("weight_name", "block_name", "_is_param")
+    attributes = {key: value for key, value in own_attributes(old).items() if key not in not_kept}
     if attributes:
         made.__dict__.update(attributes)
     return made

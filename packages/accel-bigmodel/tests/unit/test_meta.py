@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from accel_bigmodel import init_empty_weights, init_on_device
+from accel_bigmodel import init_empty_weights, init_on_device, set_module_tensor_to_device
 
 
 class Tied(nn.Module):
@@ -126,6 +126,16 @@ def test_parameters_are_plain_ones_afterwards() -> None:
     assert copied.second.weight is copied.first.weight
     filled = model.first.to_empty(device="cpu")
     assert nn.init.uniform_(filled.weight, 2.0, 3.0).min() >= 2.0
+
+
+def test_a_parameter_that_was_filled_is_one_to_initialize() -> None:
+    """Whoever fills a weight while other models are still being built gets one that initializers change."""
+    with init_empty_weights():
+        model = nn.Linear(2, 2)
+        set_module_tensor_to_device(model, "weight", "cpu", value=torch.ones(2, 2))
+        assert nn.init.uniform_(model.weight, 2.0, 3.0).min() >= 2.0
+        assert vars(model.weight) == {}
+    assert type(model.weight) is nn.Parameter
 
 
 def test_parameters_that_were_registered_carry_nothing_afterwards(tmp_path):

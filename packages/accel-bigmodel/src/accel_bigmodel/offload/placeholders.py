@@ -12,6 +12,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
 from accel_bigmodel._torch import DisableTorchFunctionSubclass, make_subclass
+from accel_bigmodel.meta import own_attributes
 from accel_core.errors import OffloadError
 
 __all__ = ["OffloadedTensor", "forbid_gradient", "is_placeholder", "placeholder_for"]
@@ -196,7 +197,7 @@ def _make(tensor: torch.Tensor, weight_name: str, block_name: str) -> OffloadedT
     with DisableTorchFunctionSubclass():
         empty = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
         made: OffloadedTensor = make_subclass(OffloadedTensor, empty, tensor.requires_grad)
-        made.__dict__.update({key: value for key, value in tensor.__dict__.items() if key != "_backward_hooks"})
+        made.__dict__.update({key: value for key, value in own_attributes(tensor).items() if key != "_backward_hooks"})
         if isinstance(tensor, nn.Parameter):
             made.__dict__["_is_param"] = True
         made.__dict__["weight_name"] = weight_name

@@ -398,13 +398,13 @@ def _is_copied(model: nn.Module, name: str, value: torch.Tensor) -> bool:
 def _recast(model: nn.Module, name: str, dtype: torch.dtype | None) -> None:
     """Empty the place of a weight on disk, in the dtype that the weight will have."""
     owner, key = owner_of(model, name)
-    store: dict[str, Any] = owner._parameters if key in owner._parameters else owner._buffers
-    tensor = store[key]
+    tensor: Any = owner._parameters[key] if key in owner._parameters else owner._buffers[key]
     dtype = tensor.dtype if dtype is None else dtype
     if tensor.is_meta and tensor.dtype == dtype:
         return
-    empty = torch.empty_like(tensor, dtype=dtype, device="meta")
-    store[key] = nn.Parameter(empty, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
+    set_module_tensor_to_device(
+        owner, key, "meta", value=torch.empty_like(tensor, dtype=dtype, device="meta"), dtype=dtype
+    )
 
 
 def load_offloaded_weights(

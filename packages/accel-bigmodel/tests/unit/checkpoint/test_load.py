@@ -257,6 +257,23 @@ def test_code_in_a_pickle_never_runs(tmp_path: Path) -> None:
     assert not (tmp_path / "evil").exists()
 
 
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+@pytest.mark.parametrize("place", ["cpu", "disk"])
+def test_classes_and_attributes_of_parameters_are_kept(tmp_path: Path, place: str, dtype: torch.dtype | None) -> None:
+    """A parameter that is filled, or left on disk in another dtype, is of the class and has the attributes it had."""
+
+    class Marked(nn.Parameter):
+        pass
+
+    save_file(make().state_dict(), tmp_path / "model.safetensors")
+    model = make()
+    model[0].weight = Marked(model[0].weight.detach())
+    model[0].weight.note = "kept"
+    load_checkpoint_in_model(model, tmp_path, {"": place}, offload_folder=tmp_path / "away", dtype=dtype)
+    weight = model[0].weight
+    assert (type(weight), weight.note, weight.dtype) == (Marked, "kept", dtype or torch.float32)
+
+
 def test_pickled_weights_on_disk_need_a_folder(tmp_path: Path) -> None:
     """Without `offload_folder`, and with one that cannot be made, the error comes before the model changes."""
     source = one_bin(dict(make().state_dict()), tmp_path)

@@ -159,10 +159,10 @@ def join_rows(batches: Sequence[Any], rows: Sequence[int | None]) -> Any:
 
 
 def _equal(one: Any, other: Any) -> bool:
-    """Return whether two values are equal; some, as tables, compare place by place and say neither yes nor no."""
+    """Return whether two values are equal; some, as tables or objects with tensors, say neither yes nor no."""
     try:
         return bool(one == other)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RuntimeError):
         return False
 
 

@@ -1,6 +1,6 @@
 """The rows of batches of any kind."""
 
-from collections import OrderedDict, namedtuple
+from collections import OrderedDict, deque, namedtuple
 
 import pytest
 import torch
@@ -72,6 +72,12 @@ def test_ragged_tensors_become_a_list():
     joined = join_rows([torch.ones(2, 3), torch.ones(1, 4), torch.ones(0, 9)], [2, 1, 0])
     assert [tuple(row.shape) for row in joined] == [(3,), (3,), (4,)]
     assert join_rows([torch.ones(2, 3), torch.ones(0, 4)], [2, 0]).shape == (2, 3)
+
+
+def test_objects_that_hold_tensors_are_one_a_batch():
+    """Objects whose comparison is one of tensors come back one a batch, whatever their class."""
+    first, second = deque([torch.arange(3)]), deque([torch.ones(3)])
+    assert join_rows([first, second], [3, 3]) == [first, second]
 
 
 def test_a_list_in_two_ways():

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset, Subset
 
+from accel_core.comm.tree import honor_mapping
 from accel_core.errors import DataError
 
 __all__ = ["split_for_rank"]
@@ -36,7 +37,8 @@ def split_for_rank(inputs: Any, rank: int, size: int, *, apply_padding: bool = F
                 f"All values of a dict that is split between processes need the same length; got {lengths}. "
                 "Give values of one length."
             )
-        return {key: split_for_rank(value, rank, size, apply_padding=apply_padding) for key, value in inputs.items()}
+        parts = {key: split_for_rank(value, rank, size, apply_padding=apply_padding) for key, value in inputs.items()}
+        return honor_mapping(inputs, parts)
     if not isinstance(inputs, list | tuple | torch.Tensor | Dataset) and not hasattr(inputs, "select"):
         return inputs
     indices = _indices(len(inputs), rank, size, apply_padding)

@@ -1,6 +1,7 @@
 """The three views."""
 
 import pickle
+from collections import OrderedDict, defaultdict
 
 import pytest
 import torch
@@ -111,6 +112,17 @@ def test_split_of_a_dict_with_unequal_lengths_is_refused() -> None:
 
     with pytest.raises(DataError, match=r"'a': 2.*'b': 3"):
         split_for_rank({"a": [1, 2], "b": [1, 2, 3]}, 0, 2)
+
+
+def test_split_of_a_dict_keeps_its_class() -> None:
+    """A part of a dict is of the dict's class, and keeps what makes values for missing keys."""
+    from accel_core.comm.split import split_for_rank
+
+    whole = defaultdict(list, a=[1, 2, 3])
+    part = split_for_rank(whole, 1, 2)
+    assert (type(part), part["a"], part["missing"]) == (defaultdict, [3], [])
+    assert whole == {"a": [1, 2, 3]}
+    assert type(split_for_rank(OrderedDict(a=[1, 2]), 0, 2)) is OrderedDict
 
 
 @pytest.mark.parametrize("length", range(9))

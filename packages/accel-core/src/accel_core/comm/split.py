@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset, Subset
 
-from accel_core.comm.tree import honor_mapping
-from accel_core.errors import DataError
+from accel_core.comm.tree import honor_mapping, key_text
+from accel_core.errors import DataError, UnsupportedTypeError
 
 __all__ = ["split_for_rank"]
 
@@ -27,11 +27,12 @@ def split_for_rank(inputs: Any, rank: int, size: int, *, apply_padding: bool = F
 
     Raises:
         DataError: The values of a dict have different lengths.
+        UnsupportedTypeError: A value of a dict has no length.
     """
     if size == 1:
         return inputs
     if isinstance(inputs, dict):
-        lengths = {key: len(value) for key, value in inputs.items()}
+        lengths = {key: _length(key, value) for key, value in inputs.items()}
         if len(set(lengths.values())) > 1:
             raise DataError(
                 f"All values of a dict that is split between processes need the same length; got {lengths}. "
@@ -50,6 +51,16 @@ def split_for_rank(inputs: Any, rank: int, size: int, *, apply_padding: bool = F
         return Subset(inputs, indices)
     part = [inputs[index] for index in indices]
     return part if isinstance(inputs, list) else tuple(part)
+
+
+def _length(key: object, value: Any) -> int:
+    try:
+        return len(value)
+    except TypeError as failure:
+        raise UnsupportedTypeError(
+            "A dict that is split between processes holds values that have one length; got "
+            f"{type(value).__name__} at {key_text(key)}. Take what all processes share out of the dict."
+        ) from failure
 
 
 def _indices(length: int, rank: int, size: int, apply_padding: bool) -> list[int]:

@@ -192,6 +192,7 @@ class PartialState:
 
         Raises:
             DataError: The values of a dict have different lengths.
+            UnsupportedTypeError: A value of a dict has no length.
         """
         yield split_for_rank(inputs, self.process_index, self.num_processes, apply_padding=apply_padding)
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from accel_core.accelerator import Accelerator
-from accel_core.errors import ConfigurationError, DataError, StateError, StateResetError
+from accel_core.errors import ConfigurationError, DataError, StateError, StateResetError, UnsupportedTypeError
 from accel_core.host.environ import patch_environment
 from accel_core.options.enums import DistributedType
 from accel_core.plugins.accumulation import GradientAccumulationPlugin
@@ -112,6 +112,15 @@ def test_split_of_a_dict_with_unequal_lengths_is_refused() -> None:
 
     with pytest.raises(DataError, match=r"'a': 2.*'b': 3"):
         split_for_rank({"a": [1, 2], "b": [1, 2, 3]}, 0, 2)
+
+
+@pytest.mark.parametrize("value", [7.5, torch.tensor(7.5), None])
+def test_split_of_a_dict_with_a_value_without_length_is_refused(value: object) -> None:
+    """The error names the key, whose value cannot be divided."""
+    from accel_core.comm.split import split_for_rank
+
+    with pytest.raises(UnsupportedTypeError, match=rf"got {type(value).__name__} at 'scale'"):
+        split_for_rank({"prompts": ["a", "b"], "scale": value}, 0, 2)
 
 
 def test_split_of_a_dict_keeps_its_class() -> None:

@@ -1542,7 +1542,7 @@ class Accelerator:
             unwrap: Return the library's own object.
 
         Returns:
-            The tracker; on other processes than the main one, one that does nothing.
+            The tracker; one that does nothing on other processes than the main one, and in a run without trackers.
 
         Examples:
             >>> accelerator = Accelerator(log_with="tensorboard", project_dir="runs")

@@ -226,13 +226,13 @@ class TrackerHub:
             unwrap: Return the library's own run object instead.
 
         Returns:
-            The tracker; on other ranks one that does nothing, or `NULL_RUN`.
+            The tracker; one that does nothing, or `NULL_RUN`, on other ranks and in a run that tracks nothing.
 
         Raises:
-            ConfigurationError: No such tracker runs here.
+            ConfigurationError: The run has trackers, and no such one runs here.
         """
         wanted = _plain_name(name)
-        if not self.is_main:
+        if not (self.is_main and (self._faces or self.log_with)):
             like = LOGGER_TYPE_TO_CLASS.get(wanted, GeneralTracker)
             tracker = next((known for known in self._trackers if known.name == wanted), None) or null_tracker(like)
             return tracker.tracker if unwrap else tracker

@@ -1,4 +1,4 @@
-"""Trackers of the ranks that do not track: the same attributes, and nothing happens."""
+"""Trackers of ranks and runs that do not track: the same attributes, and nothing happens."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class _Null:
         return NULL_RUN
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} of another rank: does nothing>"
+        return f"<{type(self).__name__}: does nothing>"
 
 
 def null_tracker(like: type[GeneralTracker] | GeneralTracker) -> GeneralTracker:

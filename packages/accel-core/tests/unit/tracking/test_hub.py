@@ -446,6 +446,18 @@ def test_missing_artifact_is_a_warning(tmp_path, caplog, named):
     assert "log_artifact" in caplog.text
 
 
+def test_a_run_without_trackers_gives_one_that_does_nothing():
+    """A script whose tracker was skipped goes on; one that forgot `init_trackers` is told."""
+    hub = TrackerHub()
+    hub.init("run")
+    tracker = hub.get("wandb")
+    assert isinstance(tracker, GeneralTracker)
+    assert tracker.log({"loss": 1.0}) is None
+    assert hub.get("wandb", unwrap=True) is NULL_RUN
+    with pytest.raises(ConfigurationError, match="running are none"):
+        TrackerHub(Keeping()).get("keeping")
+
+
 def test_unknown_tracker_in_get(tmp_path):
     """Asking for a tracker that does not run names those that do."""
     hub = _hub(Keeping())

@@ -415,7 +415,8 @@ class Accelerator:
         """Give each process its part of `inputs` inside the block; see `PartialState.split_between_processes`.
 
         Args:
-            inputs: A list, tuple, tensor (split along its first dim), dataset, or a dict of these with equal lengths.
+            inputs: A list, tuple, tensor or numpy array (split along its first dim), dataset, or a dict of these
+                with equal lengths.
             apply_padding: Repeat the last element, so that every process gets equally many.
 
         Returns:

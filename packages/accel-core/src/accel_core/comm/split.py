@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
@@ -19,8 +20,8 @@ def split_for_rank(inputs: Any, rank: int, size: int, *, apply_padding: bool = F
     The parts differ by one element at most; the first ranks hold the longer ones.
 
     Args:
-        inputs: A list, tuple, tensor (split along its first dim), dataset, or a dict of such of equal lengths. What has
-            no length of its own is given whole to every rank.
+        inputs: A list, tuple, tensor or numpy array (split along its first dim), dataset, or a dict of such of equal
+            lengths. Anything else is given whole to every rank.
         rank: This rank.
         size: Number of ranks.
         apply_padding: Repeat the last element so that every rank gets as many as the first.
@@ -40,6 +41,9 @@ def split_for_rank(inputs: Any, rank: int, size: int, *, apply_padding: bool = F
             )
         parts = {key: split_for_rank(value, rank, size, apply_padding=apply_padding) for key, value in inputs.items()}
         return honor_mapping(inputs, parts)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(inputs, numpy.ndarray) and inputs.ndim:
+        return inputs[_indices(len(inputs), rank, size, apply_padding)]
     if not isinstance(inputs, list | tuple | torch.Tensor | Dataset) and not hasattr(inputs, "select"):
         return inputs
     indices = _indices(len(inputs), rank, size, apply_padding)

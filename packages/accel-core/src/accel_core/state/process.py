@@ -184,7 +184,8 @@ class PartialState:
         """Give each process its part of `inputs` inside the block.
 
         Args:
-            inputs: A list, tuple, tensor (split along its first dim), dataset, or a dict of such of equal lengths.
+            inputs: A list, tuple, tensor or numpy array (split along its first dim), dataset, or a dict of these with
+                equal lengths. Anything else is given whole to every process.
             apply_padding: Repeat the last element so that every process gets equally many.
 
         Yields:

@@ -123,6 +123,19 @@ def test_split_of_a_dict_with_a_value_without_length_is_refused(value: object) -
         split_for_rank({"prompts": ["a", "b"], "scale": value}, 0, 2)
 
 
+def test_arrays_are_split_as_tensors_are() -> None:
+    """Labels in an array stay beside the prompts that they belong to; an array of no dim is one thing."""
+    from accel_core.comm.split import split_for_rank
+
+    np = pytest.importorskip("numpy", reason="needs numpy, which accel-core does not")
+    whole = {"prompts": ["a", "b", "c"], "labels": np.array([[1], [2], [3]])}
+    part = split_for_rank(whole, 1, 2, apply_padding=True)
+    assert part["prompts"] == ["c", "c"]
+    assert part["labels"].tolist() == [[3], [3]]
+    assert split_for_rank(np.ones((0, 2)), 1, 2).shape == (0, 2)
+    assert split_for_rank(np.array(7), 1, 2) == 7
+
+
 def test_split_of_a_dict_keeps_its_class() -> None:
     """A part of a dict is of the dict's class, and keeps what makes values for missing keys."""
     from accel_core.comm.split import split_for_rank

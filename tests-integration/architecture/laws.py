@@ -97,6 +97,34 @@ def label_ladders(name: str, tree: ast.Module) -> list[Breach]:
     return found
 
 
+def literal_limits(name: str, tree: ast.Module) -> list[Breach]:
+    """Find waits of a test that end after a number of seconds: `accel_core.testing.limits` knows what a machine needs.
+
+    Waits of less than a second are there to run out.
+    """
+    found = []
+    for node in ast.walk(tree):
+        seconds: list[ast.expr] = []
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            if node.func.attr in ("wait", "join", "communicate", "poll"):
+                seconds = node.args[:1]
+            if node.func.attr in ("wait", "join", "communicate", "run", "check_output", "check_call"):
+                seconds = [*seconds, *(word.value for word in node.keywords if word.arg == "timeout")]
+        elif isinstance(node, ast.BinOp | ast.Compare) and "time.monotonic()" in ast.unparse(node):
+            seconds = [node.right] if isinstance(node, ast.BinOp) else node.comparators
+        numbers = [part.value for part in seconds if isinstance(part, ast.Constant)]
+        if any(isinstance(number, int | float) and number >= 1 for number in numbers):
+            found.append(Breach(name, node.lineno, f"waits for {numbers[0]} s; use accel_core.testing.limits"))
+    return found
+
+
+def tests() -> Iterator[tuple[str, ast.Module]]:
+    """Yield every file of the tests and its syntax tree."""
+    for folder in (*sorted((ROOT / "packages").glob("*/tests")), ROOT / "tests-integration"):
+        for path in sorted(folder.rglob("*.py")):
+            yield path.relative_to(ROOT).as_posix(), ast.parse(path.read_text())
+
+
 def absent_accelerators(name: str, tree: ast.Module) -> list[Breach]:
     """Find questions for the accelerator that torch was built for, which need not be in this machine.
 

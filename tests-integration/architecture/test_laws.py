@@ -53,6 +53,26 @@ def test_a_breach_is_found(law: Law, source: str) -> None:
     assert law("accel_core/somewhere.py", ast.parse(source))
 
 
+def test_limits_of_tests_grow_with_the_machine() -> None:
+    """No test waits for a fixed number of seconds."""
+    found = [str(breach) for name, tree in laws.tests() for breach in laws.literal_limits(name, tree)]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "process.communicate(timeout=20)",
+        "done.wait(5)",
+        "end = time.monotonic() + 60",
+        "assert time.monotonic() - t < 9",
+    ],
+)
+def test_a_literal_limit_is_found(source: str) -> None:
+    """Each way to wait for a number of seconds is seen."""
+    assert laws.literal_limits("tests/test_x.py", ast.parse(source))
+
+
 def test_every_source_file_is_read() -> None:
     """The checks see the files of all packages, so that they cannot pass on nothing."""
     tops = {name.split("/")[0] for name, _ in laws.files()}

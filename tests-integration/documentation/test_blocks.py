@@ -11,7 +11,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +20,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 import scene
+
+from accel_core.testing import limits
 
 ROOT = Path(__file__).resolve().parents[2]
 _PAGES = [*ROOT.glob("packages/*/README.md"), *ROOT.glob("docs/**/*.md")]
@@ -100,7 +101,7 @@ def _run(body: Callable[[list[Any], Path, dict[str, str]], None], wanted: list[A
     variables = os.environ | {"WANDB_MODE": "offline", "ACCELERATE_USE_CPU": "true"}
     process = context.Process(target=body, args=(wanted, folder, variables))
     process.start()
-    process.join(300)
+    process.join(limits.limit(30))
     process.kill()
     process.join()
     printed = (folder / "printed").read_text()
@@ -149,9 +150,7 @@ def test_commands_do_what_is_shown(title: str, source: str, tmp_path: Path) -> N
     for command, output in commands(source):
         if _elsewhere(command):
             continue
-        done = subprocess.run(
-            command, shell=True, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
-        )
+        done = limits.run(command, shell=True, cwd=tmp_path, env=environment, quiet=30)
         printed = [line.rstrip() for line in (done.stdout + done.stderr).splitlines()]
         fails = any("error:" in line for line in output)
         assert (done.returncode != 0) is fails, f"{title}: {command}\n{done.stdout}{done.stderr}"

@@ -5,11 +5,12 @@ Set ACCEL_PEER_PYTHON to a Python that has accelerate 1.15.0 and torch; without 
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from accel_core.testing import limits
 
 PEER = os.environ.get("ACCEL_PEER_PYTHON")
 PROGRAM = Path(__file__).with_name("batches.py")
@@ -19,9 +20,7 @@ pytestmark = pytest.mark.skipif(PEER is None, reason="needs ACCEL_PEER_PYTHON, a
 
 def batches(python: str, library: str, ranks: int) -> list[dict[str, object]]:
     """Run the program and return what each rank found."""
-    done = subprocess.run(
-        [python, str(PROGRAM), library, str(ranks)], capture_output=True, text=True, timeout=240, check=False
-    )
+    done = limits.run([python, str(PROGRAM), library, str(ranks)], quiet=24)
     assert done.returncode == 0, done.stderr[-3000:]
     found: list[dict[str, object]] = json.loads(done.stdout.splitlines()[-1])
     return found

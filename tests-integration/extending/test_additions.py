@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -17,6 +16,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 import additions
 from additions import Addition
+
+from accel_core.testing import limits
 
 LIMITS = {"a device": (additions.DEVICE, 2), "a strategy": (additions.STRATEGY, 4), "a tracker": (additions.TRACKER, 4)}
 
@@ -34,9 +35,7 @@ def run(tree: Path, source: str, *, pytest_on: str = "", **variables: str) -> st
         if pytest_on
         else ["program.py"]
     )
-    done = subprocess.run(
-        [sys.executable, *words], cwd=tree, env=environment, capture_output=True, text=True, timeout=400
-    )
+    done = limits.run([sys.executable, *words], cwd=tree, env=environment, quiet=40)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

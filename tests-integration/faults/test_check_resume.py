@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from accel_core.testing import requires
+from accel_core.testing import limits, requires
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train_digits.py"
 
@@ -57,7 +56,7 @@ class Own(torch.utils.data.Sampler):
 def check(script: Path, *options: str) -> tuple[int, str]:
     """Run the command; return its exit status and what it printed."""
     command = [sys.executable, "-m", "accel_launch", "check-resume", "--cpu", *options, str(script)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    done = limits.run(command, quiet=24)
     return done.returncode, done.stdout + done.stderr
 
 
@@ -140,11 +139,5 @@ def test_a_script_that_leaves_halfway(tmp_path: Path) -> None:
 def test_the_example_resumes_exactly(tmp_path: Path) -> None:
     """The quickstart's training script, interrupted in the middle of an epoch."""
     command = ["--steps", "6", "--at", "3", "--num-processes", "2", str(EXAMPLE), "--folder", str(tmp_path / "runs")]
-    done = subprocess.run(
-        [sys.executable, "-m", "accel_launch", "check-resume", "--cpu", *command],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    done = limits.run([sys.executable, "-m", "accel_launch", "check-resume", "--cpu", *command], quiet=24)
     assert (done.returncode, done.stdout.startswith("identical")) == (0, True), done.stdout + done.stderr

@@ -8,7 +8,6 @@ import runpy
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ import torch
 
 from accel_core.checkpoint.manifest import is_complete
 from accel_core.checkpoint.preemption import EXIT_CODE
+from accel_core.testing import limits
 from accel_core.testing.world import run
 
 SCRIPT = Path(__file__).with_name("preempted.py")
@@ -51,13 +51,11 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_asked_to_end_and_started_again(number: signal.Signals, uninterrupted: Path, tmp_path: Path) -> None:
     """In mid-epoch, with worker processes: the launcher gives 75, and the same command ends as a run without it."""
     launcher = launch(tmp_path, 0.05)
-    deadline = time.monotonic() + 60
-    while step(tmp_path) < 3:
-        assert time.monotonic() < deadline
-        assert launcher.poll() is None, launcher.communicate()[1]
-        time.sleep(0.01)
+    limits.wait_until(lambda: step(tmp_path) >= 3 or launcher.poll() is not None)
+    assert launcher.poll() is None, launcher.communicate()[1]
+    assert step(tmp_path) >= 3
     launcher.send_signal(number)
-    errors = launcher.communicate(timeout=60)[1]
+    errors = limits.communicate(launcher)[1]
     assert launcher.returncode == EXIT_CODE, errors
     found = re.search(r"record: (\S+)", errors)
     assert found, errors
@@ -66,7 +64,7 @@ def test_asked_to_end_and_started_again(number: signal.Signals, uninterrupted: P
     assert is_complete(tmp_path / "ckpt")
     assert not (tmp_path / "end-0.pt").exists()
     launcher = launch(tmp_path, 0.0)
-    errors = launcher.communicate(timeout=60)[1]
+    errors = limits.communicate(launcher)[1]
     assert launcher.returncode == 0, errors
     for rank in range(RANKS):
         one = torch.load(uninterrupted / f"end-{rank}.pt", weights_only=True)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+
+from accel_core.testing import limits
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = {
@@ -46,10 +47,11 @@ def test_a_script_prints_its_result(name: str, processes: int, results: Path) ->
     script = ROOT / "examples" / "gallery" / f"{name}.py"
     folder = results / str(processes) / name
     launch = ["-m", "accel_launch", "launch", "--cpu", "--num-processes", str(processes)]
-    done = subprocess.run(
+    done = limits.run(
         [sys.executable, *launch, str(script), "--folder", str(folder)],
-        env=os.environ | {"ACCELERATE_USE_CPU": "true"}, capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
+        env=os.environ | {"ACCELERATE_USE_CPU": "true"},
+        quiet=30,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count(SCRIPTS[name]) == 1, done.stdout
     assert re.search(rf"^  processes +{processes}$", done.stdout, re.MULTILINE), done.stdout

@@ -7,7 +7,6 @@ names the Python of an environment with the same libraries and the original.
 import json
 import os
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Generator
@@ -17,6 +16,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+
+from accel_core.testing import limits
 
 CLIENTS = Path(__file__).parent / "clients"
 
@@ -87,9 +88,7 @@ def run_client(python: str, words: list[str], folder: Path, **variables: str) ->
         "PYTHONHASHSEED": "0",  # diffusers orders a pipeline's models by a set of their names
         **variables,
     }
-    done = subprocess.run(
-        [python, *words], capture_output=True, text=True, cwd=folder, env=environment, check=False, timeout=600
-    )
+    done = limits.run([python, *words], cwd=folder, env=environment, quiet=60)
     if done.returncode:
         pytest.fail(f"{' '.join(words)} ended with {done.returncode} under {python}:\n{done.stderr[-6000:]}")
     return dict(json.loads(done.stdout.splitlines()[-1]))

@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from accel_core.testing import limits
+
 PEER = os.environ.get("ACCEL_PEER_PYTHON")
 SCRIPT = str(Path(__file__).with_name("exchange.py"))
 LIBRARIES = {"accelerate": PEER or sys.executable, "accel_core.accelerator": sys.executable}
@@ -38,7 +40,7 @@ def act(library: str, action: str, directory: Path, size: int) -> None:
         ranks.append(
             subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         )
-    outputs = [process.communicate(timeout=120)[0] for process in ranks]
+    outputs = [limits.communicate(process, quiet=12)[0] for process in ranks]
     assert [process.returncode for process in ranks] == [0] * size, "\n".join(outputs)
 
 

@@ -120,7 +120,7 @@ def test_models_attend_as_one_process_does() -> None:
         compare(accelerator, kind, 2)
 
 
-@world(2, timeout=300.0)
+@world(2, quiet=30)
 def test_compiled_models_attend_as_one_process_does() -> None:
     """Compiled whole, a model is given the masks that it is given uncompiled: a causal one, padding, documents."""
     accelerator = Accelerator(cpu=True, parallelism_config=ParallelismConfig(cp_size=2), dynamo_backend="eager")

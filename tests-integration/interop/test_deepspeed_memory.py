@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import gc
 import json
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
@@ -21,6 +20,8 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+
+from accel_core.testing import limits
 
 pytestmark = pytest.mark.skipif(find_spec("deepspeed") is None, reason="deepspeed is not installed: `nox -s deepspeed`")
 
@@ -168,7 +169,7 @@ def found() -> dict[Any, int]:
     peaks: dict[Any, int] = {}
     for ranks in (2, 4):
         command = [sys.executable, "-W", "ignore", __file__, str(ranks)]
-        run = subprocess.run(command, check=False, capture_output=True, text=True, timeout=600)
+        run = limits.run(command, quiet=60)
         assert run.returncode == 0, run.stderr[-3000:]
         peaks |= zip(of_ranks(ranks), json.loads(run.stdout.splitlines()[-1]), strict=True)
     return peaks

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from accel_core.testing import limits
+
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 NAMES = sorted(
     path.stem for path in SCRIPTS.glob("*.py") if path.stem not in ("forked", "samples", "test_feature_scripts")
@@ -41,7 +43,7 @@ def ran(request: pytest.FixtureRequest, original_alone: Path, tmp_path_factory: 
         environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", **variables}
         sides.append(subprocess.Popen(words, env=environment))
     try:
-        assert [side.wait(timeout=300) for side in sides] == [0, 0]
+        assert [side.wait(limits.limit(30)) for side in sides] == [0, 0]
     finally:
         for side in sides:
             side.kill()

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from accel_core.testing import limits
+
 CLIENT = Path(__file__).parent / "clients" / "smoke.py"
 WHERE = "import importlib.util; print(importlib.util.find_spec('accelerate').origin)"
 
@@ -34,7 +36,7 @@ def test_the_trainer_trains_as_on_the_original(original: Path, tmp_path: Path) -
         environment = {**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
         words = [sys.executable, str(CLIENT)]
         sides.append(subprocess.Popen(words, cwd=tmp_path / name, env=environment, stdout=subprocess.PIPE, text=True))
-    printed = [side.communicate(timeout=300)[0] for side in sides]
+    printed = [limits.communicate(side, quiet=30)[0] for side in sides]
     assert [side.returncode for side in sides] == [0, 0]
     ours, theirs = (json.loads(text.splitlines()[-1]) for text in printed)
     assert (ours.pop("accelerate").partition("+")[0], theirs.pop("accelerate")) == ("1.15.0", "1.15.0")

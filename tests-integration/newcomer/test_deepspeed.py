@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from accel_core.testing import requires
+from accel_core.testing import limits, requires
 
 HERE = Path(__file__).parent
 EXAMPLES = HERE.parents[1] / "examples"
@@ -96,9 +96,7 @@ TEMPLATES = {
 def started(words: list[str], folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run a program with one thread for each process, and return what it did."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HOME": str(folder)} | variables
-    return subprocess.run(
-        [sys.executable, *words], cwd=folder, capture_output=True, text=True, timeout=240, env=environment, check=False
-    )
+    return limits.run([sys.executable, *words], cwd=folder, env=environment, quiet=24)
 
 
 def launched(words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from accel_core.testing import requires
+from accel_core.testing import limits, requires
 
 HERE = Path(__file__).parent
 
@@ -18,14 +17,7 @@ HERE = Path(__file__).parent
 def _run(script: str, *words: str, processes: int = 1) -> str:
     """Run a script through `accel launch` and return what it printed."""
     command = [sys.executable, "-m", "accel_launch", "launch", "--cpu", "--num-processes", str(processes)]
-    done = subprocess.run(
-        [*command, str(HERE / script), *words],
-        capture_output=True,
-        text=True,
-        timeout=180,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        check=False,
-    )
+    done = limits.run([*command, str(HERE / script), *words], env=os.environ | {"OMP_NUM_THREADS": "1"}, quiet=18)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -1,11 +1,10 @@
 """The example of the quickstart trains in shards, without a change."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
-from accel_core.testing import requires
+from accel_core.testing import limits, requires
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -16,10 +15,11 @@ def test_the_example_trains_in_shards(tmp_path: Path) -> None:
     flags = ["--cpu", "--num-processes", "2", "--use-fsdp", "--fsdp-version", "2"]
     flags += ["--fsdp-state-dict-type", "FULL_STATE_DICT", "--fsdp-transformer-layer-cls-to-wrap", "Residual"]
     script = [str(EXAMPLES / "train_digits.py"), "--folder", str(tmp_path)]
-    done = subprocess.run(
+    done = limits.run(
         [sys.executable, "-m", "accel_launch", "launch", *flags, *script],
-        capture_output=True, text=True, timeout=240, env=os.environ | {"OMP_NUM_THREADS": "1"}, check=False,
-    )  # fmt: skip
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        quiet=24,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "test accuracy" in done.stdout
     assert list((tmp_path / "model").glob("*.safetensors"))

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from accel_core.testing import limits
+
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = {folder.name: folder for folder in sorted((ROOT / "packages").iterdir()) if folder.is_dir()}
 OWN = ("accel", "__editable__", "_editable_impl", "distutils-precedence")
@@ -25,10 +27,7 @@ class Installed:
         """Run one of its programs and return what it printed."""
         env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
         program, *arguments = map(str, words)
-        done = subprocess.run(
-            [str(self.folder / "bin" / program), *arguments],
-            cwd=self.folder, env=env, capture_output=True, text=True, check=False, timeout=300,
-        )  # fmt: skip
+        done = limits.run([str(self.folder / "bin" / program), *arguments], cwd=self.folder, env=env, quiet=30)
         assert not check or done.returncode == 0, done.stdout + done.stderr
         return done
 
@@ -66,9 +65,7 @@ def build(source: Path, target: Path) -> tuple[Path, Path]:
     hatch = os.environ.get("ACCEL_HATCH") or shutil.which("hatch")
     if hatch is None:
         pytest.skip("needs hatch on PATH, or its path in ACCEL_HATCH")
-    done = subprocess.run(
-        [hatch, "build", str(target)], cwd=source, capture_output=True, text=True, check=False, timeout=300
-    )
+    done = limits.run([hatch, "build", str(target)], cwd=source, quiet=30)
     assert done.returncode == 0, done.stdout + done.stderr
     return next(target.glob("*.whl")), next(target.glob("*.tar.gz"))
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from accel_core.testing import limits
+
 ALONE = Path(__file__).resolve().parents[2] / ".ci" / "alone.py"
 FILES = {"__init__.py": "", "py.typed": "", "inner/__init__.py": "", "inner/deep.py": "import json\n"}
 
@@ -26,7 +28,7 @@ def prove(source: Path, *strangers: str) -> "subprocess.CompletedProcess[str]":
     """Run the script where the package is installed."""
     environment = os.environ | {"PYTHONPATH": str(source.parents[1] / "installed")}
     words = [sys.executable, str(ALONE), str(source), *strangers]
-    return subprocess.run(words, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    return limits.run(words, env=environment)
 
 
 def test_a_package_that_is_alone_and_whole_passes(source: Path) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from accel_core.testing import limits
+
 ROOT = Path(__file__).resolve().parents[2]
 RELEASE = ROOT / ".ci" / "release.py"
 TOY = """
@@ -49,7 +51,7 @@ def repository(tmp_path: Path) -> Path:
 def release(repository: Path, *words: str) -> "subprocess.CompletedProcess[str]":
     """Run the release script on a copy of the repository."""
     command = [sys.executable, str(RELEASE), *words, "--root", str(repository)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    return limits.run(command)
 
 
 def contents(repository: Path) -> dict[Path, str]:

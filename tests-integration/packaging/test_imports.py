@@ -1,11 +1,12 @@
 """What an import or a command loads: torch only where it is needed, siblings never by chance."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from accel_core.testing import limits
 
 ACCEL = Path(sys.executable).with_name("accel")
 HEAVY = {"torch", "numpy", "rich", "questionary", "transformers", "tensorboard", "bitsandbytes"}
@@ -14,7 +15,7 @@ HEAVY = {"torch", "numpy", "rich", "questionary", "transformers", "tensorboard",
 def loaded(*command: str) -> set[str]:
     """Run Python on a command and return the top-level modules that it imports."""
     env = {**os.environ, "PYTHONPROFILEIMPORTTIME": "1"}
-    done = subprocess.run([sys.executable, *command], env=env, capture_output=True, text=True, check=False, timeout=120)
+    done = limits.run([sys.executable, *command], env=env, quiet=12)
     assert done.returncode == 0, done.stderr
     lines = (line for line in done.stderr.splitlines() if line.startswith("import time:"))
     return {line.rpartition("|")[2].strip().split(".")[0] for line in lines}

@@ -51,7 +51,7 @@ def _all_scripts(place: str) -> None:
 def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Run all scripts once, and return the folder of what they left."""
     folder = tmp_path_factory.mktemp("scripts")
-    failure = run(_all_scripts, 1, (str(folder),), timeout=300)
+    failure = run(_all_scripts, 1, (str(folder),), quiet=30)
     assert failure is None, failure
     return folder
 

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from accel_core.testing import limits
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 pytestmark = pytest.mark.skipif(
     shutil.which("g++") is None or shutil.which("ninja") is None,
@@ -21,7 +23,7 @@ pytestmark = pytest.mark.skipif(
 def kit(*arguments: object) -> subprocess.CompletedProcess[str]:
     """Run the kit in a dry run of some rows."""
     command = [sys.executable, str(BENCHMARKS / "gpu.py"), "--dry-run", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    return limits.run(command, quiet=30)
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +79,7 @@ def test_a_row_that_ends_its_process_is_reported(monkeypatch: pytest.MonkeyPatch
         "import gpu\n"
         "from pathlib import Path\n"
         "from gpu_rows.place import Row\n"
-        "def hangs(place): time.sleep(60)\n"
+        "def hangs(place): time.sleep(3600)\n"
         "def dies(place): os._exit(3)\n"
         "def raises(place): raise ValueError('a | in words')\n"
         "def runs(place): return {'passed': 'yes'}\n"
@@ -87,9 +89,7 @@ def test_a_row_that_ends_its_process_is_reported(monkeypatch: pytest.MonkeyPatch
         "print(json.dumps([gpu.one(name, 'accel', True, folder / name, 3) for name in made]))\n"
     )
     environment = {**os.environ, "PYTHONWARNINGS": "ignore"}
-    done = subprocess.run(
-        [sys.executable, str(program)], capture_output=True, text=True, timeout=120, env=environment, check=True
-    )
+    done = limits.run([sys.executable, str(program)], env=environment, check=True, quiet=12)
     hung, dead, raised, ran = json.loads(done.stdout.splitlines()[-1])
     assert hung == {"failed": "not done after 3 s"}
     assert dead == {"failed": "its process ended with status 3"}

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from accel_core.testing import limits
+
 HERE = Path(__file__).parent
 pytestmark = pytest.mark.skipif(
     shutil.which("g++") is None or shutil.which("ninja") is None,
@@ -24,13 +26,8 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     gathered: dict[str, Any] = {}
     Path(runpy.run_path(str(HERE / "simulated.py"))["build_folder"](), "lock").touch()  # as a killed build leaves it
     for names in (("mixed", "spread", "budget"), ("refused", "gradients", "back", "prepared"), ("full",), ("tight",)):
-        done = subprocess.run(
-            [sys.executable, "scenario.py", str(tmp_path_factory.mktemp("scenario")), *names],
-            cwd=HERE,
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
+        done = limits.run(
+            [sys.executable, "scenario.py", str(tmp_path_factory.mktemp("scenario")), *names], cwd=HERE, quiet=30
         )
         assert done.returncode == 0, done.stderr
         gathered.update(json.loads(done.stdout.splitlines()[-1]))
@@ -124,7 +121,7 @@ def test_two_ranks_save_and_load(tmp_path: Path) -> None:
             )
         )
     try:
-        ended = [process.communicate(timeout=180) for process in ranks]
+        ended = [limits.communicate(process, quiet=18) for process in ranks]
     finally:
         for process in ranks:
             process.kill()

@@ -1,9 +1,10 @@
 """The benchmark of what grows with the ranks, on few of them: it counts, draws, and steps send no control message."""
 
-import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
+
+from accel_core.testing import limits
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "scale.py"
 
@@ -12,9 +13,7 @@ def test_training_steps_send_nothing_but_gradients(tmp_path: Path) -> None:
     """Whatever the number of ranks, 20 steps make DistributedDataParallel's reductions and no other message."""
     drawing = tmp_path / "scale.svg"
     arguments = ("--ranks", "4", "16", "--files", "10", "100", "--turns", "1", "--svg", str(drawing))
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), *arguments], capture_output=True, text=True, timeout=240, check=True
-    )
+    done = limits.run([sys.executable, str(SCRIPT), *arguments], check=True, quiet=24)
     rows = {cells[0]: cells[1:] for line in done.stdout.splitlines() if len(cells := line.strip("| ").split(" | ")) > 2}
     assert rows["rank 0 of"][:2] == ["4", "16"]
     assert rows["control messages in 20 steps"][:2] == ["0", "0"]

@@ -2,12 +2,13 @@
 
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from accel_core.testing import limits
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -19,7 +20,7 @@ WANTED = {number for number, line in enumerate(TYPED.read_text().splitlines(), 1
 def check(*command: str, folder: Path) -> str:
     """Run a type checker and return what it printed."""
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False, timeout=300)
+    done = limits.run(command, cwd=folder, env=env, quiet=30)
     return done.stdout + done.stderr
 
 

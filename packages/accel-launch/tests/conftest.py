@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from accel_core.testing import limits
 from accel_core.testing.guards import *  # noqa: F403
 
 Accel = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -31,19 +32,10 @@ def variables(tmp_path: Path) -> dict[str, str]:
 def accel(tmp_path: Path, variables: dict[str, str]) -> Accel:
     """Run `accel WORDS…` in an empty folder, without the settings of the machine that tests."""
 
-    def run(
-        *words: str, more: Mapping[str, str] | None = None, seconds: float = 60
-    ) -> "subprocess.CompletedProcess[str]":
-        return subprocess.run(
-            [sys.executable, "-m", "accel_launch", *words],
-            cwd=tmp_path,
-            env={**variables, **(more or {})},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=seconds,
-            check=False,
-        )
+    def run(*words: str, more: Mapping[str, str] | None = None, quiet: float = 6) -> "subprocess.CompletedProcess[str]":
+        command = [sys.executable, "-m", "accel_launch", *words]
+        environment = {**variables, **(more or {})}
+        return limits.run(command, quiet=quiet, cwd=tmp_path, env=environment, stdin=subprocess.DEVNULL)
 
     return run
 

@@ -2,7 +2,6 @@
 
 import copy
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -30,6 +29,7 @@ from accel_core.errors import (
     DeviceUnavailableError,
 )
 from accel_core.modules.compilation import compile_regions
+from accel_core.testing import limits
 
 
 class Block(nn.Module):
@@ -161,7 +161,7 @@ def test_a_model_on_disk_is_saved_whole(tmp_path: Path) -> None:
     state = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).state_dict()
     save_file(state, tmp_path / "model.safetensors")
     command = [sys.executable, "-c", SAVE, str(tmp_path / "model.safetensors"), str(tmp_path / "saved")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    done = limits.run(command, quiet=12)
     assert done.returncode == 0, done.stderr
     saved = load_file(tmp_path / "saved" / "model.safetensors")
     assert set(saved) == set(state)

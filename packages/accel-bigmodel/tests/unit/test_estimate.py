@@ -3,7 +3,6 @@
 import importlib.util
 import json
 import socket
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from accel_bigmodel.__main__ import main
 from accel_bigmodel.checkpoint.hub import is_cached, why_unreachable
 from accel_bigmodel.estimate import create_ascii_table, create_empty_model, estimate_training_usage
 from accel_core.errors import CheckpointNotFoundError, ConfigurationError
+from accel_core.testing import limits
 
 PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
 needs_transformers = pytest.mark.skipif(
@@ -174,7 +174,7 @@ def test_a_library_that_lacks_another_is_one_line() -> None:
     """Transformers cannot be imported without the hub's own library: that one is named, in a process that lacks it."""
     hidden = "import sys; sys.modules['huggingface_hub'] = None; from accel_bigmodel.__main__ import main; "
     command = [sys.executable, "-c", hidden + "sys.exit(main())", "estimate-memory", "nobody-has/such-a-model"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    ended = limits.run(command, quiet=12)
     assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (1, "", 1), ended.stderr
     assert "huggingface_hub" in ended.stderr
     assert ended.stderr.endswith("Install it.\n")

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from accel_bigmodel import init_empty_weights, init_on_device, set_module_tensor_to_device
+from accel_core.testing import limits
 
 
 class Tied(nn.Module):
@@ -58,7 +59,7 @@ def test_other_threads_build_real_models() -> None:
     found: list[torch.device] = []
 
     def build() -> None:
-        inside.wait(5)
+        inside.wait(limits.limit())
         found.append(nn.Linear(2, 2).weight.device)
         done.set()
 
@@ -66,7 +67,7 @@ def test_other_threads_build_real_models() -> None:
     thread.start()
     with init_empty_weights():
         inside.set()
-        assert done.wait(5)
+        assert done.wait(limits.limit())
         assert nn.Module.register_parameter is register
         assert nn.Linear(2, 2).weight.is_meta
     thread.join()

@@ -1,7 +1,8 @@
 """Core and big models need no NumPy, and nobody is told that it is missing."""
 
-import subprocess
 import sys
+
+from accel_core.testing import limits
 
 HIDDEN = 'import sys; sys.modules["numpy"] = None; '
 
@@ -9,7 +10,7 @@ HIDDEN = 'import sys; sys.modules["numpy"] = None; '
 def errors_of(script: str) -> str:
     """Run a script in a process that has no NumPy, and return what it writes to the error stream."""
     command = [sys.executable, "-W", "always", "-c", HIDDEN + script]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stderr
+    return limits.run(command, check=True, quiet=12).stderr
 
 
 def test_nothing_is_said_about_numpy() -> None:

@@ -115,7 +115,7 @@ def test_flag_of_one_rank_is_seen_by_all() -> None:
     assert not accelerator.check_trigger()
 
 
-@world(2, timeout=20)
+@world(2)
 def test_main_process_that_raises_leaves_nobody_waiting() -> None:
     """The main process keeps its own error; the other is told, at once."""
     accelerator = Accelerator()

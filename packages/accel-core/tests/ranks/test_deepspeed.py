@@ -95,7 +95,7 @@ class Zero3(Zero2):
 
 
 @pytest.mark.parametrize("kind", ["Zero0", "Zero1", "Zero2", "Zero3"])
-@world(2, timeout=300)
+@world(2, quiet=30)
 def test_every_stage_equals_one_process(kind: str, tmp_path: Path) -> None:
     """Accumulated, cut short, clipped and weighted, every stage trains as one process, and refuses what it cannot."""
     begin()
@@ -130,7 +130,7 @@ class Compiled(Zero2):
 
 
 @pytest.mark.parametrize("stage", [2, 3])
-@world(2, timeout=300)
+@world(2, quiet=30)
 def test_compiled_engines_equal_one_process(stage: int) -> None:
     """A model that is compiled whole inside its engine trains as one process does."""
     begin()
@@ -150,7 +150,7 @@ def adam(net: nn.Module) -> torch.optim.Optimizer:
 
 
 @pytest.mark.parametrize("stage", [2, 3])
-@world(2, timeout=300)
+@world(2, quiet=30)
 def test_states_on_the_host_are_stepped_by_deepspeed(stage: int) -> None:
     """Offloaded, AdamW becomes DeepSpeedCPUAdam, and accumulated, clipped and weighted it trains as one process."""
     begin()
@@ -190,7 +190,7 @@ def student_and_teacher(data: Any, *seeds: int) -> tuple[Accelerator, Any, Any, 
     return accelerator, net, optimizer, loader, accelerator.prepare(teacher)
 
 
-@world(2, timeout=300)
+@world(2, quiet=30)
 def test_one_plugin_trains_while_another_reads(tmp_path: Path) -> None:
     """A student in stage 2 learns what a teacher in stage 3 says, as on one process; both are saved and restored."""
     begin()
@@ -221,7 +221,7 @@ def test_one_plugin_trains_while_another_reads(tmp_path: Path) -> None:
     torch.testing.assert_close(teacher(x), said(x))
 
 
-@world(2, timeout=300)
+@world(2, quiet=30)
 def test_a_loss_finds_its_engine() -> None:
     """Of two models that train, each loss finds its own; one of both or none, and a second optimizer, are refused."""
     begin()
@@ -262,7 +262,7 @@ EVERYWHERE: tuple[tuple[int, dict[str, Any]], ...] = (
 )
 
 
-@world(2, timeout=300)
+@world(2, quiet=30)
 def test_losses_of_one_batch_add_up() -> None:
     """Several backward passes count as their sum, and zero_grad drops all; stage 3 refuses two of one forward pass."""
     begin()
@@ -300,7 +300,7 @@ def several_losses(net: Any, x: torch.Tensor, y: torch.Tensor, back: Callable[..
     back(net(x).square().mean())
 
 
-@world(2, timeout=300)
+@world(2, quiet=30)
 def test_gradients_that_change_after_clipping_are_looked_at_again() -> None:
     """A step takes the norm from clipping where nothing changed; a NaN that was put there meanwhile stops it."""
     begin()
@@ -329,7 +329,7 @@ def test_gradients_that_change_after_clipping_are_looked_at_again() -> None:
         reset_all()
 
 
-@world(2, timeout=300)
+@world(2, quiet=30)
 def test_sixteen_bits_are_the_engines_own() -> None:
     """In bf16, every stage trains as 32 bits do, near enough, accumulated, cut short and clipped."""
     begin()
@@ -366,7 +366,7 @@ def test_sixteen_bits_are_the_engines_own() -> None:
             torch.testing.assert_close(state, dict(expected.state_dict()), rtol=0.02, atol=0.02)
 
 
-@world(2, timeout=300)
+@world(2, quiet=30)
 def test_the_configuration_makes_optimizer_and_schedule() -> None:
     """Stand-ins take rates from the script, a callable makes the schedule, and both move once for each window."""
     begin()
@@ -420,7 +420,7 @@ def decay(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRSchedu
     return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (step + 1))
 
 
-@world(2, timeout=300)
+@world(2, quiet=30)
 def test_what_contradicts_the_run_is_refused_before_an_engine_is_made() -> None:
     """Windows, batch sizes, formats and stand-ins that differ are named on every rank; nothing was prepared."""
     begin()
@@ -460,7 +460,7 @@ def test_what_contradicts_the_run_is_refused_before_an_engine_is_made() -> None:
         prepares(plugin(2), mixed_precision="fp8")
 
 
-@world(2, timeout=300)
+@world(2, quiet=30)
 def test_weights_are_gathered_only_where_the_configuration_says_so(tmp_path: Path) -> None:
     """In stage 3, save_model and get_state_dict without the 16-bit gather are refused, and write nothing."""
     begin()
@@ -475,7 +475,7 @@ def test_weights_are_gathered_only_where_the_configuration_says_so(tmp_path: Pat
     assert not (tmp_path / "model").exists() or not list((tmp_path / "model").iterdir())
 
 
-@world(2, timeout=300)
+@world(2, quiet=30)
 def test_sixteen_bits_are_saved_whole_by_both_ways(tmp_path: Path) -> None:
     """Under stage 3 with the gather, save_model and DeepSpeed's save_16bit_model write the same weights in 16 bits.
 
@@ -523,7 +523,7 @@ def split(stage: int, seed: int = 0) -> tuple[Accelerator, Any, Any, Any]:
 
 
 @requires("transformers")
-@world(2, timeout=300)
+@world(2, quiet=30)
 def test_layers_that_deepspeed_splits_train_as_on_one_process(tmp_path: Path) -> None:
     """Losses, norms and weights are whole ones, also saved and restored; stage 0 has no common norm and says so."""
     accelerator, net, optimizer, expected = split(1)
@@ -558,7 +558,7 @@ def test_layers_that_deepspeed_splits_train_as_on_one_process(tmp_path: Path) ->
 
 
 @requires("transformers")
-@world(2, timeout=300)
+@world(2, quiet=30)
 def test_experts_are_gathered_as_one(tmp_path: Path) -> None:
     """In stage 3, blocks of experts that the plugin names are leaves, and train as on one process.
 
@@ -614,7 +614,7 @@ def losses_of(accelerator: Accelerator, net: Any, optimizer: Any, loader: Any) -
     return found
 
 
-@world(2, timeout=300)
+@world(2, quiet=30)
 def saves_and_refuses(folder: Path) -> None:
     """Save in two stages, and load neither damaged nor in another stage."""
     for stage in (2, 3):
@@ -707,7 +707,7 @@ def steps_once(accelerator: Accelerator, net: Any, optimizer: Any) -> None:
     net.module.seen += 1
 
 
-@world(2, timeout=300)
+@world(2, quiet=30)
 def saves_for_others(folder: Path) -> None:
     """Train and save on two ranks; note what the engines hold, then and a step later."""
     for number in range(len(MOVED)):
@@ -749,7 +749,7 @@ def test_other_numbers_of_ranks_go_on_from_a_checkpoint(tmp_path: Path) -> None:
     """
     saves_for_others(tmp_path)
     for ranks in (1, 3):
-        failure = run(loads_of_others, ranks, (tmp_path,), timeout=300)
+        failure = run(loads_of_others, ranks, (tmp_path,), quiet=30)
         assert failure is None, failure
     for number in range(len(MOVED)):
         merge_weights(tmp_path / str(number), tmp_path / "whole")
@@ -794,6 +794,6 @@ def goes_on(folder: Path, stage: int) -> None:
 @pytest.mark.parametrize("stage", [2, 3])
 def test_training_goes_on_bit_by_bit_after_a_rank_was_killed_in_a_save(tmp_path: Path, stage: int) -> None:
     """The save before the killed one stands, and new processes compute the same losses from it."""
-    assert run(dies_in_a_save, 2, (tmp_path, stage), timeout=200) is not None
-    failure = run(goes_on, 2, (tmp_path, stage), timeout=200)
+    assert run(dies_in_a_save, 2, (tmp_path, stage), quiet=20) is not None
+    failure = run(goes_on, 2, (tmp_path, stage), quiet=20)
     assert failure is None, failure

@@ -370,7 +370,7 @@ def check_on_ranks(case, here):
             assert sorted(first + rest) == list(range(case.length)), (first, rest, dispatch)
 
 
-@world(2, timeout=1800.0)
+@world(2, quiet=180)
 def test_two_ranks_gather_every_sample_once():
     """Two ranks gather each sample once and in one structure, stopped and continued, and nobody waits for ever."""
     for number in range(ON_RANKS):
@@ -381,7 +381,7 @@ def test_two_ranks_gather_every_sample_once():
             raise AssertionError(f"{type(failure).__name__}: {failure}\n{case}") from failure
 
 
-@world(3, timeout=1800.0)
+@world(3, quiet=180)
 def test_three_ranks_gather_every_sample_once():
     """The same on three ranks."""
     for number in range(ON_RANKS // 2):

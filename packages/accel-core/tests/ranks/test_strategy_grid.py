@@ -109,6 +109,6 @@ def test_eight_ranks_equal_one_process(name: str) -> None:
 
 
 def _check(name: str, size: int) -> None:
-    failure = run(_on_each_rank, size, (name,), {}, timeout=600.0)
+    failure = run(_on_each_rank, size, (name,), {}, quiet=60)
     if failure is not None:
         pytest.fail(failure, pytrace=False)

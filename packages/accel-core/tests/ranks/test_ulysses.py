@@ -192,7 +192,7 @@ def trains_as_one_process(size: int, stage: int, *, weighted: bool) -> None:
     reset_all()
 
 
-@world(2, timeout=300)
+@world(2, quiet=30)
 def test_ranks_that_share_sequences_train_as_one_process() -> None:
     """Accumulated, cut short, clipped, weighted, with uneven labels: losses, norms and weights are one process's."""
     begin()
@@ -200,7 +200,7 @@ def test_ranks_that_share_sequences_train_as_one_process() -> None:
         trains_as_one_process(2, stage, weighted=weighted)
 
 
-@world(4, timeout=300)
+@world(4, quiet=30)
 def test_sequences_are_shared_beside_data_parallel() -> None:
     """On four ranks, two pairs each share sequences of their own, and train as one process on all of them."""
     begin()
@@ -215,7 +215,7 @@ def logits_of(net: Any, rows: list[dict[str, torch.Tensor]]) -> torch.Tensor:
     return found
 
 
-@world(2, timeout=300)
+@world(2, quiet=30)
 def test_whole_sequences_are_read_as_without_sharing() -> None:
     """A loader of its own gives each rank whole sequences to evaluate, inside the training loop too, each one once.
 
@@ -255,7 +255,7 @@ def test_whole_sequences_are_read_as_without_sharing() -> None:
         logits_of(net, data[:2])
 
 
-@world(2, timeout=300)
+@world(2, quiet=30)
 def test_training_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
     """Saved in the middle of an epoch and restored, the next steps are those of the run that went on, bit by bit."""
     begin()
@@ -281,7 +281,7 @@ def beginning(data: list[dict[str, torch.Tensor]], stage: int) -> tuple[Accelera
     return accelerator, *accelerator.prepare(net, momentum(net), DataLoader(data, batch_size=BATCH, shuffle=True))
 
 
-@world(2, timeout=300)
+@world(2, quiet=30)
 def test_a_loss_that_no_labels_gave_is_refused() -> None:
     """A model that gets a batch as it is computes no loss; the error names what the batch has, and training goes on."""
     begin()
@@ -294,7 +294,7 @@ def test_a_loss_that_no_labels_gave_is_refused() -> None:
     optimizer.step()
 
 
-@world(2, timeout=300)
+@world(2, quiet=30)
 def test_what_cannot_share_sequences_is_refused_before_it_is_prepared() -> None:
     """Models, loaders, sequences and configurations that cannot be are named on every rank; nothing was prepared."""
     begin()

@@ -11,7 +11,7 @@ from accel_launch.diagnosis.collective import check_collective
 
 def test_findings_of_this_machine(accel) -> None:
     """As JSON there is a finding for every part, two ranks meet, and a warning alone does not change the status."""
-    done = accel("doctor", "--json", more={"ACCEL_NUM_PROCESESS": "2"}, seconds=300)
+    done = accel("doctor", "--json", more={"ACCEL_NUM_PROCESESS": "2"}, quiet=30)
     found = json.loads(done.stdout)
     by_topic = {}
     for each in found["findings"]:

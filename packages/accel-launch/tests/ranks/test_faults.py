@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from accel_core.testing import limits
 from accel_launch.supervision.orphans import alive
 
 FULL = Path("/dev/full")
@@ -33,7 +34,7 @@ def test_full_disk_of_the_logs_does_not_stop_the_run(accel, script, tmp_path: Pa
     for rank in range(ranks):
         for stream in ("stdout", "stderr"):
             (tmp_path / "logs" / f"rank{rank}.{stream}.log").symlink_to(FULL)
-    done = accel("launch", "--cpu", "--num-processes", str(ranks), "--log-dir", "logs", script(CHATTY), seconds=40)
+    done = accel("launch", "--cpu", "--num-processes", str(ranks), "--log-dir", "logs", script(CHATTY))
     assert done.returncode == 0, done.stderr[-2000:]
     assert all((tmp_path / f"done{rank}").exists() for rank in range(ranks))
     assert done.stdout.count("o") == ranks * 64 * 4096
@@ -55,7 +56,7 @@ def test_closed_standard_descriptors(tmp_path: Path, variables: dict[str, str], 
     """A launcher whose standard descriptors are closed waits for its ranks and returns their status."""
     (tmp_path / "seven.py").write_text(CLOSED)
     line = ["sh", "-c", f'exec "$@" {closed}', "sh", *LAUNCH, "--num-processes", ranks, "seven.py"]
-    done = subprocess.run(line, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=60, check=False)
+    done = limits.run(line, cwd=tmp_path, env=variables)
     assert done.returncode == 7, done.stderr
     assert (tmp_path / "finished").exists()
 
@@ -65,7 +66,7 @@ import os, signal, time
 for number in (signal.SIGINT, signal.SIGTERM):
     signal.signal(number, signal.SIG_IGN)
 open("pid" + os.environ.get("RANK", "0"), "w").write(str(os.getpid()))
-time.sleep(60)
+time.sleep(3600)
 """
 
 
@@ -83,10 +84,7 @@ def deaf(tmp_path: Path, variables: dict[str, str]) -> Callable[[int], "subproce
             text=True,
         )
         files = [tmp_path / f"pid{rank}" for rank in range(ranks)]
-        deadline = time.monotonic() + 40
-        while not all(file.exists() and file.read_text() for file in files):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        assert limits.wait_until(lambda: all(file.exists() and file.read_text() for file in files))
         return process
 
     return start
@@ -101,7 +99,7 @@ def test_second_signal_ends_the_run_at_once(deaf, tmp_path: Path, ranks: int, nu
     time.sleep(0.5)
     assert all(alive(int((tmp_path / f"pid{rank}").read_text())) for rank in range(ranks))
     process.send_signal(number)
-    _, errors = process.communicate(timeout=15)
+    _, errors = limits.communicate(process)
     assert process.returncode == 128 + number
     assert f"stopped by {number.name}" in errors
     assert not any(alive(int((tmp_path / f"pid{rank}").read_text())) for rank in range(ranks))

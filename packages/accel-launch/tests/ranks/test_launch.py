@@ -100,7 +100,7 @@ FAILURES = {
     "crashes": ("os.abort()", 134, "Rank 1 failed first: killed by SIGABRT.", "killed by SIGABRT"),
     "syntax": ("exec('(')", 1, "SyntaxError", "exit code 1"),
     "leaves_child": (
-        "import subprocess; subprocess.Popen(['sleep', '60']); os._exit(4)",
+        "import subprocess; subprocess.Popen(['sleep', '3600']); os._exit(4)",
         4,
         "exit code 4",
         "exit code 4",
@@ -124,7 +124,7 @@ def test_failing_rank_ends_the_run(accel, script, tmp_path: Path, kind: str) -> 
         "        time.sleep(0.02)\n"
         "    pathlib.Path('failed').touch()\n"
         f"    {deed}\n"
-        "time.sleep(60)\n"
+        "time.sleep(3600)\n"
     )
     done = accel("launch", "--cpu", "--num-processes", "2", "--log-dir", "logs", name)
     assert time.time() - (tmp_path / "failed").stat().st_mtime < 10 + 5

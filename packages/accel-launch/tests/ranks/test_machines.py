@@ -7,11 +7,12 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from accel_core.testing import limits
 
 TRAIN = """
 import os, pathlib, time
@@ -103,20 +104,18 @@ def test_killed_machine_and_resumed_run(machines: tuple[str, str], tmp_path: Pat
                 subprocess.Popen(line, cwd=tmp_path, env=environment, stdout=said, stderr=said, start_new_session=True)
             )
     log = tmp_path / "log"
-    deadline = time.monotonic() + 60
     try:
         # On a busy machine 1 may come late; then machine 0 begins alone, and both go on from its last state.
-        while not log.exists() or log.read_text().count(" 2\n") < 5:
-            assert time.monotonic() < deadline, [(tmp_path / f"machine{rank}").read_text() for rank in range(2)]
-            time.sleep(0.2)
+        begun = limits.wait_until(lambda: log.exists() and log.read_text().count(" 2\n") >= 5, pause=0.2)
+        assert begun, [(tmp_path / f"machine{rank}").read_text() for rank in range(2)]
         os.killpg(running[1].pid, signal.SIGKILL)
-        running[1].wait(10)
-        assert running[0].wait(90) == 0, (tmp_path / "machine0").read_text()
+        running[1].wait(limits.limit())
+        assert running[0].wait(limits.limit(9)) == 0, (tmp_path / "machine0").read_text()
     finally:
         for process in running:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
-            process.wait(10)
+            process.wait(limits.limit())
     lines = [line.split() for line in log.read_text().splitlines()]
     assert lines[0][0] == "1"
     assert sum(size == "2" for _, size in lines) >= 5, "both machines trained together"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from accel_core.testing import limits
 from accel_launch.notebook import initialized_by
 from accel_launch.supervision.orphans import alive
 
@@ -24,22 +25,14 @@ def fail():
     import os, time
     if os.environ["RANK"] == "1":
         raise ValueError("bad cell")
-    time.sleep(30)
+    time.sleep(3600)
 """
 
 
 def run(tmp_path: Path, variables: dict[str, str], source: str) -> "subprocess.CompletedProcess[str]":
     """Run a script that uses the launchers."""
     (tmp_path / "cells.py").write_text(f"{GATHER}\nfrom accel_launch.notebook import *\n{source}")
-    return subprocess.run(
-        [sys.executable, "cells.py"],
-        cwd=tmp_path,
-        env=variables,
-        capture_output=True,
-        text=True,
-        timeout=90,
-        check=False,
-    )
+    return limits.run([sys.executable, "cells.py"], cwd=tmp_path, env=variables, quiet=9)
 
 
 @pytest.mark.parametrize(
@@ -158,5 +151,5 @@ def test_notebook_runs_through_nbclient(
             "from accel_launch.notebook import notebook_launcher\nnotebook_launcher(train, (1,), num_processes=2)"
         ),
     ]
-    NotebookClient(book, timeout=90).execute()
+    NotebookClient(book, timeout=int(limits.limit(9))).execute()
     assert [(tmp_path / f"rank{rank}").read_text() for rank in range(2)] == ["[1, 2] no"] * 2

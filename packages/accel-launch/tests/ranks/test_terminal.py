@@ -5,8 +5,9 @@ import pty
 import select
 import subprocess
 import sys
-import time
 from pathlib import Path
+
+from accel_core.testing import limits
 
 DOWN, RETURN = b"\x1b[B", b"\r"
 
@@ -29,11 +30,11 @@ class Terminal:
         os.close(slave)
         self.seen = ""
 
-    def wait_for(self, text: str, seconds: float = 20) -> None:
+    def wait_for(self, text: str) -> None:
         """Read until a text appears."""
-        deadline = time.monotonic() + seconds
+        deadline = limits.Deadline()
         while text not in self.seen:
-            assert time.monotonic() < deadline, self.seen
+            assert not deadline.is_over, self.seen
             if select.select([self._master], [], [], 0.2)[0]:
                 try:
                     self.seen += os.read(self._master, 65536).decode(errors="replace")
@@ -48,14 +49,14 @@ class Terminal:
 
     def end(self) -> int:
         """Wait for the program and return its status."""
-        deadline = time.monotonic() + 20
-        while self._process.poll() is None and time.monotonic() < deadline:
+        deadline = limits.Deadline()
+        while self._process.poll() is None and not deadline.is_over:
             if select.select([self._master], [], [], 0.1)[0]:
                 try:
                     self.seen += os.read(self._master, 65536).decode(errors="replace")
                 except OSError:
                     break
-        status = self._process.wait(20)
+        status = self._process.wait(limits.limit())
         os.close(self._master)
         return status
 

@@ -152,7 +152,7 @@ def test_what_a_strategy_refuses_is_written_down(tmp_path: Path) -> None:
 def test_the_command_is_green(accel) -> None:
     """The table has every step of one process and of the ranks, nothing is left behind, and the status is 0."""
     words = ("verify-parallel", "--cpu", "--steps", "2", "--layouts", "dp2", f"{VERIFIED}:sound")
-    done = accel(*words, seconds=300)
+    done = accel(*words, quiet=30)
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stdout.splitlines()
     assert [line.split()[0] for line in lines if line.startswith(("one process", "dp2 "))] == ["one", "dp2", "dp2"]

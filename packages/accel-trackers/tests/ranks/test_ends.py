@@ -1,11 +1,10 @@
 """Runs that do not end as they should: without `end_training`, by an exception, by a kill."""
 
-import subprocess
 import sys
 
 import pytest
 
-from accel_core.testing import requires
+from accel_core.testing import limits, requires
 from accel_trackers import spool
 
 SCRIPT = """
@@ -45,9 +44,7 @@ def test_no_number_is_lost(tmp_path, end, status):
     """However a script ends, each number is with its tracker or in the spool; a hanging tracker holds nothing up."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(tmp_path), end], capture_output=True, text=True, timeout=50, check=False
-    )
+    done = limits.run([sys.executable, "-c", SCRIPT, str(tmp_path), end])
     assert done.returncode == status, done.stderr
     assert ("the script is wrong" in done.stderr) == (end == "raise")
     (path,) = spool.find(tmp_path)

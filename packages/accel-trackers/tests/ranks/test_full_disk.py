@@ -1,10 +1,10 @@
 """Runs whose spool lies on a disk without room."""
 
-import subprocess
 import sys
 
 import pytest
 
+from accel_core.testing import limits
 from accel_trackers import spool
 
 FULL = """
@@ -46,10 +46,7 @@ assert Listing.values == list(range(0, 100, 2)), Listing.values
 @pytest.mark.parametrize(("size", "room"), [(0, "never"), (300, "again"), (5000, "never")])
 def test_a_full_disk_neither_stops_nor_ends_a_run(tmp_path, size, room):
     """Where no byte more can be written, trackers get everything, the end is an end, and what is lost is told."""
-    done = subprocess.run(
-        [sys.executable, "-c", FULL, str(tmp_path), str(size), room],
-        capture_output=True, text=True, check=False, timeout=100,
-    )  # fmt: skip
+    done = limits.run([sys.executable, "-c", FULL, str(tmp_path), str(size), room], quiet=10)
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("No spool file can be written" if size == 0 else "cannot be written (") == 1
     assert "are lost (listing: " in done.stderr

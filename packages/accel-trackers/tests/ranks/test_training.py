@@ -67,7 +67,7 @@ def _event_losses(folder):
 
 
 @requires("tensorboard", "mlflow")
-@world(2, timeout=120, environment={"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_ALLOW_FILE_STORE": "true"})
+@world(2, quiet=12, environment={"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_ALLOW_FILE_STORE": "true"})
 def test_two_real_trackers_and_one_that_fails(tmp_path):
     """Training ends normally, TensorBoard and MLflow hold every value, and the spool holds those of the third."""
     import mlflow
@@ -101,7 +101,7 @@ def test_two_real_trackers_and_one_that_fails(tmp_path):
 
 
 @requires("tensorboard")
-@world(2, timeout=60)
+@world(2)
 def test_a_checkpoint_continues_the_run(tmp_path):
     """The run's id and steps are in the checkpoint; a resumed run that counts from zero goes on, not back."""
     project = ProjectConfiguration(project_dir=str(tmp_path), logging_dir=str(tmp_path / "logs"))

@@ -174,7 +174,7 @@ def test_replay_of_a_running_run(tmp_path, capsys):
     head = {"kind": "run", "version": 1, "run_id": "r", "project": "p", "trackers": ["flaky"], "started": 0.0}
     import socket
 
-    sleeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    sleeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
     try:
         path = tmp_path / "a.spool.jsonl"
         writer = spool.SpoolWriter(path)

@@ -10,6 +10,7 @@ import threading
 import pytest
 import torch
 
+from accel_core.testing import limits
 from accel_core.tracking import worker
 from accel_core.tracking.discovery import LOGGER_TYPE_TO_CLASS
 from accel_core.tracking.hub import TrackerHub
@@ -107,7 +108,7 @@ def test_what_a_blocked_tracker_did_not_take_is_kept(tmp_path, caplog):
 
         def keep(self, *call):
             """Wait."""
-            gate.wait(60)
+            gate.wait(limits.limit())
 
     good = Keeping()
     hub = _hub(tmp_path, Held(), good, drain_seconds=0.2)
@@ -192,7 +193,7 @@ def test_a_full_queue_leaves_values_to_the_spool(tmp_path, monkeypatch, caplog):
 
         def keep(self, *call):
             """Wait, then keep the call."""
-            gate.wait(60)
+            gate.wait(limits.limit())
             super().keep(*call)
 
     tracker = Held()
@@ -243,7 +244,7 @@ def test_a_disk_that_hangs_when_a_run_begins(tmp_path, monkeypatch):
     opened = SpoolRecorder._open
 
     def late(self, run):
-        gate.wait(60)
+        gate.wait(limits.limit())
         opened(self, run)
 
     monkeypatch.setattr(SpoolRecorder, "_open", late)

@@ -5,7 +5,6 @@ import copy
 import importlib
 import os
 import pickle
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -27,6 +26,7 @@ from accel_bigmodel import (
     remove_hook_from_submodules,
 )
 from accel_core.errors import OffloadError
+from accel_core.testing import limits
 
 CPU = torch.device("cpu")
 TOKENS = torch.arange(7).reshape(1, 7)
@@ -326,9 +326,7 @@ def test_pickled_models_compute_the_same_in_another_process(tmp_path: Path, monk
         del sys.modules["pickled_net"]
     command = [sys.executable, "-c", LOAD, str(tmp_path / "models.pickle"), str(tmp_path / "outputs.pt")]
     path = ":".join([str(tmp_path), *filter(None, sys.path)])
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=False, timeout=300, env={**os.environ, "PYTHONPATH": path}
-    )
+    done = limits.run(command, env={**os.environ, "PYTHONPATH": path}, quiet=30)
     assert done.returncode == 0, done.stderr
     outputs = torch.load(tmp_path / "outputs.pt")
     assert set(outputs) == set(PLACEMENTS)

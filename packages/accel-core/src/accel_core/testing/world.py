@@ -29,19 +29,21 @@ import pytest
 import torch.distributed as dist
 
 from accel_core.errors import TorchVersionError
+from accel_core.testing.limits import Deadline, slowness
 
 __all__ = ["RankFailure", "run", "world"]
 
 _F = TypeVar("_F", bound=Callable[..., None])
 _PRELOAD = [__name__, "accel_core.testing._preload"]
 _LEAVING = 2.0  # seconds for ranks that are done to let go of their group
+_OWN_VERDICT = 2.0  # seconds on a quiet machine in which the other ranks can add their failures to the first
 
 
 class RankFailure(AssertionError):
     """A rank of a test failed; the message holds that rank's traceback."""
 
 
-def world(size: int, *, timeout: float = 60.0, environment: dict[str, str] | None = None) -> Callable[[_F], _F]:
+def world(size: int, *, quiet: float = 6.0, environment: dict[str, str] | None = None) -> Callable[[_F], _F]:
     """Run the body of a test on `size` ranks that talk through gloo.
 
     On a rank, a call of what `torch.distributed` deprecates is an error. A call of what the installed torch lacks skips
@@ -51,7 +53,8 @@ def world(size: int, *, timeout: float = 60.0, environment: dict[str, str] | Non
 
     Args:
         size: Number of ranks.
-        timeout: Seconds after which the ranks are ended and the test fails with the stack of each.
+        quiet: Seconds that the body takes at most on a quiet machine. Ranks that take many times longer (`limits`)
+            are ended, and the test fails with the stack of each.
         environment: Variables to set on every rank.
 
     Returns:
@@ -67,7 +70,7 @@ def world(size: int, *, timeout: float = 60.0, environment: dict[str, str] | Non
     def decorate(test: _F) -> _F:
         @functools.wraps(test)
         def spread(*args: object, **kwargs: object) -> None:
-            failure = run(test, size, args, kwargs, timeout=timeout, environment=environment)
+            failure = run(test, size, args, kwargs, quiet=quiet, environment=environment)
             if failure is not None:
                 raise RankFailure(failure)
 
@@ -83,7 +86,8 @@ def run(
     args: tuple[Any, ...] = (),
     kwargs: dict[str, Any] | None = None,
     *,
-    timeout: float = 60.0,
+    quiet: float = 6.0,
+    hangs_after: float | None = None,
     environment: dict[str, str] | None = None,
 ) -> str | None:
     """Call a function on several ranks that communicate through gloo.
@@ -95,7 +99,8 @@ def run(
         size: Number of ranks.
         args: Its positional arguments; they have to be picklable.
         kwargs: Its keyword arguments.
-        timeout: Seconds after which the ranks are ended.
+        quiet: Seconds that the function takes at most on a quiet machine.
+        hangs_after: Seconds after which the ranks are ended, for a function that is known to hang.
         environment: Variables to set on every rank.
 
     Returns:
@@ -129,7 +134,7 @@ def run(
             sender.close()
             ranks.append((process, receiver))
         try:
-            return _collect(ranks, Path(folder), timeout)
+            return _collect(ranks, Path(folder), Deadline(quiet, exactly=hangs_after))
         finally:
             for _, receiver in ranks:
                 receiver.close()
@@ -140,14 +145,13 @@ def run(
                 process.join()
 
 
-def _collect(ranks: list[tuple[BaseProcess, Connection]], folder: Path, timeout: float) -> str | None:
-    """Wait for every rank's verdict; after the first failure, give the others two seconds to add theirs."""
-    deadline = time.monotonic() + timeout
+def _collect(ranks: list[tuple[BaseProcess, Connection]], folder: Path, deadline: Deadline) -> str | None:
+    """Wait for every rank's verdict; after the first failure, give the others a short time to add theirs."""
     verdicts: dict[int, tuple[str, str]] = {}
     pending = {receiver: rank for rank, (_, receiver) in enumerate(ranks)}
     while pending:
-        ready = set(wait(list(pending), timeout=max(0.0, deadline - time.monotonic())))
-        if not ready:
+        ready = set(wait(list(pending), timeout=deadline.left))
+        if not ready and deadline.is_over:
             break
         for receiver in [receiver for receiver in pending if receiver in ready]:
             rank = pending.pop(receiver)
@@ -157,7 +161,7 @@ def _collect(ranks: list[tuple[BaseProcess, Connection]], folder: Path, timeout:
                 ranks[rank][0].join(5)
                 verdicts[rank] = ("fail", f"the process ended with exit code {ranks[rank][0].exitcode}, no verdict")
             if verdicts[rank][0] == "fail":
-                deadline = min(deadline, time.monotonic() + 2.0)
+                deadline = Deadline(exactly=min(deadline.left, _OWN_VERDICT * slowness()))
     failed = [(rank, text) for rank, (kind, text) in sorted(verdicts.items()) if kind == "fail"]
     hung = sorted(pending.values())
     if hung:

@@ -1,7 +1,6 @@
 """The one save in flight, in processes that end by themselves."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 import pytest
 
 from accel_core.checkpoint.manifest import is_complete
+from accel_core.testing import limits
 
 SCRIPT = """
 import atexit, json, multiprocessing, os, sys, time, torch
@@ -41,9 +41,7 @@ else:
 def endings(folder: Path, bodies: dict[str, str]) -> dict[str, tuple[int, str, str]]:
     """Run each body in a process forked from one that imported torch; return its status and what it wrote."""
     given = json.dumps({str(folder / name): body for name, body in bodies.items()})
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, given], capture_output=True, text=True, timeout=120, check=False
-    )
+    done = limits.run([sys.executable, "-c", SCRIPT, given], quiet=12)
     assert done.returncode == 0, done.stderr
     codes: dict[str, Any] = json.loads(done.stdout)
     return {

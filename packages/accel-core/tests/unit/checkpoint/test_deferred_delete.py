@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from accel_core.checkpoint import deferred_delete
+from accel_core.testing import limits
 
 
 @pytest.fixture
@@ -36,7 +37,7 @@ def test_names_are_gone_at_once_and_space_later(large: Path, monkeypatch: pytest
     gate, close = threading.Event(), deferred_delete._close
 
     def slow(descriptors: list[int]) -> None:
-        gate.wait(10)
+        gate.wait(limits.limit())
         close(descriptors)
 
     monkeypatch.setattr(deferred_delete, "_close", slow)

@@ -23,6 +23,7 @@ from accel_core.errors import (
     ConfigurationError,
     UnsafeCheckpointError,
 )
+from accel_core.testing import limits
 
 Make = Callable[..., BareRun]
 StateOf = Callable[[BareRun], dict[str, Any]]
@@ -495,7 +496,7 @@ def test_weights_changed_after_a_background_save_do_not_reach_the_file(
     gate, write = threading.Event(), tensor_file.write_tensors
 
     def slow(*args: Any, **kwargs: Any) -> Any:
-        gate.wait(10)
+        gate.wait(limits.limit())
         return write(*args, **kwargs)
 
     monkeypatch.setattr(tensor_file, "write_tensors", slow)

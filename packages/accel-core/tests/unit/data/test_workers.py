@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader
 
 from accel_core.data.prepare import prepare_data_loader
 from accel_core.data.workers import IgnoreSigterm, ignore_sigterm
+from accel_core.testing import limits
 
 SEND = "import os, sys; os.kill(int(sys.argv[1]), 15)"
 
@@ -47,7 +48,7 @@ def test_a_signal_to_all_processes_of_a_rank_spares_its_workers() -> None:
         assert [batch.item() for batch in loader] == [1] * 40
         assert worker.is_alive()
         worker.terminate()
-        worker.join(10)
+        worker.join(limits.limit())
         assert worker.exitcode == 0
         loader._iterator = None
     finally:

@@ -48,7 +48,7 @@ def test_failure_of_one_rank_is_shown() -> None:
 @pytest.mark.slow
 def test_hang_of_one_rank_shows_its_stack() -> None:
     """A rank that never ends is ended, and the place where it stood is shown."""
-    failure = run(_hangs_on_rank_zero, 2, timeout=0.8)
+    failure = run(_hangs_on_rank_zero, 2, hangs_after=0.8)
     assert failure is not None
     assert "rank 0 did not end" in failure
     assert "_hangs_on_rank_zero" in failure

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from accel_core.errors import ConfigurationError, MissingDependencyError, StateError, TrackerError
+from accel_core.testing import limits
 from accel_core.tracking import recording, worker
 from accel_core.tracking.discovery import LOGGER_TYPE_TO_CLASS, register_tracker_class
 from accel_core.tracking.hub import TrackerHub
@@ -96,7 +97,7 @@ class Held(Keeping):
 
     def log(self, values, step=None, **kwargs):
         """Wait, then keep the call."""
-        self.gate.wait(30)
+        self.gate.wait(limits.limit())
         self.keep("log", values, step, kwargs)
 
 
@@ -590,7 +591,7 @@ def test_slow_start_does_not_hold_the_run(tmp_path, caplog):
 
         def start(self):
             """Wait."""
-            gate.wait(30)
+            gate.wait(limits.limit())
 
     tracker = Starting()
     hub = _hub(tracker, start_seconds=0.05)

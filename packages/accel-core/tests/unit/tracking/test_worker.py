@@ -4,6 +4,7 @@ import threading
 
 import pytest
 
+from accel_core.testing import limits
 from accel_core.tracking import worker
 from accel_core.tracking.worker import TrackerWorker
 
@@ -43,7 +44,7 @@ def test_a_job_that_hangs_holds_nobody():
     assert not own.drain(0.01)
     assert not own.close(0.01)
     gate.set()
-    own._thread.join(60)
+    own._thread.join(limits.limit())
     assert done == []
 
 
@@ -53,7 +54,7 @@ def test_a_thread_that_ended_is_not_waited_for():
     gate = threading.Event()
 
     def fail():
-        gate.wait(60)
+        gate.wait(limits.limit())
         raise ValueError("a mistake")
 
     own = TrackerWorker("own")
@@ -63,7 +64,7 @@ def test_a_thread_that_ended_is_not_waited_for():
     waiting = threading.Thread(target=lambda: waited.append(own.drain(3600)))
     waiting.start()
     gate.set()
-    waiting.join(60)
+    waiting.join(limits.limit())
     assert waited == [False]
     assert not own.drain(3600)
     assert not own.put(lambda: None)

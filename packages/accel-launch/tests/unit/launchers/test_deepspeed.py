@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from accel_core.errors import ConfigurationError, MissingDependencyError
+from accel_core.testing import limits
 from accel_launch.commands.launch import launch_command_parser
 from accel_launch.commands.start import settings_from
 from accel_launch.launchers.deepspeed import DeepSpeedLauncher, carried
@@ -105,13 +106,10 @@ def test_command_is_one_that_deepspeed_takes(folder: Path, launcher: str, words:
 
 def launch(*words: str, **variables: str) -> "subprocess.CompletedProcess[str]":
     """Run `accel launch` over two machines in a process of its own."""
-    return subprocess.run(
+    return limits.run(
         [sys.executable, "-m", "accel_launch", "launch", *MACHINES, *words, "s.py", "x"],
         env={**os.environ, "PYTHONPATH": ":".join(filter(None, sys.path)), **variables},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
+        quiet=12,
     )
 
 

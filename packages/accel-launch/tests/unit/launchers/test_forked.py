@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from accel_core.testing import limits
 from accel_launch.launchers.forked import _Forked
 
 
@@ -25,7 +26,7 @@ def test_note_of_a_stopped_rank_is_left_out(tmp_path: Path, monkeypatch: pytest.
         monkeypatch.setenv("RANK", str(rank))
         process = context.Process(target=forked.watched(fail), args=(rank, stopped))
         process.start()
-        process.join(30)
+        process.join(limits.limit())
         assert process.exitcode == (-signal.SIGXFSZ if stopped else 1)
     first = forked.first_exception()
     assert first is not None

@@ -3,13 +3,13 @@
 import json
 import random
 import resource
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from accel_core.errors import ConfigurationError
+from accel_core.testing import limits
 from accel_launch.commands.configure import configure
 from accel_launch.commands.launch import launch_command_parser
 from accel_launch.commands.start import settings_from
@@ -95,15 +95,12 @@ def test_bomb_takes_little_time_and_memory(tmp_path: Path, variables: dict[str, 
         resource.setrlimit(resource.RLIMIT_CPU, (60, 60))
         resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
 
-    done = subprocess.run(
+    done = limits.run(
         [sys.executable, "-m", "accel_launch", "launch", "--config-file", "bomb.yaml", "s.py"],
         cwd=tmp_path,
         env=variables,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
         preexec_fn=bound,
+        quiet=12,
     )
     assert done.returncode == 2, done.stderr[-500:]
     (line,) = done.stderr.splitlines()

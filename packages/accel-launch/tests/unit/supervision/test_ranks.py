@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from accel_core.testing import limits
 from accel_launch.supervision.ranks import RanksEnded, rank_variables, run_ranks
 
-FOREVER = "import time; time.sleep(60)"
+FOREVER = "import time; time.sleep(3600)"
 
 
 def run(place: Path, *programs: str, timeout: float = 30.0, grace: float | None = None) -> RanksEnded:
@@ -39,18 +40,15 @@ def test_time_runs_out_for_a_rank_and_what_it_started(tmp_path: Path) -> None:
     child = f"import subprocess, sys; c = subprocess.Popen([sys.executable, '-S', '-c', {FOREVER!r}]); print(c.pid)"
     ended = run(tmp_path, f"{child}; sys.stdout.flush(); c.wait()", timeout=0.5)
     assert ended.timed_out
-    stat, deadline = Path("/proc") / ended.tail(0) / "stat", time.monotonic() + 10
-    while stat.exists() and stat.read_text().split()[2] != "Z" and time.monotonic() < deadline:
-        time.sleep(0.01)
+    stat = Path("/proc") / ended.tail(0) / "stat"
+    limits.wait_until(lambda: not stat.exists() or stat.read_text().split()[2] == "Z")
     assert not stat.exists() or stat.read_text().split()[2] == "Z", "the child lives on"
 
 
 def test_others_have_little_time_once_one_has_ended_well(tmp_path: Path) -> None:
     """A rank that waits for one that is gone would wait for ever."""
-    begun = time.monotonic()
     ended = run(tmp_path, "pass", FOREVER, grace=0.2)
     assert (ended.codes, ended.timed_out) == ((0, -9), True)
-    assert time.monotonic() - begun < 30
 
 
 def test_variables_of_ranks() -> None:

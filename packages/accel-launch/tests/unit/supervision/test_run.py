@@ -1,7 +1,8 @@
 """One command is run and seen through."""
 
-import subprocess
 import sys
+
+from accel_core.testing import limits
 
 EARLY = """
 import os, signal, sys
@@ -13,11 +14,11 @@ def late(self, rank, pid):
     started(self, rank, pid)
 supervisor.Supervisor.started = late
 settings = {"log_dir": None, "tee": "0", "watchdog": None, "quiet": False, "role": ""}
-print(supervise([sys.executable, "-c", "import time; time.sleep(30)"], os.environ, settings, one_rank=True))
+print(supervise([sys.executable, "-c", "import time; time.sleep(3600)"], os.environ, settings, one_rank=True))
 """
 
 
 def test_a_signal_that_comes_before_the_process_is_known_ends_it() -> None:
     """The launcher survives it, hands it on when the process is there, and returns 128 + 15."""
-    done = subprocess.run([sys.executable, "-c", EARLY], capture_output=True, text=True, timeout=20, check=False)
+    done = limits.run([sys.executable, "-c", EARLY])
     assert done.stdout.strip() == "143", (done.returncode, done.stderr)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from accel_core.testing import limits
 from accel_launch.supervision.logs import LogFolder
 from accel_launch.supervision.streams import Streams
 from accel_launch.supervision.traceback_hold import TracebackHold, seconds_without_core
@@ -20,9 +21,7 @@ def run(streams: Streams, rank: int, code: str) -> None:
     process = subprocess.Popen([sys.executable, "-c", code], stdout=ends["stdout"], stderr=ends["stderr"])
     streams.started(log, process.pid)
     process.wait()
-    deadline = time.monotonic() + 5
-    while log.ended_at is None and time.monotonic() < deadline:
-        time.sleep(0.01)
+    limits.wait_until(lambda: log.ended_at is not None)
 
 
 def test_streams_are_passed_on_and_kept(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

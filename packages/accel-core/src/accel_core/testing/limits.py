@@ -1,0 +1,127 @@
+"""Time limits of tests: they end what hangs, and grow with how slow the machine is at the moment."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+__all__ = ["Deadline", "communicate", "limit", "run", "slowness", "wait_until"]
+
+_SHORTEST = 60.0
+_FACTOR = 10.0
+_LOOPS = 1_000_000
+_QUIET = 0.05
+"""Seconds that the loops take on a quiet machine of 2026."""
+
+_slowest = 0.0
+
+
+def slowness() -> float:
+    """Return how many times longer than on a quiet machine a fixed piece of work takes now, at least 1.
+
+    The slowest measurement of this process counts: whatever shared the processors then may come back.
+    """
+    global _slowest
+    begun, total = time.perf_counter(), 0
+    for number in range(_LOOPS):
+        total += number * number
+    _slowest = max(_slowest, 1.0, (time.perf_counter() - begun) / _QUIET)
+    return _slowest
+
+
+def limit(quiet: float = 6.0) -> float:
+    """Return the seconds after which a step of a test has to be taken for hung.
+
+    Args:
+        quiet: Seconds that the step takes at most on a quiet machine.
+    """
+    return max(_SHORTEST, _FACTOR * quiet) * (_slowest or slowness())
+
+
+class Deadline:
+    """The moment at which a test gives up waiting; it moves on where the machine turns out to be slower by then.
+
+    Args:
+        quiet: Seconds that the step takes at most on a quiet machine.
+        exactly: Seconds after which it is over whatever the machine needs, for a test in which something has to hang.
+    """
+
+    def __init__(self, quiet: float = 6.0, *, exactly: float | None = None) -> None:
+        self._begun = time.monotonic()
+        self._quiet = quiet
+        self._exactly = exactly
+
+    @property
+    def left(self) -> float:
+        """Seconds until then, never below zero."""
+        seconds = limit(self._quiet) if self._exactly is None else self._exactly
+        return max(0.0, self._begun + seconds - time.monotonic())
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the time has passed, by what the machine needs now."""
+        if not self.left and self._exactly is None:
+            slowness()
+        return not self.left
+
+
+def wait_until(condition: Callable[[], object], *, quiet: float = 6.0, pause: float = 0.01) -> bool:
+    """Wait for a condition of another process or thread; return whether it came true before the limit.
+
+    Args:
+        condition: Asked again and again.
+        quiet: Seconds that it takes at most on a quiet machine.
+        pause: Seconds between two looks.
+    """
+    deadline = Deadline(quiet)
+    while not condition():
+        if deadline.is_over:
+            return bool(condition())
+        time.sleep(pause)
+    return True
+
+
+def communicate(process: subprocess.Popen[str], *, quiet: float = 6.0) -> tuple[str, str]:
+    """Return what a process prints until it ends, as `Popen.communicate` does.
+
+    Args:
+        process: The process, whose output is text.
+        quiet: Seconds that it takes at most on a quiet machine.
+
+    Raises:
+        subprocess.TimeoutExpired: It hangs; it has been killed.
+    """
+    deadline = Deadline(quiet)
+    while not deadline.is_over:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            out, errors = process.communicate(timeout=deadline.left)
+            return out or "", errors or ""
+    process.kill()
+    raise subprocess.TimeoutExpired(process.args, limit(quiet), *process.communicate())
+
+
+def run(
+    command: Sequence[str] | str, *, quiet: float = 6.0, check: bool = False, **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end and return what it printed, as `subprocess.run` with captured text does.
+
+    Args:
+        command: The program and its arguments.
+        quiet: Seconds that it takes at most on a quiet machine.
+        check: Raise where its exit status is not zero.
+        **options: Passed to `subprocess.Popen`.
+
+    Raises:
+        subprocess.CalledProcessError: `check`, and it failed.
+        subprocess.TimeoutExpired: It hangs; it has been killed.
+    """
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
+    with subprocess.Popen(command, text=True, **streams) as process:
+        out, errors = communicate(process, quiet=quiet)
+    done = subprocess.CompletedProcess(process.args, process.returncode, out, errors)
+    if check:
+        done.check_returncode()
+    return done

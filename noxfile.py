@@ -280,8 +280,17 @@ def single_package(session: nox.Session) -> Package:
 
 
 def pytest(environment: Environment, title: str, *args: object, **options: object) -> None:
-    """Run pytest with a cache of its own for each session."""
-    environment.run("pytest", *args, "-o", f"cache_dir={WORKSHOP / 'pytest' / title}", **options)
+    """Run pytest with a cache of its own for each session, and keep what each test took in `.nox/times.json`."""
+    place = WORKSHOP / "pytest" / title
+    results = place.with_suffix(".xml")
+    results.unlink(missing_ok=True)
+    kept = ("-o", f"cache_dir={place}", "-o", "junit_duration_report=total", f"--junit-xml={results}")
+    try:
+        environment.run("pytest", *args, *kept, **options)
+    finally:
+        if results.exists():
+            times = (ROOT / ".ci" / "times.py", WORKSHOP / "times.json", title, results)
+            environment.session.run(sys.executable, *map(str, times), external=True, silent=False)
 
 
 def spread(arguments: list[str]) -> list[str]:
@@ -544,9 +553,9 @@ def compare(session: nox.Session, environments: dict[str, Environment]) -> None:
 
 def counts(environment: Environment, package: Package) -> str:
     """Test a package in an environment; return how many tests passed, were skipped and failed."""
-    results = environment.folder / f"{package.name}.xml"
-    pytest(environment, environment.folder.name, package.folder / "tests", *spread([]), f"--junit-xml={results}",
-           success_codes=(0, 1))  # fmt: skip
+    title = f"{environment.folder.name}-{package.name}"
+    pytest(environment, title, package.folder / "tests", *spread([]), success_codes=(0, 1))
+    results = WORKSHOP / "pytest" / f"{title}.xml"
     suite = ElementTree.parse(results).getroot()[0]
     found = {name: int(suite.get(name, 0)) for name in ("tests", "skipped", "failures", "errors")}
     bad = found["failures"] + found["errors"]

@@ -328,6 +328,30 @@ def tests(session: nox.Session) -> None:
     pytest(tree(session), "tests", *folders, *spread(rest))
 
 
+@nox.session(venv_backend="none", default=False)
+def changed(session: nox.Session) -> None:
+    """Test the packages that a change touches and those that stand on them: `nox -s changed -- BASE`, from the tree.
+
+    Without a base, what is not committed counts, and on a branch what has come since it left main.
+    """
+    git = ("git", "-C", str(ROOT))
+    base = session.posargs[0] if session.posargs else lines_of(*git, "merge-base", "HEAD", "main")[0]
+    paths = [ROOT / line for line in lines_of(*git, "diff", "--name-only", base)]
+    paths += [ROOT / line for line in lines_of(*git, "ls-files", "--others", "--exclude-standard")]
+    touched = {name for name, package in PACKAGES.items() if any(package.folder in path.parents for path in paths)}
+    chosen = [package for package in PACKAGES.values() if touched.intersection(package.siblings)]
+    folders = [package.folder / "tests" for package in chosen if (package.folder / "tests").is_dir()]
+    if not folders:
+        session.skip(f"no package has changed since {base[:12]}")
+    session.log(f"changed: {', '.join(sorted(touched))}; tested: {', '.join(package.name for package in chosen)}")
+    pytest(tree(session), "changed", *folders, *spread([]))
+
+
+def lines_of(*command: str) -> list[str]:
+    """Return the lines that a command prints."""
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+
+
 @nox.session(venv_backend="none")
 def alone(session: nox.Session) -> None:
     """Run the session `isolated` for the packages that are named (all, if none is), two at a time.

@@ -16,12 +16,13 @@ from accel_bigmodel.device_map.check import device_of
 from accel_bigmodel.hooks.residency import packed_key
 from accel_bigmodel.placement import as_device
 from accel_core._records import record
-from accel_core.errors import CheckpointMismatchError
+from accel_core.errors import CheckpointDamagedError, CheckpointMismatchError
 from accel_core.modules import packed
 from accel_core.modules.traversal import get_non_persistent_buffers, owner_of
 from accel_quant.config import BnbQuantizationConfig
 from accel_quant.layers import is_named
 from accel_quant.offload import write_parts
+from accel_quant.statistics import faults
 
 __all__ = ["WeightLoader"]
 
@@ -102,8 +103,10 @@ class WeightLoader:
 
         Raises:
             CheckpointMismatchError: Weights that are missing, have another shape, or are packed in another way.
+            CheckpointDamagedError: Packed weights whose statistics do not fit them.
         """
         wrong: list[str] = []
+        unsound: list[str] = []
         for place in self._places:
             names = (*place.names, *self._others.get(place.names[0], ()))
             place.source = next(filter(None, map(source.name_of, names)), "")
@@ -113,7 +116,11 @@ class WeightLoader:
                 continue
             shape = source.shard_of(place.source).shape(place.source)
             if self._is_packed(place, source):
-                wrong += self._lacking(place, source)
+                lacking = self._lacking(place, source)
+                wrong += lacking
+                if not lacking:
+                    unfit = faults(self._parts(place, source), place.tensor.shape)
+                    unsound += [f"{place.source} has {fault}" for fault in unfit]
             elif tuple(shape) != tuple(place.tensor.shape):
                 wrong.append(f"{place.source} has shape {tuple(shape)} for {tuple(place.tensor.shape)}")
             elif place.tensor.is_floating_point() and not source.shard_of(place.source).floating(place.source):
@@ -122,6 +129,11 @@ class WeightLoader:
             raise CheckpointMismatchError(
                 f"The checkpoint does not fit the model; got {len(wrong)} differences: {'; '.join(wrong[:10])}. Load "
                 "a checkpoint of this architecture, packed in this way or not packed."
+            )
+        if unsound:
+            raise CheckpointDamagedError(
+                f"Packed weights of the checkpoint do not fit their statistics; got {len(unsound)} differences: "
+                f"{'; '.join(unsound[:10])}. Fetch or save the checkpoint again."
             )
 
     def _is_packed(self, place: _Place, source: Checkpoint) -> bool:
@@ -135,7 +147,16 @@ class WeightLoader:
     def _lacking(self, place: _Place, source: Checkpoint) -> list[str]:
         assert place.form is not None, "packed"
         parts = [packed_key(place.source, suffix) for suffix in place.form.parts(place.tensor)]
+        nested = packed_key(place.source, "weight.nested_absmax")
+        if nested in source and nested not in parts:
+            return [f"{place.source} is packed in another way: its scales are packed too"]
         return [f"{place.source} is packed in another way: {part} is missing" for part in parts if part not in source]
+
+    def _parts(self, place: _Place, source: Checkpoint) -> dict[str, torch.Tensor]:
+        """Return a packed weight and its statistics, by suffix."""
+        assert place.form is not None, "packed"
+        names = {suffix: packed_key(place.source, suffix) for suffix in place.form.parts(place.tensor)}
+        return {suffix: source.shard_of(name).tensor(name) for suffix, name in names.items()}
 
     def load_from_checkpoint(self, source: Checkpoint) -> None:
         """Take every weight from a checkpoint that was checked.
@@ -150,8 +171,7 @@ class WeightLoader:
             if place.form is None:
                 self._put_plain(place, source.shard_of(place.source).tensor(place.source))
             elif self._is_packed(place, source):
-                names = {suffix: packed_key(place.source, suffix) for suffix in place.form.parts(place.tensor)}
-                stored = {suffix: source.shard_of(name).tensor(name) for suffix, name in names.items()}
+                stored = self._parts(place, source)
                 self._put_packed(place, place.form.rebuild(place.tensor, stored, self._home(place)))
             else:
                 self._pack(place, source.shard_of(place.source).tensor(place.source))

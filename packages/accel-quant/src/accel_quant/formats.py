@@ -15,6 +15,7 @@ from torch import nn
 from accel_core.errors import QuantizationError
 from accel_core.modules import packed
 from accel_quant.library import bitsandbytes, is_instance
+from accel_quant.statistics import check_statistics
 
 __all__ = ["EIGHT_BITS", "FOUR_BITS", "EightBits", "FourBits"]
 
@@ -22,7 +23,7 @@ _NESTED_BLOCK = 256
 _CODES = 16
 _NESTED_CODES = 256
 _FLOAT = 4
-_COUNT = "accel_weights"
+_SHAPE = "accel_shape"
 
 
 class EightBits:
@@ -86,7 +87,9 @@ class EightBits:
                 raise QuantizationError(
                     "Packed 8-bit weights come with their row scales; got none. Pass `fp16_statistics`, saved as SCB."
                 )
-            return self._made(value.to(device), statistics.to(device, torch.float32))
+            statistics = statistics.to(torch.float32)
+            check_statistics({"": value, "SCB": statistics}, parameter.shape)
+            return self._made(value.to(device), statistics.to(device))
         if device.type == "meta":
             return self._made(torch.empty(value.shape, dtype=torch.int8, device=device), None)
         copied = value.detach().to("cpu", copy=True)
@@ -133,7 +136,11 @@ class EightBits:
 
         Returns:
             The packed parameter.
+
+        Raises:
+            CheckpointDamagedError: Weights and scales do not fit one another, or not the parameter.
         """
+        check_statistics(stored, parameter.shape)
         return self._made(stored[""].to(device), stored["SCB"].to(device))
 
     def _made(self, data: torch.Tensor, scales: torch.Tensor | None) -> nn.Parameter:
@@ -173,7 +180,7 @@ class FourBits:
             if state.nested:
                 count += state.state2.absmax.nbytes + state.state2.code.nbytes + state.offset.nbytes
             return int(count)
-        weights = getattr(parameter, _COUNT, parameter.numel())
+        weights = getattr(parameter, _SHAPE, parameter.shape).numel()
         blocks = -(-weights // _block(parameter))
         count = -(-weights // 2) + _FLOAT * _CODES
         if not parameter.compress_statistics:  # type: ignore[attr-defined]
@@ -190,13 +197,13 @@ class FourBits:
         state = _state(parameter)
         if device.type == "meta":
             made = self._like(parameter, parameter.detach().to(device))
-            weights = getattr(parameter, _COUNT, None) if state is None else state.shape.numel()
-            if weights is not None:
-                setattr(made, _COUNT, weights)
+            shape = _shape(parameter)
+            if shape is not None:
+                setattr(made, _SHAPE, shape)
             return made
         if state is None:
             return self._like(parameter, parameter.detach().to(device))
-        return self.rebuild(parameter, self.unpack(parameter), device)
+        return self._assembled(self.unpack(parameter), device)
 
     def pack(
         self,
@@ -275,14 +282,20 @@ class FourBits:
 
         Returns:
             The packed parameter.
+
+        Raises:
+            CheckpointDamagedError: Weights and state do not fit one another, or not the parameter.
         """
+        check_statistics(stored, _shape(parameter))
+        return self._assembled(stored, device)
+
+    def _assembled(self, stored: Mapping[str, torch.Tensor], device: torch.device) -> nn.Parameter:
         statistics = {suffix.removeprefix("weight."): part for suffix, part in stored.items() if suffix}
         made: nn.Parameter = bitsandbytes().nn.Params4bit.from_prequantized(
             data=stored[""],
             quantized_stats=statistics,
             requires_grad=False,
             device=device,
-            quant_storage=parameter.quant_storage,  # type: ignore[attr-defined]
         )
         return made
 
@@ -307,6 +320,15 @@ def _scales(parameter: torch.Tensor) -> torch.Tensor | None:
 def _state(parameter: torch.Tensor) -> Any:
     state = parameter.quant_state  # type: ignore[attr-defined]
     return state if isinstance(state, bitsandbytes().functional.QuantState) else None
+
+
+def _shape(parameter: torch.Tensor) -> torch.Size | None:
+    """Return the shape of 4-bit weights before they were packed, where the parameter knows it."""
+    state = _state(parameter)
+    if state is not None:
+        return torch.Size(state.shape)
+    shape: torch.Size | None = getattr(parameter, _SHAPE, parameter.shape if parameter.is_floating_point() else None)
+    return shape
 
 
 def _block(parameter: torch.Tensor) -> int:

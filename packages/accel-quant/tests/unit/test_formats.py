@@ -4,7 +4,7 @@ import bitsandbytes as bnb
 import pytest
 import torch
 
-from accel_core.errors import QuantizationError
+from accel_core.errors import CheckpointDamagedError, QuantizationError
 from accel_core.modules import packed
 from accel_core.modules.sizes import tensor_bytes
 from accel_quant.formats import EIGHT_BITS, FOUR_BITS
@@ -121,8 +121,24 @@ def test_weights_that_do_not_fit(make, form):
         form.unpack(make())
 
 
+@pytest.mark.parametrize(("make", "form"), CASES)
+def test_parts_that_do_not_fit_are_refused(make, form):
+    """A weight that comes back from an offload folder with any part cut is an error, and so are parts of another."""
+    made = form.pack(make(), _weight(), CPU)
+    stand_in = form.move(made, META)
+    parts = form.unpack(made)
+    for suffix, part in parts.items():
+        with pytest.raises(CheckpointDamagedError, match=r"do not fit it; got .*(shape|quant_state)"):
+            form.rebuild(stand_in, {**parts, suffix: part[: len(part) // 2]}, CPU)
+    other = form.pack(_empty(form, rows=128, columns=96), _weight(128, 96), CPU)
+    with pytest.raises(CheckpointDamagedError, match="do not fit it"):
+        form.rebuild(form.move(other, META), parts, CPU)
+
+
 def test_eight_bits_with_their_scales():
     """Packed weights with their scales are taken as they are."""
     made = EIGHT_BITS.pack(_empty(EIGHT_BITS), _weight(), CPU)
     again = EIGHT_BITS.pack(_empty(EIGHT_BITS), made.detach(), CPU, statistics=made.SCB)
     assert torch.equal(_value(again), _value(made))
+    with pytest.raises(CheckpointDamagedError, match=r"SCB of shape \(3,\)"):
+        EIGHT_BITS.pack(_empty(EIGHT_BITS), made.detach(), CPU, statistics=made.SCB[:3])

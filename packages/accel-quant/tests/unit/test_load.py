@@ -6,12 +6,13 @@ import json
 import bitsandbytes as bnb
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from accel_bigmodel import init_empty_weights
 from accel_core.accelerator import Accelerator
 from accel_core.errors import (
+    CheckpointDamagedError,
     CheckpointMismatchError,
     CheckpointNotFoundError,
     DeviceMapError,
@@ -439,6 +440,85 @@ def test_weights_packed_in_another_way(weights, tmp_path):
         with pytest.raises(CheckpointMismatchError, match="packed in another way"):
             load_and_quantize_model(empty, _config(other), weights_location=tmp_path / "saved")
         assert type(empty.blocks[0].up) is nn.Linear
+
+
+@pytest.mark.usefixtures("fresh_state")
+def test_packed_scales_do_not_load_as_plain_ones(weights, tmp_path):
+    """A checkpoint whose scales are packed does not load where they are plain: they would be read as wider numbers."""
+    model = load_and_quantize_model(_empty(), _config("nf4-double-bf16"), weights_location=weights)
+    Accelerator(cpu=True).save_model(model, tmp_path / "saved")
+    with pytest.raises(CheckpointMismatchError, match="packed in another way: its scales are packed too"):
+        load_and_quantize_model(_empty(), _config("nf4"), weights_location=tmp_path / "saved")
+
+
+def _state(words):
+    """Return a change of the words that bitsandbytes stores beside a packed weight."""
+    return lambda part: torch.tensor(list(json.dumps({**json.loads(bytes(part.tolist())), **words}).encode()))
+
+
+DAMAGE = [
+    ("nf4", ".absmax", lambda part: part[:3]),
+    ("nf4-double-bf16", ".absmax", lambda part: part[:3]),
+    ("nf4", ".absmax", lambda part: part.to(torch.uint8)),
+    ("nf4", ".absmax", lambda part: part[:1].expand(len(part))),
+    ("nf4", ".quant_map", lambda part: part[:7]),
+    ("nf4", ".quant_map", lambda part: part.double()),
+    ("nf4", "", lambda part: part[:-1]),
+    ("nf4", "", lambda part: part.to(torch.int8)),
+    ("nf4", ".quant_state.bitsandbytes__nf4", lambda part: torch.full_like(part, 255)),
+    ("nf4", ".quant_state.bitsandbytes__nf4", lambda part: part.float()),
+    ("nf4", ".quant_state.bitsandbytes__nf4", lambda part: torch.tensor(list(b"[" * 9000), dtype=torch.uint8)),
+    *(
+        ("nf4", ".quant_state.bitsandbytes__nf4", _state(words))
+        for words in (
+            {"blocksize": 32},
+            {"blocksize": 0},
+            {"blocksize": [64]},
+            {"quant_type": "fp4"},
+            {"dtype": "load"},
+            {"dtype": ["float32"]},
+            {"shape": [72]},
+            {"shape": [1 << 40, 1 << 40]},
+            {"shape": "wide"},
+            {"absmax": 1},
+        )
+    ),
+    ("nf4-double-bf16", ".nested_absmax", lambda part: torch.cat([part, part])),
+    ("nf4-double-bf16", ".nested_quant_map", lambda part: part[:16]),
+    *(
+        ("nf4-double-bf16", ".quant_state.bitsandbytes__nf4", _state(words))
+        for words in (
+            {"nested_blocksize": 32},
+            {"nested_blocksize": -1},
+            {"nested_dtype": "int8"},
+            {"nested_offset": None},
+        )
+    ),
+    ("8bit", "SCB", lambda part: part[:3]),
+    ("8bit", "SCB", lambda part: part.to(torch.uint8)),
+    ("8bit", "SCB", lambda part: part[:, None]),
+    ("8bit", "", lambda part: part[:, :3]),
+]
+
+
+@pytest.mark.usefixtures("fresh_state")
+@pytest.mark.parametrize(("name", "suffix", "change"), DAMAGE)
+def test_statistics_that_do_not_fit_are_refused(weights, tmp_path, name, suffix, change):
+    """Too few scales, other dtypes, sizes and words than a packed weight needs are an error, and nothing is changed."""
+    model = load_and_quantize_model(_empty(), _config(name), weights_location=weights)
+    Accelerator(cpu=True).save_model(model, tmp_path / "saved")
+    file = next((tmp_path / "saved").glob("*.safetensors"))
+    state = load_file(file)
+    key = "blocks.1.up.SCB" if suffix == "SCB" else f"blocks.1.up.weight{suffix}"
+    file.unlink()
+    changed = change(state[key])
+    changed = changed.to(torch.uint8) if "quant_state" in key and not changed.is_floating_point() else changed
+    torch.save({**state, key: changed}, file.with_name("pytorch_model.bin"))
+    empty = _empty()
+    with pytest.raises(CheckpointDamagedError, match=r"do not fit their statistics; got 1 .*blocks\.1\.up\.weight has"):
+        load_and_quantize_model(empty, _config(name), weights_location=tmp_path / "saved")
+    assert type(empty.blocks[0].up) is nn.Linear
+    assert all(parameter.is_meta for parameter in empty.parameters())
 
 
 @pytest.mark.usefixtures("fresh_state")

@@ -62,7 +62,8 @@ def _rank(**others: str) -> Callable[[], bool]:
 
     def probe() -> bool:
         with patch_environment(**others):
-            return locate() == ProcessEnv(1, 2, 1, 2, locate().source) and locate().source != "alone"
+            found = locate()
+            return found == ProcessEnv(1, 2, 1, 2, found.source, found.counted) and found.source != "alone"
 
     return probe
 

@@ -2,6 +2,7 @@
 
 import json
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -23,6 +24,16 @@ import sys; sys.stdout.write(f"sum {int(total)} of {dist.get_world_size()}\\n")
 dist.destroy_process_group()
 """
 
+REACH = """
+import os, socket, torch.distributed as dist
+dist.init_process_group("gloo")
+def reached(address):
+    with socket.socket() as client:
+        return client.connect_ex((address, int(os.environ["MASTER_PORT"]))) == 0
+import sys; sys.stdout.write(f"{reached('127.0.0.1')} {reached('127.0.0.2')}\\n")
+dist.barrier()
+"""
+
 
 def records(text: str) -> list[dict]:
     """Read one JSON object per line."""
@@ -42,6 +53,14 @@ def test_many_processes_work_together(accel, script, printed) -> None:
     done = accel("launch", "--cpu", "--num-processes", "4", script(SUM))
     assert done.returncode == 0, done.stderr
     assert printed(done.stdout) == ["sum 10 of 4"] * 4
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="every address of 127.0.0.0/8 is this machine's on Linux")
+def test_other_machines_do_not_reach_the_store_of_one(accel, script, printed) -> None:
+    """The ranks of one machine meet in a store that listens on loopback, and not on the machine's other addresses."""
+    done = accel("launch", "--cpu", "--num-processes", "2", script(REACH))
+    assert done.returncode == 0, done.stderr
+    assert printed(done.stdout) == ["True False"] * 2
 
 
 @pytest.mark.parametrize("ranks", ["1", "2"])

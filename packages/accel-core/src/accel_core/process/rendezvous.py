@@ -26,6 +26,7 @@ class ProcessEnv:
         local_rank: Number of the process on its machine.
         local_size: Number of processes on its machine.
         source: Who said so: `torchrun`, `openmpi`, `pmi`, `mvapich2`, `xla`, `slurm` or `alone`.
+        counted: Whether the environment gives `local_size`; otherwise it assumes that all processes are on one machine.
     """
 
     rank: int
@@ -33,6 +34,7 @@ class ProcessEnv:
     local_rank: int
     local_size: int
     source: str
+    counted: bool = True
 
 
 @record(frozen=True)
@@ -118,7 +120,9 @@ def _checked(
             "Start the processes with one launcher only, or unset its variables."
         )
     local = rank if local_rank is None or local_rank < 0 else local_rank
-    return ProcessEnv(rank, size, local, local_size if local_size and local_size > 0 else size, source)
+    if local_size and local_size > 0:
+        return ProcessEnv(rank, size, local, local_size, source)
+    return ProcessEnv(rank, size, local, size, source, counted=False)
 
 
 def _slurm_local_size() -> int | None:
@@ -208,9 +212,9 @@ def publish(place: ProcessEnv) -> None:
         ("RANK", place.rank),
         ("WORLD_SIZE", place.size),
         ("LOCAL_RANK", place.local_rank),
-        ("LOCAL_WORLD_SIZE", place.local_size),
+        ("LOCAL_WORLD_SIZE", place.local_size if place.counted else None),
     ):
-        if environ.text(name) is None:
+        if value is not None and environ.text(name) is None:
             environ.write(name, value)
     if environ.text("MASTER_ADDR") is None:
         environ.write("MASTER_ADDR", _meeting_host(place))

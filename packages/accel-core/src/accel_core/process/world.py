@@ -22,6 +22,7 @@ from accel_core.host import environ
 from accel_core.host.affinity import set_numa_affinity
 from accel_core.options.enums import DistributedType
 from accel_core.process import rendezvous
+from accel_core.process.store import LOOPBACK_METHOD, listens_on_loopback
 
 __all__ = ["GroupNeeds", "World", "current", "destroy", "ensure", "forget"]
 
@@ -234,6 +235,8 @@ def _join(
         arguments |= {"store": HashStore(), "rank": 0, "world_size": 1}
     elif place.source != "xla":
         rendezvous.publish(place)
+        if listens_on_loopback(place):
+            arguments.setdefault("init_method", LOOPBACK_METHOD)
     if not all(dist.is_backend_available(part.split(":")[-1]) for part in backend.split(",")):
         raise ConfigurationError(
             f"A process-group backend has to be part of torch; got {backend!r} for {device} and torch "

@@ -15,6 +15,7 @@ from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousPa
 from torch.distributed.elastic.rendezvous.api import RendezvousInfo, RendezvousStoreInfo
 
 from accel_core.errors import LaunchError
+from accel_core.process.store import loopback_store
 
 __all__ = ["LocalRendezvous", "MachinesRendezvous"]
 
@@ -22,7 +23,7 @@ _TIMEOUT = timedelta(seconds=300)
 
 
 class LocalRendezvous(RendezvousHandler):
-    """Meeting point of one machine: a store on a port that the system chose.
+    """Meeting point of one machine: a store that other machines cannot reach, on a port that the system chose.
 
     Args:
         run_id: Name of the run.
@@ -40,9 +41,8 @@ class LocalRendezvous(RendezvousHandler):
         self._run_id = run_id
         self._round = 0
         try:
-            # The last argument: the store waits for nobody, as the ranks are started only when it is there.
-            self._store = TCPStore("127.0.0.1", port, None, True, _TIMEOUT, False)
-        except RuntimeError as error:
+            self._store = loopback_store(port, _TIMEOUT)
+        except (OSError, OverflowError, RuntimeError) as error:
             raise LaunchError(
                 f"The processes cannot connect on port {port}; got: {str(error).splitlines()[0]}. Give "
                 "another port, or none to get a free one."
@@ -73,7 +73,7 @@ class LocalRendezvous(RendezvousHandler):
         """Forget what ranks of the rounds before wrote."""
         if not hasattr(self._store, "list_keys"):
             # torch 2.6 cannot say what a store holds, so ranks meet in another, on a port that the system chooses.
-            self._store = TCPStore("127.0.0.1", 0, None, True, _TIMEOUT, False)
+            self._store = loopback_store(0, _TIMEOUT)
             return
         for key in self._store.list_keys():
             self._store.delete_key(key)

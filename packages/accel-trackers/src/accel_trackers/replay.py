@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from accel_core.errors import TrackerError
-from accel_core.tracking.discovery import LOGGER_TYPE_TO_CLASS, filter_trackers
+from accel_core.tracking import discovery
 from accel_core.tracking.handle import QUEUED
 from accel_core.tracking.session import Call, describe_error
 from accel_core.tracking.tracker import GeneralTracker
@@ -76,7 +76,7 @@ def replay(
         MissingDependencyError: The library of `to` is not installed.
     """
     if to is not None:
-        filter_trackers(to, logging_dir or ".")
+        discovery.filter_trackers(to, logging_dir or ".")
     outcomes: list[Outcome] = []
     for path in spool.find(place):
         outcomes += _replay_file(path, trackers, to, logging_dir, dict(init or {}), keep)
@@ -174,8 +174,8 @@ def _open(
     found: spool.SpoolFile, name: str, target: str, logging_dir: str | None, init: dict[str, Any]
 ) -> GeneralTracker:
     folder = logging_dir if logging_dir is not None else str(found.path.absolute().parent.parent)
-    filter_trackers(target, folder)
-    kind: type[Any] = LOGGER_TYPE_TO_CLASS[target]
+    discovery.filter_trackers(target, folder)
+    kind: type[Any] = discovery.LOGGER_TYPE_TO_CLASS[target]
     if kind.requires_logging_directory:
         _check_names([found.project], found)
     places = (found.project, folder) if kind.requires_logging_directory else (found.project,)

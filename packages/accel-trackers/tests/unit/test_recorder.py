@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from accel_core.testing import limits
-from accel_core.tracking import worker
-from accel_core.tracking.discovery import LOGGER_TYPE_TO_CLASS
+from accel_core.tracking import discovery, worker
 from accel_core.tracking.hub import TrackerHub
 from accel_core.tracking.settings import TrackerKwargs
 from accel_core.tracking.tracker import GeneralTracker
@@ -66,7 +65,7 @@ def named(monkeypatch):
             super().__init__()
             made.append(self)
 
-    monkeypatch.setitem(LOGGER_TYPE_TO_CLASS, "keeping", Named)
+    monkeypatch.setitem(discovery.LOGGER_TYPE_TO_CLASS, "keeping", Named)
     return made
 
 

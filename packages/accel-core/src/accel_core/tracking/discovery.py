@@ -129,10 +129,10 @@ def register_tracker_class(tracker_class: type[GeneralTracker]) -> None:
     A distribution offers its tracker without a call, through the entry-point group `accel.trackers`.
 
     Args:
-        tracker_class: A subclass of `GeneralTracker` with a `name`.
+        tracker_class: A subclass of `GeneralTracker` with a `name` and `requires_logging_directory`.
 
     Raises:
-        ConfigurationError: It is not such a class, or its name is empty.
+        ConfigurationError: It is not such a class, its name is empty, or one of the two is missing.
 
     Examples:
         >>> from accel import GeneralTracker
@@ -151,6 +151,11 @@ def register_tracker_class(tracker_class: type[GeneralTracker]) -> None:
         raise ConfigurationError(
             f"A tracker's class needs a name to be asked for by; {tracker_class.__name__}.name is {name!r}. Give the "
             "class an attribute `name` that is a non-empty text."
+        )
+    if not hasattr(tracker_class, "requires_logging_directory"):
+        raise ConfigurationError(
+            f"A tracker's class says whether it writes to a folder; {tracker_class.__name__} has no "
+            "`requires_logging_directory`. Set it to True or False in the class."
         )
     if name in LOGGER_TYPE_TO_CLASS:
         warnings.warn(

@@ -15,7 +15,8 @@ from typing import Any
 
 from accel_core.errors import ConfigurationError, StateError, TrackerError
 from accel_core.options.enums import LoggerType
-from accel_core.tracking.discovery import LOGGER_TYPE_TO_CLASS, Wanted, filter_trackers
+from accel_core.tracking import discovery
+from accel_core.tracking.discovery import Wanted, filter_trackers
 from accel_core.tracking.handle import TrackerHandle
 from accel_core.tracking.null import null_tracker
 from accel_core.tracking.recording import Recorder, recorder_for
@@ -233,7 +234,7 @@ class TrackerHub:
         """
         wanted = _plain_name(name)
         if not (self.is_main and (self._faces or self.log_with)):
-            like = LOGGER_TYPE_TO_CLASS.get(wanted, GeneralTracker)
+            like = discovery.LOGGER_TYPE_TO_CLASS.get(wanted, GeneralTracker)
             tracker = next((known for known in self._trackers if known.name == wanted), None) or null_tracker(like)
             return tracker.tracker if unwrap else tracker
         face = self._faces.get(wanted)
@@ -532,7 +533,7 @@ def _plain_name(name: str | LoggerType) -> str:
 
 def _like(item: Wanted) -> type[GeneralTracker] | GeneralTracker:
     """Return the tracker that was given, or the class of the one that was named."""
-    return item if isinstance(item, GeneralTracker) else LOGGER_TYPE_TO_CLASS[_plain_name(item)]
+    return item if isinstance(item, GeneralTracker) else discovery.LOGGER_TYPE_TO_CLASS[_plain_name(item)]
 
 
 def _log_arguments(

@@ -105,10 +105,17 @@ def test_missing_folder():
 
 
 @pytest.mark.parametrize(
-    "kind", [int, Mine(), type("Nameless", (GeneralTracker,), {}), type("Empty", (Mine,), {"name": ""})]
+    "kind",
+    [
+        int,
+        Mine(),
+        type("Nameless", (GeneralTracker,), {}),
+        type("Empty", (Mine,), {"name": ""}),
+        type("Folderless", (GeneralTracker,), {"name": "folderless"}),
+    ],
 )
 def test_register_refuses_what_is_no_tracker(kind):
-    """Only named subclasses of GeneralTracker are registered."""
+    """Only subclasses of GeneralTracker that have a name, and say whether they need a folder, are registered."""
     known = set(discovery.LOGGER_TYPE_TO_CLASS)
     with pytest.raises(ConfigurationError, match="tracker's class"):
         discovery.register_tracker_class(kind)

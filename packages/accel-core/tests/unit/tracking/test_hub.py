@@ -9,8 +9,7 @@ import torch
 
 from accel_core.errors import ConfigurationError, MissingDependencyError, StateError, TrackerError
 from accel_core.testing import limits
-from accel_core.tracking import recording, worker
-from accel_core.tracking.discovery import LOGGER_TYPE_TO_CLASS, register_tracker_class
+from accel_core.tracking import discovery, recording, worker
 from accel_core.tracking.hub import TrackerHub
 from accel_core.tracking.null import NULL_RUN
 from accel_core.tracking.settings import TrackerKwargs
@@ -120,10 +119,10 @@ class Named(Keeping):
 @pytest.fixture
 def named():
     """Offer a tracker by its name; return the list of those that are made."""
-    register_tracker_class(Named)
+    discovery.register_tracker_class(Named)
     yield Named.made
     Named.made.clear()
-    del LOGGER_TYPE_TO_CLASS["named"]
+    del discovery.LOGGER_TYPE_TO_CLASS["named"]
 
 
 def _hub(*trackers, **kwargs):

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from accel_core.tracking.discovery import LOGGER_TYPE_TO_CLASS
+from accel_core.tracking import discovery
 from accel_core.tracking.hub import TrackerHub
 from accel_core.tracking.recording import recorder_for
 from accel_core.tracking.settings import TrackerKwargs
@@ -84,7 +84,7 @@ def notebook(tmp_path, monkeypatch):
 
 def test_a_run_is_told_to_its_recorder(notebook, tmp_path, monkeypatch):
     """The recorder that a distribution offers gets every entry, what became of each, and whether to keep them."""
-    monkeypatch.setitem(LOGGER_TYPE_TO_CLASS, "listing", Listing)
+    monkeypatch.setitem(discovery.LOGGER_TYPE_TO_CLASS, "listing", Listing)
     hub = TrackerHub("listing", settings=TrackerKwargs(spool_dir=tmp_path / "kept"))
     hub.init("project", {"lr": 0.1})
     files = hub.get("listing").files

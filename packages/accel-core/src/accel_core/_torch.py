@@ -36,6 +36,7 @@ __all__ = [
     "rebuilders",
     "reduce_scatter_single",
     "ring_attention",
+    "shard_groups",
     "sparse_to_validate",
     "storage_info",
     "tensor_rebuilders",
@@ -80,6 +81,14 @@ def enable_async_tp(group: dist.ProcessGroup) -> None:
     if torch_version < "2.15":  # from then on every group is ready, and the call only warns
         enable_symm_mem_for_group(group.group_name)
     config._micro_pipeline_tp = True
+
+
+def shard_groups(module: Any) -> list[Any]:
+    """Return torch's records of what `fully_shard` gathers and reduces together of a module: one, or none."""
+    state = module._get_fsdp_state()
+    if hasattr(state, "_fsdp_param_groups"):  # later versions: a module may have several
+        return list(state._fsdp_param_groups)
+    return [] if state._fsdp_param_group is None else [state._fsdp_param_group]
 
 
 def storage_info(file: str, offset: int, length: int) -> Any:
@@ -174,6 +183,27 @@ PRIVATE_NAMES = (
     PrivateName(
         "torch.distributed.fsdp._flat_param:FlatParamHandle.needs_unshard",
         "An evaluation leaves weights whole beside the shards, with which torch goes on; no public name tells.",
+    ),
+    PrivateName(
+        "torch.distributed.fsdp:FSDPModule._get_fsdp_state",
+        "The gradients that ranks reduce together have to be those of the same parameters; from torch 2.13 on a public "
+        "switch fills in zeros, and does not tell which parameters no rank used.",
+    ),
+    PrivateName(
+        "torch.distributed.fsdp._fully_shard._fsdp_param_group:FSDPParamGroup.pre_forward",
+        "Which blocks a rank uses in a step is seen where their parameters are gathered.",
+    ),
+    PrivateName(
+        "torch.distributed.fsdp._fully_shard._fsdp_param_group:FSDPParamGroup.pre_backward",
+        "The same, backward.",
+    ),
+    PrivateName(
+        "torch.distributed.fsdp._fully_shard._fsdp_param_group:FSDPParamGroup.post_backward",
+        "Which parameters a rank used is seen before it reduces their gradients, and not afterwards.",
+    ),
+    PrivateName(
+        "torch.distributed.fsdp._fully_shard._fsdp_param:FSDPParam.to_accumulated_grad_if_needed",
+        "Gradients that are reduced together have one format, also where a window added up a part of them.",
     ),
     PrivateName(
         "torch._utils:_sparse_tensors_to_validate",

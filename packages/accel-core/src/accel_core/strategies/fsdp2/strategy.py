@@ -13,9 +13,11 @@ from torch.distributed.tensor import DTensor
 
 from accel_core.errors import PreparationError
 from accel_core.host.versions import require_torch
+from accel_core.optim.optimizer import Stepper
 from accel_core.precision.precision import Precision
 from accel_core.strategies.context.parallel import ContextParallel
 from accel_core.strategies.fsdp2.in_place import is_sharded, shard
+from accel_core.strategies.fsdp2.participation import Participation
 from accel_core.strategies.parts import Parts, PrecisionRequest
 from accel_core.strategies.sharding.loading import receive_new
 from accel_core.strategies.sharding.scaler import together
@@ -52,6 +54,7 @@ class FullyShardStrategy(ShardedStrategy):
         self.tensor = TensorParallel(parts) if parts.layout.size("tp") > 1 else None
         super().__init__(parts)
         self.context = ContextParallel.of(parts)
+        self.participation = Participation(self.world.device, self._readers(parts))
 
     def precision(self, asked: PrecisionRequest) -> Precision:
         """Return the number format, with a scaler by which ranks that split a model skip a step together.
@@ -83,6 +86,7 @@ class FullyShardStrategy(ShardedStrategy):
         shard(model, plan, self.plugin, self.mesh, self.world, aligned=self.tensor is not None)
         self._names.remember(model)
         self.averaging.watch(model, plan.whole(model))
+        self.participation.watch(model)
         return model
 
     def _check_spread(self, model: torch.nn.Module) -> None:
@@ -100,10 +104,16 @@ class FullyShardStrategy(ShardedStrategy):
             self.tensor.watch(bare)
 
     def backward(self, loss: torch.Tensor, **kwargs: object) -> None:
-        """Also compare the first gradients of a model that ranks split among them."""
+        """Also let ranks use different parameters, and compare the first gradients of a model that they split."""
         super().backward(loss, **kwargs)
+        self.participation.complete()
         if self.tensor is not None:
             self.tensor.prove(loss, self.averaging)
+
+    def stepper(self, optimizer: torch.optim.Optimizer) -> Stepper | None:
+        """Also let ranks use different parameters where a loss was not given to `backward` here."""
+        optimizer.register_step_pre_hook(lambda *_: self.participation.complete())
+        return super().stepper(optimizer)
 
     def _is_sharded(self, model: torch.nn.Module) -> bool:
         return is_sharded(model)
@@ -115,6 +125,7 @@ class FullyShardStrategy(ShardedStrategy):
         new = self.averaging.lacks(bare)
         receive_new(new, self.world)
         self.averaging.watch(bare, list(new.values()))
+        self.participation.watch(bare)
         if self.tensor is not None:
             self.tensor.watch(bare, again=bool(new))
 

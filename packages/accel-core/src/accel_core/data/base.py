@@ -35,7 +35,9 @@ class EpochState:
         full: How far a full step moves the position.
         surplus: How much further the steps that were not full have moved it; mostly negative.
         steps_before: Steps of the epoch before this iteration, as this loader counts them.
+        batches_before: Batches of the loader's own before this iteration.
         served: Batches given in this iteration.
+        ended: Whether the batch given last is the last one.
         first_step: Number, among the indices dealt in this iteration, of the first step that is given.
         skipped_steps: Steps that `skip_batches` passes over.
         skipped: Samples (or batches, where these have no fixed size) that `skip_batches` passed over.
@@ -51,7 +53,9 @@ class EpochState:
     full: int = 1
     surplus: int = 0
     steps_before: int = 0
+    batches_before: int = 0
     served: int = 0
+    ended: bool = False
     first_step: int = 0
     skipped_steps: int = 0
     skipped: int = 0
@@ -194,9 +198,10 @@ class LoaderBase(DataLoaderAdapter, DataLoaderStateMixin):
 
     @property
     def readers(self) -> list[int]:
-        """Who reads the data: number of ranks and workers, samples of a batch, whether it is split, and in order."""
+        """Who reads the data: ranks, workers, samples of a batch, whether it is split, in order, and in parts."""
         spec = self.spec
-        return [spec.ranks, self.num_workers, spec.batch_size or 0, int(spec.split), int(self.keeps_order)]
+        order, parts = int(self.keeps_order), int(bool(self.local_ranks))
+        return [spec.ranks, self.num_workers, spec.batch_size or 0, int(spec.split), order, parts]
 
     @property
     def keeps_order(self) -> bool:
@@ -287,6 +292,17 @@ class LoaderBase(DataLoaderAdapter, DataLoaderStateMixin):
         """Stand at the start of the epoch."""
         self.epoch = EpochState()
 
+    def is_over(self, offset: int) -> bool:
+        """Return whether no rank has a batch behind a position behind which this rank has none.
+
+        Args:
+            offset: The position, in samples over all ranks (batches where they have no fixed size).
+        """
+        shard = self.shard
+        if shard is None or shard.even_batches or shard.drop_last:
+            return True
+        return offset >= (shard.total_length if shard.batch_size is None else self.total_dataset_length)
+
     def step_units(self, counts: StepCounts | None) -> int:
         """Return how far a step moves the position: its samples, or its batches where these have no fixed size.
 
@@ -309,7 +325,17 @@ class LoaderBase(DataLoaderAdapter, DataLoaderStateMixin):
 
     def own_skip(self) -> int:
         """Return how many of the loader's own batches are left out at the start."""
-        return self.skip_batches
+        return self.skip_batches * self.step_batches
+
+    @property
+    def step_batches(self) -> int:
+        """Number of the loader's own batches in a full step."""
+        return 1
+
+    def own_batches(self) -> int:
+        """Return how many of the loader's own batches of the epoch were read, the one given last included."""
+        epoch = self.current_epoch
+        return epoch.batches_before + (epoch.skipped_steps + epoch.served) * self.step_batches
 
     def _serve(self, epoch: EpochState, counts: StepCounts | None, units: int, *, last: bool = False) -> None:
         """Note that a batch is given now.
@@ -326,7 +352,7 @@ class LoaderBase(DataLoaderAdapter, DataLoaderStateMixin):
         if self.counts is not counts:
             self.counts = counts
         if last:
-            self.end_of_dataloader = True
+            self.end_of_dataloader = epoch.ended = True
             if counts is not None and not self._drop_last:
                 self.remainder = counts.total
         (epoch.advance or self.gradient_state._advance)(self)

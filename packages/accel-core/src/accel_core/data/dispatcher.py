@@ -95,7 +95,7 @@ class DataLoaderDispatcher(PreparedLoader):
     @property
     def readers(self) -> list[int]:
         """Who reads the data: rank 0 alone, so what it reads depends on its workers and batches, not on the ranks."""
-        return [1, self.num_workers, self._own_batch_size() or 0, 0, int(self.keeps_order)]
+        return [1, self.num_workers, self._own_batch_size() or 0, 0, int(self.keeps_order), 0]
 
     def state_dict(self) -> Any:
         """Return the state of the `StatefulDataLoader` on rank 0, which reads; the other ranks have none."""
@@ -106,8 +106,7 @@ class DataLoaderDispatcher(PreparedLoader):
         if ensure().is_main:
             super().load_state_dict(state_dict)
 
-    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        """Yield this rank's parts, on the device."""
+    def _read(self) -> Iterator[Any]:
         epoch = self._prologue()
         with self._reading(epoch):
             world = ensure()
@@ -126,17 +125,15 @@ class DataLoaderDispatcher(PreparedLoader):
             batches = batches // spec.ranks if spec.drop_last else -(-batches // spec.ranks)
         return max(0, batches - self.skip_batches * isinstance(self.dataset, IterableDataset))
 
-    def own_skip(self) -> int:
-        """Return how many of the loader's own batches the skipped steps hold."""
-        return self.skip_batches * (1 if self.split_batches else self.spec.ranks)
+    @property
+    def step_batches(self) -> int:
+        """Number of the loader's own batches in a full step."""
+        return 1 if self.split_batches else self.spec.ranks
 
     def own_units(self, counts: StepCounts | None) -> int:
         """Return how far a batch of the loader's own moves the position."""
         size = self._own_batch_size()
         return 1 if size is None else size if counts is None else counts.total
-
-    def _own_batches(self, epoch: EpochState, pending: dict[str, Any]) -> int:
-        return -(-epoch.begins_at // (self._own_batch_size() or 1)) if epoch.begins_at else self.own_skip()
 
     def _steps(self, offset: int) -> int | None:
         if isinstance(self.dataset, IterableDataset):
@@ -168,7 +165,7 @@ class DataLoaderDispatcher(PreparedLoader):
             except Exception as failure:
                 channel.send([None] + [_Failed(repr(failure))] * (len(parts) - 1))
                 raise
-            epoch.state = state
+            epoch.state = state if following is not _END else self.own_state()
             steps = [_Step(share, group.counts, group.units, following is _END) for share in group.shares]
             # Ranks that read the same part are sent the same object.
             channel.send([steps[part] for part in parts])

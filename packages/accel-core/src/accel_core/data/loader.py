@@ -73,6 +73,25 @@ class PreparedLoader(LoaderBase):
             self._indices = Indices(self)
         return self._indices
 
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        """Return an iterator over this rank's batches, on the device."""
+        return self._read() if self.pending is None else self._read_on()
+
+    def _read(self) -> Iterator[Any]:
+        """Yield the batches of an epoch, from the pending position on."""
+        raise NotImplementedError
+
+    def _read_on(self) -> Iterator[Any]:
+        """Yield what is left of an epoch, or the next one where nothing is."""
+        offset = 0 if self.pending is None else int(self.pending["offset"])
+        rest = self._read()
+        first = next(rest, _END)
+        if first is not _END:
+            yield first
+        elif offset and self.is_over(offset):
+            rest = self._read()
+        yield from rest
+
     def _prologue(self) -> EpochState:
         """Agree on the order of the epoch, and begin an iteration."""
         # Before anything is drawn: ranks whose generators differ would read different orders.
@@ -112,20 +131,19 @@ class PreparedLoader(LoaderBase):
             return self._skip_stream(self._raw(), epoch, self.own_skip())
         self._take_position(epoch, pending)
         shard = self.dataset if isinstance(self.dataset, IterableDatasetShard) else None
-        inside = (
-            shard is not None
-            and epoch.begins_at % (self.spec.step_samples or 1) != 0
-            and not self._same_readers(pending)
-        )
+        inside = epoch.begins_at % (self.spec.step_samples or 1) != 0 and not self._same_readers(pending)
         if shard is None or not inside:
-            return self._replay(epoch, pending, self._own_batches(epoch, pending))
+            return self._replay(epoch, pending, epoch.batches_before if epoch.begins_at else self.own_skip())
         # The position lies inside a global batch of this loader, so the dataset itself begins late. The workers of
-        # torch are copies of it, made while the iterator is.
+        # torch are copies of it, made while the iterator is: they serve this epoch alone.
+        persistent = self.persistent_workers
+        self.__dict__["persistent_workers"] = False
         shard.begin_at(epoch.begins_at)
         try:
             return self._replay(epoch, pending, 0)
         finally:
             shard.begin_at(0)
+            self.__dict__["persistent_workers"] = persistent
 
     def _replay(self, epoch: EpochState, pending: dict[str, Any], passed: int) -> Iterator[Any]:
         """Return an iterator whose order is drawn as it was when the position was taken.
@@ -172,6 +190,7 @@ class PreparedLoader(LoaderBase):
             return
         epoch.first_step = epoch.skipped_steps = 0
         epoch.steps_before = self._steps_before(pending)
+        epoch.batches_before = self._own_batches(epoch, pending)
         if self.use_stateful_dataloader:
             epoch.first_step = epoch.steps_before
 
@@ -181,18 +200,19 @@ class PreparedLoader(LoaderBase):
         if not offset:
             return 0
         if self._same_readers(pending):
-            return int(pending["steps"])
+            return -(-int(pending["steps"]) // self.step_batches)
         full, left = self._steps(0), self._steps(offset)
         return full - left if full is not None and left is not None else -(-offset // self.step_units(None))
 
     def _same_readers(self, pending: dict[str, Any]) -> bool:
-        return pending.get("readers") == self.readers
+        before = pending.get("readers")
+        return before is not None and self.readers[: len(before)] == before
 
     def _bound_to_readers(self) -> bool:
         """Return whether what comes after an offset depends on who reads.
 
-        Several workers of a stream read parts of it, each in batches of its own; streams of ranks are their own; the
-        state of a stateful loader counts the batches of one rank.
+        Several workers of a stream read parts of it, each in batches of its own; what a rank's own loader gives is
+        its own part; the state of a stateful loader counts the batches of one rank.
         """
         streams = isinstance(self.dataset, IterableDataset)
         return bool(self.local_ranks) or (streams and self.num_workers > 1) or self.use_stateful_dataloader
@@ -212,14 +232,31 @@ class PreparedLoader(LoaderBase):
                 return
             found = "another number of ranks"
         else:
-            if before == now or not (self._bound_to_readers() or (streams and before[1] > 1)):
+            if self._same_readers(pending):
                 return
-            found = f"{before[0]} ranks with {before[1]} workers and batches of {before[2]}"
+            parted = any(before[5:]) or (streams and before[1] > 1)
+            if not (parted or self._bound_to_readers()):
+                self._check_border(pending, before[2])
+                return
+            found = _readers_text(before)
         raise CheckpointMismatchError(
             f"What follows the position {pending['offset']} depends on who reads, because each rank or worker reads a "
-            f"part of its own; got one of {found}, and now {now[0]} ranks with {now[1]} workers and "
-            f"batches of {now[2]}. Go on with the same numbers, or read with num_workers of 0 or 1 from the start."
+            f"part of its own; got one of {found}, and now {_readers_text(now)}. Go on with the same numbers, or begin "
+            "this epoch anew with `loader.cursor.rewind()`. A loader that `prepare` splits, with num_workers of 0 or "
+            "1, goes on with any."
         )
+
+    def _check_border(self, pending: dict[str, Any], size_before: int) -> None:
+        """Refuse a position inside a batch of a stream that is not split, whose batches are all that can be skipped."""
+        size = self.own_units(None)
+        plain = isinstance(self.dataset, IterableDataset) and not isinstance(self.dataset, IterableDatasetShard)
+        # Between batches of one size a position lies inside a batch only where that is the last one.
+        if plain and size != size_before and pending["offset"] % size:
+            raise CheckpointMismatchError(
+                f"The position {pending['offset']} lies inside a batch of this stream, and its samples would be lost; "
+                f"got batches of {size} samples, and of {size_before} when it was saved. Go on with batches of "
+                f"{size_before}, or begin this epoch anew with `loader.cursor.rewind()`."
+            )
 
     def _raw(self) -> Iterator[Any]:
         """Return an iterator of the user's loader class over its batches."""
@@ -243,7 +280,9 @@ class PreparedLoader(LoaderBase):
         """Return how many of the loader's own batches come before a position."""
         if self._same_readers(pending):
             return int(pending["steps"])
-        return -(-epoch.begins_at // self.step_units(None)) if epoch.begins_at else self.own_skip()
+        if not self._draws_itself():
+            return epoch.steps_before * self.step_batches
+        return -(-epoch.begins_at // self.own_units(None))
 
     def _steps(self, offset: int) -> int | None:
         """Return how many batches this rank gets from `offset` on, where that is certain beforehand."""
@@ -343,8 +382,7 @@ class DataLoaderShard(PreparedLoader):
         self.iteration = iteration
         super().__init__(dataset, use_stateful_dataloader=use_stateful_dataloader, **kwargs)
 
-    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        """Yield this rank's batches, on the device."""
+    def _read(self) -> Iterator[Any]:
         epoch = self._prologue()
         # Outside of `_reading`: an iteration that could not begin is over, while one that is broken off stays open.
         try:
@@ -383,11 +421,13 @@ class DataLoaderShard(PreparedLoader):
             batch = next(stream, _END)
             if batch is _END:
                 return
+        # torch notices here that the data is at its end, and lets persistent workers rest. Samplers draw their last
+        # from their generators, which a position taken at the last batch has to hold.
+        next(stream, None)
+        if steps:
             counts = self._counts_of(epoch)
             self._serve(epoch, counts, self.step_units(counts), last=True)
             yield batch
-        # torch notices here that the data is at its end, and lets persistent workers rest.
-        next(stream, None)
 
     def _look_ahead(self, epoch: EpochState, stream: Iterator[Any]) -> Iterator[Any]:
         """Yield batches, each after the one that follows it was read: so the last one is known."""
@@ -398,7 +438,7 @@ class DataLoaderShard(PreparedLoader):
             # Taken before the next batch is read: a state from after that would leave that batch out.
             state = self.own_state()
             following = next(stream, _END)
-            epoch.state = state
+            epoch.state = state if following is not _END else self.own_state()
             counts = self._counts_of(epoch)
             if type(batch) is CountedBatch:
                 counts, batch = batch.counts, batch.batch
@@ -419,6 +459,12 @@ class DataLoaderShard(PreparedLoader):
         size = self._own_batch_size()
         rows = count_rows_like(batch, like, size)
         return None if rows is None or rows == size or not self.makes_batches else StepCounts((rows,), (rows,))
+
+
+def _readers_text(readers: list[int]) -> str:
+    """Return who reads, in words."""
+    own = " each with a loader of its own part" if any(readers[5:]) else ""
+    return f"{readers[0]} ranks{own} with {readers[1]} workers and batches of {readers[2]}"
 
 
 def _several_ranks() -> bool:

@@ -31,7 +31,7 @@ from accel_core.errors import CheckpointMismatchError
 
 __all__ = ["Cursor", "Indices", "capture_order", "is_exact", "keeps_default_generator", "replay_order"]
 
-_VERSION = 2
+_VERSION = 3
 _END: object = object()
 _EXACT_SAMPLERS = frozenset(
     {
@@ -322,32 +322,36 @@ class Cursor:
     def state_dict(self) -> dict[str, Any]:
         """Return the position. It is the same on every rank, and any number of ranks can load it.
 
+        At the last batch of an epoch it is the start of the next one.
+
         Returns:
             `epoch`, `offset`, `unit` and `seed` (`None` without a seedable sampler); `order`: states of generators
             when the order of the epoch was drawn (as they are now between epochs), as integer tensors; `drawn_late`:
-            whether that is so, or they are from the epoch's beginning; `steps` and `readers`: batches that each rank
-            has read, and how many ranks and workers read them in which way.
+            whether that is so, or they are from the epoch's beginning; `steps` and `readers`: batches that each
+            reader has read, and how many ranks and workers read them in which way.
         """
         loader = self._loader
         if loader.pending is not None:
             return dict(loader.pending)
         epoch = loader.current_epoch
+        over = epoch.ended and loader.is_over(self.offset)
+        offset = 0 if over else self.offset
         return {
             "version": _VERSION,
-            "epoch": self.epoch,
-            "offset": self.offset,
+            "epoch": self.epoch + over,
+            "offset": offset,
             "unit": self.unit,
             "seed": getattr(get_sampler(loader), "initial_seed", None),
-            "order": dict(epoch.order or {}) if self.offset else _generator_states(loader),
+            "order": dict(epoch.order or {}) if offset else _generator_states(loader),
             "drawn_late": epoch.drawn_late,
-            "steps": epoch.skipped_steps + epoch.steps_before + epoch.served if self.offset else 0,
+            "steps": loader.own_batches() if offset else 0,
             "readers": loader.readers,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Let the next iteration of the loader go on from a position.
 
-        It gives the rest of that epoch; the iterations after it give whole epochs.
+        It gives the rest of that epoch, or the next epoch where nothing is left; those after it give whole epochs.
 
         Args:
             state: What `state_dict` returned, on any number of ranks. Without `order`, the order is that of the loader
@@ -356,7 +360,7 @@ class Cursor:
         Raises:
             CheckpointMismatchError: The position was taken from another kind of loader.
         """
-        if state.get("version") not in (1, _VERSION):
+        if state.get("version") not in range(1, _VERSION + 1):
             raise CheckpointMismatchError(
                 f"This accel reads positions up to the version {_VERSION}; got the version {state.get('version')!r}. "
                 "Load it with the version of accel-core that wrote it."
@@ -374,7 +378,9 @@ class Cursor:
         loader.set_epoch(int(state["epoch"]))
         loader.forget_position()
         if state["offset"]:
-            loader.pending = dict(state)
+            # Up to version 2, a loader that dispatches counted its steps and not its batches.
+            least = -(-state["offset"] // loader.own_units(None)) if state["version"] < _VERSION else 0
+            loader.pending = {**state, "steps": max(least, state.get("steps", 0))}
             return
         loader.pending = None
         for name, generator in (("loader", loader.generator), ("sampler", _sampler_generator(loader))):

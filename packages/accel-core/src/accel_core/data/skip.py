@@ -64,8 +64,8 @@ class SkipDataLoader(PreparedLoader):
         self.settings = LoaderSettings(skip_batches=skip_batches)
         super().__init__(dataset, use_stateful_dataloader=use_stateful_dataloader, **kwargs)
 
-    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        """Yield the batches after the first ones."""
+    def _read(self) -> Iterator[Any]:
+        """Return an iterator over the batches after the first ones."""
         self.forget_position()
         stream = self._raw()
         # Of map-style data the indices are passed over already, so nothing that is skipped is read.

@@ -49,8 +49,8 @@ def synchronized_batches(loader: LoaderBase, epoch: EpochState, stream: Iterator
         # Taken before the next batch is read: a state from after that would leave that batch out.
         state = loader.own_state()
         following, following_held = ends.next()
-        epoch.state = state
         last = following_held is None
+        epoch.state = loader.own_state() if last else state
         counts = ends.counts(batch, held, last=last)
         loader._serve(epoch, counts, full if counts is None else ends.units(counts, batch), last=last)
         if last and counts is None:

@@ -82,7 +82,8 @@ def test_stop_and_go_on_at_every_step(ranks, seedable):
             resumed = make(ranks, rank, seedable=seedable)
             torch.set_rng_state(default)
             resumed.cursor.load_state_dict(position)
-            assert read + values(resumed) == first, (rank, steps)
+            rest = values(resumed) if steps < len(first) else []
+            assert read + rest == first, (rank, steps)
             if ranks > 1 or seedable:
                 assert values(resumed) == second
 
@@ -112,7 +113,7 @@ def test_another_number_of_ranks(before, after, size):
         for part in step
         for value in part
     ][:13]
-    for steps in range(1, len(make(before, size=size)) + 1):
+    for steps in range(1, len(make(before, size=size))):
         _, position = stop_after(make(before, size=size), steps)
         parts = []
         for rank in range(after):
@@ -166,7 +167,9 @@ def test_streams_go_on(ranks):
         read, position = stop_after(make(ranks, data=Stream(13)), steps)
         loader = make(ranks, data=Stream(13))
         loader.cursor.load_state_dict(position)
-        assert read + values(loader) == first
+        rest = values(loader) if steps < len(first) else []
+        assert read + rest == first
+        assert values(loader) == first
 
 
 @pytest.mark.parametrize("after", [1, 2, 3, 4])
@@ -548,7 +551,7 @@ def test_batches_out_of_order_have_no_position():
 
 
 def test_a_stream_with_a_length_goes_on_behind_its_last_batch():
-    """A position behind the last, short batch of a stream that tells its length gives nothing more."""
+    """A position of an older version, behind the last, short batch of a stream with a length, is the next epoch."""
 
     class Sized(Stream):
         def __len__(self):
@@ -556,10 +559,11 @@ def test_a_stream_with_a_length_goes_on_behind_its_last_batch():
 
     for ranks in (1, 2):
         whole = values(make(ranks, data=Sized(11)))
-        _, position = stop_after(make(ranks, data=Sized(11)), len(whole))
+        _, position = stop_after(make(ranks, data=Sized(11)), len(whole) - 1)
         loader = make(ranks, data=Sized(11))
-        loader.cursor.load_state_dict({**position, "offset": 11, "steps": len(whole)})
-        assert values(loader) == []
+        loader.cursor.load_state_dict({**position, "version": 2, "offset": 11, "steps": len(whole)})
+        assert values(loader) == whole
+        assert loader.iteration == 2
 
 
 def test_a_position_of_the_first_version_is_read():
@@ -577,8 +581,8 @@ def test_a_position_of_the_first_version_is_read():
 def test_another_version_is_refused():
     """A position of an unknown version is refused, and the loader stays where it was."""
     loader = make()
-    with pytest.raises(CheckpointMismatchError, match="version 3"):
-        loader.cursor.load_state_dict({**loader.cursor.state_dict(), "version": 3})
+    with pytest.raises(CheckpointMismatchError, match="version 4"):
+        loader.cursor.load_state_dict({**loader.cursor.state_dict(), "version": 4})
     assert loader.pending is None
 
 
@@ -604,3 +608,77 @@ def test_a_position_taken_in_inference_mode_is_loaded_in_any(dispatch):
         assert [value for batch in resumed for value in batch.tolist()] == left
     assert sorted(first + left) == list(range(10))
     torch.rand(1)
+
+
+@pytest.mark.parametrize(("ranks", "dispatch"), [(1, None), (2, None), (1, True)])
+def test_a_last_batch_is_the_start_of_the_next_epoch(ranks, dispatch):
+    """A position taken at the last batch, with a generator that moves at an epoch's very end, begins the next epoch."""
+
+    def twelve():
+        torch.manual_seed(7)
+        loader = DataLoader(range(12), 2, shuffle=True, generator=torch.Generator().manual_seed(3))
+        return prepare_data_loader(loader, num_processes=ranks, process_index=0, dispatch_batches=dispatch)
+
+    whole = twelve()
+    first, second = values(whole), values(whole)
+    read, position = stop_after(twelve(), len(first))
+    resumed = twelve()
+    resumed.cursor.load_state_dict(position)
+    assert (resumed.cursor.epoch, resumed.cursor.offset, resumed.steps_done) == (1, 0, 0)
+    assert (read, values(resumed)) == (first, second)
+
+
+def test_a_rest_that_is_too_small_begins_the_next_epoch():
+    """Where drop_last leaves nothing of an epoch for more ranks than before, the next epoch comes, as whole as ever."""
+    _, position = stop_after(make(1, size=4, drop_last=True), 2)
+    loader = make(4, size=4, data=range(17), drop_last=True)
+    loader.cursor.load_state_dict(position)
+    assert len(values(loader)) == len(loader)
+    assert loader.iteration == 2
+
+
+def test_a_rank_without_a_rest_waits_for_those_that_have_one():
+    """With even_batches=False a rank that has no batch left gives none while another rank has one."""
+
+    def uneven(rank):
+        return prepare_data_loader(DataLoader(range(10), 2), num_processes=2, process_index=rank, even_batches=False)
+
+    loaders = [uneven(rank) for rank in range(2)]
+    _, position = stop_after(uneven(0), 2)
+    for loader in loaders:
+        loader.cursor.load_state_dict(position)
+    assert [values(loader) for loader in loaders] == [[[8, 9]], []]
+    assert stop_after(uneven(1), 2)[1]["offset"] == position["offset"]
+
+
+def test_a_position_inside_a_batch_of_a_stream_is_refused():
+    """A stream that only skips whole batches refuses to go on inside one, and does where its own batches end there."""
+    _, position = stop_after(make(1, data=Stream(23), size=3), 2)
+    loader = make(1, data=Stream(23), size=4)
+    loader.cursor.load_state_dict(position)
+    with pytest.raises(CheckpointMismatchError, match=r"position 6 lies inside a batch .* 4 samples, and of 3"):
+        values(loader)
+    loader = make(1, data=Stream(23), size=2)
+    loader.cursor.load_state_dict(position)
+    assert [value for batch in values(loader) for value in batch] == list(range(6, 23))
+
+
+def test_a_position_of_a_dispatcher_of_the_second_version_is_read():
+    """A position that counted the steps of two ranks, and not the batches of the one that read, is continued right."""
+    _, position = stop_after(make(1, data=Stream(23)), 4)
+    loader = make(1, data=Stream(23))
+    loader.cursor.load_state_dict({**position, "version": 2, "steps": 2, "readers": position["readers"][:5]})
+    assert [value for batch in values(loader) for value in batch] == list(range(8, 23))
+
+
+@pytest.mark.slow
+def test_persistent_workers_begin_late_for_one_epoch_alone():
+    """Where workers have to begin inside a global batch, those that persist read whole epochs before and after it."""
+    options = {"num_workers": 1, "persistent_workers": True, "multiprocessing_context": "fork"}
+    _, position = stop_after(make(3, data=Stream(23)), 1)
+    loader = make(2, data=Stream(23), **options)
+    whole = values(loader)
+    loader.cursor.load_state_dict(position)
+    assert values(loader)[0] == [6, 7]
+    assert values(loader) == values(loader) == whole
+    loader._iterator._shutdown_workers()

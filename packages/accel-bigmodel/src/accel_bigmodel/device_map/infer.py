@@ -1,5 +1,6 @@
 """The device map of a model: in its own order, within the limits, every tensor exactly once."""
 
+import warnings
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 
@@ -106,14 +107,13 @@ def _largest_layer(node: Node, no_split: Collection[str]) -> int:
     return max(own, *(_largest_layer(child, no_split) for child in below))
 
 
-def solve(tree: Tree, limits: dict[Device, int], no_split: Collection[str], fallback: bool = False) -> Solution:
+def solve(tree: Tree, limits: dict[Device, int], no_split: Collection[str]) -> Solution:
     """Place a model: by filling the devices in order, or better where that wastes them.
 
     Args:
         tree: The model, built with the same `no_split`.
         limits: Bytes by device, in order.
         no_split: Class names of modules that must not be split.
-        fallback: Whether an empty device that the next module does not fit on is given a smaller one.
 
     Returns:
         The placement. It goes to a slower device only if no contiguous placement does without, and the device that
@@ -123,11 +123,15 @@ def solve(tree: Tree, limits: dict[Device, int], no_split: Collection[str], fall
         DeviceMapError: When even the disk has a limit, and the model does not fit.
     """
     with without_collection():
-        return _solve(tree, limits, no_split, fallback)
+        return _solve(tree, limits, no_split, _fill(tree, limits, no_split))
 
 
-def _solve(tree: Tree, limits: dict[Device, int], no_split: Collection[str], fallback: bool) -> Solution:
-    first = _solution(tree, Greedy(tree, limits, no_split, fallback).run(), limits, no_split)
+def _fill(tree: Tree, limits: dict[Device, int], no_split: Collection[str], fallback: bool = False) -> Solution:
+    """Fill the devices in order; only the first one keeps room for offloaded layers."""
+    return _solution(tree, Greedy(tree, limits, no_split, fallback).run(), limits, no_split)
+
+
+def _solve(tree: Tree, limits: dict[Device, int], no_split: Collection[str], first: Solution) -> Solution:
     if first.keeps_room and first.slowest == 0:
         return first
     pairs = contiguous(units_of(tree, no_split), limits)
@@ -220,6 +224,7 @@ def infer_auto_device_map(
 
     Devices are filled in order: accelerators, then the CPU, then the disk. Every parameter and buffer is placed exactly
     once and tied ones together; if any contiguous placement fits without a slower device, that device is not used.
+    Where no accelerator could be used with room for the largest offloaded layer, they are filled without it.
 
     Args:
         model: The model, which may be empty.
@@ -242,7 +247,12 @@ def infer_auto_device_map(
     """
     limits = get_max_memory(max_memory)
     no_split = no_split_classes(no_split_module_classes)
-    solution = solve(build_tree(model, dtype, special_dtypes, no_split), limits, no_split, fallback_allocation)
+    with without_collection():
+        tree = build_tree(model, dtype, special_dtypes, no_split)
+        filled = _fill(tree, limits, no_split, fallback_allocation)
+        solution = _solve(tree, limits, no_split, filled)
+    if solution.idle and filled.fits and not filled.idle:
+        solution = filled
     if verbose:
         for node, device in solution.placed:
             logger.info("Putting %s (size=%s) on %s.", node.name or "the model", node.size, device)
@@ -273,13 +283,21 @@ def warn_of(solution: Solution, offload_buffers: bool) -> None:
     """
     if solution.idle:
         logger.warning("%s The model runs on the CPU. Raise the limits, or let modules be split.", _idle(solution))
-    limit = solution.limits.get(solution.main)
-    free = None if limit is None or solution.main == "cpu" else limit - solution.used[solution.main]
-    # The largest offloaded layer comes to the device while the buffers are there.
-    needed = solution.offloaded_buffers + solution.largest_offloaded
-    if free is not None and not offload_buffers and solution.offloaded_buffers and needed > free:
+    elif not solution.keeps_room:
         logger.warning(
-            "The buffers of the offloaded layers take %s bytes, their largest layer %s, and %s has %s bytes left. Pass "
-            "`offload_buffers=True` if memory runs out.",
-            solution.offloaded_buffers, solution.largest_offloaded, solution.main, free,
-        )  # fmt: skip
+            "%s has no room for the largest offloaded layer beside its own part; got %s, for a limit of %s. Raise the "
+            "limits, or let modules be split, if memory runs out.",
+            *(solution.main, *map(written_size, (solution.largest_offloaded, solution.limits[solution.main]))),
+        )
+    buffers = solution.tree.root.buffer_size if solution.idle else solution.offloaded_buffers
+    largest = solution.largest.size if solution.idle else solution.largest_offloaded
+    homes = [home for home in solution.idle or [solution.main] if home in solution.limits and home != "cpu"]
+    free = max((solution.limits[home] - solution.used[home] for home in homes), default=None)
+    # The largest offloaded layer comes to the device while the buffers are there.
+    if free is not None and not offload_buffers and buffers and buffers + largest > free:
+        warnings.warn(
+            f"No accelerator has room for the buffers of the offloaded layers; got {buffers} bytes of buffers and a "
+            f"layer of {largest}, for {free} bytes that are left. Pass `offload_buffers=True` if memory runs out.",
+            UserWarning,
+            stacklevel=3,
+        )

@@ -2,6 +2,7 @@
 
 import itertools
 import random
+import warnings
 from collections.abc import Mapping
 
 import pytest
@@ -13,7 +14,7 @@ from torch import nn
 from accel_bigmodel.device_map.balance import get_balanced_memory
 from accel_bigmodel.device_map.check import clean_device_map, device_of
 from accel_bigmodel.device_map.exact import units_of
-from accel_bigmodel.device_map.infer import infer_auto_device_map
+from accel_bigmodel.device_map.infer import device_map_of, infer_auto_device_map, solve
 from accel_bigmodel.device_map.tree import build_tree
 
 
@@ -73,6 +74,7 @@ def bytes_on(model: nn.Module, device_map: Mapping[str, int | str]) -> dict[int 
     return used
 
 
+@pytest.mark.filterwarnings("ignore:No accelerator has room for the buffers")
 @pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(seed=st.integers(0, 2**32), keep_whole=st.booleans(), clean=st.booleans())
@@ -111,6 +113,7 @@ def brute_force_fits(sizes: list[int], limits: list[int]) -> bool:
     return False
 
 
+@pytest.mark.filterwarnings("ignore:No accelerator has room for the buffers")
 @pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(seed=st.integers(0, 2**32))
@@ -136,7 +139,7 @@ def test_the_main_device_keeps_room_for_offloaded_layers(seed: int) -> None:
     model = random_model(seed, ties=False)
     total = sum(t.nbytes for t in (*model.parameters(), *model.buffers()))
     limits = random_limits(seed, total)
-    device_map = infer_auto_device_map(model, limits, clean_result=False)
+    device_map = device_map_of(solve(build_tree(model), limits, ()), clean=False)
     used = bytes_on(model, device_map)
     main = next((device for device in limits if device in used and device != "cpu"), None)
     away = [name for name, device in device_map.items() if device in ("cpu", "disk")]
@@ -187,6 +190,49 @@ def test_an_empty_device_takes_a_smaller_part_on_request() -> None:
     limits = {0: 1620, "cpu": 100_000}
     assert device_of("1", infer_auto_device_map(model, limits, fallback_allocation=True)) in (0, "cpu")
     assert infer_auto_device_map(model, {0: 1620, "cpu": 10_000}, fallback_allocation=True)["1"] == 0
+
+
+class Buffered(nn.Module):
+    """A layer with a weight of 20 bytes, and a buffer."""
+
+    def __init__(self, buffer: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(5))
+        self.register_buffer("table", torch.empty(buffer // 4))
+
+
+@pytest.mark.parametrize("offload_buffers", [False, True])
+@pytest.mark.parametrize(
+    ("limits", "expected", "log"),
+    [
+        ({0: 260}, {"0": 0, "1": "cpu", "2": "cpu"}, ""),
+        ({0: 100, 1: 250}, {"0": 1, "1": 1, "2": "cpu"}, "1 has no room for the largest offloaded layer"),
+        ({0: 100}, {"": "cpu"}, "The model runs on the CPU"),
+        ({0: 100, 1: 150}, {"": "cpu"}, "The model runs on the CPU"),
+        ({0: 400}, {"": 0}, ""),
+    ],
+)
+@pytest.mark.parametrize("fallback", [False, True])
+def test_layers_are_placed_and_missing_room_is_named(
+    limits: dict[int | str, int],
+    expected: dict[str, int | str],
+    log: str,
+    offload_buffers: bool,
+    fallback: bool,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Accelerators that hold a layer are used, and buffers that fit on none are a warning unless they are offloaded."""
+    model = nn.Sequential(Buffered(140), Buffered(60), Buffered(80))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        placed = infer_auto_device_map(
+            model, {**limits, "cpu": 10_000}, offload_buffers=offload_buffers, fallback_allocation=fallback
+        )
+    assert dict(placed) == expected
+    assert log in caplog.text
+    warned = "cpu" in expected.values() and not offload_buffers
+    assert [each.category for each in caught] == [UserWarning] * warned
+    assert all("room for the buffers of the offloaded layers" in str(each.message) for each in caught)
 
 
 def test_balanced_limits_share_evenly_and_keep_the_first_free_on_request() -> None:

@@ -155,6 +155,7 @@ def save(
     if not isinstance(f, (str, os.PathLike)):
         if safe_serialization:
             tensor_file.stream_tensors(f, obj)
+            tensor_file.warn_of_shared(obj)
         else:
             torch.save(obj, f)
         return
@@ -169,6 +170,8 @@ def save(
     except BaseException:
         staging.unlink(missing_ok=True)
         raise
+    if safe_serialization:
+        tensor_file.warn_of_shared(obj)
 
 
 def load(f: str | os.PathLike[str] | Any, map_location: Any = None, **kwargs: Any) -> Any:

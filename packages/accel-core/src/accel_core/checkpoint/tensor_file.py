@@ -19,6 +19,7 @@ from accel_core.checkpoint.digest import HashingFile
 from accel_core.checkpoint.manifest import Entry, open_member
 from accel_core.checkpoint.tensor_header import METADATA, StoredTensor, name_of_dtype, read_header
 from accel_core.errors import CheckpointDamagedError, CheckpointError
+from accel_core.logging import get_logger
 from accel_core.mesh.tensor import fill, is_spread, local_part
 
 __all__ = [
@@ -31,8 +32,11 @@ __all__ = [
     "lies_open",
     "storage_key",
     "stream_tensors",
+    "warn_of_shared",
     "write_tensors",
 ]
+
+logger = get_logger(__name__)
 
 _FORMAT = "format"
 
@@ -242,6 +246,20 @@ def bytes_of(value: object) -> int:
         value: A tensor, a `SpreadWeight`, or any other object.
     """
     return math.prod(value.shape) * value.dtype.itemsize if isinstance(value, Tensor | SpreadWeight) else 0
+
+
+def warn_of_shared(tensors: Mapping[str, Any]) -> None:
+    """Warn of names that share memory with another one, and are stored under that one alone.
+
+    Args:
+        tensors: What a safetensors file was written of.
+    """
+    aliases = _distinct(tensors)[1]
+    if aliases:
+        logger.warning(
+            "Tensors that share memory are stored once; left out %s. A reader that does not tie them misses these.",
+            ", ".join(f"{name!r} (as {first!r})" for name, first in aliases.items()),
+        )
 
 
 def storage_key(value: object) -> tuple[Any, ...]:

@@ -87,16 +87,21 @@ def save_model(
     turns = _Turns(state, limit, safe_serialization, first_only=first_only)
     if not turns.left:
         if writes:
-            write_shards(
-                folder, turns.shards if not _has_meta(state) else split(_state_of(model), limit), safe_serialization
-            )
+            shards = turns.shards if not _has_meta(state) else split(_state_of(model), limit)
+            _write_and_warn(folder, shards, safe_serialization)
         return
     with together(Ranks(world, "save_model"), f"Saving weights to {str(folder)!r}"):
         try:
             if writes:
-                write_shards(folder, turns.shards, safe_serialization)
+                _write_and_warn(folder, turns.shards, safe_serialization)
         finally:
             turns.take_all()
+
+
+def _write_and_warn(folder: Path, shards: Sequence[Mapping[str, Any]], safe: bool) -> None:
+    write_shards(folder, shards, safe)
+    for shard in shards if safe else ():
+        tensor_file.warn_of_shared(shard)
 
 
 class _Turns:

@@ -1,5 +1,6 @@
 """Weights of one model: shards, index, ties, stale files, damage."""
 
+import io
 import json
 import os
 from pathlib import Path
@@ -10,7 +11,7 @@ import safetensors.torch
 import torch
 from torch import nn
 
-from accel_core.checkpoint import json_file, names, shards, tensor_file, weights
+from accel_core.checkpoint import json_file, names, plain, shards, tensor_file, weights
 from accel_core.errors import (
     CheckpointDamagedError,
     CheckpointError,
@@ -279,3 +280,22 @@ def test_an_index_that_lies_about_its_shards_is_damage(tmp_path: Path) -> None:
     path.write_text(json.dumps(index))
     with pytest.raises(CheckpointDamagedError, match="'ghost' is not in it"):
         shards.open_weights(tmp_path)
+
+
+@pytest.mark.parametrize("safe", [True, False])
+def test_names_that_share_memory_are_warned_of(safe: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A safetensors file stores what is tied under one name; `save` and `save_model` name the other one."""
+    model = Tied()
+    tied = "'head.weight' (as 'embed.weight')"
+    for write in (
+        lambda: plain.save(model.state_dict(), tmp_path / "file", safe_serialization=safe),
+        lambda: plain.save(model.state_dict(), io.BytesIO(), safe_serialization=safe),
+        lambda: save(model, tmp_path / "folder", safe_serialization=safe),
+        lambda: save(model, tmp_path / "shards", max_shard_size=300, safe_serialization=safe),
+    ):
+        caplog.clear()
+        write()
+        assert (tied in caplog.text) is safe
+    caplog.clear()
+    plain.save({"a": torch.ones(2), "b": torch.ones(2)}, tmp_path / "file", safe_serialization=safe)
+    assert not caplog.text

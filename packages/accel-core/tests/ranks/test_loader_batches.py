@@ -88,7 +88,7 @@ def test_ranks_without_a_last_batch_end_at_once(length, sampler, workers):
 def test_batches_of_any_size_are_gathered_once(lengths, split, even):
     """Batches that are short inside the epoch, or longer at its end, are gathered in order, each sample once."""
     accelerator = start(even_batches=even, split_batches=split)
-    batches = Buckets(lengths, max(lengths[:-1]) if split is False else None)
+    batches = Buckets(lengths, 4 if split else max(lengths[:-1]))
     loader = accelerator.prepare(DataLoader(range(sum(lengths)), batch_sampler=batches))
     found = [value for part in gathered(accelerator, loader) for value in torch.as_tensor(part).tolist()]
     if even or accelerator.is_main_process:

@@ -134,7 +134,7 @@ class Case:
             lengths=lengths,
             even=draw.random() < 0.6,
             drop_last=not buckets and draw.random() < 0.2,
-            split=split,
+            split=split and sampler != "listed",  # refused: its batches have no fixed size
             workers=workers,
             persistent=bool(workers) and kind != "stateful" and draw.random() < 0.5,
             parted=draw.random() < 0.5,

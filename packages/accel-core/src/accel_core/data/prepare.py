@@ -108,7 +108,7 @@ def prepare_data_loader(
     _check_words(sharding, uneven_end)
     place = _place(num_processes, process_index, torch_device_mesh, layout)
     local = place.ranks > 1 and (sharding == "local" or is_declared_local(dataloader))
-    if place.ranks > 1 and not local:
+    if not local:
         _check_whole(dataloader, place.ranks, sharding=sharding, split_batches=split_batches)
     streams = isinstance(dataloader.dataset, IterableDataset)
     order = _order(dataloader, place.readers, data_seed, seedable=use_seedable_sampler)
@@ -239,10 +239,11 @@ def _place(
 
 def _check_whole(dataloader: DataLoader[Any], ranks: int, *, sharding: str, split_batches: bool) -> None:
     """Refuse a loader that is split already, or whose batches cannot be."""
-    if sharding == "auto":
+    if sharding == "auto" and ranks > 1:
         check_not_sharded(dataloader, ranks)
-    if split_batches:
-        check_split(dataloader.batch_size or getattr(_batches_of(dataloader), "batch_size", None), ranks)
+    batches = dataloader.batch_sampler
+    if split_batches and batches is not None:
+        check_split(dataloader.batch_size or getattr(batches, "batch_size", None), ranks)
 
 
 def _seedable(dataloader: DataLoader[Any], data_seed: int | None) -> dict[str, Any]:

@@ -69,9 +69,14 @@ def check_split(batch_size: int | None, ranks: int) -> None:
         ranks: Into how many parts they are cut.
 
     Raises:
-        ConfigurationError: `batch_size` is not a multiple of `ranks`.
+        ConfigurationError: `batch_size` is not a multiple of `ranks`, or is not fixed.
     """
-    if batch_size is not None and batch_size % ranks:
+    if batch_size is None:
+        raise ConfigurationError(
+            "With split_batches=True each batch is cut in one part a rank, so all have one size; got a batch sampler "
+            "whose `batch_size` is None or missing. Give it one, or use split_batches=False."
+        )
+    if batch_size % ranks:
         raise ConfigurationError(
             f"With split_batches=True each batch is cut in one part a rank, so its size has to be a multiple of the "
             f"number of ranks; got batches of {batch_size} and {ranks} ranks. "
@@ -119,7 +124,7 @@ class BatchSamplerShard(BatchSampler):
         irregular (dict[int, StepCounts]): The steps of the latest iteration whose parts are not all full and real.
 
     Raises:
-        ConfigurationError: `split_batches` with a batch size that is not a multiple of `num_processes`.
+        ConfigurationError: `split_batches` with a batch size that is not a multiple of `num_processes`, or not fixed.
     """
 
     def __init__(

@@ -335,6 +335,34 @@ def test_indivisible_split_is_refused(kind):
     assert loader.__dict__ == before
 
 
+class Listed:
+    """Batches of sizes of their own, from a batch sampler that may name a size."""
+
+    def __init__(self, **named):
+        vars(self).update(named)
+
+    def __len__(self):
+        return 2
+
+    def __iter__(self):
+        return iter([[0, 1], [2, 3, 4, 5]])
+
+
+@pytest.mark.parametrize("named", [{}, {"batch_size": None}], ids=["missing", "none"])
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("dispatch", [False, True])
+def test_batches_without_a_fixed_size_are_not_split(named, ranks, dispatch):
+    """A batch sampler that names no batch size is refused with `split_batches`, and shared out whole without."""
+    loader = DataLoader(range(6), batch_sampler=Listed(**named))
+    before = dict(loader.__dict__)
+    with pytest.raises(ConfigurationError, match="got a batch sampler whose `batch_size` is None or missing"):
+        prepare(loader, ranks, split_batches=True, dispatch_batches=dispatch)
+    with pytest.raises(ConfigurationError, match="got a batch sampler whose `batch_size` is None or missing"):
+        BatchSamplerShard(loader.batch_sampler, ranks, split_batches=True)
+    assert loader.__dict__ == before
+    assert list(BatchSamplerShard(loader.batch_sampler, ranks)) == list(loader.batch_sampler)[::ranks]
+
+
 @pytest.mark.parametrize("name", ["sharding", "uneven_end"])
 def test_unknown_words_are_refused(name):
     """An unknown way of sharding or ending is refused with those that exist."""

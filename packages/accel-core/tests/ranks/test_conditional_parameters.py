@@ -11,6 +11,7 @@ from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from accel_core.accelerator import Accelerator
+from accel_core.errors import RankDisagreementError
 from accel_core.plugins.fsdp import FullyShardedDataParallelPlugin
 from accel_core.plugins.parallelism import ParallelismConfig
 from accel_core.testing import requires, world
@@ -177,3 +178,46 @@ def test_experts_train_in_a_model_that_arrives_sharded_and_a_loop_that_calls_bac
     found = accelerator.get_state_dict(prepared)
     if accelerator.is_main_process:
         torch.testing.assert_close(found, dict(alone.state_dict()), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("reshard", [True, False])
+@world(2)
+def test_a_block_that_one_rank_skips_is_named_on_every_rank(reshard: bool) -> None:
+    """The first forward pass names the block and each rank's place before a collective of torch would mismatch."""
+    accelerator = Accelerator(fsdp_plugin=_plugin(reshard_after_forward=reshard))
+    net = accelerator.prepare(Net())
+    order = (0, 1, 2) if accelerator.is_main_process else (0, 2)
+    with pytest.raises(RankDisagreementError) as found:
+        net(torch.ones(2, 4), 0, order)
+    assert "rank 0: the forward pass of blocks.1 at " in str(found.value)
+    assert "rank 1: the forward pass of blocks.2 at " in str(found.value)
+
+
+@pytest.mark.parametrize("reshard", [True, False])
+@world(2)
+def test_a_block_without_a_backward_pass_on_one_rank_is_named_on_every_rank(reshard: bool) -> None:
+    """A rank that stops gradients at a block is named by the first backward pass."""
+    accelerator = Accelerator(fsdp_plugin=_plugin(reshard_after_forward=reshard))
+    net: Any = accelerator.prepare(Net())
+    if not accelerator.is_main_process:
+        net.blocks[1].register_forward_pre_hook(lambda _, given: (given[0].detach(), *given[1:]))
+    with pytest.raises(RankDisagreementError) as found:
+        accelerator.backward(_loss(net, torch.ones(2, 4), 0, (0, 1, 2)))
+    assert "rank 0: the reduction of gradients of blocks.1 at " in str(found.value)
+    assert "rank 1: the reduction of gradients of the rest of the model at " in str(found.value)
+
+
+@world(2)
+def test_blocks_that_are_exchanged_later_on_are_refused_before_a_step() -> None:
+    """Ranks that gather two blocks of one size under each other's names notice it where the window ends."""
+    accelerator = Accelerator(fsdp_plugin=_plugin())
+    net = Net()
+    net, optimizer = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
+    accelerator.backward(_loss(net, torch.ones(2, 4), 0, (0, 1, 2)))
+    optimizer.step()
+    optimizer.zero_grad()
+    mine = 1 if accelerator.is_main_process else 2
+    loss = _loss(net, torch.ones(2, 4), 0, (0, mine))
+    match = rf"ran blocks\.1, blocks\.2, of which rank {accelerator.process_index} ran blocks\.{mine}\. "
+    with pytest.raises(RankDisagreementError, match=match):
+        accelerator.backward(loss)

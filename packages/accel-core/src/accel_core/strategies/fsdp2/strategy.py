@@ -54,7 +54,7 @@ class FullyShardStrategy(ShardedStrategy):
         self.tensor = TensorParallel(parts) if parts.layout.size("tp") > 1 else None
         super().__init__(parts)
         self.context = ContextParallel.of(parts)
-        self.participation = Participation(self.world.device, self._readers(parts))
+        self.participation = Participation(self.world, self._readers(parts))
 
     def precision(self, asked: PrecisionRequest) -> Precision:
         """Return the number format, with a scaler by which ranks that split a model skip a step together.

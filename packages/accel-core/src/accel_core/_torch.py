@@ -32,6 +32,7 @@ __all__ = [
     "get_layout",
     "get_restore_location",
     "group_gather",
+    "has_gradient_hooks",
     "pin_memory",
     "rebuilders",
     "reduce_scatter_single",
@@ -55,6 +56,11 @@ def group_gather(group: Any) -> Callable[..., Any]:
     """Return a process group's own method for the same, which torch called otherwise until 2.13."""
     method: Callable[..., Any] = getattr(group, "all_gather_single", None) or group._allgather_base
     return method
+
+
+def has_gradient_hooks(parameter: Any) -> bool:
+    """Return whether functions of a user see a parameter's gradients, or follow when they are there."""
+    return bool(parameter._backward_hooks or parameter._post_accumulate_grad_hooks)
 
 
 def sparse_to_validate() -> list[Any]:
@@ -204,6 +210,14 @@ PRIVATE_NAMES = (
     PrivateName(
         "torch.distributed.fsdp._fully_shard._fsdp_param:FSDPParam.to_accumulated_grad_if_needed",
         "Gradients that are reduced together have one format, also where a window added up a part of them.",
+    ),
+    PrivateName(
+        "torch:Tensor._backward_hooks",
+        "Hooks of parameters that preparing replaces are refused; no public name lists them.",
+    ),
+    PrivateName(
+        "torch:Tensor._post_accumulate_grad_hooks",
+        "The same, for those that follow a gradient.",
     ),
     PrivateName(
         "torch._utils:_sparse_tensors_to_validate",

@@ -34,6 +34,7 @@ from accel_core.strategies.sharding.loading import refuse_empty, starts_from_mai
 from accel_core.strategies.sharding.mesh import data_mesh
 from accel_core.strategies.sharding.mixed import step_one_by_one
 from accel_core.strategies.sharding.recomputing import recompute
+from accel_core.strategies.sharding.replaced import refuse_hooks
 from accel_core.strategies.sharding.whole import gather
 from accel_core.strategies.strategy import Strategy
 
@@ -252,8 +253,14 @@ class ShardedStrategy(Strategy):
                 f"sharded: {', '.join(trained)}. Use mixed_precision='bf16', freeze them, or shard them."
             )
         self._check_spread(bare)
+        self._check_parameters(bare, plan)
         refuse_empty(bare, self.world)
         return plan
+
+    def _check_parameters(self, model: torch.nn.Module, plan: wrapping.WrapPlan) -> None:
+        """Refuse what parameters that are about to be sharded lose."""
+        kept = {id(parameter) for parameter in plan.whole(model)}
+        refuse_hooks((name, p) for name, p in model.named_parameters() if id(p) not in kept)
 
     def _check_spread(self, model: torch.nn.Module) -> None:
         """Refuse a model whose parameters are spread over ranks in a way that sharding does not combine with.

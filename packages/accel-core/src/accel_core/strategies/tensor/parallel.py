@@ -23,6 +23,7 @@ from accel_core.mesh.tensor import local_part
 from accel_core.process.world import World
 from accel_core.strategies.averaging import Averaging, reading_groups
 from accel_core.strategies.parts import Parts
+from accel_core.strategies.sharding.replaced import refuse_hooks
 from accel_core.strategies.tensor.plan import TensorPlan, plan_of
 from accel_core.strategies.tensor.split import check_arrived, is_split, split
 
@@ -69,10 +70,14 @@ class TensorParallel:
             model: The model; it stays as it is.
 
         Raises:
-            PreparationError: It cannot be split, or arrived split over other ranks.
+            PreparationError: It cannot be split, has hooks on parameters that would be, or arrived split over other
+                ranks.
         """
         if not is_split(model):
-            return plan_of(model, self._plan, self.size)
+            plan = plan_of(model, self._plan, self.size)
+            modules = ((name, model.get_submodule(name)) for name, _ in plan.styles)
+            refuse_hooks((f"{name}.{own}", p) for name, module in modules for own, p in module.named_parameters())
+            return plan
         if not isinstance(self._plan, str):
             raise PreparationError(
                 f"A model is split by one plan; got {type(model).__name__}, which arrived split, and a tp_plan. "

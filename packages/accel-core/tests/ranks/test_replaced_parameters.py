@@ -79,3 +79,36 @@ def test_hooks_of_parameters_that_would_be_replaced_are_refused(engine: str) -> 
 def test_hooks_of_parameters_that_are_split_and_sharded_are_refused() -> None:
     """The same where shards of a split model are made."""
     _hooks("fsdp2 and tp")
+
+
+def _marks(engine: str) -> None:
+    net = Net()
+    net.blocks[0][0].weight.is_muon = True
+    net.blocks[1][1].bias.rates = rates = [0.1]
+    net.head.weight.is_muon = False
+    net.scale.is_muon = False
+    prepared = _start(engine).prepare(net)
+    marks = {
+        name.replace("_fsdp_wrapped_module.", ""): {k: v for k, v in vars(p).items() if k in ("is_muon", "rates")}
+        for name, p in prepared.named_parameters()
+    }
+    assert {name: own for name, own in marks.items() if own} == {
+        "blocks.0.0.weight": {"is_muon": True},
+        "blocks.1.1.bias": {"rates": rates},
+        "head.weight": {"is_muon": False},
+        "scale": {"is_muon": False},
+    }
+    assert any(vars(p).get("rates") is rates for p in prepared.parameters())
+
+
+@pytest.mark.parametrize("engine", _ENGINES[:3])
+@world(2)
+def test_marks_of_parameters_are_kept(engine: str) -> None:
+    """Attributes by which an optimizer sorts parameters are those of the new parameters too."""
+    _marks(engine)
+
+
+@world(4)
+def test_marks_of_parameters_that_are_split_and_sharded_are_kept() -> None:
+    """The same where shards of a split model are made."""
+    _marks("fsdp2 and tp")

@@ -20,6 +20,7 @@ from accel_core.strategies.fsdp2.in_place import is_sharded, shard
 from accel_core.strategies.fsdp2.participation import Participation
 from accel_core.strategies.parts import Parts, PrecisionRequest
 from accel_core.strategies.sharding.loading import receive_new
+from accel_core.strategies.sharding.replaced import keeping_marks
 from accel_core.strategies.sharding.scaler import together
 from accel_core.strategies.sharding.strategy import ShardedStrategy
 from accel_core.strategies.sharding.wrapping import WrapPlan
@@ -83,7 +84,8 @@ class FullyShardStrategy(ShardedStrategy):
 
     def _shard(self, model: torch.nn.Module, plan: WrapPlan) -> torch.nn.Module:
         """Shard the blocks of a plan, those inside others first, and then the rest."""
-        shard(model, plan, self.plugin, self.mesh, self.world, aligned=self.tensor is not None)
+        with keeping_marks(model):
+            shard(model, plan, self.plugin, self.mesh, self.world, aligned=self.tensor is not None)
         self._names.remember(model)
         self.averaging.watch(model, plan.whole(model))
         self.participation.watch(model)

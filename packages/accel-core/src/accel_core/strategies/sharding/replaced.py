@@ -2,16 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
 
 from accel_core._torch import has_gradient_hooks
 from accel_core.errors import PreparationError
+from accel_core.modules.unwrap import canonical_name
 
-__all__ = ["refuse_hooks"]
+__all__ = ["keeping_marks", "refuse_hooks"]
 
 _SHOWN = 8
+
+
+@contextmanager
+def keeping_marks(model: nn.Module) -> Iterator[None]:
+    """Give parameters that are made in the block the attributes that users set on those of the same names before.
+
+    Args:
+        model: A bare model. Attributes of a parameter whose class is not torch's own belong to the class, and stay.
+    """
+    marks = {
+        canonical_name(name): vars(parameter).copy()
+        for name, parameter in model.named_parameters(remove_duplicate=False)
+        if type(parameter) in (nn.Parameter, DTensor)
+    }
+    yield
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        for mark, value in marks.get(canonical_name(name), {}).items():
+            vars(parameter).setdefault(mark, value)
 
 
 def refuse_hooks(parameters: Iterable[tuple[str, torch.Tensor]]) -> None:

@@ -34,7 +34,7 @@ from accel_core.strategies.sharding.loading import refuse_empty, starts_from_mai
 from accel_core.strategies.sharding.mesh import data_mesh
 from accel_core.strategies.sharding.mixed import step_one_by_one
 from accel_core.strategies.sharding.recomputing import recompute
-from accel_core.strategies.sharding.replaced import refuse_hooks
+from accel_core.strategies.sharding.replaced import keeping_marks, refuse_hooks
 from accel_core.strategies.sharding.whole import gather
 from accel_core.strategies.strategy import Strategy
 
@@ -173,7 +173,8 @@ class ShardedStrategy(Strategy):
         model = self.number_format.wrap(self.number_format.convert(model))
         plan = plan.found_in(model)  # fp8 exchanges layers
         if self.parts.precision.name != "no":
-            keep_masters(model)
+            with keeping_marks(model):
+                keep_masters(model)
         self._split(model)
         if self.plugin.activation_checkpointing:
             recompute((block for _, block in plan.blocks), offload=bool(self.plugin.activation_checkpointing_offload))

@@ -23,7 +23,7 @@ from accel_core.mesh.tensor import local_part
 from accel_core.process.world import World
 from accel_core.strategies.averaging import Averaging, reading_groups
 from accel_core.strategies.parts import Parts
-from accel_core.strategies.sharding.replaced import refuse_hooks
+from accel_core.strategies.sharding.replaced import keeping_marks, refuse_hooks
 from accel_core.strategies.tensor.plan import TensorPlan, plan_of
 from accel_core.strategies.tensor.split import check_arrived, is_split, split
 
@@ -101,7 +101,8 @@ class TensorParallel:
             plan: What `check` returned for it.
             from_main: Whether all ranks take the values of the first, even where theirs are equal.
         """
-        split(model, plan, self.mesh, self._world, self._copies, from_main=from_main)
+        with keeping_marks(model):
+            split(model, plan, self.mesh, self._world, self._copies, from_main=from_main)
 
     def watch(self, model: nn.Module, *, again: bool = False) -> None:
         """Compare the first complete gradients of a bare model, if it has something to train.

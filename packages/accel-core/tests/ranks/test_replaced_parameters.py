@@ -112,3 +112,26 @@ def test_marks_of_parameters_are_kept(engine: str) -> None:
 def test_marks_of_parameters_that_are_split_and_sharded_are_kept() -> None:
     """The same where shards of a split model are made."""
     _marks("fsdp2 and tp")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64, torch.complex64])
+@pytest.mark.parametrize("engine", _ENGINES[:2])
+@world(2)
+def test_number_formats_that_a_block_mixes_are_refused(engine: str, dtype: torch.dtype) -> None:
+    """Parameters that train in another format than the rest of their block are named."""
+    net, word = Net(), str(dtype).removeprefix("torch.")
+    net.blocks[1][1].weight = nn.Parameter(torch.ones(4, dtype=dtype))
+    accelerator = _start(engine)
+    _unchanged_and_refused(accelerator, net, rf"got {word} for 1\.weight; float32 for .* in blocks\.1\. ")
+    net.blocks[1][1].weight.requires_grad_(False)
+    if engine == "fsdp2":
+        accelerator.prepare(net)
+
+
+@world(2)
+def test_half_precision_in_a_block_trains_where_masters_are_kept() -> None:
+    """What mixed precision keeps in 32 bits mixes no formats."""
+    net = Net()
+    net.blocks[1][0].to(torch.bfloat16)
+    prepared = _start("fsdp2", mixed_precision="bf16").prepare(net)
+    prepared(torch.ones(1, 4)).sum().backward()

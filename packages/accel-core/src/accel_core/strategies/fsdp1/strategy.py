@@ -41,7 +41,8 @@ from accel_core.strategies.fsdp1.states import in_shards, inside
 from accel_core.strategies.parts import Parts, PrecisionRequest
 from accel_core.strategies.sharding import gradients
 from accel_core.strategies.sharding.loading import Empty, receive, views_of
-from accel_core.strategies.sharding.strategy import ShardedStrategy, is_half
+from accel_core.strategies.sharding.replaced import refuse_mixed
+from accel_core.strategies.sharding.strategy import ShardedStrategy
 from accel_core.strategies.sharding.whole import gather
 from accel_core.strategies.sharding.wrapping import WrapPlan
 
@@ -137,22 +138,12 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
                 "Compiled models need their original parameters; got use_orig_params=False. Set "
                 "use_orig_params=True, or use fsdp_version=2."
             )
-        kept = {id(parameter) for parameter in plan.whole(bare)}
-        for name, block in (*plan.blocks, ("", bare)):
-            own = [(n, p) for n, p in block.named_parameters() if id(p) not in kept]
-            kept |= {id(parameter) for _, parameter in own}
-            self._refuse_mixed(name or type(bare).__name__, own)
         return plan
 
     def _refuse_mixed(self, block: str, own: list[tuple[str, torch.nn.Parameter]]) -> None:
         """Refuse parameters that cannot be flattened together."""
-        masters = self.parts.precision.name != "no"
-        dtypes = {str(torch.float32 if masters and p.requires_grad and is_half(p) else p.dtype) for _, p in own}
-        if len(dtypes) > 1:
-            raise PreparationError(
-                f"FSDP1 flattens the parameters of a block into one; got {', '.join(sorted(dtypes))} in {block}. "
-                "Give them one dtype, or use fsdp_version=2."
-            )
+        reason = "FSDP1 flattens the parameters of a block into one"
+        refuse_mixed(reason, block, ((name, self._format_of(parameter)) for name, parameter in own))
         if not self.plugin.use_orig_params and len({p.requires_grad for _, p in own}) > 1:
             frozen = [name for name, p in own if not p.requires_grad]
             raise PreparationError(

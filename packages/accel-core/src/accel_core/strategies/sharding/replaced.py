@@ -13,7 +13,7 @@ from accel_core._torch import has_gradient_hooks
 from accel_core.errors import PreparationError
 from accel_core.modules.unwrap import canonical_name
 
-__all__ = ["keeping_marks", "refuse_hooks"]
+__all__ = ["keeping_marks", "refuse_hooks", "refuse_mixed"]
 
 _SHOWN = 8
 
@@ -53,6 +53,28 @@ def refuse_hooks(parameters: Iterable[tuple[str, torch.Tensor]]) -> None:
             "Preparing replaces parameters, and hooks of the old ones would never be called; got hooks of "
             f"{_listed(found)}. Remove them, and change gradients between accelerator.backward() and optimizer.step(), "
             "where each rank has its part of the reduced gradient."
+        )
+
+
+def refuse_mixed(reason: str, block: str, dtypes: Iterable[tuple[str, torch.dtype]]) -> None:
+    """Refuse parameters of a block that do not have one number format.
+
+    Args:
+        reason: Why they have to, as the beginning of a sentence.
+        block: Name of the block.
+        dtypes: The name of each parameter, and the format that it will have.
+
+    Raises:
+        PreparationError: They have several.
+    """
+    names: dict[str, list[str]] = {}
+    for name, dtype in dtypes:
+        names.setdefault(str(dtype).removeprefix("torch."), []).append(name)
+    if len(names) > 1:
+        held = "; ".join(f"{dtype} for {_listed(names[dtype])}" for dtype in sorted(names, key=lambda d: len(names[d])))
+        raise PreparationError(
+            f"{reason}; got {held} in {block}. Give them one dtype, name the class of the modules that differ in "
+            "transformer_cls_names_to_wrap, or set mixed_precision, which keeps weights of half precision in 32 bits."
         )
 
 

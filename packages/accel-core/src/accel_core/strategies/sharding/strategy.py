@@ -34,7 +34,7 @@ from accel_core.strategies.sharding.loading import refuse_empty, starts_from_mai
 from accel_core.strategies.sharding.mesh import data_mesh
 from accel_core.strategies.sharding.mixed import step_one_by_one
 from accel_core.strategies.sharding.recomputing import recompute
-from accel_core.strategies.sharding.replaced import keeping_marks, refuse_hooks
+from accel_core.strategies.sharding.replaced import keeping_marks, refuse_hooks, refuse_mixed
 from accel_core.strategies.sharding.whole import gather
 from accel_core.strategies.strategy import Strategy
 
@@ -259,9 +259,23 @@ class ShardedStrategy(Strategy):
         return plan
 
     def _check_parameters(self, model: torch.nn.Module, plan: wrapping.WrapPlan) -> None:
-        """Refuse what parameters that are about to be sharded lose."""
+        """Refuse what parameters that are about to be sharded lose, or cannot have in one block."""
         kept = {id(parameter) for parameter in plan.whole(model)}
         refuse_hooks((name, p) for name, p in model.named_parameters() if id(p) not in kept)
+        for name, block in (*plan.blocks, ("", model)):
+            own = [(n, p) for n, p in block.named_parameters() if id(p) not in kept]
+            kept |= {id(parameter) for _, parameter in own}
+            self._refuse_mixed(name or type(model).__name__, own)
+
+    def _refuse_mixed(self, block: str, own: list[tuple[str, torch.nn.Parameter]]) -> None:
+        """Refuse parameters that cannot be sharded together."""
+        reason = "FSDP2 reduces the gradients of a block in one number format"
+        refuse_mixed(reason, block, ((name, self._format_of(p)) for name, p in own if p.requires_grad))
+
+    def _format_of(self, parameter: torch.Tensor) -> torch.dtype:
+        """Return the number format that a parameter will have."""
+        masters = self.parts.precision.name != "no" and parameter.requires_grad and is_half(parameter)
+        return torch.float32 if masters else parameter.dtype
 
     def _check_spread(self, model: torch.nn.Module) -> None:
         """Refuse a model whose parameters are spread over ranks in a way that sharding does not combine with.

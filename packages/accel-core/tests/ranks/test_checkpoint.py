@@ -107,6 +107,32 @@ def test_a_failure_of_one_rank_is_the_error_of_all(tmp_path: Path) -> None:
     folder.save_state(other, tmp_path / "ckpt")
 
 
+class Unwilling(nn.Linear):
+    """Something registered that cannot take its state back."""
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Fail."""
+        raise RuntimeError("no")
+
+
+@pytest.mark.parametrize("failing", [{0, 1}, {1}])
+@world(2)
+def test_a_restore_that_fails_names_its_component_on_all_ranks(failing: set[int], tmp_path: Path) -> None:
+    """Whether all ranks fail alike or one does, all name folder, component, what was restored, and what to do."""
+    own = build(1)
+    own.custom_objects.append(nn.Linear(2, 2))
+    folder.save_state(own, tmp_path / "ckpt")
+    other = build(2)
+    other.custom_objects.append((Unwilling if other.world.rank in failing else nn.Linear)(2, 2))
+    errors = everywhere(raised(folder.load_state, other, tmp_path / "ckpt"))
+    assert errors[0] == errors[1]
+    assert "its registered object 0 could not be restored; got RuntimeError: no." in errors[0][1]
+    assert "Restored before it: model 0, optimizer 0." in errors[0][1]
+    assert str(tmp_path / "ckpt") in errors[0][1]
+    assert "start the run again" in errors[0][1]
+    assert ("rank 1: " in errors[0][1]) is (failing == {1})
+
+
 @world(2)
 def test_damage_that_one_rank_meets_is_refused_by_all(tmp_path: Path) -> None:
     """The random states of one rank are damaged, or each file is removed in turn: one error, and no change."""

@@ -12,7 +12,7 @@ from accel_core.checkpoint import background, deferred_delete, progress, statefu
 from accel_core.checkpoint.agreement import together
 from accel_core.checkpoint.format import Exchange, Part, Run
 from accel_core.checkpoint.places import saved_to
-from accel_core.checkpoint.ranks import Ranks
+from accel_core.checkpoint.ranks import Ranks, described
 from accel_core.checkpoint.reading import Reading, examine, model_plans, read_and_compare, share
 from accel_core.checkpoint.report import Restoration, RestoreReport
 from accel_core.checkpoint.staging import Buffers
@@ -152,7 +152,8 @@ def load_state(
 def _load_after_hooks(run: Run, hooks: list[Callable[..., None]], reading: Reading, ranks: Ranks) -> list[Restoration]:
     """Let load hooks do their part, and compare the models that they left to be loaded."""
     models = list(run.models)
-    with together(ranks, "Calling the load hooks"):
+    doing = f"Calling the load hooks for the checkpoint {str(reading.source.folder)!r}"
+    with together(ranks, doing, "What they loaded stays; start the run again."):
         for hook in hooks:
             hook(models, str(reading.source.folder))
     late = examine(lambda: model_plans(run, models, reading), ranks)
@@ -208,16 +209,30 @@ def _apply(plans: list[Restoration], reading: Reading, ranks: Ranks) -> None:
     with together(ranks, doing, "The run is restored in part only; start it again."):
         for plan in plans:
             if plan.component not in bad and not plan.files & lost:
-                plan.apply()
-                report.restored.append(plan.component)
+                _restore(plan, report, report.restored)
             elif plan.partial and plan.component not in lost and not plan.files & lost:
-                plan.apply()
-                report.partial.append(plan.component)
+                _restore(plan, report, report.partial)
         if reading.opened.altered():
             raise CheckpointDamagedError(
-                f"A file of the checkpoint {str(report.folder)!r} was written into while it was read; got another "
-                "time of change. Save with accel, which replaces files and never writes into one."
+                f"A file of the checkpoint {str(report.folder)!r} was written into while it was read, and all of it "
+                "was restored already; got another time of change. Start the run again, from a checkpoint that was "
+                "saved with accel, which replaces files and never writes into one."
             )
+
+
+def _restore(plan: Restoration, report: RestoreReport, done: list[str]) -> None:
+    """Restore one component; where it fails, say which it is and what of the run is not as it was before."""
+    try:
+        plan.apply()
+    except Exception as failure:
+        kind, text = described(failure)
+        before = ", ".join([*report.restored, *report.partial]) or "nothing"
+        raise kind(
+            f"The checkpoint {str(report.folder)!r} fits the run, and its {plan.component} could not be restored; got "
+            f"{text.rstrip('.')}. Restored before it: {before}. Remove the cause, and start the run again, as it is "
+            "restored in part only."
+        ) from failure
+    done.append(plan.component)
 
 
 def _tell(report: RestoreReport) -> None:

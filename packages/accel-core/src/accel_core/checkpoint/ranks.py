@@ -13,7 +13,7 @@ from accel_core.comm.transport import known_to_all
 from accel_core.errors import AccelError, CheckpointError, RankDisagreementError, RemoteRankError
 from accel_core.process.world import World
 
-__all__ = ["ADVICE", "Ranks"]
+__all__ = ["ADVICE", "Ranks", "described"]
 
 _T = TypeVar("_T")
 ADVICE = "Remove the cause and call again; what was there before is intact."
@@ -87,14 +87,15 @@ class Ranks:
         return self._settle(False, value, None, doing, advice)
 
     def _settle(self, done: bool, value: Any, failure: Exception | None, doing: str, advice: str) -> list[Any]:
-        said = self.exchange((done, value, None if failure is None else _described(failure)))
+        said = self.exchange((done, value, None if failure is None else described(failure)))
         failed = {rank: outcome for rank, (_, _, outcome) in enumerate(said) if outcome is not None}
         if failed:
             if self.size == 1 and isinstance(failure, AccelError):
                 raise failure
             kind, message = next(iter(failed.values()))
             if len(failed) == self.size and len(set(failed.values())) == 1:
-                raise known_to_all(kind(message)) from failure
+                own = isinstance(failure, AccelError)
+                raise known_to_all(kind(message if own else f"{doing} failed; got {message}. {advice}")) from failure
             text = "\n".join(listed_failures({rank: message for rank, (_, message) in failed.items()}))
             raise known_to_all(kind(f"{doing} failed; got:\n{text}\n{advice}")) from failure
         finished = [rank for rank, (ended, _, _) in enumerate(said) if ended]
@@ -108,7 +109,12 @@ class Ranks:
         return [each for _, each, _ in said]
 
 
-def _described(failure: Exception) -> _Failure:
+def described(failure: Exception) -> _Failure:
+    """Return the class and the text under which other ranks learn of a failure.
+
+    Args:
+        failure: The failure.
+    """
     if isinstance(failure, AccelError) and type(failure).__module__ == AccelError.__module__:
         return type(failure), str(failure)
     return CheckpointError, f"{type(failure).__name__}: {failure}"

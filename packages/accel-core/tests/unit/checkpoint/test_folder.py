@@ -480,6 +480,51 @@ def test_a_failed_save_leaves_the_previous_checkpoint(
     folder.save_state(other, tmp_path / "ckpt")
 
 
+@pytest.mark.parametrize(
+    ("cause", "kind", "text"),
+    [
+        (RuntimeError("no"), CheckpointError, "RuntimeError: no"),
+        (OSError(28, "No space left on device"), CheckpointError, "OSError: [Errno 28] No space left on device"),
+        (CheckpointMismatchError("It has too few rows."), CheckpointMismatchError, "It has too few rows"),
+    ],
+)
+def test_a_component_that_cannot_be_restored_is_named(
+    cause: Exception, kind: type[CheckpointError], text: str, make_run: Make, tmp_path: Path
+) -> None:
+    """An error of the restore itself names folder, component and what was restored, and says what to do."""
+    folder.save_state(make_run(1), tmp_path / "ckpt")
+    other = make_run(2)
+
+    def fail(state: object) -> None:
+        raise cause
+
+    other.custom_objects[0].load_state_dict = fail
+    with pytest.raises(CheckpointError) as caught:
+        folder.load_state(other, tmp_path / "ckpt")
+    assert type(caught.value) is kind
+    assert str(caught.value) == (
+        f"The checkpoint {str(tmp_path / 'ckpt')!r} fits the run, and its registered object 0 could not be restored; "
+        f"got {text}. Restored before it: model 0, scaler, optimizer 0, scheduler 0. Remove the cause, and start the "
+        "run again, as it is restored in part only."
+    )
+
+
+def test_a_save_that_fails_says_where_and_what_to_do(
+    make_run: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error of the system in one process comes with the folder, and with what is there now."""
+
+    def full(*args: Any, **kwargs: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(pickles, "write_object", full)
+    expected = (
+        rf"Writing the checkpoint '{tmp_path}/ckpt' failed; got OSError.*No space left on device. Remove the cause"
+    )
+    with pytest.raises(CheckpointError, match=expected):
+        folder.save_state(make_run(1), tmp_path / "ckpt")
+
+
 def test_an_object_that_could_not_be_restored_is_not_saved(make_run: Make, tmp_path: Path) -> None:
     """A registered object whose state needs code to come back is refused when it is saved."""
     run = make_run(1)

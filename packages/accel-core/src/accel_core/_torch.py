@@ -7,6 +7,8 @@ that ends it. `FEATURES` says what torch has to have for what accel does; a call
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -16,6 +18,7 @@ from torch import _foreach_mul_ as foreach_mul_
 from torch import _tensor as tensor_rebuilders
 from torch import _utils as rebuilders
 from torch import _weights_only_unpickler as weights_only_unpickler
+from torch.distributed import FileStore, PrefixStore, TCPStore  # type: ignore[attr-defined]  # public; not listed
 from torch.distributed.distributed_c10d import _get_default_store as default_store
 from torch.serialization import _get_layout as get_layout
 from torch.serialization import _get_restore_location as get_restore_location
@@ -26,6 +29,8 @@ __all__ = [
     "PRIVATE_NAMES",
     "PrivateName",
     "all_gather_single",
+    "connect_again",
+    "counters_of",
     "default_store",
     "enable_async_tp",
     "foreach_mul_",
@@ -61,6 +66,36 @@ def group_gather(group: Any) -> Callable[..., Any]:
 def has_gradient_hooks(parameter: Any) -> bool:
     """Return whether functions of a user see a parameter's gradients, or follow when they are there."""
     return bool(parameter._backward_hooks or parameter._post_accumulate_grad_hooks)
+
+
+def counters_of(group: Any) -> list[Callable[[], int]]:
+    """Return what says how many operations this process began on a group; nothing of a backend that does not count."""
+    counters: dict[Any, Callable[[], int]] = {}
+    for device in group._device_types:
+        # A backend that does not count raises RuntimeError.
+        with contextlib.suppress(RuntimeError):
+            backend = group._get_backend(device)
+            backend._get_sequence_number_for_group()
+            counters[backend] = backend._get_sequence_number_for_group
+    return list(counters.values())
+
+
+def connect_again(store: Any) -> tuple[Any, Any] | None:
+    """Return a store and another connection to it, on which waiting does not hold up the first.
+
+    `None` for a kind of store that cannot be connected to twice.
+    """
+    base = store
+    while isinstance(base, PrefixStore):
+        base = base.underlying_store
+    if isinstance(base, TCPStore | FileStore) and hasattr(store, "clone"):
+        return store, store.clone()
+    if not isinstance(base, TCPStore):
+        return None
+    # Until torch 2.8 the prefixes of a store cannot be read, so ranks agree on one of their own.
+    prefix = store.compare_set("accel/prefix", "", os.urandom(8).hex()).decode()
+    again = TCPStore(base.host, base.port, None, False, store.timeout, False)
+    return PrefixStore(prefix, base), PrefixStore(prefix, again)
 
 
 def sparse_to_validate() -> list[Any]:
@@ -124,6 +159,18 @@ PRIVATE_NAMES = (
         "torch.distributed.distributed_c10d:_get_default_store",
         "Ranks that check where the others are need a store that works while collectives hang; no public name returns "
         "the store of the default process group.",
+    ),
+    PrivateName(
+        "torch.distributed:ProcessGroup._get_backend",
+        "A group with a backend for each device has a count for each; no public name returns the backends.",
+    ),
+    PrivateName(
+        "torch.distributed:ProcessGroup._device_types",
+        "The devices that a group has backends for; only its text is public.",
+    ),
+    PrivateName(
+        "torch.distributed:ProcessGroup._get_sequence_number_for_group",
+        "A rank that began more operations than another has gone past it; counting them here would cost every step.",
     ),
     PrivateName(
         "torch._weights_only_unpickler:_get_allowed_globals",

@@ -14,6 +14,7 @@ from typing import Any
 import torch.distributed as dist
 
 from accel_core._records import record
+from accel_core.comm import roll_call
 from accel_core.errors import ConfigurationError
 from accel_core.host import environ
 from accel_core.optim.accumulation import Accumulation
@@ -133,6 +134,7 @@ def resolve(given: Arguments) -> tuple[Runtime, AcceleratorState]:
             parallelism=parallelism,
         )
     )
+    roll_call.start(world, strategy.process_groups)
     runtime = _wire(given, strategy, handlers, project)
     return runtime, _publish(given, runtime, choice, parallelism)
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from accel_core._records import record
+from accel_core.comm import roll_call
 from accel_core.data.loader import PreparedLoader
 from accel_core.data.prepare import prepare_data_loader
 from accel_core.errors import ConfigurationError, PreparationError
@@ -205,6 +206,7 @@ class Runtime:
         self.strategy.prepare(bundle, kit)
         for slot in bundle.others:
             slot.result = kit.prepare_other(slot.given)
+        roll_call.start(self.world, self.strategy.process_groups)
         for slot in bundle.recognised:
             slot.result._is_accelerate_prepared = True  # by this name libraries ask
         return bundle.results

@@ -48,8 +48,8 @@ def test_save_on_one_rank_and_load_on_the_other(tmp_path):
     accelerator = Accelerator(cpu=True)
     rank = accelerator.process_index
     accelerator.save_state(tmp_path / "first")
-    with pytest.raises(RankDisagreementError, match=r"rank 0: save_state at .*\n.*rank 1: load_state at"):
-        accelerator.load_state(tmp_path / "first") if rank else accelerator.save_state(tmp_path / "second")
+    with pytest.raises(RankDisagreementError, match=r"rank 0: load_state at .*\n.*rank 1: save_state at"):
+        accelerator.save_state(tmp_path / "second") if rank else accelerator.load_state(tmp_path / "first")
     assert not (tmp_path / "second").exists()
 
 

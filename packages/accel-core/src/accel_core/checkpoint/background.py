@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from accel_core.checkpoint.ranks import Ranks
+from accel_core.comm.transport import BACKGROUND
 from accel_core.process.world import World
 
 __all__ = ["Handle", "finish", "own_ranks", "start"]
@@ -113,7 +114,7 @@ def own_ranks(world: World) -> Ranks:
     Args:
         world: This process among the others.
     """
-    return Ranks(world, "save_state in the background", lane="checkpoint")
+    return Ranks(world, "save_state in the background", lane=BACKGROUND)
 
 
 def _watch_the_end() -> None:

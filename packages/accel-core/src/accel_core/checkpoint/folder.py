@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,16 @@ from accel_core.checkpoint import background, deferred_delete, progress, statefu
 from accel_core.checkpoint.agreement import together
 from accel_core.checkpoint.format import Exchange, Part, Run
 from accel_core.checkpoint.places import saved_to
+from accel_core.checkpoint.plain import PlainFormat
 from accel_core.checkpoint.ranks import Ranks, described
 from accel_core.checkpoint.reading import Reading, examine, model_plans, read_and_compare, share
 from accel_core.checkpoint.report import Restoration, RestoreReport
 from accel_core.checkpoint.staging import Buffers
 from accel_core.checkpoint.transaction import Transaction
-from accel_core.errors import CheckpointDamagedError, CheckpointError
+from accel_core.comm import roll_call
+from accel_core.comm.disagreement import listed_failures, ranks_text
+from accel_core.errors import CheckpointDamagedError, CheckpointError, RankDisagreementError
+from accel_core.mesh.tensor import is_spread
 from accel_core.process.world import World
 
 __all__ = ["load_state", "placement", "save_state"]
@@ -38,7 +43,8 @@ def save_state(
     """Save everything that a run needs to go on, in one step.
 
     Every rank calls it, and leaves it when the checkpoint is complete. A kill at any instant leaves the previous or the
-    new checkpoint.
+    new checkpoint. Where each rank holds whole models and optimizers, rank 0 may also call it alone while the others go
+    on: their random states are then not in the checkpoint.
 
     Args:
         run: The run.
@@ -53,20 +59,28 @@ def save_state(
     Raises:
         CheckpointError: Writing failed on some rank; every rank raises the same, and it says which checkpoint stands.
         ConfigurationError: No folder was given, or the automatic name is taken.
+        RankDisagreementError: Only some ranks called it, and those cannot save without the others.
+        RemoteRankError: A rank neither called it nor went on before the process group's timeout.
     """
     background.finish()
-    ranks = Ranks(run.world, "save_state")
+    absent = _absent(run)
+    world = replace(run.world, size=1) if absent else run.world
+    ranks = Ranks(world, "save_state")
     automatic = run.project.automatic_checkpoint_naming
     given = Path()
-    with together(ranks, "Preparing a checkpoint"):
+    with together(ranks, "Preparing a checkpoint") as exchange:
+        if automatic:
+            # A rank that was absent from a save did not count it.
+            run.project.iteration = max(exchange(run.project.iteration))
         given = saved_to(run, output_dir)
     transaction = Transaction.begin(
-        run.world,
+        world,
         ranks,
         Path(os.path.realpath(given)),
         each_node=run.project.save_on_each_node,
         limit=run.project.total_limit if automatic else None,
         numbered=automatic,
+        absent=absent,
     )
     parts: list[Part] = []
     doing = f"Collecting the state for the checkpoint {str(given)!r}"
@@ -90,7 +104,7 @@ def save_state(
         transaction.finish(parts, hooked, ranks, threads=True)
         run.project.iteration += 1
         return given
-    own = background.own_ranks(run.world)
+    own = ranks if absent else background.own_ranks(run.world)
     run.project.iteration += 1
 
     def write() -> None:
@@ -144,9 +158,38 @@ def load_state(
         share(report, late, ranks, strict=strict)
         plans = late + plans
     _apply(plans, reading, ranks)
-    _tell(report)
+    _tell(report, run.world)
     _count_on(run, reading.opened.target)
     return report
+
+
+def _absent(run: Run) -> int:
+    """Return how many ranks a save is made without: none, or all but the main one, which has all that is saved.
+
+    Raises:
+        RankDisagreementError: Only some ranks called it, and those cannot save without the others.
+    """
+    absent = roll_call.call(run.world, "save_state")
+    if not absent:
+        return 0
+    by_one = _one_rank_holds_all(run)
+    if by_one and run.world.is_main and len(absent) == run.world.size - 1:
+        return len(absent)
+    if set(absent.values()) == {roll_call.ELSEWHERE}:
+        # The others wait in a frame: met there, all ranks learn where the others are.
+        Ranks(run.world, "save_state").exchange(None)
+    here = [rank for rank in range(run.world.size) if rank not in absent]
+    why = "all ranks or rank 0 alone" if by_one else "all ranks, as each holds a part of what is saved"
+    raise RankDisagreementError(
+        f"save_state is called by {why}; got {ranks_text(here)} there, and not "
+        f"{'; '.join(listed_failures(absent))}. Call it on every rank, outside of any `if` on the rank."
+    )
+
+
+def _one_rank_holds_all(run: Run) -> bool:
+    """Return whether one rank can write the whole checkpoint without asking another one."""
+    parameters = (value for model in run.models for value in (*model.parameters(), *model.buffers()))
+    return type(run.strategy.format) is PlainFormat and not any(map(is_spread, parameters))
 
 
 def _load_after_hooks(run: Run, hooks: list[Callable[..., None]], reading: Reading, ranks: Ranks) -> list[Restoration]:
@@ -235,6 +278,12 @@ def _restore(plan: Restoration, report: RestoreReport, done: list[str]) -> None:
     done.append(plan.component)
 
 
-def _tell(report: RestoreReport) -> None:
+def _tell(report: RestoreReport, world: World) -> None:
     if report.findings:
         logger.warning("Not everything in the checkpoint %s was restored:\n%s", report.folder, report)
+    if report.absent and report.reseeded and world.is_main:
+        logger.warning(
+            "The checkpoint %s was saved by rank 0 alone: the random generators of %s are seeded anew.",
+            report.folder,
+            ranks_text(report.reseeded),
+        )

@@ -55,6 +55,7 @@ class Manifest:
         versions: Versions of the installed accel packages and of torch.
         written_at: Nanoseconds since the epoch.
         save: Id of the save, the same on every disk that the ranks write to; empty in what older versions wrote.
+        absent: Number of further ranks of the run, of which nothing was written: rank 0 saved alone.
     """
 
     entries: tuple[Entry, ...]
@@ -62,6 +63,7 @@ class Manifest:
     versions: dict[str, str] = field(default_factory=dict)
     written_at: int = field(default_factory=time.time_ns)
     save: str = ""
+    absent: int = 0
 
     @classmethod
     def read(cls, folder: Path) -> Manifest | None:
@@ -115,12 +117,14 @@ class Manifest:
             data = json.loads(raw)
             claimed = data.pop("digest")
             entries = tuple(Entry(**entry) for entry in data["entries"])
-            manifest = cls(entries, data["world_size"], data["versions"], data["written_at"], data.get("save", ""))
-            whole = data.keys() - {"save"} == {"entries", "world_size", "versions", "written_at", "format"}
+            further = {name: data[name] for name in ("save", "absent") if name in data}
+            manifest = cls(entries, data["world_size"], data["versions"], data["written_at"], **further)
+            whole = data.keys() - further == {"entries", "world_size", "versions", "written_at", "format"}
             whole = whole and isinstance(manifest.save, str)
             whole = whole and claimed == _digest(data) and all(_well_typed(entry) for entry in entries)
             whole = whole and type(manifest.world_size) is int and manifest.world_size >= 1
             whole = whole and type(manifest.written_at) is int and data["format"] == _VERSION
+            whole = whole and type(manifest.absent) is int and manifest.absent >= 0
             whole = whole and raw == manifest.encode()
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise _damaged(path, f"{type(error).__name__}: {error}") from error
@@ -141,8 +145,7 @@ class Manifest:
             "written_at": self.written_at,
             "format": _VERSION,
         }
-        if self.save:
-            data["save"] = self.save
+        data |= {name: value for name, value in (("save", self.save), ("absent", self.absent)) if value}
         return json.dumps(data | {"digest": _digest(data)}, indent=1, sort_keys=True).encode() + b"\n"
 
     def write(self, folder: Path) -> None:

@@ -128,7 +128,10 @@ def read_and_compare(
 def _compare(run: Run, chosen: Chosen, opened: Opened, ranks: Ranks, *, strict: bool) -> Reading:
     """Compare everything that can be compared before load hooks are called."""
     source = chosen.source
-    reading = Reading(chosen, opened, RestoreReport(source.folder, source.world_size), [])
+    report = RestoreReport(source.folder, source.world_size)
+    report.absent = source.manifest.absent if source.manifest else 0
+    report.reseeded = list(range(source.world_size, run.world.size))
+    reading = Reading(chosen, opened, report, [])
 
     def everything_else() -> list[Restoration]:
         # The scaler before the optimizers: one that steps while it is loaded does so at the scale of the checkpoint.

@@ -79,6 +79,8 @@ class RestoreReport:
         restored: Components restored whole.
         partial: Components of which a part was restored (`strict=False`).
         findings: Everything that was not as it should be, on all ranks.
+        absent: Number of ranks of the run that were not there when rank 0 saved alone.
+        reseeded: Ranks whose random states the checkpoint lacks, so that they are derived from those of another rank.
 
     Examples:
         >>> model, optimizer = accelerator.prepare(model, optimizer)
@@ -93,6 +95,8 @@ class RestoreReport:
     restored: list[str] = field(default_factory=list)
     partial: list[str] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
+    absent: int = 0
+    reseeded: list[int] = field(default_factory=list)
 
     @property
     def missing(self) -> list[Finding]:

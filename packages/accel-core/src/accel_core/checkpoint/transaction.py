@@ -40,6 +40,7 @@ class Transaction:
         keeper: The rank that completes the folder on the disk that this rank sees.
         writes_shared: Whether this rank writes what all ranks of its disk share.
         limit: Number of numbered checkpoints to keep, `None` for all.
+        absent: Number of ranks of the run that it is made without.
     """
 
     target: Path
@@ -51,6 +52,7 @@ class Transaction:
     keeper: int
     writes_shared: bool
     limit: int | None
+    absent: int = 0
 
     @classmethod
     def begin(
@@ -62,6 +64,7 @@ class Transaction:
         each_node: bool,
         limit: int | None,
         numbered: bool,
+        absent: int = 0,
     ) -> Transaction:
         """Settle what earlier saves left, and make the folder to write into; every rank calls it.
 
@@ -72,6 +75,7 @@ class Transaction:
             each_node: Whether the first rank of every machine writes what is shared, if it has a disk of its own.
             limit: Number of numbered checkpoints to keep, `None` for all.
             numbered: Whether the target is one of a numbered series.
+            absent: Number of ranks of the run that it is made without.
 
         Returns:
             The transaction, with an empty folder beside the target.
@@ -83,14 +87,16 @@ class Transaction:
         identity, written_at = ranks.exchange((names.fresh_id(), time.time_ns()))[0]
         several_disks = world.local_size < world.size
         kept = _common_saves(target, ranks, numbered) if several_disks else {}
+        # What a crash left of other checkpoints on several disks is decided on all of them, not by one rank alone.
+        others = numbered and absent < world.local_size
         with together(ranks, doing):
             if world.is_main:
-                _make_room(target, identity, world.rank, numbered, kept)
+                _make_room(target, identity, world.rank, numbered, kept, others=others)
         if several_disks:
             # Only now can the first rank of a machine see whether its disk is the main rank's.
             with together(ranks, doing):
                 if world.is_local_main and _keeper_of(target, identity) is None:
-                    _make_room(target, identity, world.rank, numbered, kept)
+                    _make_room(target, identity, world.rank, numbered, kept, others=others)
         staging, keeper = Path(), 0
         with together(ranks, doing):
             staging, keeper = _found(target, identity)
@@ -104,6 +110,7 @@ class Transaction:
             keeper,
             writes_shared=world.is_main or (each_node and keeper == world.rank),
             limit=limit,
+            absent=absent,
         )
 
     def written_by_hooks(self) -> list[str]:
@@ -177,7 +184,7 @@ class Transaction:
                 "file from Part.write."
             )
         ordered = tuple(sorted(entries, key=lambda entry: entry.name))
-        manifest = Manifest(ordered, self.size, versions(), self.written_at, self.identity)
+        manifest = Manifest(ordered, self.size, versions(), self.written_at, self.identity, self.absent)
         commit.complete(self.staging, self.target, manifest)
 
     def _publish(self, ranks: Ranks, *, alone: bool) -> None:
@@ -200,8 +207,8 @@ class Transaction:
             raise
 
 
-def _make_room(target: Path, identity: str, rank: int, numbered: bool, kept: dict[str, str]) -> None:
-    for other in commit.unsettled(target.parent) if numbered else []:
+def _make_room(target: Path, identity: str, rank: int, numbered: bool, kept: dict[str, str], *, others: bool) -> None:
+    for other in commit.unsettled(target.parent) if others else []:
         commit.settle(other, kept.get(other.name))
     commit.settle(target, kept.get(target.name))
     if numbered and commit.find(target) is not None:

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 import torch
 import torch.distributed as dist
 
-from accel_core._torch import all_gather_single, group_gather
+from accel_core._torch import all_gather_single, counters_of, group_gather
 from accel_core.comm.disagreement import (
     decode_view,
     disagreement_message,
@@ -50,8 +50,10 @@ from accel_core.process.desync_check import DesyncCheck
 from accel_core.process.world import World
 
 __all__ = [
+    "BACKGROUND",
     "Message",
     "Participation",
+    "Place",
     "Transport",
     "check_rank",
     "digest_of",
@@ -60,10 +62,13 @@ __all__ = [
     "memory_of",
     "open_transport",
     "participate",
+    "place_of",
     "ranks_know",
 ]
 
 _E = TypeVar("_E", bound=BaseException)
+BACKGROUND = "background"
+"""The lane of a thread that works while the main one trains, so that its frames come at another time on each rank."""
 
 # Little-endian and unpadded ("<"), so that machines of different kinds read the same bytes.
 _HEADER = struct.Struct("<II16sQ")
@@ -112,6 +117,62 @@ class Message(NamedTuple):
     describe: Callable[[], dict[str, PartView]] = dict
 
 
+class Place:
+    """How far this process has come in what it does together with others on the default process group.
+
+    Args:
+        group: The default process group.
+
+    Attributes:
+        frames: Number of frames begun.
+    """
+
+    def __init__(self, group: Any) -> None:
+        self.group = group
+        self.frames = 0
+        self._counters: dict[str, Callable[[], int]] = {}
+        self._before: list[int] = []
+        self.watch(group)
+
+    def watch(self, group: Any) -> None:
+        """Count what is begun on a group.
+
+        Args:
+            group: A process group that this process is in.
+        """
+        for number, counter in enumerate(counters_of(group)):
+            name = f"{group.group_name}/{number}"
+            if name not in self._counters:
+                self._counters = self._counters | {name: counter}
+                self._before = [*self._before, 0]
+
+    def advance(self) -> None:
+        """Note that a frame begins. What was begun before it is counted no more: at a frame, all ranks are alike."""
+        self._before = [count() for count in self._counters.values()]
+        self.frames += 1
+
+    def now(self) -> tuple[int, dict[str, int]]:
+        """Return the number of frames begun, and of operations on each group since the last of them, by its name."""
+        frames, before = self.frames, self._before
+        begun = ((name, count()) for name, count in self._counters.items())
+        return frames, {name: count - earlier for (name, count), earlier in zip(begun, before, strict=False)}
+
+
+_place: Place | None = None
+
+
+def place_of(group: Any) -> Place:
+    """Return how far this process has come on the default process group.
+
+    Args:
+        group: The default process group as it is now.
+    """
+    global _place
+    if _place is None or _place.group is not group:
+        _place = Place(group)
+    return _place
+
+
 class Transport:
     """The frames of one process group, with the memory that they use again and again.
 
@@ -137,6 +198,7 @@ class Transport:
         self.device = world.device if group is None else torch.device("cpu")
         self.default_group = dist.group.WORLD
         self._group: Any = self.default_group if group is None else group
+        self._place = None if lane == BACKGROUND else place_of(self.default_group)
         self._gather = group_gather(self._group)
         self.on_host = self.device.type == "cpu"
         self.proven: set[tuple[str, bytes]] = set()
@@ -373,6 +435,8 @@ class Transport:
 
     def _meet(self, operation: str, state: int, digest: bytes, nbytes: int) -> list[memoryview]:
         """Send the frame and return every rank's header."""
+        if self._place is not None:
+            self._place.advance()
         if self._desync_check is not None:
             self._desync_check.check_in(operation, patient=self._current is not None and self._current.patient)
         _HEADER.pack_into(self._outgoing, 0, _code(operation), state, digest, nbytes)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import atexit
+import multiprocessing.util
 import os
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -24,7 +26,7 @@ from accel_core.options.enums import DistributedType
 from accel_core.process import rendezvous
 from accel_core.process.store import LOOPBACK_METHOD, listens_on_loopback
 
-__all__ = ["GroupNeeds", "World", "current", "destroy", "ensure", "forget"]
+__all__ = ["GroupNeeds", "World", "before_leaving", "current", "destroy", "ensure", "forget"]
 
 _HOST_BACKENDS = ("gloo", "mpi", "ucc")
 """Process-group backends that move tensors on the CPU, whatever else they move."""
@@ -32,6 +34,7 @@ _HOST_BACKENDS = ("gloo", "mpi", "ucc")
 _LETTING_GO = 0.02
 """Seconds that threads of a process group have to let go of tensors once it was left."""
 _left: object = None
+_leaving: list[Callable[[], None]] = []
 
 
 @record(frozen=True)
@@ -143,6 +146,18 @@ def forget() -> None:
         _world = None
 
 
+def before_leaving(function: Callable[[], None]) -> None:
+    """Have a function called before `destroy` leaves the default process group, and where the process ends.
+
+    Args:
+        function: It may be called more than once.
+    """
+    _leaving.append(function)
+    atexit.register(function)
+    # A process of multiprocessing ends without atexit.
+    multiprocessing.util.Finalize(None, function, exitpriority=0)
+
+
 def destroy(group: dist.ProcessGroup | None = None) -> None:
     """Leave the process group and, for the default group, forget the world.
 
@@ -156,6 +171,8 @@ def destroy(group: dist.ProcessGroup | None = None) -> None:
     global _left
     if dist.is_initialized():
         leaving = dist.group.WORLD if group is None else None
+        while leaving is not None and _leaving:
+            _leaving.pop()()
         dist.destroy_process_group(group)
         if leaving is not None:
             _left = leaving

@@ -34,6 +34,7 @@ from accel_core.strategies.bundle import Bundle, Kind
 from accel_core.strategies.parts import Kit, Parts, PrecisionRequest
 
 if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
     from torch.utils.data import DataLoader
 
     from accel_core.strategies.context.parallel import ContextParallel
@@ -180,6 +181,11 @@ class Strategy(ABC):
     def reading(self) -> Layout:
         """Which part of the data each rank reads from a prepared loader; `adapt_loader` may change it for one."""
         return self.layout
+
+    @property
+    def process_groups(self) -> list[ProcessGroup]:
+        """The groups made so far, besides the default one, in whose collectives the main thread waits for others."""
+        return [] if self.parts.mesh is None else self.parts.mesh.get_all_groups()
 
     @abstractmethod
     def label(self) -> DistributedType:

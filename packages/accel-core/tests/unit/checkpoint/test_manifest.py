@@ -38,6 +38,16 @@ def test_manifest_comes_back_as_written(folder: Path) -> None:
     assert "b" not in WHOLE
 
 
+@pytest.mark.parametrize("absent", [-1, True, "1"])
+def test_an_impossible_number_of_absent_ranks_is_damage(absent: object, tmp_path: Path) -> None:
+    """How many ranks a save was made without comes back; what is no such number is refused."""
+    alone = dataclasses.replace(WHOLE, absent=3)
+    alone.write(tmp_path)
+    assert Manifest.read(tmp_path) == alone
+    with pytest.raises(CheckpointDamagedError, match="bytes that do not fit"):
+        Manifest.decode(dataclasses.replace(WHOLE, absent=absent).encode(), tmp_path)
+
+
 def test_versions_name_core_and_torch() -> None:
     """The manifest says what wrote it."""
     assert {"accel-core", "torch"} <= versions().keys()

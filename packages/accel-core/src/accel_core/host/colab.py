@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 from accel_core.errors import DeviceUnavailableError
+from accel_core.host.program.run_module import own_command
 from accel_core.host.versions import installed_version
 
 __all__ = ["install_xla"]
@@ -29,5 +30,5 @@ def install_xla(upgrade: bool = False) -> None:
             "Install torch_xla as its documentation says for your machine."
         )
     major, minor, *_ = installed_version("torch").release
-    command = [sys.executable, "-m", "pip", "install", f"torch_xla[tpu]~={major}.{minor}.0"]
+    command = own_command("pip", "install", f"torch_xla[tpu]~={major}.{minor}.0")
     subprocess.run([*command, "--upgrade"] if upgrade else command, check=True)

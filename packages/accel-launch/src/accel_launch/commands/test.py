@@ -2,6 +2,7 @@
 
 import argparse
 
+from accel_core.host.program.run_module import own_command
 from accel_launch.command import Command, resolve_runner
 from accel_launch.commands.launch import COMMAND as LAUNCH
 from accel_launch.commands.launch import launch_command_parser
@@ -32,7 +33,7 @@ def words_for(config_file: str | None, processes: int | None) -> list[str]:
         words += ["--num-processes", str(processes)]
     if config_file is None and default_file() is None:
         words += ["--cpu"] + ([] if processes is not None else ["--num-processes", "2"])
-    return [*words, "-m", "accel_launch.selfcheck"]
+    return [*words, *own_command("accel_launch.selfcheck")[1:]]
 
 
 def check(args: argparse.Namespace) -> int:

@@ -3,12 +3,12 @@
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from accel_core.host.program.run_module import own_command
 from accel_launch.diagnosis.finding import Finding, ok, problem
 from accel_launch.diagnosis.variables import KNOWN
 
@@ -31,13 +31,13 @@ def check_collective(hardware: str, environment: Mapping[str, str], seconds: flo
         A problem where they fail or take longer, with what they printed last.
     """
     inherited = {name: value for name, value in environment.items() if name not in {*KNOWN, *_OF_RANKS}}
-    words = ["launch", hardware, "--num-processes", "2", "-m", "accel_launch.selfcheck", "gather"]
+    words = ["launch", hardware, "--num-processes", "2", *own_command("accel_launch.selfcheck", "gather")[1:]]
     begun = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         empty = Path(folder) / "empty.yaml"
         empty.write_text("compute_environment: LOCAL_MACHINE\n")
         process = subprocess.Popen(
-            [sys.executable, "-m", "accel_launch", *words[:1], "--config-file", str(empty), *words[1:]],
+            own_command("accel_launch", *words[:1], "--config-file", str(empty), *words[1:]),
             env=inherited,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

@@ -2,10 +2,10 @@
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+from accel_core.host.program.run_module import own_command
 from accel_launch.diagnosis.finding import Finding, ok, problem, warning
 from accel_launch.diagnosis.packages import module_of, optional_libraries
 
@@ -29,7 +29,7 @@ class Probe:
         names = ["torch", *optional_libraries()] if libraries is None else libraries
         self._distributions = {"torch" if name == "torch" else module_of(name): name for name in names}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "accel_launch.diagnosis.probe", *self._distributions],
+            own_command("accel_launch.diagnosis.probe", *self._distributions),
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             stdin=subprocess.DEVNULL,

@@ -1,9 +1,9 @@
 """TPU machines through torch-xla: the processes of this machine, or every machine of a pod."""
 
-import sys
 from collections.abc import Mapping
 
 from accel_core.errors import ConfigurationError
+from accel_core.host.program.run_module import own_command
 from accel_core.options.engines import named
 from accel_launch.launchers.launcher import Launcher
 from accel_launch.settings.resolve import Settings
@@ -24,16 +24,11 @@ class TpuLauncher(Launcher):
         """Return the command line for this machine, or the one that reaches every machine of the pod."""
         if not settings["tpu_use_cluster"]:
             function = str(settings["main_training_function"] or "main")
-            words = [sys.executable, "-m", "accel_launch.launchers.xla_processes", "--function", function]
+            words = own_command("accel_launch.launchers.xla_processes", "--function", function)
             words += ["--module"] if settings["module"] else []
             return [*words, str(settings.script), *settings.arguments]
-        words = [
-            sys.executable,
-            "-m",
-            "torch_xla.distributed.xla_dist",
-            "--tpu",
-            str(settings.config.get("tpu_name") or ""),
-        ]
+        name = str(settings.config.get("tpu_name") or "")
+        words = own_command("torch_xla.distributed.xla_dist", "--tpu", name)
         for vm in settings["vm"] or []:
             words += ["--vm", str(vm)]
         for pair in settings["env"] or []:

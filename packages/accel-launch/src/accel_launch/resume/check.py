@@ -16,6 +16,7 @@ from typing import Any
 from accel_core.errors import ConfigurationError, LaunchError
 from accel_core.host import environ
 from accel_core.host.ports import get_free_port
+from accel_core.host.program.run_module import own_command
 from accel_launch.supervision.ranks import rank_variables, run_ranks
 
 __all__ = ["Difference", "compare", "run"]
@@ -130,10 +131,9 @@ def _records(
     project.mkdir(exist_ok=True)
     port = get_free_port()
     ranks = range(args.num_processes)
-    program = [sys.executable, "-m", "accel_launch.resume.recorder"]
     words = [str(first), str(last), save, load, str(project), args.script, *args.script_arguments]
     ended = run_ranks(
-        [[*program, str(place / f"{rank}.jsonl"), *words] for rank in ranks],
+        [own_command("accel_launch.resume.recorder", str(place / f"{rank}.jsonl"), *words) for rank in ranks],
         [_environment(args, rank, port) for rank in ranks],
         place,
         args.timeout,

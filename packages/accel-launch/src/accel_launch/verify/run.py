@@ -15,6 +15,7 @@ from typing import Any
 
 from accel_core.errors import ConfigurationError, LaunchError
 from accel_core.host.ports import get_free_port
+from accel_core.host.program.run_module import own_command
 from accel_launch.commands.launch import launch_command_parser
 from accel_launch.commands.start import settings_from
 from accel_launch.diagnosis.variables import KNOWN
@@ -277,11 +278,10 @@ def _recorded(asked: Asked, name: str, size: int, parts: int, words: Sequence[st
     place.mkdir()
     inherited = {key: value for key, value in environ.snapshot().items() if key not in {*KNOWN, *_OF_RANKS}}
     environment = inherited | variables_of([*asked.words, *(words or ["--num-processes", "1"])], place)
-    command = [sys.executable, "-m", "accel_launch.verify.recorder", str(place), str(asked.steps), str(parts)]
-    command.append(str(int(asked.counts)))
+    words = [str(place), str(asked.steps), str(parts), str(int(asked.counts)), asked.target, *asked.arguments]
     port = get_free_port()
     ended = run_ranks(
-        [[*command, asked.target, *asked.arguments]] * size,
+        [own_command("accel_launch.verify.recorder", *words)] * size,
         [environment | rank_variables(rank, size, port) for rank in range(size)],
         place,
         asked.timeout,

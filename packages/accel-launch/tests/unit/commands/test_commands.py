@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from accel_core.errors import ConfigurationError
+from accel_core.host.program.run_module import own_command
 from accel_launch import cli, contributed
 from accel_launch.commands.test import words_for
 from accel_launch.questions.ask import BACK, LineAsker, ask_all
@@ -249,8 +250,9 @@ def test_completion_knows_commands_options_and_choices(capsys: pytest.CaptureFix
 
 def test_check_uses_two_cpu_processes_without_a_configuration(home: Path) -> None:
     """`accel test` starts two CPU processes unless a configuration or a number says otherwise."""
-    assert words_for(None, None) == ["--cpu", "--num-processes", "2", "-m", "accel_launch.selfcheck"]
-    assert words_for("c.yaml", 3) == ["--config-file", "c.yaml", "--num-processes", "3", "-m", "accel_launch.selfcheck"]
+    check = own_command("accel_launch.selfcheck")[1:]
+    assert words_for(None, None) == ["--cpu", "--num-processes", "2", *check]
+    assert words_for("c.yaml", 3) == ["--config-file", "c.yaml", "--num-processes", "3", *check]
 
 
 def test_dry_run_shows_machines_mesh_and_batch(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from accel_core.errors import ConfigurationError, LaunchError, MissingDependencyError
+from accel_core.host.program.run_module import own_command
 from accel_launch.commands.launch import launch_command_parser
 from accel_launch.commands.start import settings_from
 from accel_launch.launchers import registry
@@ -59,21 +60,15 @@ def test_tpu_command_and_missing_library(tmp_path: Path) -> None:
     """A TPU run names the training function; a pod reaches its machines; both need torch-xla."""
     said = settings("--tpu", "--main-training-function", "train", "--mixed-precision", "bf16", "s.py", "a")
     launcher = registry.choose(said)
-    assert launcher.command(said)[1:] == [
-        "-m",
-        "accel_launch.launchers.xla_processes",
-        "--function",
-        "train",
-        "s.py",
-        "a",
-    ]
+    own = own_command("accel_launch.launchers.xla_processes", "--function", "train")
+    assert launcher.command(said) == [*own, "s.py", "a"]
     assert launcher.environ(said)["XLA_USE_BF16"] == "1"
     with pytest.raises(MissingDependencyError, match="torch_xla"):
         launcher.run(said)
     (tmp_path / "pod.yaml").write_text("distributed_type: XLA\ntpu_name: pod\ntpu_use_cluster: true\ntpu_vm: [v1]\n")
     pod = settings("--config-file", str(tmp_path / "pod.yaml"), "s.py")
     words = TpuLauncher().command(pod)
-    assert words[1:7] == ["-m", "torch_xla.distributed.xla_dist", "--tpu", "pod", "--vm", "v1"]
+    assert words[2:7] == ["torch_xla.distributed.xla_dist", "--tpu", "pod", "--vm", "v1"]
     assert words[words.index("--") + 1 : words.index("--") + 3] == ["accel", "launch"]
 
 

@@ -17,6 +17,7 @@ import neighbor
 import torch
 from accel_core import Accelerator
 assert "PYTHONSAFEPATH" not in os.environ
+torch.manual_seed(0)
 accelerator = Accelerator(cpu=True)
 model = torch.nn.Linear(2, 1)
 loader = torch.utils.data.DataLoader(neighbor.data(), batch_size=2)

@@ -38,13 +38,18 @@ def pod_command(args: argparse.Namespace, config: dict[str, Any]) -> list[str]:
         Program and arguments.
 
     Raises:
-        ConfigurationError: Nobody names the pod, its zone, or a command.
+        ConfigurationError: Nobody names the pod, its zone, or a command, or a name begins like an option.
     """
     name, zone = args.tpu_name or config.get("tpu_name"), args.tpu_zone or config.get("tpu_zone")
     for key, value in (("tpu_name", name), ("tpu_zone", zone)):
         if not value:
             raise ConfigurationError(
                 f"A pod is reached by its name and zone; got no {key}. Pass --{key.replace('_', '-')}."
+            )
+        if str(value).startswith("-"):
+            raise ConfigurationError(
+                f"{key} is a name, which gcloud would take for an option of its own; got {str(value)!r}. Correct it in "
+                f"the configuration file or pass --{key.replace('_', '-')}."
             )
     commands = [" ".join(words) for words in args.command or []]
     file = args.command_file or config.get("command_file")

@@ -54,12 +54,13 @@ class TpuLauncher(Launcher):
 
         Raises:
             MissingDependencyError: torch-xla is not installed.
-            ConfigurationError: A pod is asked for without its name.
+            ConfigurationError: A pod is asked for without its name, or its name begins like an option.
         """
         named("xla").require()
-        if settings["tpu_use_cluster"] and not settings.config.get("tpu_name"):
+        name = str(settings.config.get("tpu_name") or "")
+        if settings["tpu_use_cluster"] and (not name or name.startswith("-")):
             raise ConfigurationError(
-                "A TPU pod is reached by its name; the configuration file has no tpu_name. Write one with `accel "
-                "config`."
+                f"A TPU pod is reached by its name; got {name!r} as tpu_name of the configuration file. Write one with "
+                "`accel config`."
             )
         return super().run(settings)

@@ -225,6 +225,11 @@ def test_tpu_config_prints_the_command(home: Path, capsys: pytest.CaptureFixture
     )
     assert cli.main(words) == 2
     assert "--tpu-name" in capsys.readouterr().err
+    for option in (["--tpu_name=--impersonate-service-account=me"], ["--tpu_name=pod", "--tpu_zone=-z"]):
+        assert cli.main([*words, *option]) == 2
+        said = capsys.readouterr()
+        assert "which gcloud would take for an option of its own; got '-" in said.err
+        assert not said.out
 
 
 def test_completion_knows_commands_options_and_choices(capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from accel_core.tracking.worker import TrackerWorker
 from accel_trackers.codec import encode
-from accel_trackers.spool import ENTRIES, FORMAT_VERSION, SUFFIX, SpoolWriter, files_of
+from accel_trackers.spool import ENTRIES, FORMAT_VERSION, SUFFIX, SpoolWriter, files_of, make_own
 from accel_trackers.takeover import Left, left_behind
 
 __all__ = ["SpoolRecorder"]
@@ -57,6 +57,7 @@ class SpoolRecorder:
         stem = f"{slug[:60]}-{run['run_id']}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
         facts = {"version": FORMAT_VERSION, "started": time.time(), "host": socket.gethostname(), "pid": os.getpid()}
         try:
+            make_own(self._folder)
             for number in range(1, 1000):
                 name = stem if number == 1 else f"{stem}-{number}"
                 try:

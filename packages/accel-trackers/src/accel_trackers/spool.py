@@ -19,6 +19,7 @@ notation of `accel_trackers.codec`. What is read is checked line by line: a file
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import math
 import os
@@ -28,6 +29,7 @@ import stat
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +38,7 @@ from accel_core.errors import TrackerError
 from accel_core.tracking.handle import QUEUED
 from accel_trackers import codec
 
-__all__ = ["ENTRIES", "FORMAT_VERSION", "SUFFIX", "SpoolFile", "SpoolWriter", "files_of", "find", "read"]
+__all__ = ["ENTRIES", "FORMAT_VERSION", "SUFFIX", "SpoolFile", "SpoolWriter", "files_of", "find", "make_own", "read"]
 
 ENTRIES = frozenset({"config", "log", "call"})
 """Kinds of the lines that go to trackers."""
@@ -140,6 +142,29 @@ class SpoolWriter:
         shutil.rmtree(files_of(self.path), ignore_errors=True)
         with contextlib.suppress(OSError):
             self.path.parent.rmdir()
+
+
+def make_own(folder: Path) -> None:
+    """Make the part of a path that lies in a folder which everybody may write to, for this user alone.
+
+    Args:
+        folder: An absolute path.
+
+    Raises:
+        OSError: That part belongs to another user, who could read and change what is written there.
+    """
+    if not hasattr(os, "getuid"):
+        return
+    for above, place in pairwise((*reversed(folder.parents), folder)):
+        if not above.is_dir():
+            return
+        if above.stat().st_mode & stat.S_IWOTH == 0:
+            continue
+        with contextlib.suppress(FileExistsError):
+            place.mkdir(mode=0o700)
+        owner = place.lstat().st_uid
+        if owner not in (0, os.getuid()):
+            raise PermissionError(errno.EPERM, f"{place} belongs to user {owner}")
 
 
 def files_of(path: Path) -> Path:

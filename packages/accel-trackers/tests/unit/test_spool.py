@@ -11,6 +11,7 @@ import torch
 from accel_core.errors import TrackerError
 from accel_trackers import spool
 from accel_trackers.codec import encode
+from accel_trackers.recorder import SpoolRecorder
 
 HEAD = {"kind": "run", "version": 1, "run_id": "r", "project": "p", "trackers": ["a", "b"], "started": 1.0}
 
@@ -24,6 +25,41 @@ def _write(path, *lines):
 
 def _log(seq, only=None):
     return {"kind": "log", "seq": seq, "step": seq, "values": {"x": seq}, "only": only, "kwargs": {}}
+
+
+@pytest.fixture
+def shared(tmp_path):
+    """A folder that everybody may write to, as the system's for temporary files."""
+    place = tmp_path / "shared"
+    place.mkdir()
+    place.chmod(0o1777)
+    return place
+
+
+@pytest.mark.parametrize("depth", ["mine", "mine/spool", "mine/run/spool"])
+def test_a_spool_in_a_shared_folder_is_ones_own(shared, depth):
+    """What is made in a folder that everybody may write to can be opened by its user alone, however deep."""
+    spool.make_own(shared / depth)
+    spool.make_own(shared / depth)
+    assert (shared / "mine").stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root makes another user's folder")
+@pytest.mark.parametrize("kind", ["folder", "link"])
+def test_the_folder_of_a_stranger_is_not_used(shared, kind, caplog):
+    """In a folder that everybody may write to, another user's is named in a warning, and nothing is written there."""
+    elsewhere = shared / "elsewhere"
+    elsewhere.mkdir()
+    place = shared / "spool"
+    place.mkdir() if kind == "folder" else place.symlink_to(elsewhere)
+    os.chown(place, 12345, -1, follow_symlinks=False)
+    with pytest.raises(PermissionError, match=r"spool belongs to user 12345"):
+        spool.make_own(place)
+    recorder = SpoolRecorder(place, {"run_id": "r", "project": "p", "trackers": []})
+    recorder.write({"kind": "end", "time": 1.0})
+    recorder.close({}, keep=True, seconds=60.0, quiet=False)
+    assert "spool belongs to user 12345" in caplog.text
+    assert not list(place.iterdir())
 
 
 def test_unsent_entries(tmp_path):

@@ -73,4 +73,7 @@ class TrackerKwargs(KwargsHandler):
         if logging_dir is not None:
             return Path(logging_dir) / "spool"
         states = Path(os.path.expanduser(environ.text("XDG_STATE_HOME") or "~/.local/state"))
-        return (states if states.is_absolute() else Path(tempfile.gettempdir())) / "accel" / "spool"
+        if states.is_absolute():
+            return states / "accel" / "spool"
+        # In a folder that all users share, each has one of their own.
+        return Path(tempfile.gettempdir()) / f"accel-{os.getuid() if hasattr(os, 'getuid') else 'spool'}" / "spool"

@@ -8,6 +8,9 @@ from typing import Any
 
 __all__ = ["StepCounter", "whole_step"]
 
+_LARGEST = 2**62
+"""The spool and most libraries keep steps in 64 bits; what is counted on from a step has to fit too."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -95,14 +98,14 @@ def whole_step(step: object) -> int | None:
     Args:
         step: A number, a tensor or array of one element, or `None`.
     """
-    if step is None or type(step) is int:
+    if step is None:
         return step
     try:
         # A tensor or array of one element gives its number by `item`; NaN is equal to no whole number.
         number: Any = step.item() if hasattr(step, "item") else step
-        if not isinstance(number, str | bytes) and number == (whole := int(number)):
+        if not isinstance(number, str | bytes) and number == (whole := int(number)) and abs(whole) < _LARGEST:
             return whole
     except (ArithmeticError, RuntimeError, TypeError, ValueError):
         pass
-    logger.warning("A step is a whole number; got %r. The values are logged without it.", step)
+    logger.warning("A step is a whole number of 63 bits; got %r. The values are logged without it.", step)
     return None

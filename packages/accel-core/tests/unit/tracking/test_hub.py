@@ -2,7 +2,10 @@
 
 import json
 import logging
+import os
+import tempfile
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -481,7 +484,7 @@ def test_values_have_to_be_a_mapping(tmp_path, values):
 
 @pytest.mark.parametrize(
     ("given", "expected"),
-    [(torch.tensor(3), 3), (4.0, 4), (None, None), ("x", None), (1.5, None), (float("nan"), None)],
+    [(torch.tensor(3), 3), (4.0, 4), (None, None), ("x", None), (1.5, None), (float("nan"), None), (10**30, None)],
 )
 def test_step_is_a_whole_number(tmp_path, given, expected):
     """Steps of other types are read as whole numbers, or left out with a warning; the values are logged."""
@@ -491,6 +494,17 @@ def test_step_is_a_whole_number(tmp_path, given, expected):
     hub.log({"a": 1}, step=given)
     hub.finish()
     assert tracker.logged() == [(expected, {"a": 1})]
+
+
+def test_spools_without_a_home_have_a_folder_of_their_user(monkeypatch):
+    """Where there is no home folder, users who share a temporary folder do not share the folder of their spools."""
+    monkeypatch.setenv("XDG_STATE_HOME", "no-absolute-path")
+    folders = set()
+    for user in (os.getuid(), os.getuid() + 1):
+        monkeypatch.setattr(os, "getuid", lambda user=user: user)
+        folders.add(TrackerKwargs().spool_folder(None).parent)
+    assert len(folders) == 2
+    assert {folder.parent for folder in folders} == {Path(tempfile.gettempdir())}
 
 
 def test_trackers_that_cannot_count_get_a_step(tmp_path):

@@ -191,6 +191,13 @@ def _check_entry(name: str, entry: Mapping[str, Any], index: Path) -> None:
                 "Offload the model again."
             )
         check_name(file, index)
+        try:
+            os.fsencode(file)
+        except UnicodeEncodeError as failure:
+            raise OffloadError(
+                f"The index of an offload folder names a file that cannot be; got {file!r} in {str(index)!r}. Offload "
+                "the model again."
+            ) from failure
         if not Path(os.path.realpath(index.parent / file)).is_relative_to(os.path.realpath(index.parent)):
             raise UnsafeCheckpointError(
                 f"A link in an offload folder leads out of it; got {file!r} in {str(index)!r}. Copy the file into the "

@@ -144,6 +144,15 @@ def test_entries_that_are_none_are_refused_by_name(entry: object, tmp_path: Path
         OffloadedWeightsLoader(save_folder=tmp_path)["a"]
 
 
+@pytest.mark.parametrize("key", ["dat_file", "safetensors_file", None])
+def test_names_with_half_a_character_are_refused_by_name(key: str | None, tmp_path: Path) -> None:
+    """No file can have such a name, be it of the entry or of the file that it names."""
+    entry = {"dtype": "float32", "shape": [1], "weight_name": "a"} | ({key: "half\ud800"} if key else {})
+    (tmp_path / "index.json").write_text(json.dumps({"a" if key else "half\ud800": entry}))
+    with pytest.raises(OffloadError, match=r"'half\\ud800.*index\.json"):
+        OffloadedWeightsLoader(save_folder=tmp_path)
+
+
 @pytest.mark.parametrize("content", [b"{", b"[]", b"\xff\xfe", b"[" * 100_000, b""])
 def test_an_index_that_is_none_is_refused_by_name(content: bytes, tmp_path: Path) -> None:
     """JSON of another shape, or none, raises with the file's name."""

@@ -310,6 +310,13 @@ def _check_storable(name: str, tensor: Any) -> None:
             f"A safetensors file keeps the name {METADATA} for itself; got a tensor of that name. Rename it, or save "
             "with safe_serialization=False."
         )
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise CheckpointError(
+            f"A safetensors file holds names of whole characters; got {name!r}. Rename the tensor, or save with "
+            "safe_serialization=False."
+        ) from error
     plain = isinstance(tensor, Tensor) and tensor.device.type != "meta" and tensor.layout == torch.strided
     fits = isinstance(tensor, SpreadWeight) or (plain and not is_spread(tensor))
     form = name_of_dtype(tensor.dtype) if fits else None

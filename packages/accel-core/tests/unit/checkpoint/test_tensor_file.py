@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -266,6 +267,13 @@ def test_the_name_of_the_metadata_is_refused_when_saving(tmp_path: Path) -> None
     """A tensor named like the format's own entry is refused before the file is complete, by its name."""
     with pytest.raises(CheckpointError, match="__metadata__"):
         write_tensors(tmp_path / "x", {"__metadata__": torch.ones(1)})
+
+
+@pytest.mark.parametrize("name", ["half\ud800", "\udc80half", "\ud83d\ude00"])
+def test_halves_of_characters_are_refused_when_saving(tmp_path: Path, name: str) -> None:
+    """A name that no reader of the format takes, or gives back as another, is refused before the file is complete."""
+    with pytest.raises(CheckpointError, match=re.escape(repr(name))):
+        write_tensors(tmp_path / "x", {name: torch.ones(1)})
 
 
 def test_a_tied_tensor_named_format_keeps_the_formats_note(tmp_path: Path) -> None:

@@ -116,14 +116,22 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
             placement.refuse_offloaded(slot.given)
             placement.refuse_misplaced(slot.given, self.world.device)
             self.check_model(slot.given)
-        new = [self._bare(slot.given) for slot in bundle.models if not self._is_sharded(recipe.inside(slot.given))]
-        flat = {id(p) for model in new for p in model.parameters()} if not self.plugin.use_orig_params else set()
+        models = [self._bare(slot.given) for slot in bundle.models if not self._is_sharded(recipe.inside(slot.given))]
+        new = {id(p) for model in models for p in model.parameters()}
+        flat = set() if self.plugin.use_orig_params else new
         for slot in bundle.optimizers:
             held = [parameter for group in slot.given.param_groups for parameter in group["params"]]
             if self._flat_models(slot.given) or any(id(parameter) in flat for parameter in held):
                 self._refuse_groups(slot.given)
             else:
                 self._names.check(slot.given)
+                if self.forms and any(id(parameter) in new for parameter in slot.given.state):
+                    self._refuse_state(slot.given, "Create it from the prepared model's parameters.")
+
+    @property
+    def forms(self) -> tuple[str, ...]:
+        """What parameters are once they are sharded: pieces, unless every rank holds all of them."""
+        return ("flat",) if self._splits and self.mesh.size(self.mesh.ndim - 1) > 1 else ()
 
     def check_model(self, model: torch.nn.Module) -> WrapPlan:
         """Also refuse a model whose parameters cannot be flattened block by block."""
@@ -326,10 +334,7 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
                 f"{len(optimizer.param_groups)} groups of {kind}. {advice}"
             )
         if optimizer.state:
-            raise PreparationError(
-                f"Optimizer state cannot be carried over to parameters that FSDP1 flattens; got {kind} with the state "
-                f"of {len(optimizer.state)} parameters. {advice}"
-            )
+            self._refuse_state(optimizer, advice)
         held = {id(parameter) for parameter in optimizer.param_groups[0]["params"]}
         models = {id(m) for m in self._flat_models(optimizer)}
         left = [p for p, m in self._flattened.items() if id(m()) in models and id(p) not in held]
@@ -338,6 +343,12 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
                 f"Without use_orig_params, FSDP1 trains a model as a whole; got {kind} that leaves out {len(left)} "
                 f"parameters. {advice}"
             )
+
+    def _refuse_state(self, optimizer: Any, advice: str) -> None:
+        raise PreparationError(
+            "Optimizer state cannot be carried over to parameters that FSDP1 flattens; got "
+            f"{type(optimizer).__name__} with the state of {len(optimizer.state)} parameters. {advice}"
+        )
 
     def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
         """Return a context whose backward passes accumulate whole gradients on each rank."""

@@ -25,6 +25,7 @@ from accel_core.strategies.sharding import gradients
 from accel_core.strategies.sharding.format import FullyShardedFormat
 from accel_core.strategies.sharding.loading import receive, receive_new, refuse_empty, starts_from_main
 from accel_core.strategies.sharding.mixed import step_one_by_one
+from accel_core.strategies.sharding.optimizers import check_optimizer
 from accel_core.strategies.sharding.scaler import together
 from accel_core.strategies.sharding.whole import gather
 from accel_core.strategies.strategy import Strategy
@@ -93,7 +94,8 @@ class MeshStrategy(Strategy):
         """Also refuse models that ranks cannot share, and optimizers that update before gradients are complete.
 
         Raises:
-            PreparationError: A model that a device map or FSDP spreads, or cannot be split; a LOMO optimizer.
+            PreparationError: A model that a device map or FSDP spreads, or cannot be split; a LOMO optimizer, or one
+                that does not train distributed tensors.
         """
         super().check(bundle)
         if any(is_lomo(slot.given) for slot in bundle.optimizers):
@@ -101,6 +103,8 @@ class MeshStrategy(Strategy):
                 "A LOMO optimizer updates inside backward, before ranks have averaged gradients; got one on a mesh. "
                 "Use another optimizer, or train in one process."
             )
+        for slot in bundle.optimizers:
+            check_optimizer(slot.given, () if self.tensor is None else ("distributed", "several"))
         for slot in bundle.models:
             self.check_model(slot.given)
 

@@ -11,12 +11,15 @@ from torch.distributed.tensor import DTensor
 __all__ = ["step_one_by_one"]
 
 _TOGETHER = ("foreach", "fused")
+_UNFUSED = (torch.optim.Adagrad, torch.optim.SGD)
+"""Optimizers whose fused step torch does not have for distributed tensors."""
 
 
 def step_one_by_one(optimizer: torch.optim.Optimizer, may_mix: Callable[[], bool]) -> None:
     """Let an optimizer update the parameters of a group one by one where they are spread in different ways.
 
-    torch's operations on lists of tensors, its default on accelerators, cannot mix meshes, or shards and whole tensors.
+    torch's operations on lists of tensors, its default on accelerators, cannot mix meshes, or shards and whole tensors,
+    and not every fused one takes distributed tensors.
     The settings of a group differ during a step only, so that checkpoints hold those of the user.
 
     Args:
@@ -26,10 +29,12 @@ def step_one_by_one(optimizer: torch.optim.Optimizer, may_mix: Callable[[], bool
     changed: list[tuple[dict[str, Any], dict[str, Any]]] = []
 
     def before(*_: object) -> None:
-        if not may_mix():
-            return
         for group in optimizer.param_groups:
-            if len({_mesh_of(parameter) for parameter in group["params"]}) > 1:
+            unfused = isinstance(optimizer, _UNFUSED) and bool(group.get("fused"))
+            if not unfused and not may_mix():
+                continue
+            meshes = {_mesh_of(parameter) for parameter in group["params"]}
+            if len(meshes) > 1 or (unfused and meshes != {None}):
                 given = {name: group[name] for name in _TOGETHER if name in group}
                 changed.append((group, given))
                 group.update(dict.fromkeys(given, False))
@@ -39,6 +44,8 @@ def step_one_by_one(optimizer: torch.optim.Optimizer, may_mix: Callable[[], bool
             group, given = changed.pop()
             group.update(given)
 
+    if hasattr(optimizer, "_step_supports_amp_scaling"):
+        optimizer._step_supports_amp_scaling = False  # a scaler leaves unscaling to fused steps only
     optimizer.register_step_pre_hook(before)
     optimizer.register_step_post_hook(after)
 

@@ -33,6 +33,7 @@ from accel_core.strategies.sharding.format import FullyShardedFormat
 from accel_core.strategies.sharding.loading import refuse_empty, starts_from_main, views_in, views_of
 from accel_core.strategies.sharding.mesh import data_mesh
 from accel_core.strategies.sharding.mixed import step_one_by_one
+from accel_core.strategies.sharding.optimizers import check_optimizer
 from accel_core.strategies.sharding.recomputing import recompute
 from accel_core.strategies.sharding.replaced import keeping_marks, refuse_hooks, refuse_mixed
 from accel_core.strategies.sharding.whole import gather
@@ -209,19 +210,26 @@ class ShardedStrategy(Strategy):
             self.check_model(slot.given)
 
     def check_optimizers(self, bundle: Bundle) -> None:
-        """Refuse optimizers that update inside backward, before gradients are reduced.
+        """Refuse optimizers that update inside backward, before gradients are reduced, or need more than shards.
 
         Args:
             bundle: The objects that one call of `prepare` got.
 
         Raises:
-            PreparationError: A LOMO optimizer.
+            PreparationError: A LOMO optimizer, or one of `optimizers.REFUSED`.
         """
         if any(is_lomo(slot.given) for slot in bundle.optimizers):
             raise PreparationError(
                 "A LOMO optimizer updates whole parameters inside backward, and FSDP shards them; got one. "
                 "Use another optimizer, or train without FSDP."
             )
+        for slot in bundle.optimizers:
+            check_optimizer(slot.given, self.forms)
+
+    @property
+    def forms(self) -> tuple[str, ...]:
+        """What parameters are once they are sharded; see `optimizers.Refused`."""
+        return ("distributed", "several") if self.world.size > 1 else ("distributed",)
 
     def check_model(self, model: torch.nn.Module) -> wrapping.WrapPlan:
         """Return how a model will be taken apart; refuse one that cannot be.

@@ -173,7 +173,7 @@ class Participation:
         return own if isinstance(own, _Group) else _Group(name, record, self._meet)
 
     def _meet(self, place: str) -> None:
-        Channel(self._world, place).wait()
+        Channel(self._world, place, patient=True).wait()
 
     def complete(self) -> None:
         """End the window of models whose gradients were reduced; every rank calls it.

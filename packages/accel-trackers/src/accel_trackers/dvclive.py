@@ -65,7 +65,7 @@ class DVCLiveTracker(GeneralTracker):
 
     @on_main_process
     def store_init_configuration(self, values: dict[str, Any]) -> None:
-        """Store the configuration as parameters, and exactly in `config.json` in the same folder.
+        """Store the configuration as parameters, and exactly in `accel_config.json` in the same folder.
 
         Args:
             values: Any nesting of anything.
@@ -73,7 +73,7 @@ class DVCLiveTracker(GeneralTracker):
         table, document = sorting.config_table(values)
         assert self.live is not None, "started"
         self.live.log_params(table)
-        Path(self.live.dir, "config.json").write_text(json.dumps(document, indent=1), encoding="utf-8")
+        Path(self.live.dir, "accel_config.json").write_text(json.dumps(document, indent=1), encoding="utf-8")
 
     @on_main_process
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: object) -> None:

@@ -7,7 +7,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -57,23 +57,26 @@ class TensorBoardTracker(GeneralTracker):
 
     @on_main_process
     def store_init_configuration(self, values: dict[str, Any]) -> None:
-        """Store the configuration as hyperparameters, as text, and exactly in `config.json` of the run's folder.
+        """Store the configuration as hyperparameters, as text, and exactly in `accel_config.json` of the run's folder.
 
-        Its table is also in `<time>/hparams.yml` below that folder, where Accelerate writes it.
+        The hyperparameters lie in `<time>` below that folder, as events and in `hparams.yml`, where Accelerate writes
+        them.
 
         Args:
             values: Any nesting of anything.
         """
         table, document = sorting.config_table(values)
         text = json.dumps(document, indent=1)
-        Path(self.logging_dir, "config.json").write_text(text, encoding="utf-8")
+        Path(self.logging_dir, "accel_config.json").write_text(text, encoding="utf-8")
         self.writer.add_text("config", "".join(f"    {line}\n" for line in text.splitlines()), 0)
         folder = Path(self.logging_dir, str(time.time()))
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "hparams.yml").write_text(_yaml(table), encoding="utf-8")
+        nothing = {name for name, kind in document["kinds"].items() if kind == {"exact": None}}
+        (folder / "hparams.yml").write_text(_yaml(table, nothing), encoding="utf-8")
         summary = importlib.import_module(f"{type(self.writer).__module__.rpartition('.')[0]}.summary")
-        for part in summary.hparams(table, {}):
-            self.writer.file_writer.add_summary(part)
+        with type(self.writer)(str(folder)) as session:
+            for part in summary.hparams(table, {}):
+                session.file_writer.add_summary(part)
         self.writer.flush()
 
     @on_main_process
@@ -127,12 +130,13 @@ class TensorBoardTracker(GeneralTracker):
             self.start()
 
 
-def _yaml(table: Mapping[str, bool | float | str]) -> str:
+def _yaml(table: Mapping[str, bool | float | str], nothing: Collection[str]) -> str:
     """Write a table as YAML, a line a value; quoted as in JSON where a plain word could be read as something else."""
     lines = []
     for name, value in sorted(table.items()):
         key, text = (part if _PLAIN.fullmatch(part) else json.dumps(part) for part in (name, str(value)))
-        lines.append(f"{key}: {text if isinstance(value, str) else json.dumps(value)}\n")
+        plain = "null" if name in nothing else text if isinstance(value, str) else json.dumps(value)
+        lines.append(f"{key}: {plain}\n")
     return "".join(lines)
 
 

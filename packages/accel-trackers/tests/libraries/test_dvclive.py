@@ -43,7 +43,7 @@ class TestDVCLive(LibraryConformance):
             scalars=scalars,
             texts=texts,
             config=yaml.safe_load((live / "params.yaml").read_text()),
-            exact=(live / "config.json").read_text(),
+            exact=(live / "accel_config.json").read_text(),
             images={"picture": [(4, np.asarray(Image.open(live / "plots" / "images" / "picture-4.png")))]},
             artifact=(live / "artifacts" / "artifact.bin").read_bytes(),
         )

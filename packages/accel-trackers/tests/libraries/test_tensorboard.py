@@ -35,7 +35,9 @@ class TestTensorBoard(LibraryConformance):
         run = Path(folder, "project")
         events = EventAccumulator(str(run), size_guidance={"scalars": 0, "tensors": 0, "images": 0})
         events.Reload()
-        content = events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
+        session = EventAccumulator(str(min(run.glob("*/hparams.yml")).parent))
+        session.Reload()
+        content = session.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
         table = plugin_data_pb2.HParamsPluginData.FromString(content).session_start_info.hparams
         texts = [tag for tag in events.Tags()["tensors"] if tag.endswith("/text_summary")]
         return Stored(
@@ -56,5 +58,5 @@ class TestTensorBoard(LibraryConformance):
                 for tag in events.Tags()["images"]
             },
             config={name: getattr(value, value.WhichOneof("kind")) for name, value in table.items()},
-            exact=(run / "config.json").read_text(),
+            exact=(run / "accel_config.json").read_text(),
         )

@@ -41,21 +41,22 @@ def test_scalars_and_text_through_the_hub(tmp_path):
     assert events.Scalars("count")[0].value == 3
     assert events.Scalars("flag")[0].value == 1
     assert _texts(events, "odd/1") == [(20, "None")]
-    written = FlatConfig(**json.loads((tmp_path / "project" / "config.json").read_text()))
+    assert not (tmp_path / "project" / "config.json").exists()  # a model's, where the folder is shared
+    written = FlatConfig(**json.loads((tmp_path / "project" / "accel_config.json").read_text()))
     assert written.restore() == {"lr": 0.5, "none": None, "nested": {"sizes": [1, 2]}, "dtype": torch.bfloat16}
     assert written.values["nested.sizes.1"] == 2
 
 
 def test_hyperparameters(tmp_path):
-    """The flat configuration is stored where TensorBoard looks for hyperparameters."""
+    """The flat configuration is stored where TensorBoard looks for hyperparameters: a folder of the session's own."""
     from tensorboard.plugins.hparams import plugin_data_pb2
 
     tracker = TensorBoardTracker("run", tmp_path)
     tracker.start()
     tracker.store_init_configuration({"lr": 0.5, "model": {"name": "small"}, "flag": True})
     tracker.finish()
-    events = _read(tmp_path / "run")
-    content = events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
+    (session,) = (tmp_path / "run").glob("*/hparams.yml")
+    content = _read(session.parent).SummaryMetadata("_hparams_/session_start_info").plugin_data.content
     stored = plugin_data_pb2.HParamsPluginData.FromString(content).session_start_info.hparams
     assert stored["lr"].number_value == 0.5
     assert stored["model.name"].string_value == "small"
@@ -65,7 +66,7 @@ def test_hyperparameters(tmp_path):
 def test_hyperparameters_are_in_a_file_too(tmp_path):
     """`hparams.yml` lies where Accelerate writes it, and any reader of YAML gets the table back."""
     yaml = pytest.importorskip("yaml")
-    simple = {"flag": True, "lr": 0.1, "n": 3, "name": "small"}
+    simple = {"flag": True, "lr": 0.1, "n": 3, "name": "small", "nothing": None}
     odd = {"no": "yes", "a: b": "x # y", "text": "1e3", "empty": "", "lines": "a\nb", "rate": 1e-08, "big": 1e22}
     for run, config in (("simple", simple), ("odd", odd)):
         tracker = TensorBoardTracker(run, tmp_path)
@@ -74,7 +75,8 @@ def test_hyperparameters_are_in_a_file_too(tmp_path):
         tracker.finish()
         (path,) = (tmp_path / run).glob("*/hparams.yml")
         assert float(path.parent.name) > 0
-        assert {name: type(config[name])(value) for name, value in yaml.safe_load(path.read_text()).items()} == config
+        read = yaml.safe_load(path.read_text())
+        assert {name: value and type(config[name])(value) for name, value in read.items()} == config
     written = next((tmp_path / "simple").glob("*/hparams.yml")).read_text()
     assert written == yaml.dump(simple)
 
@@ -159,5 +161,6 @@ def test_tensorboardx_serves_where_tensorboard_is_missing(tmp_path):
     events = _read(tmp_path / "project")
     assert [(event.step, event.value) for event in events.Scalars("loss")] == [(step, step / 4) for step in range(5)]
     assert [event.step for event in events.Images("picture")] == [3]
-    assert events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
-    assert FlatConfig(**json.loads((tmp_path / "project" / "config.json").read_text())).restore()["lr"] == 0.5
+    (session,) = (tmp_path / "project").glob("*/hparams.yml")
+    assert _read(session.parent).SummaryMetadata("_hparams_/session_start_info").plugin_data.content
+    assert FlatConfig(**json.loads((tmp_path / "project" / "accel_config.json").read_text())).restore()["lr"] == 0.5

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from accel_bigmodel import (
@@ -167,3 +167,52 @@ def test_a_map_written_by_hand_places_a_llama(tmp_path: Path) -> None:
     assert torch.equal(model(tokens).logits, plain(tokens).logits)
     asked = {"attention_mask": torch.ones_like(tokens), "max_new_tokens": 4, "do_sample": False}
     assert torch.equal(model.generate(tokens, **asked), plain.generate(tokens, **asked))
+
+
+class Scaled(nn.Sequential):
+    """Layers, and a parameter of the root's own."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(4, 4), nn.Linear(4, 4))
+        self.logit_scale = nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Scale what the layers give."""
+        output: torch.Tensor = super().forward(x) * self.logit_scale
+        return output
+
+
+@pytest.mark.parametrize("place", ["cpu", "disk"])
+def test_a_root_with_a_parameter_of_its_own_has_one_hook(place: str, tmp_path: Path) -> None:
+    """The root's hook knows the weights that are away, as transformers asks for, and the model computes the same."""
+    plain = Scaled()
+    model = dispatch_model(copy.deepcopy(plain), {"": place}, main_device="cpu", offload_dir=tmp_path, force_hooks=True)
+    assert torch.equal(model(X), plain(X))
+    if place == "disk":
+        assert model.logit_scale.is_meta
+        assert torch.equal(model._hf_hook.weights_map["logit_scale"], plain.logit_scale)
+        assert model._hf_hook.io_same_device
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Attempting to save a model with offloaded modules")
+def test_a_clip_on_disk_is_saved_by_transformers(tmp_path: Path) -> None:
+    """`save_pretrained` of a model on disk whose root has a parameter writes the weights it was loaded from."""
+    transformers = pytest.importorskip("transformers", reason="needs transformers, not installed here")
+    small = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    text = {**small, "vocab_size": 20, "max_position_embeddings": 8, "eos_token_id": 2, "bos_token_id": 1}
+    config = transformers.CLIPConfig(
+        text_config=text, vision_config={**small, "image_size": 8, "patch_size": 4}, projection_dim=8
+    )
+    plain = transformers.CLIPModel(config)
+    plain.save_pretrained(tmp_path / "whole")
+    with init_empty_weights():
+        empty = transformers.CLIPModel(config)
+    model = load_checkpoint_and_dispatch(
+        empty, tmp_path / "whole", device_map={"": "disk"}, offload_folder=tmp_path / "offload"
+    )
+    model.hf_device_map = {"": "disk"}
+    model.save_pretrained(tmp_path / "again")
+    again = load_file(tmp_path / "again" / "model.safetensors")
+    assert again.keys() == {name for name, _ in plain.named_parameters()}
+    assert all(torch.equal(again[name], value) for name, value in plain.named_parameters())

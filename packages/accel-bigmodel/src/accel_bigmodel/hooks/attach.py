@@ -258,8 +258,9 @@ def _attach_to_block(module: nn.Module, name: str, device: Device, away: bool, c
         common.attach_below(module, name, device)
         if "_hf_hook" not in module.__dict__:
             add_hook_to_module(module, common.hook(device, io_same_device=is_root))
+        elif is_root and (hook := _offloading_hook(module)) is not None:
+            hook.io_same_device = True  # one hook: transformers reads `weights_map` of the root's
         elif is_root:
-            # Behind the offloading hook: the output goes back once the weights are gone.
             add_hook_to_module(module, common.hook(io_same_device=True), append=True)
     else:
         hook = common.hook(

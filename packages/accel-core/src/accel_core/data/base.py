@@ -43,7 +43,7 @@ class EpochState:
         skipped: Samples (or batches, where these have no fixed size) that `skip_batches` passed over.
         counts: By step, what the parts hold, where they are not all full and real.
         order: States of the generators when the order was drawn.
-        drawn_late: Whether `order` was captured at the draw of the first index, and not when the epoch began.
+        drawn_late: Whether `order` was captured behind the seed that torch takes for workers, or it took none.
         replay: A position whose order is drawn once more in this iteration.
         advance: Notes in the gradient state that a batch is given; looked up once, not at every batch.
         state: State of the `StatefulDataLoader` behind the batch given last.
@@ -128,6 +128,7 @@ class LoaderBase(DataLoaderAdapter, DataLoaderStateMixin):
     counts: StepCounts | None = None
     pending: dict[str, Any] | None = None
     _state_loaded: bool = False
+    _seedless: bool = False
     _seed_agreed: bool = False
     _origin: LoaderBase | None = None
     _stand_in: weakref.ref[LoaderBase] | None = None
@@ -202,6 +203,11 @@ class LoaderBase(DataLoaderAdapter, DataLoaderStateMixin):
         spec = self.spec
         order, parts = int(self.keeps_order), int(bool(self.local_ranks))
         return [spec.ranks, self.num_workers, spec.batch_size or 0, int(spec.split), order, parts]
+
+    @property
+    def keeps_workers(self) -> bool:
+        """Whether workers of an earlier iteration read the next one; torch takes a seed for new workers alone."""
+        return self.persistent_workers and self._iterator is not None
 
     @property
     def keeps_order(self) -> bool:
@@ -360,11 +366,12 @@ class LoaderBase(DataLoaderAdapter, DataLoaderStateMixin):
 
 def _is_spent(state: dict[str, Any]) -> bool:
     """Return whether torchdata's state is of an epoch that is over, and holds nothing of the user's own."""
-    if not state.get("_iterator_finished") or "fetcher_state" not in state:
+    snapshot = state.get("_snapshot")
+    main = snapshot["_main_snapshot"] if snapshot else state
+    readers = snapshot["_worker_snapshots"].values() if snapshot else [state]
+    if not state.get("_iterator_finished") or not all("fetcher_state" in each for each in readers):
         return False
-    own = (
-        state["_index_sampler_state"],
-        state["dataset_state"],
-        (state["fetcher_state"] or {}).get("dataset_iter_state"),
-    )
+    own = [main["_index_sampler_state"]]
+    for each in readers:
+        own += [each["dataset_state"], (each["fetcher_state"] or {}).get("dataset_iter_state")]
     return all(part is None for part in own)

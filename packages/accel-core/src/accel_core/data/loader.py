@@ -128,6 +128,7 @@ class PreparedLoader(LoaderBase):
         if pending is None:
             if self._draws_itself():
                 epoch.order = capture_order(self)
+                epoch.drawn_late = self.keeps_workers
             return self._skip_stream(self._raw(), epoch, self.own_skip())
         self._take_position(epoch, pending)
         shard = self.dataset if isinstance(self.dataset, IterableDatasetShard) else None
@@ -162,8 +163,10 @@ class PreparedLoader(LoaderBase):
                 # A user's own iteration may be a generator, which draws nothing before its first batch is asked for.
                 return itertools.chain(list(itertools.islice(stream, 1)), stream) if self._iterates_itself() else stream
         epoch.order = pending["order"] or capture_order(self)
+        epoch.drawn_late = bool(pending["order"] and pending.get("drawn_late"))
         # The generators are the position's inside the block alone, so whatever draws from them has to do it here.
         with replay_order(self, epoch.order):
+            self._seedless = epoch.drawn_late
             stream = self._skip_stream(self._raw(), epoch, passed)
             # Streams, and loaders of torchdata, draw their order when the first sample is asked for.
             return itertools.chain(list(itertools.islice(stream, 1)), stream)
@@ -262,7 +265,14 @@ class PreparedLoader(LoaderBase):
         """Return an iterator of the user's loader class over its batches."""
         if self.num_workers:
             self.worker_init_fn = ignore_sigterm(self.worker_init_fn)
-        return iter(super().__iter__())
+        if not self._seedless:
+            return iter(super().__iter__())
+        # The run that took the position kept its workers, so the seed for these must not come from the same generator.
+        own, self.generator, self._seedless = self.generator, torch.Generator(), False
+        try:
+            return iter(super().__iter__())
+        finally:
+            self.generator = own
 
     def _skip_stream(self, stream: Iterator[Any], epoch: EpochState, passed: int) -> Iterator[Any]:
         """Read a stream up to a position, where positions cannot be had from indices."""

@@ -327,7 +327,7 @@ class Cursor:
         Returns:
             `epoch`, `offset`, `unit` and `seed` (`None` without a seedable sampler); `order`: states of generators
             when the order of the epoch was drawn (as they are now between epochs), as integer tensors; `drawn_late`:
-            whether that is so, or they are from the epoch's beginning; `steps` and `readers`: batches that each
+            whether that is so, or they are from before torch took its seed for workers; `steps` and `readers`: batches that each
             reader has read, and how many ranks and workers read them in which way.
         """
         loader = self._loader
@@ -343,7 +343,7 @@ class Cursor:
             "unit": self.unit,
             "seed": getattr(get_sampler(loader), "initial_seed", None),
             "order": dict(epoch.order or {}) if offset else _generator_states(loader),
-            "drawn_late": epoch.drawn_late,
+            "drawn_late": epoch.drawn_late if offset else loader.keeps_workers,
             "steps": loader.own_batches() if offset else 0,
             "readers": loader.readers,
         }
@@ -377,12 +377,14 @@ class Cursor:
             sampler.initial_seed = state["seed"]
         loader.set_epoch(int(state["epoch"]))
         loader.forget_position()
+        loader._seedless = False
         if state["offset"]:
             # Up to version 2, a loader that dispatches counted its steps and not its batches.
             least = -(-state["offset"] // loader.own_units(None)) if state["version"] < _VERSION else 0
             loader.pending = {**state, "steps": max(least, state.get("steps", 0))}
             return
         loader.pending = None
+        loader._seedless = bool(state.get("drawn_late"))
         for name, generator in (("loader", loader.generator), ("sampler", _sampler_generator(loader))):
             if generator is not None and name in state["order"]:
                 generator.set_state(state["order"][name])

@@ -7,10 +7,13 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sampler
 
+from accel_core.data.adapter import stateful_class
 from accel_core.data.prepare import prepare_data_loader
 from accel_core.data.skip import skip_first_batches
 from accel_core.errors import CheckpointMismatchError
+from accel_core.testing import requires
 
+TORCHDATA = ("stateful", "torchdata's own")
 pytestmark = pytest.mark.usefixtures("fresh_state")
 
 
@@ -682,3 +685,48 @@ def test_persistent_workers_begin_late_for_one_epoch_alone():
     assert values(loader)[0] == [6, 7]
     assert values(loader) == values(loader) == whole
     loader._iterator._shutdown_workers()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
+@pytest.mark.parametrize("kind", ["plain", *(pytest.param(kind, marks=requires("torchdata")) for kind in TORCHDATA)])
+@pytest.mark.parametrize("own_generator", [False, True])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_persistent_workers_go_on_in_any_epoch(ranks, own_generator, kind):
+    """Workers that persist took no seed in later epochs: a new process gives the rest, and what follows, in one order."""
+
+    def persistent():
+        torch.manual_seed(1)
+        options = {"num_workers": 2, "persistent_workers": True, "multiprocessing_context": "fork"}
+        if own_generator:
+            options["generator"] = torch.Generator().manual_seed(4)
+        own_class = stateful_class() if kind == "torchdata's own" else DataLoader
+        loader = own_class(range(14), batch_size=2, shuffle=True, **options)
+        stateful = kind != "plain"
+        made = prepare_data_loader(loader, num_processes=ranks, process_index=0, use_stateful_dataloader=stateful)
+        torch.manual_seed(5)
+        return made
+
+    whole = persistent()
+    epochs = [values(whole) for _ in range(3)]
+    whole._iterator._shutdown_workers()
+    for steps in (2, len(epochs[1])):
+        source = persistent()
+        assert values(source) == epochs[0]
+        read, position = stop_after(source, steps)
+        state, drawn = source.state_dict() if kind != "plain" else None, torch.get_rng_state()
+        source._iterator._shutdown_workers()
+        resumed = persistent()
+        resumed.cursor.load_state_dict(position)
+        if state is not None:
+            resumed.load_state_dict(state)
+        torch.set_rng_state(drawn)
+        rest = values(resumed) if steps < len(epochs[1]) else []
+        assert read + rest == epochs[1]
+        following = values(resumed)
+        resumed._iterator._shutdown_workers()
+        # torchdata's own sampler draws an order for each iterator that it makes, and the second for new workers.
+        if kind == "torchdata's own" and ranks == 1 and not rest:
+            assert sorted(value for batch in following for value in batch) == list(range(14))
+        else:
+            assert following == epochs[2]

@@ -56,6 +56,32 @@ def test_a_stateful_loader_goes_on_where_it_was_saved(streams: bool, tmp_path: P
 @requires("torchdata")
 @pytest.mark.usefixtures("fresh_state")
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
+@pytest.mark.parametrize("epochs", [0, 1])
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_save_straight_after_a_load_is_the_same_position(streams: bool, epochs: int, tmp_path: Path) -> None:
+    """A run that loads and saves before it reads anything passes on what it loaded, and goes on itself."""
+    run = build(streams)
+    (loader,) = run.dataloaders
+    for _ in range(epochs):
+        list(loader)
+    batches = iter(loader)
+    next(batches), next(batches)
+    folder.save_state(run, tmp_path / "first")
+    rest = [batch.tolist() for batch in batches]
+    following = [batch.tolist() for batch in loader]
+    between = build(streams)
+    folder.load_state(between, tmp_path / "first")
+    folder.save_state(between, tmp_path / "second")
+    last = build(streams)
+    folder.load_state(last, tmp_path / "second")
+    assert [batch.tolist() for batch in last.dataloaders[0]] == rest
+    assert [batch.tolist() for batch in last.dataloaders[0]] == following
+    assert [batch.tolist() for batch in between.dataloaders[0]] == rest
+
+
+@requires("torchdata")
+@pytest.mark.usefixtures("fresh_state")
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
 @pytest.mark.parametrize("streams", [False, True])
 def test_a_stateful_loader_saved_at_the_end_of_an_epoch_draws_what_it_would_have(streams: bool, tmp_path: Path) -> None:
     """The next epochs, and what is drawn after them, are those of the run that went on."""

@@ -327,8 +327,8 @@ class Cursor:
         Returns:
             `epoch`, `offset`, `unit` and `seed` (`None` without a seedable sampler); `order`: states of generators
             when the order of the epoch was drawn (as they are now between epochs), as integer tensors; `drawn_late`:
-            whether that is so, or they are from before torch took its seed for workers; `steps` and `readers`: batches that each
-            reader has read, and how many ranks and workers read them in which way.
+            whether that is so, or they are from before torch took its seed for workers; `steps` and `readers`: batches
+            that each reader has read, and how many ranks and workers read them in which way.
         """
         loader = self._loader
         if loader.pending is not None:

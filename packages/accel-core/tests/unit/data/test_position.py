@@ -693,7 +693,7 @@ def test_persistent_workers_begin_late_for_one_epoch_alone():
 @pytest.mark.parametrize("own_generator", [False, True])
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_persistent_workers_go_on_in_any_epoch(ranks, own_generator, kind):
-    """Workers that persist took no seed in later epochs: a new process gives the rest, and what follows, in one order."""
+    """Workers that persist take no seed in later epochs; a new process gives the rest, and what follows, in order."""
 
     def persistent():
         torch.manual_seed(1)

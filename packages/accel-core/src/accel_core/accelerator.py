@@ -1363,6 +1363,8 @@ class Accelerator:
     ) -> Any:
         """Save models, optimizers, schedules, data positions, random states and registered objects.
 
+        Every process calls it. Where each holds whole models and optimizers, the main one may call it alone.
+
         Args:
             output_dir: The folder; with `automatic_checkpoint_naming`, `checkpoints/checkpoint_<iteration>` of the
                 project folder instead.

@@ -1,5 +1,6 @@
 """`save_state` by rank 0 alone, as in `if accelerator.is_main_process`, while the other ranks go on."""
 
+import atexit
 import os
 import random
 import threading
@@ -317,6 +318,19 @@ def test_a_rank_without_a_sign_is_named(tmp_path: Path) -> None:
         roll._patience = timedelta(minutes=1)
         store.set("given up", "")
     assert not os.listdir(tmp_path)
+    own.accelerator.save_state(str(tmp_path / "ckpt"))
+    assert own.accelerator.load_state(str(tmp_path / "ckpt")).world_size == 2
+
+
+@world(2)
+def test_a_forked_process_answers_no_calls(tmp_path: Path) -> None:
+    """What a forked process does when it ends leaves the calls to the process that it was forked from."""
+    own = reduced()
+    child = os.fork()
+    if child == 0:
+        atexit._run_exitfuncs()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
     own.accelerator.save_state(str(tmp_path / "ckpt"))
     assert own.accelerator.load_state(str(tmp_path / "ckpt")).world_size == 2
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from accel_core.errors import PreparationError
-from accel_core.host.versions import require_torch
+from accel_core.host.versions import is_torch_version, require_torch
 from accel_core.optim.optimizer import Stepper
 from accel_core.precision.precision import Precision
 from accel_core.strategies.context.parallel import ContextParallel
@@ -49,6 +49,7 @@ class FullyShardStrategy(ShardedStrategy):
 
     name = "fsdp2"
     combines = ("cp", "tp")
+    shards_integers = is_torch_version(">=", "2.13")  # before, it made them parameters that require gradients, and cast
 
     def __init__(self, parts: Parts) -> None:
         # First, because it may refuse the run: the plugin is then as it was.

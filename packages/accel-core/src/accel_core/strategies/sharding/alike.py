@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 
 import torch
 from torch import nn
 
-__all__ = ["fingerprint"]
+__all__ = ["fingerprint", "fingerprint_of"]
 
 
-@torch.no_grad()
 def fingerprint(model: nn.Module) -> str:
     """Return what is equal on ranks whose models have the same parameters and buffers, and hardly ever otherwise.
-
-    Each tensor's bits are added up as integers where it lies, without a copy; a permutation goes unnoticed.
 
     Args:
         model: A model whose tensors are plain; tensors of other layouts count as nothing.
     """
-    sums = [_sum(tensor) for tensors in (model.parameters(), model.buffers()) for tensor in tensors]
+    return fingerprint_of(tensor for tensors in (model.parameters(), model.buffers()) for tensor in tensors)
+
+
+@torch.no_grad()
+def fingerprint_of(tensors: Iterable[torch.Tensor]) -> str:
+    """Return what is equal on ranks that have the same tensors, and hardly ever otherwise.
+
+    Each tensor's bits are added up as integers where it lies, without a copy; a permutation goes unnoticed.
+
+    Args:
+        tensors: Plain tensors; those of other layouts count as nothing.
+    """
+    sums = [_sum(tensor) for tensor in tensors]
     return hashlib.sha256(repr([int(each) for each in sums]).encode()).hexdigest()
 
 

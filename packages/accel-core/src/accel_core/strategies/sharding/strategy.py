@@ -34,6 +34,7 @@ from accel_core.strategies.sharding.loading import refuse_empty, starts_from_mai
 from accel_core.strategies.sharding.mesh import data_mesh
 from accel_core.strategies.sharding.mixed import step_one_by_one
 from accel_core.strategies.sharding.optimizers import check_optimizer
+from accel_core.strategies.sharding.quantized import refuse_packed
 from accel_core.strategies.sharding.recomputing import recompute
 from accel_core.strategies.sharding.replaced import keeping_marks, refuse_hooks, refuse_mixed
 from accel_core.strategies.sharding.whole import gather
@@ -77,6 +78,8 @@ class ShardedStrategy(Strategy):
     plugin_type = FullyShardedDataParallelPlugin
     combines: ClassVar[tuple[str, ...]] = ()
     """Axes along which ranks read the same data, and with which sharding is combined."""
+    shards_integers: ClassVar[bool] = False
+    """Whether integers, as packed weights are stored in, keep their format when they are sharded and gathered."""
 
     def __init__(self, parts: Parts) -> None:
         super().__init__(parts)
@@ -251,7 +254,8 @@ class ShardedStrategy(Strategy):
                 f"A model that a device map spreads cannot be sharded; got the devices {', '.join(sorted(devices))}. "
                 "Load it without a device map."
             )
-        self._refuse_packed(bare)
+        cast = getattr(self.plugin.mixed_precision_policy, "param_dtype", None)
+        refuse_packed(bare, self.world, self.world.device, cast=cast, integers=self.shards_integers)
         plan = wrapping.plan(bare, self.plugin)
         if self.plugin.activation_checkpointing:
             plan.refuse_one_piece(bare)
@@ -295,21 +299,6 @@ class ShardedStrategy(Strategy):
             raise PreparationError(
                 f"A model is sharded whole or not at all; got {type(model).__name__}, parts of which are sharded. "
                 "Prepare the model as it was loaded, or shard all of it."
-            )
-
-    def _refuse_packed(self, model: torch.nn.Module) -> None:
-        """Refuse packed weights of bitsandbytes whose parts do not compute what the whole did.
-
-        Raises:
-            PreparationError: Weights in 8 bits, whose statistics are attributes of a parameter that shards lose. Or in
-                4 bits on a CPU, where an evaluation repacks gathered weights and training goes on with wrong ones.
-        """
-        in_eight = getattr(model, "is_loaded_in_8bit", False)
-        if in_eight or (getattr(model, "is_loaded_in_4bit", False) and self.world.device.type == "cpu"):
-            raise PreparationError(
-                f"Weights packed by bitsandbytes cannot be sharded in this form; got {type(model).__name__} in "
-                f"{'8' if in_eight else '4'} bits on {self.world.device.type}. "
-                "Load it unpacked, or in 4 bits on a GPU, or train without FSDP."
             )
 
     def _starts_from_main(self, model: torch.nn.Module) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -158,6 +159,11 @@ def test_a_mask_of_a_ranks_own_tokens_is_refused_on_all_ranks() -> None:
             pytest.fail("a backward pass began")
 
 
+def own_kernel(*given: torch.Tensor) -> object:
+    """Return what a kernel of attention computes that a model calls by itself, as for documents of various lengths."""
+    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*given)
+
+
 REFUSED: dict[str, tuple[str, Callable[..., Any]]] = {
     "ring dropout": ("dropout_p=0.5", lambda q: F.scaled_dot_product_attention(q, q, q, dropout_p=0.5)),
     "ring bias": (
@@ -178,6 +184,7 @@ REFUSED: dict[str, tuple[str, Callable[..., Any]]] = {
     "convolution": ("convolution", lambda q: nn.Conv1d(SIZE, 2, 3)(q[:, 0].transpose(1, 2))),
     "recurrent": ("recurrent", lambda q: nn.LSTM(SIZE, 2, batch_first=True)(q[:, 0])),
     "cell": ("recurrent cell", lambda q: nn.GRUCell(SIZE, 2)(q[:, 0, 0])),
+    "kernel": ("the kernel aten._scaled_dot_product_flash", lambda q: own_kernel(q, q, q)),
     "flexible": ("flex_attention", lambda q: flex_attention(q, q, q)),
     "weights": ("need_weights=False", lambda q: nn.MultiheadAttention(SIZE, 1, batch_first=True)(*[q[:, 0]] * 3)),
 }
@@ -306,6 +313,64 @@ def test_a_model_of_torchs_layers_trains_in_a_block() -> None:
             got = model(batch[0], batch[2])
         torch.testing.assert_close(got, part().of(expected, 1), rtol=1e-5, atol=1e-6)
         assert made_here.shape[1] == LENGTH
+
+
+class Packed(Model):
+    """A language model whose rows hold several documents, each with places from 0 on."""
+
+    def forward(
+        self, tokens: torch.Tensor, places: torch.Tensor, mask: torch.Tensor | None = None, one_by_one: bool = False
+    ) -> torch.Tensor:
+        """Return scores; without a mask, tokens see those of their document, as the places tell them apart."""
+        x = self.tokens(tokens) + self.places(places)
+        heads = x.unflatten(-1, (2, -1)).transpose(1, 2)
+        if one_by_one:
+            starts = sorted({0, *places[0].eq(0).nonzero().flatten().tolist(), places.shape[1]})
+            parts = heads.split([end - start for start, end in pairwise(starts)], 2)
+            attended = torch.cat([F.scaled_dot_product_attention(*[part] * 3, is_causal=True) for part in parts], 2)
+        else:
+            attended = F.scaled_dot_product_attention(
+                heads, heads, heads, attn_mask=mask_of_documents(places) if mask is None else mask
+            )
+        scores: torch.Tensor = self.head(x + attended.transpose(1, 2).flatten(2))
+        return scores
+
+
+def mask_of_documents(places: torch.Tensor) -> torch.Tensor:
+    """Return which tokens see which: those of one document, and none that come later."""
+    document = places.eq(0).cumsum(1)
+    length = places.shape[1]
+    return (document[:, :, None].eq(document[:, None]) & torch.ones(length, length).tril().bool())[:, None]
+
+
+@world(2)
+def test_packed_documents_do_not_see_one_another() -> None:
+    """With a mask of the whole row: loss and gradients as on one process; what knows a part of it is refused."""
+    tokens, labels, _ = batch_of()
+    places = torch.cat([torch.arange(count) for count in (10, 15, 7)])[None].repeat(BATCH, 1)
+    mask = mask_of_documents(places)
+
+    def loss(model: nn.Module, **more: Any) -> torch.Tensor:
+        return F.cross_entropy(model(tokens, places, **more).flatten(0, 1), labels.flatten())
+
+    alone = Packed()
+    expected = loss(alone)
+    expected.backward()  # type: ignore[no-untyped-call]
+    assert not torch.allclose(expected, loss(alone, mask=torch.ones_like(mask).tril())), "documents do not matter"
+    torch.testing.assert_close(expected, loss(alone, one_by_one=True))
+    for split in (False, True):
+        parallel, model, held = context(), Packed(), mask.clone()
+        buffers, dims = [tokens, labels, places, *([held] * split)], [1, 1, 1, *([2] * split)]
+        with parallel.split(buffers, dims, None):
+            own = loss(model, mask=held)
+            own.backward()  # type: ignore[no-untyped-call]
+        dist.all_reduce(own.detach())
+        torch.testing.assert_close(own.detach() / 2, expected.detach())
+        torch.testing.assert_close(averaged(model), [p.grad for p in alone.parameters() if p.grad is not None])
+    buffers = [tokens, labels, places]
+    for more, words in (({}, "own tokens alone"), ({"one_by_one": True}, "attends to the tokens that it splits")):
+        with pytest.raises(EngineUnavailableError, match=words), context().split(buffers, [1, 1, 1], None):
+            loss(Packed(), **more)
 
 
 @world(2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -22,6 +23,9 @@ _R = TypeVar("_R")
 _SOFTMAX = (torch.softmax, torch.Tensor.softmax, F.softmax)
 _RECURRENT = (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
 _CELLS = (torch.lstm_cell, torch.gru_cell, torch.rnn_tanh_cell, torch.rnn_relu_cell)
+
+_KERNEL = re.compile(r"(?i)^(?!.*backward).*att(n|ention)")
+"""Names of operators that compute attention forward: torch's of variable lengths, and those of other libraries."""
 
 _Function = Callable[..., Any]
 
@@ -66,6 +70,8 @@ class _Interception(TorchFunctionMode):
         """Handle one call of torch."""
         handler = self._handlers.get(func)
         if handler is None:
+            if not self._attending and type(func).__module__ == "torch._ops" and _KERNEL.search(str(func)):
+                _refuse(f"the kernel {func}", "Use scaled_dot_product_attention, with a mask of the whole sequence.")
             return func(*args, **(kwargs or {}))
         return handler(func, *args, **(kwargs or {}))
 

@@ -30,6 +30,7 @@ from accel_core.strategies.parts import Parts, PrecisionRequest
 from accel_core.strategies.placement import devices_of
 from accel_core.strategies.sharding import gradients, wrapping
 from accel_core.strategies.sharding.format import FullyShardedFormat
+from accel_core.strategies.sharding.guards import refuse_copies, refuse_gradients_of_gradients
 from accel_core.strategies.sharding.loading import refuse_empty, starts_from_main, views_in, views_of
 from accel_core.strategies.sharding.mesh import data_mesh
 from accel_core.strategies.sharding.mixed import step_one_by_one
@@ -189,6 +190,9 @@ class ShardedStrategy(Strategy):
             recipe.compile_in_place([block for _, block in plan.blocks] or [model], self.parts.compilation)
             model = self._shard(model, plan)
             model = recipe.compile_whole(model, self.parts.compilation)
+        if self.forms:
+            refuse_copies(recipe.inside(model))
+            refuse_gradients_of_gradients(self._bare(model))
         self._own(model)
         return model
 

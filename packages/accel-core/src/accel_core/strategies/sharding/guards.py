@@ -1,0 +1,54 @@
+"""What a sharded model cannot do, and torch answers with errors of its own or a crash."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from accel_core.errors import EngineUnavailableError
+
+__all__ = ["refuse_copies", "refuse_gradients_of_gradients"]
+
+
+def refuse_copies(model: torch.nn.Module) -> None:
+    """Let `copy.deepcopy` of a sharded model, which `AveragedModel` calls too, end in an error that names the way.
+
+    Args:
+        model: The sharded model, or its wrapper.
+    """
+    model.__dict__["__deepcopy__"] = partial(_refuse_copy, type(model).__name__)
+
+
+def _refuse_copy(kind: str, memo: object) -> None:
+    raise EngineUnavailableError(
+        f"A sharded model cannot be copied; got a {kind}. Copy it, or make the AveragedModel of it, before prepare(), "
+        "and prepare both."
+    )
+
+
+def refuse_gradients_of_gradients(model: torch.nn.Module) -> None:
+    """Refuse `create_graph=True` through a sharded model: torch frees the weights that the second pass reads.
+
+    Args:
+        model: The bare model.
+    """
+    model.register_forward_hook(_watch)
+
+
+def _watch(model: torch.nn.Module, args: object, output: Any) -> None:
+    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+        return
+    for tensor in tree_leaves(output):
+        if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
+            tensor.register_hook(_refuse_graph)  # type: ignore[no-untyped-call]
+
+
+def _refuse_graph(gradient: torch.Tensor) -> None:
+    if torch.is_grad_enabled():  # in a backward pass, only with create_graph=True
+        raise EngineUnavailableError(
+            "Gradients through a sharded model cannot be differentiated again, as its weights are freed in between; "
+            "got create_graph=True. Train without FSDP, or compute the penalty with a model that is not sharded."
+        )

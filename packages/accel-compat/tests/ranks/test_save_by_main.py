@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from accel_core.testing import limits
+
 SCRIPT = """
 import json, os, shutil, sys
 import torch
@@ -78,15 +80,7 @@ def variables() -> dict[str, str]:
 def by_launcher(words: list[str]) -> None:
     """Run a script on two ranks by `accelerate launch`, whose own process has the store."""
     command = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2"]
-    done = subprocess.run(
-        [*command, *words],
-        env=variables(),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    done = limits.run([*command, *words], env=variables(), stdin=subprocess.DEVNULL, quiet=30)
     assert done.returncode == 0, done.stderr
 
 
@@ -108,7 +102,7 @@ def by_itself(words: list[str]) -> None:
     ]
     try:
         for rank in ranks:
-            _, errors = rank.communicate(timeout=300)
+            _, errors = limits.communicate(rank, quiet=30)
             assert rank.returncode == 0, errors
             assert "TCPStore" not in errors
     finally:

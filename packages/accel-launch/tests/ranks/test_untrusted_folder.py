@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from accel_core.host.program.run_module import own_command
+from accel_core.testing import limits
 
 TRAP = "import pathlib, sys; pathlib.Path(__file__).with_name('caught').open('a').write(__name__ + ' ')\nsys.exit(1)\n"
 NAMES = ("torch", "yaml", "json", "numpy", "runpy", "tempfile", "questionary", "accel_core", "accel_launch")
@@ -55,10 +56,8 @@ def test_nothing_of_the_current_folder_runs(tmp_path: Path, variables: dict[str,
     (own / "neighbor.py").write_text(NEIGHBOR)
     (own / "train.py").write_text(SCRIPT)
     named = [os.fspath(own / "train.py") if word == "SCRIPT" else word for word in words]
-    done = subprocess.run(
-        own_command("accel_launch", *named),
-        cwd=untrusted, env=variables, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
+    command = own_command("accel_launch", *named)
+    done = limits.run(command, cwd=untrusted, env=variables, stdin=subprocess.DEVNULL, quiet=30)
     caught = untrusted / "caught"
     assert not caught.exists(), caught.read_text()
     assert done.returncode == 0, done.stdout + done.stderr

@@ -71,6 +71,44 @@ def test_a_script_that_resumes_exactly(tmp_path: Path) -> None:
     script = write(tmp_path / "train.py", "", "shuffle=True")
     code, words = check(script, "--steps", "9", "--at", "4", "--num-processes", "2")
     assert (code, words.startswith("identical")) == (0, True), words
+    assert "load_state restored the position of loaders" in words
+
+
+def test_a_script_written_for_accelerate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the drop-in, one that does not skip differs at its first step; with the variable it is identical."""
+    script = write(tmp_path / "train.py", "", "shuffle=True, generator=torch.Generator()")
+    script.write_text(script.read_text().replace("from accel_core.accelerator", "from accelerate"))
+    code, words = check(script, "--steps", "6", "--at", "4")
+    assert (code, words.startswith("step 5, rank 0: data order differs")) == (1, True), words
+    assert "load_state left loaders at the start of an epoch" in words
+    monkeypatch.setenv("ACCEL_RESTORE_POSITION", "yes")
+    code, words = check(script, "--steps", "6", "--at", "4")
+    assert (code, words.startswith("identical")) == (0, True), words
+
+
+def test_a_script_that_skips_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the drop-in, one that loads and skips is identical, without the loaders being moved."""
+    monkeypatch.chdir(tmp_path)
+    script = write(tmp_path / "train.py", "", "shuffle=True, generator=torch.Generator()")
+    text = script.read_text().replace("from accel_core.accelerator import", "from accelerate import")
+    text = text.replace(
+        "Accelerator(gradient_accumulation_steps=2)",
+        "Accelerator(dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True), project_config=\n"
+        "    ProjectConfiguration(project_dir='run', automatic_checkpoint_naming=True, total_limit=2))",
+    ).replace("torch.nn.Dropout(0.5)", "torch.nn.ReLU()")
+    head, loop = text.split("for epoch in range(4):")
+    script.write_text(
+        "from accelerate.utils import DataLoaderConfiguration, ProjectConfiguration\n"
+        f"{head}try:\n    accelerator.load_state()\nexcept FileNotFoundError:\n    pass\n"
+        "done = round(schedule.scheduler.last_epoch)\n"
+        "for epoch in range(done // 12, 4):\n"
+        "    loader.set_epoch(epoch)\n"
+        "    rest = accelerator.skip_first_batches(loader, done % 12) if epoch == done // 12 else loader"
+        f"{loop.replace('in loader', 'in rest')}        accelerator.save_state()\n"
+    )
+    code, words = check(script, "--steps", "9", "--at", "7")
+    assert (code, words.startswith("identical")) == (0, True), words
+    assert "load_state left loaders at the start of an epoch" in words
 
 
 def test_automatic_names_and_a_script_that_resumes_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

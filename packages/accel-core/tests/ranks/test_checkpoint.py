@@ -302,6 +302,18 @@ def test_ranks_that_load_different_checkpoints_are_refused(tmp_path: Path) -> No
 
 
 @world(2)
+def test_ranks_that_disagree_on_positions_are_refused(tmp_path: Path) -> None:
+    """One rank that restores the position of loaders and one that does not: both are told, and nothing is changed."""
+    own, other = build(1), build(2)
+    folder.save_state(own, tmp_path / "ckpt")
+    weight = other.models[0].weight.clone()
+    other.data.restore_position = other.world.rank == 0
+    with pytest.raises(ConfigurationError, match=r"got restore_position=\[True, False\], by rank"):
+        folder.load_state(other, tmp_path / "ckpt")
+    assert torch.equal(other.models[0].weight, weight)
+
+
+@world(2)
 def test_what_all_ranks_meet_is_said_once(tmp_path: Path) -> None:
     """The first run of a script that loads the newest checkpoint: one sentence on all ranks, without their list."""
     own = build(1)

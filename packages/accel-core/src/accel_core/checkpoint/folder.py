@@ -158,7 +158,7 @@ def load_state(
         share(report, late, ranks, strict=strict)
         plans = late + plans
     _apply(plans, reading, ranks)
-    _tell(report, run.world)
+    _tell(report, run)
     _count_on(run, reading.opened.target)
     return report
 
@@ -278,10 +278,15 @@ def _restore(plan: Restoration, report: RestoreReport, done: list[str]) -> None:
     done.append(plan.component)
 
 
-def _tell(report: RestoreReport, world: World) -> None:
+def _tell(report: RestoreReport, run: Run) -> None:
+    if run.dataloaders and run.world.is_main and not run.data.restores_position:
+        logger.info(
+            "Loaders begin an epoch after load_state, as in Accelerate; they go on where they were saved with "
+            "DataLoaderConfiguration(restore_position=True) or ACCEL_RESTORE_POSITION=1."
+        )
     if report.findings:
         logger.warning("Not everything in the checkpoint %s was restored:\n%s", report.folder, report)
-    if report.absent and report.reseeded and world.is_main:
+    if report.absent and report.reseeded and run.world.is_main:
         logger.warning(
             "The checkpoint %s was saved by rank 0 alone: the random generators of %s are seeded anew.",
             report.folder,

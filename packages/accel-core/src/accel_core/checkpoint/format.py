@@ -24,6 +24,7 @@ from accel_core.checkpoint.manifest import Entry, Manifest
 from accel_core.checkpoint.report import Restoration
 from accel_core.checkpoint.staging import Buffers
 from accel_core.errors import CheckpointMismatchError
+from accel_core.plugins.loading import DataLoaderConfiguration
 from accel_core.plugins.project import ProjectConfiguration
 from accel_core.process.world import World
 
@@ -87,6 +88,10 @@ class Run(Protocol):
     @property
     def strategy(self) -> ModelHolder:
         """How the models live."""
+
+    @property
+    def data(self) -> DataLoaderConfiguration:
+        """How loaders are prepared and restored."""
 
     @property
     def scaler(self) -> torch.amp.GradScaler | None:

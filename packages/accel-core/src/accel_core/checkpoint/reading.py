@@ -20,7 +20,7 @@ from accel_core.checkpoint.opened import Opened
 from accel_core.checkpoint.places import loaded_from
 from accel_core.checkpoint.ranks import Ranks
 from accel_core.checkpoint.report import Finding, Restoration, RestoreReport, listed
-from accel_core.errors import CheckpointError, UnsafeCheckpointError
+from accel_core.errors import CheckpointError, ConfigurationError, UnsafeCheckpointError
 from accel_core.process.world import World
 
 __all__ = ["Chosen", "Reading", "examine", "model_plans", "read_and_compare", "share"]
@@ -128,6 +128,7 @@ def read_and_compare(
 def _compare(run: Run, chosen: Chosen, opened: Opened, ranks: Ranks, *, strict: bool) -> Reading:
     """Compare everything that can be compared before load hooks are called."""
     source = chosen.source
+    _agree_on_positions(run, ranks)
     report = RestoreReport(source.folder, source.world_size)
     report.absent = source.manifest.absent if source.manifest else 0
     report.reseeded = list(range(source.world_size, run.world.size))
@@ -148,6 +149,17 @@ def _compare(run: Run, chosen: Chosen, opened: Opened, ranks: Ranks, *, strict: 
         reading.report.findings[:0] = [_with_contents(found, held) for check in checks for found in check.result()]
     share(reading.report, reading.plans, ranks, strict=strict)
     return reading
+
+
+def _agree_on_positions(run: Run, ranks: Ranks) -> None:
+    """Make sure that loaders go on at the same place on all ranks: they would read different epochs otherwise."""
+    with together(ranks, "Comparing a checkpoint with the run") as exchange:
+        restores = exchange(run.data.restores_position)
+        if any(restores) != all(restores):
+            raise ConfigurationError(
+                "The ranks disagree on whether load_state restores the position of loaders; got restore_position="
+                f"{restores}, by rank. Pass the same DataLoaderConfiguration and set the same ACCEL_RESTORE_POSITION."
+            )
 
 
 def model_plans(run: Run, models: list[Any], reading: Reading) -> list[Restoration]:

@@ -14,6 +14,7 @@ from accel_core._records import record
 from accel_core.checkpoint.format import CheckpointFormat, ModelHolder
 from accel_core.checkpoint.plain import PLAIN
 from accel_core.modules.unwrap import canonical_state_dict
+from accel_core.plugins.loading import DataLoaderConfiguration
 from accel_core.plugins.project import ProjectConfiguration
 from accel_core.process.world import World, ensure
 
@@ -56,5 +57,6 @@ class BareRun:
     trackers: list[Any] = field(default_factory=list)
     save_state_pre_hooks: OrderedDict[int, Callable[..., None]] = field(default_factory=OrderedDict)
     load_state_pre_hooks: OrderedDict[int, Callable[..., None]] = field(default_factory=OrderedDict)
+    data: DataLoaderConfiguration = field(default_factory=DataLoaderConfiguration)
     world: World = field(default_factory=ensure)
     strategy: ModelHolder = field(default_factory=WholeModels)

@@ -85,7 +85,7 @@ def restorations(run: Run, source: Source) -> list[Restoration]:
     Returns:
         For each component, what does not fit and how to restore it.
     """
-    rank = run.world.rank
+    rank, restores = run.world.rank, run.data.restores_position
     found: list[Restoration] = []
 
     def add(name: str, component: str, target: Stateful, differ: Callable[[Any, Any], str | None] = _accept) -> None:
@@ -96,7 +96,7 @@ def restorations(run: Run, source: Source) -> list[Restoration]:
     for index, loader in enumerate(run.dataloaders):
         position, state = names.sampler_name(index), names.dataloader_name(index)
         cursor = _cursor(loader)
-        if cursor is not None and _present(source, position):
+        if cursor is not None and (restores or _keeps_state(loader)) and _present(source, position):
             add(position, f"data position {index}", cursor, _position_difference)
         if _keeps_state(loader) and _present(source, state):
             add(state, f"data loader {index}", loader)

@@ -35,6 +35,7 @@ from accel_core.data.transfer import placed
 from accel_core.data.uneven import synchronized_batches
 from accel_core.data.workers import ignore_sigterm
 from accel_core.errors import CheckpointMismatchError
+from accel_core.logging import get_logger
 from accel_core.options.enums import RNGType
 from accel_core.process.world import current
 from accel_core.random import synchronize_rng_states
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 __all__ = ["DataLoaderAdapter", "DataLoaderShard", "DataLoaderStateMixin", "PreparedLoader"]
+
+_logger = get_logger(__name__)
 
 _END: object = object()
 
@@ -109,6 +112,10 @@ class PreparedLoader(LoaderBase):
         # Before an iterator is made: samplers mix the epoch into their seed when they are iterated.
         # https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler
         self.set_epoch(self.iteration)
+        if self._position_loaded:
+            self._position_loaded = False
+            place = self.iteration, self.global_offset(), self.cursor.unit
+            _logger.info("The first pass after a checkpoint was loaded goes on in epoch %d, after %d %s.", *place)
         skipped = self.skip_batches
         self.epoch = epoch = EpochState(full=self.step_units(None), first_step=skipped, skipped_steps=skipped)
         self.begin()

@@ -372,6 +372,7 @@ class Cursor:
                 "Prepare the loader as it was when saved."
             )
         loader = self._loader
+        loader._position_loaded = True
         sampler = get_sampler(loader)
         if state["seed"] is not None and hasattr(sampler, "initial_seed"):
             sampler.initial_seed = state["seed"]

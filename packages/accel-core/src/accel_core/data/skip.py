@@ -95,6 +95,7 @@ def skip_first_batches(dataloader: _LoaderT, num_batches: int = 0) -> _LoaderT:
         (4, 1)
     """
     if isinstance(dataloader, PreparedLoader):
+        dataloader._position_loaded = False
         settings = dataclasses.replace(dataloader.settings, skip_batches=dataloader.skip_batches + num_batches)
         skipping: Any = dataloader.adopt(dataloader, settings=settings)
         skipping._origin = dataloader

@@ -6,10 +6,26 @@ from typing import Literal
 
 from accel_core._records import record
 from accel_core.errors import ConfigurationError
+from accel_core.host import environ
 
-__all__ = ["UNEVEN_ENDS", "DataLoaderConfiguration"]
+__all__ = ["UNEVEN_ENDS", "DataLoaderConfiguration", "set_default_restore_position"]
 
 UNEVEN_ENDS = ("drop", "repeat", "empty")
+
+_restores_position = True
+
+
+def set_default_restore_position(restore: bool) -> None:
+    """Choose what `restore_position=None` means in this process where the environment does not say it.
+
+    It is true at first; the drop-in makes it false when it is imported, because code written for Accelerate skips
+    batches by itself. It is read when a checkpoint is loaded.
+
+    Args:
+        restore: Whether `load_state` restores the position of loaders.
+    """
+    global _restores_position
+    _restores_position = restore
 
 
 @record
@@ -30,6 +46,10 @@ class DataLoaderConfiguration:
             shortest. "repeat": a rank that has run out repeats its first batch until the longest ends, or one of
             another rank where it had none; `gather_for_metrics` leaves repeats out. "empty": such a rank gets batches
             of length zero.
+        restore_position: Whether `load_state` restores the position of loaders, so that the first pass after it gives
+            the rest of the epoch. Otherwise that pass gives a whole epoch, as in Accelerate, except from the loaders
+            that `use_stateful_dataloader` builds. `None` uses the variable ACCEL_RESTORE_POSITION, else the default of
+            the process; see `set_default_restore_position`.
 
     Raises:
         ConfigurationError: `uneven_end` is none of the three.
@@ -49,6 +69,7 @@ class DataLoaderConfiguration:
     non_blocking: bool = False
     use_stateful_dataloader: bool = False
     uneven_end: Literal["drop", "repeat", "empty"] = "drop"
+    restore_position: bool | None = None
 
     def __post_init__(self) -> None:
         """Refuse an unknown way of ending."""
@@ -56,3 +77,10 @@ class DataLoaderConfiguration:
             raise ConfigurationError(
                 f"uneven_end is not one of its choices; got {self.uneven_end!r}. Use one of {list(UNEVEN_ENDS)}."
             )
+
+    @property
+    def restores_position(self) -> bool:
+        """Whether `load_state` restores the position of loaders: the argument, the environment, or the default."""
+        if self.restore_position is not None:
+            return self.restore_position
+        return environ.flag("ACCEL_RESTORE_POSITION", _restores_position)

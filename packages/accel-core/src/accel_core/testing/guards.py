@@ -14,6 +14,7 @@ from collections.abc import Iterator
 import pytest
 
 from accel_core.plugins.accumulation import set_default_short_window
+from accel_core.plugins.loading import set_default_restore_position
 from accel_core.state import reset_all
 from accel_core.tracking.discovery import set_default_missing_library
 
@@ -44,6 +45,7 @@ def process_defaults() -> None:
     """Give a test accel's own defaults, which another test's import of the drop-in may have changed."""
     set_default_short_window("actual")
     set_default_missing_library("raise")
+    set_default_restore_position(True)
 
 
 @pytest.fixture(autouse=True)

@@ -15,6 +15,7 @@ from accel_core.checkpoint.manifest import Manifest
 from accel_core.checkpoint.run import BareRun
 from accel_core.data.prepare import prepare_data_loader
 from accel_core.errors import CheckpointMismatchError
+from accel_core.plugins.loading import DataLoaderConfiguration
 from accel_core.testing import requires
 
 
@@ -51,6 +52,29 @@ def test_a_stateful_loader_goes_on_where_it_was_saved(streams: bool, tmp_path: P
     folder.load_state(resumed, tmp_path / "ckpt")
     assert [batch.tolist() for batch in resumed.dataloaders[0]] == rest
     assert [batch.tolist() for batch in resumed.dataloaders[0]] == again
+
+
+@pytest.mark.usefixtures("fresh_state")
+def test_a_position_is_saved_always_and_restored_where_that_is_wanted(tmp_path: Path) -> None:
+    """Saved by a run that restores none, it serves one that does; the other's loader stands where it did."""
+    runs = [
+        BareRun(
+            [nn.Linear(1, 1)],
+            dataloaders=[prepare_data_loader(DataLoader(range(11), batch_size=2), num_processes=1, process_index=0)],
+            data=DataLoaderConfiguration(restore_position=restores),
+        )
+        for restores in (False, False, True)
+    ]
+    whole = [batch.tolist() for batch in runs[0].dataloaders[0]]
+    batches = iter(runs[0].dataloaders[0])
+    next(batches), next(batches)
+    folder.save_state(runs[0], tmp_path / "ckpt")
+    for run, restored, expected in zip(runs[1:], (False, True), (whole, whole[2:]), strict=True):
+        report = folder.load_state(run, tmp_path / "ckpt")
+        assert ("data position 0" in report.restored) is restored
+        assert run.dataloaders[0].iteration == int(restored)
+        assert [batch.tolist() for batch in run.dataloaders[0]] == expected
+        assert [batch.tolist() for batch in run.dataloaders[0]] == whole
 
 
 @requires("torchdata")

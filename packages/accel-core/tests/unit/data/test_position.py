@@ -280,6 +280,24 @@ def test_order_of_a_skip_after_a_load():
     assert [batch.tolist() for batch in skip_first_batches(loader, 2)] == first[2:]
 
 
+def test_the_first_pass_after_a_load_says_where_it_goes_on(caplog):
+    """Epoch and samples are said once, at INFO; whoever skips batches by number knows them."""
+    loader = make()
+    values(loader)
+    _, position = stop_after(loader, 2)
+    fresh, skipped = make(), make()
+    fresh.cursor.load_state_dict(position)
+    skipped.cursor.load_state_dict(position)
+    with caplog.at_level("INFO", logger="accel_core.data.loader"):
+        values(fresh)
+        values(fresh)
+        values(skip_first_batches(skipped, 2))
+        values(skipped)
+    assert [record.getMessage().partition("goes on in ")[2] for record in caplog.records] == [
+        f"epoch {position['epoch']}, after {position['offset']} samples."
+    ]
+
+
 def test_epoch_moves_on_when_read_to_the_end():
     """A finished epoch moves the position to the start of the next; a broken-off one leaves it inside."""
     loader = make(2, seedable=True)

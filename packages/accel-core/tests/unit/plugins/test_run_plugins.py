@@ -10,7 +10,7 @@ from accel_core.plugins.accumulation import (
     set_default_short_window,
 )
 from accel_core.plugins.compilation import TorchDynamoPlugin
-from accel_core.plugins.loading import DataLoaderConfiguration
+from accel_core.plugins.loading import DataLoaderConfiguration, set_default_restore_position
 from accel_core.plugins.project import ProjectConfiguration
 
 
@@ -29,6 +29,19 @@ def test_uneven_end_is_checked() -> None:
     assert DataLoaderConfiguration().uneven_end == "drop"
     with pytest.raises(ConfigurationError, match=r"'wait'.*drop.*repeat.*empty"):
         DataLoaderConfiguration(uneven_end="wait")  # type: ignore[arg-type]
+
+
+def test_positions_are_restored_as_argument_environment_and_process_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The argument is stronger than the variable, which is stronger than the default of the process; it is yes."""
+    default, yes, no = (DataLoaderConfiguration(restore_position=choice) for choice in (None, True, False))
+    assert default.restores_position
+    set_default_restore_position(False)
+    assert (default.restores_position, yes.restores_position) == (False, True)
+    monkeypatch.setenv("ACCEL_RESTORE_POSITION", "1")
+    assert (default.restores_position, no.restores_position) == (True, False)
+    monkeypatch.setenv("ACCEL_RESTORE_POSITION", "perhaps")
+    with pytest.raises(ConfigurationError, match="ACCEL_RESTORE_POSITION"):
+        assert default.restores_position
 
 
 @pytest.mark.parametrize("steps", [0, -1, "two", 1.5])

@@ -73,6 +73,7 @@ def run(args: argparse.Namespace) -> int:
         before = _records(args, place / "before", 0, args.at, saved, "-", project)
         after = _records(args, place / "after", args.at, args.steps, "-", saved, project)
     interrupted = [one + two for one, two in zip(before, after, strict=True)]
+    way = _way(restores=after[0][0]["restores"])
     found = compare(straight, interrupted)
     if found is not None:
         kind = (
@@ -80,13 +81,23 @@ def run(args: argparse.Namespace) -> int:
             if found.step <= args.at
             else "the resumed run differs"
         )
-        print(f"{found}\n{kind}: {args.script}, interrupted after step {args.at} of {args.steps}")
+        print(f"{found}\n{kind}: {args.script}, interrupted after step {args.at} of {args.steps}; {way}")
         return 1
     print(
         f"identical: {args.script}, interrupted after step {args.at} of {args.steps}, on {args.num_processes} "
-        f"process{'es' if args.num_processes > 1 else ''}: {', '.join(ASPECTS)}"
+        f"process{'es' if args.num_processes > 1 else ''}: {', '.join(ASPECTS)}; {way}"
     )
     return 0
+
+
+def _way(*, restores: bool) -> str:
+    """Return how the resumed run got to its place in the data."""
+    if restores:
+        return "load_state restored the position of loaders"
+    return (
+        "load_state left loaders at the start of an epoch, as in Accelerate, so the script has to skip batches "
+        "(restore_position=True or ACCEL_RESTORE_POSITION=1 restores their position)"
+    )
 
 
 @contextmanager

@@ -124,7 +124,8 @@ class Recorder:
         if accelerator is None or self._steps_done() == before:
             return
         self.step += 1
-        self._record.write(json.dumps({"step": self.step, **self._state(accelerator)}) + "\n")
+        line = {"step": self.step, "restores": _restores_position(accelerator), **self._state(accelerator)}
+        self._record.write(json.dumps(line) + "\n")
         self._record.flush()
         self._batches.clear()
         if self.step >= self._last:
@@ -162,6 +163,11 @@ class Recorder:
                 "NumPy": digest(str(numpy.random.get_state()[1].tolist())) if numpy is not None else "",
             },
         }
+
+
+def _restores_position(accelerator: Accelerator) -> bool:
+    """Return whether loading moves loaders, or leaves it to the script to skip batches."""
+    return accelerator.use_stateful_dataloader or accelerator.dataloader_config.restores_position
 
 
 def _seed() -> None:

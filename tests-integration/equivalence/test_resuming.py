@@ -1,0 +1,46 @@
+"""After `load_state`, loaders of the drop-in give each rank the batches that accelerate 1.15.0 gives it.
+
+Set ACCEL_PEER_PYTHON to a Python that has accelerate 1.15.0 and torch; without it these tests are skipped.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PEER = os.environ.get("ACCEL_PEER_PYTHON")
+PROGRAM = Path(__file__).with_name("resuming.py")
+
+pytestmark = pytest.mark.skipif(PEER is None, reason="needs ACCEL_PEER_PYTHON, a Python with accelerate 1.15.0")
+
+
+def resumed(python: str, ranks: int, path: str) -> list[dict[str, Any]]:
+    """Run the program with packages from `path`, and return what each rank read."""
+    done = subprocess.run(
+        [python, str(PROGRAM), str(ranks)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_scripts_go_on_with_the_same_batches(ranks: int) -> None:
+    """Interrupted in an epoch or at its end, then begun anew or skipped: batches, windows and random numbers agree."""
+    assert PEER is not None
+    # The variable may name a tree of this project, which the original must not find.
+    ours, theirs = resumed(sys.executable, ranks, os.environ.get("PYTHONPATH", "")), resumed(PEER, ranks, "")
+    assert len(ours) == len(theirs) == ranks
+    for rank in range(ranks):
+        different = [name for name, found in theirs[rank].items() if ours[rank][name] != found]
+        assert not different, (rank, different[:5])
+    assert len(theirs[0]) > 60

@@ -48,6 +48,7 @@ PROGRAMS = {
     "diffusion_loop": Client("training loop; one process and two ranks", "diffusers"),
     "diffusion_offload": Client("offload and device maps, simulated accelerator", "diffusers"),
     "encoder": Client("encoding and training; one process and two ranks", "sentence-transformers"),
+    "fewshot": Client("training a classifier on few samples", "setfit"),
     "evaluation": Client("evaluation loop as in lm-eval", "transformers"),
 }
 

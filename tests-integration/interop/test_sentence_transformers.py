@@ -1,4 +1,4 @@
-"""sentence-transformers encodes on the drop-in as on Accelerate 1.15.0, and trains once its identity check is away."""
+"""sentence-transformers and setfit encode and train on the drop-in as on Accelerate 1.15.0."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +10,12 @@ import pytest
 def encoder(compare: Callable[[str], Any]) -> Any:
     """Return what sentence-transformers found."""
     return compare("encoder")
+
+
+@pytest.fixture(scope="module")
+def fewshot(compare: Callable[[str], Any]) -> Any:
+    """Return what setfit found."""
+    return compare("fewshot")
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +50,6 @@ def test_encoding_and_training_are_bit_equal(encoder: Any, case: str) -> None:
     assert encoder.ours[case] == encoder.theirs[case]
 
 
-def test_the_identity_check_refuses(encoder: Any) -> None:
-    """Its trainer asks for the original's home page and refuses without it: the one known deviation."""
-    assert (encoder.ours["refused"], encoder.theirs["refused"]) == (True, False)
+def test_setfit_trains_bit_equal(fewshot: Any) -> None:
+    """What setfit predicts and its weights are those of the original, bit by bit."""
+    assert fewshot.ours == fewshot.theirs

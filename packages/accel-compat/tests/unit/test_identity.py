@@ -42,6 +42,13 @@ def test_version_is_the_originals() -> None:
     assert importlib.metadata.version("accelerate").startswith("1.15.0+accel.")
 
 
+def test_its_home_page_names_what_it_stands_in_for() -> None:
+    """sentence-transformers and setfit look for the owner of the original there, and train where they find it."""
+    home_page = importlib.metadata.metadata("accelerate")["Home-page"]
+    assert home_page.endswith("/huggingface/accelerate")
+    assert "accel.invalid" in home_page
+
+
 def test_it_is_no_namespace_package() -> None:
     """There is a real file behind the package, as transformers asks."""
     spec = importlib.util.find_spec("accelerate")

@@ -19,6 +19,7 @@ from accel_core.strategies.context.parallel import ContextParallel
 from accel_core.strategies.fsdp2.in_place import is_sharded, shard
 from accel_core.strategies.fsdp2.participation import Participation
 from accel_core.strategies.parts import Parts, PrecisionRequest
+from accel_core.strategies.sharding.guards import cut_what_is_loaded
 from accel_core.strategies.sharding.loading import receive_new
 from accel_core.strategies.sharding.replaced import keeping_marks
 from accel_core.strategies.sharding.scaler import together
@@ -90,6 +91,7 @@ class FullyShardStrategy(ShardedStrategy):
         self._names.remember(model)
         self.averaging.watch(model, plan.whole(model))
         self.participation.watch(model)
+        cut_what_is_loaded(model)
         return model
 
     def _check_spread(self, model: torch.nn.Module) -> None:

@@ -1,4 +1,4 @@
-"""What a sharded model cannot do, and torch answers with errors of its own or a crash."""
+"""What torch answers with errors of its own, or a crash, where a model is sharded."""
 
 from __future__ import annotations
 
@@ -6,11 +6,30 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from accel_core.errors import EngineUnavailableError
+from accel_core.errors import EngineUnavailableError, PreparationError
+from accel_core.mesh.tensor import is_spread, placed_like
 
-__all__ = ["refuse_copies", "refuse_gradients_of_gradients"]
+__all__ = ["cut_what_is_loaded", "refuse_copies", "refuse_gradients_of_gradients", "refuse_sparse_gradients"]
+
+
+def cut_what_is_loaded(model: torch.nn.Module) -> None:
+    """Let `load_state_dict` take whole weights, the same on every rank, for distributed parameters; nothing is sent.
+
+    Args:
+        model: The bare model.
+    """
+    model.register_load_state_dict_pre_hook(_cut)  # type: ignore[no-untyped-call]
+
+
+@torch.no_grad()
+def _cut(model: torch.nn.Module, state: dict[str, Any], prefix: str, *_: object) -> None:
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        value = state.get(prefix + name)
+        if is_spread(parameter) and isinstance(value, torch.Tensor):
+            state[prefix + name] = placed_like(value.detach(), parameter)
 
 
 def refuse_copies(model: torch.nn.Module) -> None:
@@ -51,4 +70,22 @@ def _refuse_graph(gradient: torch.Tensor) -> None:
         raise EngineUnavailableError(
             "Gradients through a sharded model cannot be differentiated again, as its weights are freed in between; "
             "got create_graph=True. Train without FSDP, or compute the penalty with a model that is not sharded."
+        )
+
+
+def refuse_sparse_gradients(model: torch.nn.Module) -> None:
+    """Refuse layers whose gradients are sparse, which neither version of FSDP reduces.
+
+    Args:
+        model: A bare model.
+
+    Raises:
+        PreparationError: It has such layers, and they train.
+    """
+    layers = {name: each for name, each in model.named_modules() if isinstance(each, nn.Embedding | nn.EmbeddingBag)}
+    found = [name for name, each in layers.items() if each.sparse and each.weight.requires_grad]
+    if found:
+        raise PreparationError(
+            f"Gradients of sharded parameters are dense; got sparse=True in {', '.join(found)}. Set sparse=False, "
+            "or train without FSDP."
         )

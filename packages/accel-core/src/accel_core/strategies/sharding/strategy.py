@@ -30,7 +30,11 @@ from accel_core.strategies.parts import Parts, PrecisionRequest
 from accel_core.strategies.placement import devices_of
 from accel_core.strategies.sharding import gradients, wrapping
 from accel_core.strategies.sharding.format import FullyShardedFormat
-from accel_core.strategies.sharding.guards import refuse_copies, refuse_gradients_of_gradients
+from accel_core.strategies.sharding.guards import (
+    refuse_copies,
+    refuse_gradients_of_gradients,
+    refuse_sparse_gradients,
+)
 from accel_core.strategies.sharding.loading import refuse_empty, starts_from_main, views_in, views_of
 from accel_core.strategies.sharding.mesh import data_mesh
 from accel_core.strategies.sharding.mixed import step_one_by_one
@@ -217,13 +221,13 @@ class ShardedStrategy(Strategy):
             self.check_model(slot.given)
 
     def check_optimizers(self, bundle: Bundle) -> None:
-        """Refuse optimizers that update inside backward, before gradients are reduced, or need more than shards.
+        """Refuse optimizers that update inside backward, or need more than shards, and sparse gradients.
 
         Args:
             bundle: The objects that one call of `prepare` got.
 
         Raises:
-            PreparationError: A LOMO optimizer, or one of `optimizers.REFUSED`.
+            PreparationError: A LOMO optimizer, one of `optimizers.REFUSED`, or a layer whose gradients are sparse.
         """
         if any(is_lomo(slot.given) for slot in bundle.optimizers):
             raise PreparationError(
@@ -232,6 +236,8 @@ class ShardedStrategy(Strategy):
             )
         for slot in bundle.optimizers:
             check_optimizer(slot.given, self.forms)
+        for slot in bundle.models:
+            refuse_sparse_gradients(self._bare(slot.given))
 
     @property
     def forms(self) -> tuple[str, ...]:

@@ -88,6 +88,17 @@ def test_a_planted_fault_is_found(one: Run, fault: str, kind: str, where: str, t
     assert told in first.text, str(first)
 
 
+@pytest.mark.parametrize("name", ["dp2", "fsdp2"])
+def test_a_gradient_that_nobody_reduces_is_found(name: str, tmp_path: Path) -> None:
+    """A layer that no engine knows is named in the first step, before the loss that it changes in the second."""
+    alone = recorded(tmp_path / "one", f"{VERIFIED}:stray_head")
+    findings = compare(alone, recorded(tmp_path / "ranks", f"{VERIFIED}:stray_head", layout_asked(name)))
+    first: Finding = findings[0]
+    assert (first.step, first.kind, first.where) == (1, "gradient", "parameter 0 of SGD"), str(first)
+    assert "nobody reduces those of what was not prepared" in first.text
+    assert first.certain
+
+
 def test_noise_of_each_rank_is_named_and_excuses_no_fault(one: Run, tmp_path: Path) -> None:
     """What ranks draw by themselves makes losses incomparable, on that line; a missing reduction stays a difference."""
     (layout,) = layouts_asked("dp2", 2)

@@ -116,6 +116,11 @@ def stale_parameter() -> None:
     train("stale parameter")
 
 
+def stray_head() -> None:
+    """Train a layer that was made after `prepare` with an optimizer that was not prepared."""
+    train("stray head")
+
+
 def scaled() -> None:
     """Scale the learning rate by the number of processes."""
     train("scaled")
@@ -215,17 +220,23 @@ def train(fault: str = "") -> None:
 def epoch(accelerator, model, loader, optimizer, schedule, fault: str) -> None:  # type: ignore[no-untyped-def]
     """Train for one epoch."""
     model.train()
+    head = nn.utils.skip_init(nn.Linear, 3, 3)  # draws no random numbers
+    nn.init.eye_(head.weight)
+    nn.init.zeros_(head.bias)
+    other = torch.optim.SGD(head.parameters(), lr=0.1)
     for tokens, classes in loader:
         unsynchronized = accelerator.no_sync(model) if "missing reduction" in fault else nullcontext()
         with accelerator.accumulate(model), unsynchronized:
             mask = None if fault == "mask dropped" and accelerator.use_distributed else mask_of(tokens)
             scores = model(tokens, mask)
+            scores = head(scores) if fault == "stray head" else scores
             if "noisy" in fault:
                 alike = torch.randn(3, generator=torch.Generator().manual_seed(1))
                 scores = scores + alike + torch.randn_like(scores)
             accelerator.backward(F.cross_entropy(scores, classes))
             if accelerator.sync_gradients:
                 accelerator.clip_grad_norm_(model.parameters(), 1.0)
+                other.step()
             optimizer.step()
             schedule.step()
             optimizer.zero_grad()

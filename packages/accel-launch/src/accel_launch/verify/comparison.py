@@ -133,6 +133,7 @@ def compare(one: Run, ranks: Run) -> list[Finding]:
         tolerance = tolerance_of(one).at(step)
         found += _dropout(ranks, step)
         found += _masks(one, ranks, step)
+        found += _strays(one, ranks, step, tolerance)
         found += _losses(one, ranks, step, tolerance)
         found += _gradients(one, ranks, step, tolerance)
         found += _clipping(one, ranks, step, tolerance)
@@ -320,6 +321,17 @@ def _gradients(one: Run, ranks: Run, step: int, tolerance: Tolerance) -> Iterato
             yield Finding(step, "gradient", f"`{name}`", _by_how_much(value, theirs[name]), found[0] / (found[1] or 1))
     for name in theirs.keys() - ours.keys():
         yield Finding(step, "gradient", f"`{name}`", "there is one, and one process has none")
+
+
+def _strays(one: Run, ranks: Run, step: int, tolerance: Tolerance) -> Iterator[Finding]:
+    """Find optimizers that were not prepared and step with gradients that ranks do not share."""
+    lines = ranks.steps[step - 1]
+    for name in one.steps[step - 1][0]["strays"]:
+        apart = _rank_apart(lines, "strays", name, tolerance.gradient, 0.0)
+        if apart is not None:
+            text = f"ranks 0 and {apart} step with different ones; nobody reduces those of what was not prepared"
+            yield Finding(step, "gradient", name, text)
+            return
 
 
 def _rank_apart(lines: list[dict[str, Any]], what: str, name: str, relative: float, floor: float) -> int | None:

@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from accel_core import errors
 from accel_core.accelerator import Accelerator
@@ -31,7 +32,7 @@ from accel_core.data.dispatcher import DataLoaderDispatcher
 from accel_core.data.loader import DataLoaderShard
 from accel_core.host import environ
 from accel_core.mesh.layout import GROUPS
-from accel_core.mesh.tensor import whole
+from accel_core.mesh.tensor import local_part, whole
 from accel_core.optim.optimizer import AcceleratedOptimizer
 from accel_launch.verify.draws import DrawWatch
 from accel_launch.verify.forward import ForwardWatch
@@ -80,6 +81,7 @@ class Recorder:
         self._losses: list[tuple[float, float | None]] = []
         self._rows: list[list[str]] = []
         self._gradients: dict[str, tuple[float, str]] | None = None
+        self._strays: dict[str, tuple[float, str]] = {}
         self._clipped: float | None = None
         self._states: list[str] = []
         self._draws = self._trained = False
@@ -195,6 +197,19 @@ class Recorder:
         changed.clip_grad_norm_, changed.clip_grad_value_ = clipped, limited
         stepper: Any = kind
         stepper.step = stepped
+        register_optimizer_step_pre_hook(self._note_stray)
+
+    def _note_stray(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        """Note the gradients with which an optimizer steps that was not prepared: nobody reduces them."""
+        accelerator = self._accelerator
+        if accelerator is None or self.step >= self.steps:
+            return
+        if any(each is optimizer or each.optimizer is optimizer for each in accelerator._optimizers):
+            return
+        for place, parameter in enumerate(each for group in optimizer.param_groups for each in group["params"]):
+            if parameter.grad is not None:
+                name = f"parameter {place} of {type(optimizer).__name__}"
+                self._strays[name] = sketch(local_part(parameter.grad.detach()).cpu())
 
     def _take_gradients(self, accelerator: Accelerator) -> None:
         """Write the complete gradients of the window down, once, before anything clips them."""
@@ -223,6 +238,7 @@ class Recorder:
             losses=self._losses,
             rows=self._rows,
             gradients=self._gradients,
+            strays=self._strays,
             clipped=self._clipped,
             rates=[float(group["lr"]) for each in accelerator._optimizers for group in each.param_groups],
             weights=self._keep(self.step, "weights", weights(accelerator)),
@@ -235,6 +251,7 @@ class Recorder:
         self._forward.next_step()
         self._draw_watch.next_step()
         self._losses, self._rows, self._gradients, self._clipped, self._draws = [], [], None, None, False
+        self._strays = {}
         self._note_loader()
 
     def _note_loader(self) -> None:

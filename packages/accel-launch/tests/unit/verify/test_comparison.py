@@ -34,6 +34,7 @@ def make(tmp_path: Path) -> MakeRun:
             "losses": [[2.0, None]], "rows": [["a", "b"]], "clipped": 5.5, "rates": [0.1], "outputs": [], "masks": [],
             "draws": False, "drawn": {"noise.py:3": ["first", "second"]},
             "gradients": {key: sketch(value) for key, value in gradients.items()},
+            "strays": {},
             "weights": {key: sketch(value) for key, value in weights.items()},
         }  # fmt: skip
         lines = [line | {"seed": f"seed {rank}"} | changed for rank in range(ranks)]

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 
 from accel_core.accelerator import Accelerator
 from accel_core.comm.objects import gather_object
@@ -306,6 +306,30 @@ def test_device_maps_and_optimizers_of_other_models_are_refused(version: int) ->
     with pytest.raises(PreparationError, match=r"of no prepared model.* shape \(3,\)"):
         optimizer.step()
     assert torch.equal(stray, torch.ones(3))
+
+
+class Experts(nn.Module):
+    """A router, and experts in one stacked parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router, self.experts = nn.Linear(4, 2), nn.Parameter(torch.rand(2, 4, 4))
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@world(2)
+def test_experts_of_each_rank_are_not_those_of_the_first(version: int) -> None:
+    """Experts that ranks divide among them are refused, also where rank 0's weights are sent; each keeps its own."""
+    for asked in (False, True):
+        accelerator = _start(version, cpu_ram_efficient_loading=asked)
+        net, rank = Experts(), accelerator.process_index
+        mesh = init_device_mesh("cpu", (2,))
+        held = DTensor.from_local(torch.full((1, 4, 4), float(rank)), mesh, [Shard(0)])
+        net.experts = nn.Parameter(held)
+        with pytest.raises(PreparationError, match="got Experts, parts of which are sharded"):
+            accelerator.prepare(net)
+        assert net.experts.to_local().eq(rank).all()  # type: ignore[attr-defined]
+        assert accelerator._models == []
 
 
 @pytest.mark.parametrize("version", [1, 2])

@@ -27,6 +27,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from accel_core.comm.control import Channel, in_step
 from accel_core.errors import CheckpointError, ConfigurationError, PartView, PreparationError
 from accel_core.mesh.layout import Layout
+from accel_core.modules.compilation import is_compiled_module
 from accel_core.modules.ties import tied_tensor_groups
 from accel_core.modules.unwrap import canonical_name
 from accel_core.options.enums import DynamoBackend
@@ -145,6 +146,13 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
             raise PreparationError(
                 "Compiled models need their original parameters; got use_orig_params=False. Set "
                 "use_orig_params=True, or use fsdp_version=2."
+            )
+        alone = {id(module._orig_mod) for module in bare.modules() if is_compiled_module(module)}
+        found = next((name for name, block in plan.blocks if id(block) in alone), None)
+        if found is not None:
+            raise PreparationError(
+                f"FSDP1 wraps blocks before they are compiled; got {found}, which was compiled by itself. Leave that "
+                "to TorchDynamoPlugin(use_regional_compilation=True), compile the whole model, or use fsdp_version=2."
             )
         return plan
 

@@ -5,12 +5,13 @@ Set ACCEL_PEER_PYTHON to a Python that has accelerate 1.15.0 and torch; without 
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from accel_core.testing import limits
 
 PEER = os.environ.get("ACCEL_PEER_PYTHON")
 PROGRAM = Path(__file__).with_name("resuming.py")
@@ -20,14 +21,7 @@ pytestmark = pytest.mark.skipif(PEER is None, reason="needs ACCEL_PEER_PYTHON, a
 
 def resumed(python: str, ranks: int, path: str) -> list[dict[str, Any]]:
     """Run the program with packages from `path`, and return what each rank read."""
-    done = subprocess.run(
-        [python, str(PROGRAM), str(ranks)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": path},
-        timeout=600,
-        check=False,
-    )
+    done = limits.run([python, str(PROGRAM), str(ranks)], env={**os.environ, "PYTHONPATH": path}, quiet=60)
     assert done.returncode == 0, done.stderr[-3000:]
     found: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
     return found

@@ -33,7 +33,8 @@ def get_max_memory(max_memory: Mapping[int | str, int | str] | None = None) -> d
             dict become bytes in it: callers go on to compare them with what is returned.
 
     Returns:
-        Bytes by device: accelerators in order, then "mps", "cpu" and "disk", as far as they are given.
+        Bytes by device: accelerators in order, then "mps", "cpu" and "disk", as far as they are given. Memory that an
+        accelerator shares with the host is the accelerator's alone.
 
     Raises:
         ConfigurationError: When a device is none, or a size cannot be read.
@@ -62,14 +63,25 @@ def get_max_memory(max_memory: Mapping[int | str, int | str] | None = None) -> d
 
 
 def _available() -> dict[int | str, int]:
-    found: dict[int | str, int] = {}
-    module = accelerator_module()
-    if module is not None and module is not torch.mps:
-        for index in range(module.device_count()):
-            found[index] = int(module.mem_get_info(index)[0])
     import psutil  # here, because every import of the drop-in would wait for it
 
     free = int(psutil.virtual_memory().available)
-    # On an Apple chip accelerator and host share one memory.
-    found["mps" if module is not None and not found else "cpu"] = free
-    return found
+    module = accelerator_module()
+    if module is torch.mps:
+        return {"mps": free}
+    found: dict[int | str, int] = {}
+    shared = False
+    for index in range(0 if module is None else module.device_count()):
+        assert module is not None, "it has devices"
+        if _is_integrated(module, index):
+            # What the driver calls free leaves out what the host would give back at once.
+            found[index], shared = free, True
+        else:
+            found[index] = int(module.mem_get_info(index)[0])
+    return found if shared else {**found, "cpu": free}
+
+
+def _is_integrated(module: ModuleType, index: int) -> bool:
+    """Return whether an accelerator has the memory of the host, as that of a Jetson or GB10."""
+    ask = getattr(module, "get_device_properties", None)
+    return ask is not None and bool(getattr(ask(index), "is_integrated", False))

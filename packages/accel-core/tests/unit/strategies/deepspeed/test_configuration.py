@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import re
 from typing import Any
 
 import pytest
 import torch
+from packaging.version import Version
 
-from accel_core.errors import ConfigurationError, DeviceUnavailableError, PreparationError
+from accel_core.errors import ConfigurationError, DeviceUnavailableError, EngineUnavailableError, PreparationError
 from accel_core.mesh.layout import Layout
 from accel_core.optim.accumulation import Accumulation
 from accel_core.plugins.accumulation import GradientAccumulationPlugin
@@ -113,6 +115,32 @@ def test_stand_ins_fill_optimizer_and_schedule() -> None:
     config = fill(plugin, optimizer=optimizer, schedule=schedule)
     assert config["optimizer"]["params"] == {"lr": 0.3, "weight_decay": 0.1, "eps": 1e-6}
     assert config["scheduler"]["params"] == dict(zip(names, (0, 0.3, 3, 11), strict=True))
+
+
+def test_a_schedule_without_warm_up_is_one_that_every_version_takes() -> None:
+    """DeepSpeed 0.19.6 and later refuse a warm-up of 0 steps; older versions take 0 and 1 alike."""
+    plugin = zero(scheduler={"type": "WarmupLR", "params": {"warmup_num_steps": "auto"}})
+    optimizer = DummyOptim(torch.nn.Linear(2, 2).parameters())
+    config = fill(plugin, optimizer=optimizer, schedule=DummyScheduler(optimizer))
+    assert config["scheduler"]["params"]["warmup_num_steps"] == 1
+
+
+@pytest.mark.parametrize("version", ["0.18.6", "0.18.10"])
+def test_a_version_that_loses_gradients_is_refused(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only with what it concerns, and before the plugin is changed; other versions train with it."""
+    monkeypatch.setattr(configuration, "is_deepspeed_available", lambda: True)
+    monkeypatch.setattr(configuration, "installed_version", lambda _: Version(version))
+    formats = {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}}
+    plugin = zero(1, **copy.deepcopy(formats))
+    before = copy.deepcopy(plugin.deepspeed_config)
+    with pytest.raises(EngineUnavailableError, match=rf"last batch.*got {re.escape(version)}\..*immediate_grad_update"):
+        fill(plugin, parts(precision="bf16"))
+    assert plugin.deepspeed_config == before
+    assert fill(zero(2, **copy.deepcopy(formats)), parts(precision="bf16"))["zero_optimization"]["stage"] == 2
+    immediate = {**copy.deepcopy(formats), "bf16": {"enabled": True, "immediate_grad_update": True}}
+    assert fill(zero(1, **immediate), parts(precision="bf16"))["bf16"]["immediate_grad_update"]
+    monkeypatch.setattr(configuration, "installed_version", lambda _: Version("0.19.0"))
+    assert fill(zero(1, **formats), parts(precision="bf16"))["zero_optimization"]["stage"] == 1
 
 
 def test_buffers_follow_the_width_of_the_model() -> None:

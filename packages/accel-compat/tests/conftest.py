@@ -2,11 +2,13 @@
 
 import pytest
 
+from accel_core.plugins.loading import set_default_restore_position
 from accel_core.testing.guards import *  # noqa: F403
 from accelerate import _defaults
 
 
 @pytest.fixture(autouse=True)
 def process_defaults() -> None:
-    """Give a test the defaults of Accelerate, which tests of other packages take back."""
+    """Give a test the defaults of Accelerate, which tests of other packages take back, or which import accel."""
     _defaults.choose()
+    set_default_restore_position(lambda: False)

@@ -1,5 +1,7 @@
 """Accelerate's defaults where accel's own differ: importing the drop-in makes them those of the process."""
 
+import sys
+
 from accel_core.plugins.accumulation import set_default_short_window
 from accel_core.plugins.loading import set_default_restore_position
 from accel_core.tracking.discovery import set_default_missing_library
@@ -8,7 +10,12 @@ __all__ = ["choose"]
 
 
 def choose() -> None:
-    """Divide short windows by their full length, pass over trackers without their library, and restore no position."""
+    """Divide short windows by their full length, pass over missing trackers, and let scripts skip batches."""
     set_default_short_window("full")
     set_default_missing_library("warn")
-    set_default_restore_position(False)
+    set_default_restore_position(_accel_is_imported)
+
+
+def _accel_is_imported() -> bool:
+    """Return whether a script uses accel by its own name: then a library that it uses imported the drop-in."""
+    return "accel" in sys.modules

@@ -1,5 +1,7 @@
 """Scripts written for Accelerate resume on the drop-in: `load_state` moves no loader, and the script skips."""
 
+import importlib
+import sys
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,12 @@ from accelerate.state import AcceleratorState
 from accelerate.utils import DataLoaderConfiguration, set_seed
 
 LENGTH, SIZE, SEED = 23, 2, 7
+
+
+@pytest.fixture(autouse=True)
+def only_the_drop_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a test be a script that does not import accel, which other tests of this process may have."""
+    monkeypatch.delitem(sys.modules, "accel", raising=False)
 
 
 def prepared(**options: Any) -> tuple[Accelerator, Any]:
@@ -129,6 +137,16 @@ def test_an_exact_resume_is_one_word_away(
     whole = share(list(range(LENGTH)), 0, 1)
     assert values(loader) == whole[3:]
     assert values(loader) == whole
+
+
+@pytest.mark.usefixtures("fresh_state")
+def test_a_script_that_imports_accel_resumes_exactly(tmp_path: Path) -> None:
+    """Where a script uses accel, a library that imports the drop-in does not change how it resumes."""
+    importlib.import_module("accel")
+    interrupted(tmp_path / "state", 0, 3)
+    accelerator, loader = prepared()
+    accelerator.load_state(str(tmp_path / "state"))
+    assert values(loader) == share(list(range(LENGTH)), 0, 1)[3:]
 
 
 @pytest.mark.usefixtures("fresh_state")

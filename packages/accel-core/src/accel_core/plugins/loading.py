@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 from accel_core._records import record
@@ -12,20 +13,26 @@ __all__ = ["UNEVEN_ENDS", "DataLoaderConfiguration", "set_default_restore_positi
 
 UNEVEN_ENDS = ("drop", "repeat", "empty")
 
-_restores_position = True
+
+def _always() -> bool:
+    return True
 
 
-def set_default_restore_position(restore: bool) -> None:
+_restores_position: Callable[[], bool] = _always
+
+
+def set_default_restore_position(restore: Callable[[], bool] | None) -> None:
     """Choose what `restore_position=None` means in this process where the environment does not say it.
 
-    It is true at first; the drop-in makes it false when it is imported, because code written for Accelerate skips
-    batches by itself. It is read when a checkpoint is loaded.
+    It is true at first; the drop-in changes it when it is imported, because code written for Accelerate skips batches
+    by itself.
 
     Args:
-        restore: Whether `load_state` restores the position of loaders.
+        restore: Returns whether `load_state` restores the position of loaders; called when a checkpoint is loaded.
+            `None` for what it was at first.
     """
     global _restores_position
-    _restores_position = restore
+    _restores_position = restore or _always
 
 
 @record
@@ -83,4 +90,4 @@ class DataLoaderConfiguration:
         """Whether `load_state` restores the position of loaders: the argument, the environment, or the default."""
         if self.restore_position is not None:
             return self.restore_position
-        return environ.flag("ACCEL_RESTORE_POSITION", _restores_position)
+        return environ.flag("ACCEL_RESTORE_POSITION", _restores_position())

@@ -45,7 +45,7 @@ def process_defaults() -> None:
     """Give a test accel's own defaults, which another test's import of the drop-in may have changed."""
     set_default_short_window("actual")
     set_default_missing_library("raise")
-    set_default_restore_position(True)
+    set_default_restore_position(None)
 
 
 @pytest.fixture(autouse=True)

@@ -35,7 +35,7 @@ def test_positions_are_restored_as_argument_environment_and_process_say(monkeypa
     """The argument is stronger than the variable, which is stronger than the default of the process; it is yes."""
     default, yes, no = (DataLoaderConfiguration(restore_position=choice) for choice in (None, True, False))
     assert default.restores_position
-    set_default_restore_position(False)
+    set_default_restore_position(lambda: False)
     assert (default.restores_position, yes.restores_position) == (False, True)
     monkeypatch.setenv("ACCEL_RESTORE_POSITION", "1")
     assert (default.restores_position, no.restores_position) == (True, False)

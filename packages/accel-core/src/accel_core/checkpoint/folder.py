@@ -73,6 +73,8 @@ def save_state(
             # A rank that was absent from a save did not count it.
             run.project.iteration = max(exchange(run.project.iteration))
         given = saved_to(run, output_dir)
+    if run.world.is_main:
+        logger.info("Saving current state to %s", given)
     transaction = Transaction.begin(
         world,
         ranks,
@@ -152,6 +154,8 @@ def load_state(
     options |= load_kwargs or {}
     reading = read_and_compare(run, input_dir, options, load_model_func_kwargs, ranks, strict=strict)
     report, plans = reading.report, reading.plans
+    if run.world.is_main:
+        logger.info("Loading states from %s", report.folder)
     hooks = list(run.load_state_pre_hooks.values())
     if hooks:
         late = _load_after_hooks(run, hooks, reading, ranks)

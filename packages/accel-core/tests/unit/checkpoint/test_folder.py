@@ -63,6 +63,16 @@ def test_everything_comes_back(
     assert sorted(os.listdir(tmp_path / "ckpt")) == expected
 
 
+def test_a_save_and_a_load_say_which_folder(make_run: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """At INFO, as in Accelerate, where people look them up in their logs."""
+    run = make_run()
+    with caplog.at_level("INFO", logger=folder.__name__):
+        folder.save_state(run, tmp_path / "ckpt")
+        folder.load_state(run, tmp_path / "ckpt")
+    place = tmp_path / "ckpt"
+    assert caplog.messages[:2] == [f"Saving current state to {place}", f"Loading states from {place}"]
+
+
 def test_saving_again_replaces_parts_and_keeps_foreign_files(make_run: Make, tmp_path: Path) -> None:
     """A second save into the folder drops what the first wrote and keeps what others wrote."""
     run = make_run(1)

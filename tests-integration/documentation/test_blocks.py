@@ -54,7 +54,6 @@ ELSEWHERE = (
     (r"import accelerate", "tests-integration/packaging runs it beside the original"),
     (r"accel trackers (show|replay)", "the tests of accel-trackers, on folders with runs"),
     (r"accel plan --train Llama", "a large model; the tests of accel-bigmodel run it on small ones"),
-    (r"import sentence_transformers", "the session interop, which has the library"),
     (r"DeepSpeedPlugin\(", "the session deepspeed, which has the library"),
     (r"MegatronLMPlugin\(|strategies\.megatron", "the session megatron, which has the library"),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import weakref
+from abc import abstractmethod
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -80,9 +81,9 @@ class PreparedLoader(LoaderBase):
         """Return an iterator over this rank's batches, on the device."""
         return self._read() if self.pending is None else self._read_on()
 
+    @abstractmethod
     def _read(self) -> Iterator[Any]:
         """Yield the batches of an epoch, from the pending position on."""
-        raise NotImplementedError
 
     def _read_on(self) -> Iterator[Any]:
         """Yield what is left of an epoch, or the next one where nothing is."""

@@ -42,11 +42,14 @@ def check_statistics(stored: Mapping[str, torch.Tensor], shape: Sequence[int] | 
 
 
 def faults(stored: Mapping[str, torch.Tensor], shape: Sequence[int] | None) -> list[str]:
-    """List what does not fit in packed weights and their statistics; nothing for those of another library.
+    """Compare packed weights with their statistics.
 
     Args:
         stored: Weights and statistics by suffix.
         shape: Shape of the weights before they were packed; `None` where only their statistics know.
+
+    Returns:
+        What does not fit; nothing for weights of another library.
     """
     wrong: list[str] = []
     expected: dict[str, tuple[Sequence[int], torch.dtype]] = {}

@@ -281,11 +281,14 @@ _current: RollCall | None = None
 
 
 def start(world: World, groups: Iterable[Any] = ()) -> RollCall | None:
-    """Let this process answer calls, from now until it leaves the process group; `None` where it is alone.
+    """Let this process answer calls, from now until it leaves the process group.
 
     Args:
         world: The processes.
         groups: Further process groups in which ranks wait for one another.
+
+    Returns:
+        The calls of the default process group; `None` where this process is alone.
     """
     global _current
     if world.size == 1 or not dist.is_available() or not dist.is_initialized():

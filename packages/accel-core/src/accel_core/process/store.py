@@ -32,6 +32,9 @@ def loopback_store(port: int, timeout: timedelta, host: str = "127.0.0.1", size:
         host: A loopback address.
         size: The number of ranks to wait for; `None` waits for nobody.
 
+    Returns:
+        The store, served by this process.
+
     Raises:
         OSError: The port cannot be used.
     """

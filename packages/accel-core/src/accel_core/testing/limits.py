@@ -69,12 +69,15 @@ class Deadline:
 
 
 def wait_until(condition: Callable[[], object], *, quiet: float = 6.0, pause: float = 0.01) -> bool:
-    """Wait for a condition of another process or thread; return whether it came true before the limit.
+    """Wait for a condition of another process or thread.
 
     Args:
         condition: Asked again and again.
         quiet: Seconds that it takes at most on a quiet machine.
         pause: Seconds between two looks.
+
+    Returns:
+        Whether it came true before the limit.
     """
     deadline = Deadline(quiet)
     while not condition():
@@ -106,13 +109,16 @@ def communicate(process: subprocess.Popen[str], *, quiet: float = 6.0) -> tuple[
 def run(
     command: Sequence[str] | str, *, quiet: float = 6.0, check: bool = False, **options: Any
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program to its end and return what it printed, as `subprocess.run` with captured text does.
+    """Run a program to its end, as `subprocess.run` with captured text does.
 
     Args:
         command: The program and its arguments.
         quiet: Seconds that it takes at most on a quiet machine.
         check: Raise where its exit status is not zero.
         **options: Passed to `subprocess.Popen`.
+
+    Returns:
+        Its exit status and what it printed.
 
     Raises:
         subprocess.CalledProcessError: `check`, and it failed.

@@ -194,7 +194,8 @@ class Participation:
     def _agree(self, groups: list[_Group], complete: torch.Tensor) -> None:
         """Learn which parameters no rank used; a rank that used all of them tells the others, and waits for none."""
         if all(group.is_complete for group in groups):
-            self._tell(complete)
+            # A copy: the reduction writes what the other ranks did into it.
+            self._tell(complete.clone())
             return
         flags = torch.tensor([flag for group in groups for flag in group.flags()], dtype=torch.uint8)
         flags = flags.to(self._world.device)

@@ -85,7 +85,7 @@ def by_launcher(words: list[str]) -> None:
 
 
 def by_itself(words: list[str]) -> None:
-    """Run a script on two ranks, of which rank 0 has the store and ends first; the other is told nothing strange."""
+    """Run a script on two ranks, of which rank 0 serves the store and ends first; neither prints errors of it."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -303,7 +303,7 @@ def test_ranks_that_load_different_checkpoints_are_refused(tmp_path: Path) -> No
 
 @world(2)
 def test_ranks_that_disagree_on_positions_are_refused(tmp_path: Path) -> None:
-    """One rank that restores the position of loaders and one that does not: both are told, and nothing is changed."""
+    """One rank that restores the position of loaders and one that does not: both raise, and nothing is changed."""
     own, other = build(1), build(2)
     folder.save_state(own, tmp_path / "ckpt")
     weight = other.models[0].weight.clone()

@@ -40,7 +40,7 @@ def test_manifest_comes_back_as_written(folder: Path) -> None:
 
 @pytest.mark.parametrize("absent", [-1, True, "1"])
 def test_an_impossible_number_of_absent_ranks_is_damage(absent: object, tmp_path: Path) -> None:
-    """How many ranks a save was made without comes back; what is no such number is refused."""
+    """How many ranks a save was made without is read back; anything but a count is refused."""
     alone = dataclasses.replace(WHOLE, absent=3)
     alone.write(tmp_path)
     assert Manifest.read(tmp_path) == alone

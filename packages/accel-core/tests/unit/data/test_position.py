@@ -281,7 +281,7 @@ def test_order_of_a_skip_after_a_load():
 
 
 def test_the_first_pass_after_a_load_says_where_it_goes_on(caplog):
-    """Epoch and samples are said once, at INFO; whoever skips batches by number knows them."""
+    """Epoch and samples are logged once, at INFO, and not for scripts that skip batches by number."""
     loader = make()
     values(loader)
     _, position = stop_after(loader, 2)

@@ -182,14 +182,14 @@ _NO_RESULT = ("None", "NoReturn", "Never", "Iterator[None]")
 
 
 def lacking(package: str) -> list[str]:
-    """Return a line for each public function of a package whose docstring leaves an argument or the result out.
+    """Return a line for each function that users look up whose docstring leaves an argument or the result out.
 
-    A function whose first line describes its result, and a method that its base class describes, lack nothing.
+    Users look up what `accel` exports, and what they extend: abstract classes and protocols. Elsewhere one sentence
+    is enough. A first line that describes the result, and a base class that describes the method, do too.
     """
     found = []
     for item in _described(_package(package)):
-        counts = isinstance(item, griffe.Function) and not item.name.startswith(("test_", "pytest_"))
-        if counts and item.docstring and not _is_inherited(item):
+        if isinstance(item, griffe.Function) and item.docstring and _is_looked_up(item) and not _is_inherited(item):
             kinds = {section.kind for section in item.docstring.parse("google")}
             first = item.docstring.value.split(maxsplit=1)[0]
             if _takes(item) and griffe.DocstringSectionKind.parameters not in kinds:
@@ -200,6 +200,14 @@ def lacking(package: str) -> list[str]:
             if str(item.returns or "None") not in _NO_RESULT and not told:
                 found.append(f"{item.path} returns something and has no section `Returns:`")
     return found
+
+
+def _is_looked_up(function: griffe.Function) -> bool:
+    """Return whether `accel` exports a function or its class, or users extend the class."""
+    owner = function.parent if isinstance(function.parent, griffe.Class) else function
+    exported = {path for paths in flat_names().values() for path in paths}
+    bases = owner.bases if isinstance(owner, griffe.Class) else []
+    return owner.path in exported or any(str(base).split("[")[0] in ("ABC", "Protocol") for base in bases)
 
 
 def _takes(function: griffe.Function) -> bool:

@@ -12,14 +12,7 @@ __all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command.
-
-    Args:
-        arguments: What stands on the command line behind the program's name.
-
-    Returns:
-        The exit status: 0, 2 for a wrong argument, 1 for another error.
-    """
+    """Run a command."""
     parser = argparse.ArgumentParser(prog="python -m accel_bigmodel", description="Load and run large models.")
     subparsers = parser.add_subparsers(dest="command", required=True)
     for command in (plan, estimate):

@@ -49,12 +49,6 @@ def without_greetings(stage: Any) -> Any:
 
     Torch 2.9 sends a whole number of 8 bytes there and expects a float of 4, at which gloo ends the process. The
     greeting only opens connections, which gloo has already.
-
-    Args:
-        stage: A stage of `torch.distributed.pipelining`.
-
-    Returns:
-        The same stage.
     """
     if is_torch_version(">=", "2.9") and is_torch_version("<", "2.10") and stage.device.type == "cpu":
         stage._get_init_p2p_neighbors_ops = list

@@ -416,12 +416,7 @@ def _below(name: str, modules: list[str]) -> bool:
 
 
 class _Refusal:
-    """Stands in for `.to` and its like on a dispatched model: moving it would undo the map.
-
-    Args:
-        model: The dispatched model.
-        method: The method's name.
-    """
+    """Stands in for `.to` and its like on a dispatched model: moving it would undo the map."""
 
     def __init__(self, model: nn.Module, method: str) -> None:
         functools.update_wrapper(self, getattr(type(model), method))

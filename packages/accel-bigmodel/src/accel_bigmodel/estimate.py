@@ -36,14 +36,7 @@ _COUNTED = re.compile(r"torch\.(?:u?int|b?float)(\d+)\w*")
 
 
 def add_timm_hub_prefix(model_name: str) -> str:
-    """Return a name of the hub with the prefix by which timm knows that it is one.
-
-    Args:
-        model_name: The model's name.
-
-    Returns:
-        The name, with "hf-hub:" in front of "owner/name".
-    """
+    """Return a name of the hub with the prefix by which timm knows that it is one."""
     return f"hf-hub:{model_name}" if "/" in model_name and not model_name.startswith("hf-hub:") else model_name
 
 
@@ -51,15 +44,6 @@ def create_empty_model(
     model_name: str, library_name: str | None, trust_remote_code: bool = False, access_token: str | None = None
 ) -> nn.Module:
     """Build a model without weights.
-
-    Args:
-        model_name: A local checkpoint or configuration, or a name that the library knows.
-        library_name: "transformers" or "timm"; for a local checkpoint none is needed.
-        trust_remote_code: Whether the model's own code may run.
-        access_token: For gated models of the hub.
-
-    Returns:
-        The model, on the meta device.
 
     Raises:
         MissingDependencyError: When the library is not installed.
@@ -105,17 +89,7 @@ def _model_of_timm(model_name: str) -> nn.Module:
 
 
 def estimate_training_usage(bytes: int, mixed_precision: str, msamp_config: str | None = None) -> dict[str, int]:
-    """Return what training a model with Adam takes, activations left out.
-
-    Args:
-        bytes: Bytes of the model in float32.
-        mixed_precision: "float32", or "float16" for mixed precision, which keeps float32 weights as well.
-        msamp_config: Accepted; MS-AMP's levels are not counted apart.
-
-    Returns:
-        Bytes of "model", "optimizer" and "gradients", and of all together at the "step"; -1 where a dtype is not
-        trained in.
-    """
+    """Return what training a model with Adam takes, activations left out."""
     if mixed_precision == "float32":
         return {"model": bytes, "optimizer": 2 * bytes, "gradients": bytes, "step": 4 * bytes}
     if mixed_precision in ("float16", "bfloat16") or msamp_config is not None:
@@ -125,12 +99,6 @@ def estimate_training_usage(bytes: int, mixed_precision: str, msamp_config: str 
 
 def gather_data(args: argparse.Namespace) -> list[list[Any]]:
     """Count a model in several dtypes.
-
-    Args:
-        args: The parsed arguments of the command.
-
-    Returns:
-        Per dtype: its name, bytes of the largest layer, of the whole model, and of training by part.
 
     Raises:
         ConfigurationError: When torch has no floating point or integer dtype of a name.
@@ -169,16 +137,7 @@ def _counted_dtypes() -> dict[str, tuple[str, int]]:
 
 
 def create_ascii_table(headers: Sequence[str], rows: Sequence[Sequence[Any]], title: str) -> str:
-    """Draw a table.
-
-    Args:
-        headers: The columns' names.
-        rows: The cells.
-        title: What stands above.
-
-    Returns:
-        Lines of text.
-    """
+    """Draw a table."""
     cells = [[str(cell) for cell in row] for row in (headers, *rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(headers))]
     inner = sum(widths) + 3 * len(widths) - 1
@@ -198,14 +157,7 @@ def create_ascii_table(headers: Sequence[str], rows: Sequence[Sequence[Any]], ti
 
 
 def estimate_command(args: argparse.Namespace) -> int:
-    """Carry `accel estimate-memory` out.
-
-    Args:
-        args: The parsed arguments.
-
-    Returns:
-        0.
-    """
+    """Carry `accel estimate-memory` out."""
     rows = []
     for dtype, largest, total, training in gather_data(args):
         step = max(training.values())
@@ -216,14 +168,7 @@ def estimate_command(args: argparse.Namespace) -> int:
 
 
 def estimate_command_parser(subparsers: Any = None) -> argparse.ArgumentParser:
-    """Make the command's parser.
-
-    Args:
-        subparsers: Where to add it; alone by default.
-
-    Returns:
-        The parser.
-    """
+    """Make the command's parser."""
     parser: argparse.ArgumentParser
     if subparsers is None:
         parser = argparse.ArgumentParser(description="Estimate how much memory a model needs to run and to train.")

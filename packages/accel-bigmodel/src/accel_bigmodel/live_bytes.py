@@ -44,12 +44,6 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         peak: The most bytes that were alive at once.
         at_peak: What they were for.
         most: For each purpose, the most bytes of it that were alive at once.
-
-    Args:
-        purpose: What memory is for at first.
-        fake_mode: The mode whose tensors count; by default all do. Tensors of another mode are those by which torch
-            computes shapes, and take no memory in a run either.
-        needs: Returns, for an operation's name, arguments and result, the bytes that it needs for itself while it runs.
     """
 
     def __init__(
@@ -71,12 +65,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.most = dict(self.live)
 
     def note(self, tensors: Iterable[torch.Tensor], purpose: str) -> None:
-        """Count tensors as alive, for a purpose; those that counted already are for this one from now on.
-
-        Args:
-            tensors: The tensors.
-            purpose: The purpose.
-        """
+        """Count tensors as alive, for a purpose; those that counted already are for this one from now on."""
         for tensor in tensors:
             held = self._hold(tensor.untyped_storage(), purpose)
             self.live[held.purpose] -= held.nbytes
@@ -85,11 +74,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._look()
 
     def purpose_of(self, tensor: torch.Tensor) -> str | None:
-        """Return what a tensor's memory is for; `None` where it does not count.
-
-        Args:
-            tensor: The tensor.
-        """
+        """Return what a tensor's memory is for; `None` where it does not count."""
         held = self._held.get(tensor.untyped_storage()._cdata)
         return None if held is None else held.purpose
 

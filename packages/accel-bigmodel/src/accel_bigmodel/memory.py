@@ -14,11 +14,7 @@ _NAMED = ("mps", "cpu", "disk")
 
 
 def accelerator_module() -> ModuleType | None:
-    """Return torch's module for the accelerator of this machine.
-
-    Returns:
-        `torch.cuda`, `torch.xpu` or another backend's module; None when there is no accelerator.
-    """
+    """Return torch's module for the accelerator of this machine."""
     return (
         torch.get_device_module(torch.accelerator.current_accelerator()) if torch.accelerator.is_available() else None
     )

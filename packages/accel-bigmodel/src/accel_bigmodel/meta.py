@@ -162,11 +162,7 @@ def _itself(parameter: nn.Parameter, *_args: object, **_kwargs: object) -> nn.Pa
 
 
 def own_attributes(parameter: torch.Tensor) -> dict[str, Any]:
-    """Return the attributes of a tensor that a placement did not give it.
-
-    Args:
-        parameter: The tensor.
-    """
+    """Return the attributes of a tensor that a placement did not give it."""
     left_out = (*_IGNORING, "_accel_moved")
     return {name: value for name, value in vars(parameter).items() if name not in left_out}
 

@@ -31,17 +31,7 @@ def generate_device_map(
     no_split_module_classes: Sequence[str] | None = None,
     max_memory: Mapping[int | str, int | str] | None = None,
 ) -> dict[str, int | str]:
-    """Cut a model into about equal parts, one per process.
-
-    Args:
-        model: The model.
-        num_processes: How many parts.
-        no_split_module_classes: Class names of modules that stay in one part.
-        max_memory: Bytes or written sizes by process; by default even shares.
-
-    Returns:
-        The number of the process by name of submodule.
-    """
+    """Cut a model into about equal parts, one per process."""
     if num_processes == 1:
         return infer_auto_device_map(model, max_memory=max_memory, no_split_module_classes=no_split_module_classes)
     if max_memory is None:
@@ -54,15 +44,7 @@ def generate_device_map(
 
 
 def find_pippy_batch_size(args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None) -> int | None:
-    """Find the batch size of the inputs of a forward.
-
-    Args:
-        args: Positional arguments.
-        kwargs: Keyword arguments.
-
-    Returns:
-        The first dimension of the first tensor; None when there is none.
-    """
+    """Find the batch size of the inputs of a forward."""
     for value in (*(args or ()), *(kwargs or {}).values()):
         if isinstance(value, torch.Tensor) and value.dim():
             return int(value.shape[0])
@@ -73,16 +55,6 @@ def build_pipeline(
     model: nn.Module, split_points: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any], num_chunks: int
 ) -> ScheduleGPipe:
     """Trace a model and make this process's stage of it.
-
-    Args:
-        model: The model.
-        split_points: Names of the submodules that a new stage begins with.
-        args: Positional example inputs of one micro-batch.
-        kwargs: Keyword example inputs of one micro-batch.
-        num_chunks: How many micro-batches a batch is cut into.
-
-    Returns:
-        The schedule that runs batches.
 
     Raises:
         ConfigurationError: When the stages are not as many as the processes.
@@ -106,13 +78,7 @@ def build_pipeline(
 
 
 class _Pipeline:
-    """The forward of a model that is cut into stages.
-
-    Args:
-        model: The whole model.
-        split_points: Names of the submodules that a new stage begins with.
-        num_chunks: How many micro-batches a batch is cut into.
-    """
+    """The forward of a model that is cut into stages."""
 
     def __init__(self, model: nn.Module, split_points: Sequence[str], num_chunks: int) -> None:
         self.forward = model.forward
@@ -122,16 +88,7 @@ class _Pipeline:
         self._schedules: dict[tuple[int, int], ScheduleGPipe] = {}
 
     def prepare(self, args: Sequence[Any], kwargs: Mapping[str, Any], num_chunks: int) -> ScheduleGPipe:
-        """Return the schedule for batches like these; stages have fixed shapes, so each batch size has its own.
-
-        Args:
-            args: Positional inputs of a batch whose size the micro-batches divide.
-            kwargs: Keyword inputs.
-            num_chunks: How many micro-batches.
-
-        Returns:
-            The schedule.
-        """
+        """Return the schedule for batches like these; stages have fixed shapes, so each batch size has its own."""
         size = find_pippy_batch_size(args, kwargs) or num_chunks
         key = (size, num_chunks)
         if key not in self._schedules:
@@ -160,16 +117,6 @@ class _Pipeline:
 
 def pippy_forward(forward: Callable[..., Any], num_chunks: int, gather_output: bool, *args: Any, **kwargs: Any) -> Any:
     """Run a batch through a pipeline: pad it to whole micro-batches, run, cut the padding off.
-
-    Args:
-        forward: What runs a batch, as `forward(num_chunks, *args, **kwargs)`.
-        num_chunks: How many micro-batches.
-        gather_output: Whether every process gets the output; else the last one alone.
-        args: Positional inputs, the same on every process.
-        kwargs: Keyword inputs.
-
-    Returns:
-        The output, or None on a process that gets none.
 
     Raises:
         ConfigurationError: When no input has a batch dimension.

@@ -42,14 +42,7 @@ def normal_tensors() -> contextlib.AbstractContextManager[object]:
 
 
 def in_normal_mode(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """Have a function run so that the tensors it makes are normal ones, also inside `torch.inference_mode()`.
-
-    Args:
-        function: The function.
-
-    Returns:
-        It, of the same signature.
-    """
+    """Have a function run so that the tensors it makes are normal ones, also inside `torch.inference_mode()`."""
 
     @functools.wraps(function)
     def run(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
@@ -63,14 +56,7 @@ TiedTensors = dict[int, dict[torch.device, torch.Tensor]]
 
 
 def as_device(device: int | str | torch.device) -> torch.device:
-    """Turn what a device map may hold into a torch device; an accelerator without an index is the current one.
-
-    Args:
-        device: A device, its name, or the index of an accelerator.
-
-    Returns:
-        The device.
-    """
+    """Turn what a device map may hold into a torch device; an accelerator without an index is the current one."""
     found = torch.device(device)
     if found.index is None and found.type not in ("cpu", "meta", "mps") and torch.accelerator.is_available():
         accelerator = torch.accelerator.current_accelerator()
@@ -260,13 +246,6 @@ def retie_parameters(model: nn.Module, tied_params: Sequence[Sequence[str]]) -> 
 @contextlib.contextmanager
 def moved_tensors(module: nn.Module, device: torch.device) -> Iterator[None]:
     """Have a module's own tensors on a device for a while; in-place changes are kept.
-
-    Args:
-        module: The module.
-        device: The device.
-
-    Yields:
-        Nothing.
 
     Raises:
         OffloadError: When a tensor is empty.

@@ -31,12 +31,6 @@ _TRAINING = (
 def max_memory_of(text: str | None) -> dict[int | str, int | str] | None:
     """Read limits as they are written on a command line.
 
-    Args:
-        text: `0=24GiB,cpu=64GiB`, or None.
-
-    Returns:
-        Written sizes by device; None stays None.
-
     Raises:
         ConfigurationError: When a part is not `DEVICE=SIZE`.
     """
@@ -55,14 +49,7 @@ def max_memory_of(text: str | None) -> dict[int | str, int | str] | None:
 
 
 def headroom_of(text: str | None) -> int | float | str | Workload | None:
-    """Read headroom as it is written on a command line.
-
-    Args:
-        text: Bytes, a written size, a fraction, or BATCHxSEQUENCE, which is traced through the model; or None.
-
-    Returns:
-        Bytes, a fraction, a written size or a workload; None stays None.
-    """
+    """Read headroom as it is written on a command line."""
     if text is None:
         return None
     workload = re.fullmatch(r"\s*(\d+)\s*[x×]\s*(\d+)\s*", text)
@@ -75,12 +62,6 @@ def headroom_of(text: str | None) -> int | float | str | Workload | None:
 
 def model_of(name: str) -> nn.Module:
     """Make the model that a command line names, without weights.
-
-    Args:
-        name: `MODULE:NAME` of a class or function that takes no arguments; the module is looked for here too.
-
-    Returns:
-        The model, on the meta device.
 
     Raises:
         ConfigurationError: When there is none of that name, or it makes no model.
@@ -115,18 +96,6 @@ def plan_checkpoint(
     model: nn.Module | None = None,
 ) -> Plan:
     """Plan a checkpoint from its configuration or its headers.
-
-    Args:
-        source: A safetensors file, an index, a folder, or a folder with a transformers config.
-        max_memory: Limits, as on the command line.
-        headroom: Headroom, as on the command line.
-        dtype: The dtype that the weights will be loaded in.
-        balanced: Whether accelerators share evenly.
-        no_split: Class names that are not split; numbered layers of a checkpoint never are.
-        model: The model that the checkpoint will be loaded into; by default what its files tell of it.
-
-    Returns:
-        The plan.
 
     Raises:
         ConfigurationError: When a workload is given that cannot be traced.
@@ -169,14 +138,7 @@ def _refuse_others(args: argparse.Namespace) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Carry `accel plan` out.
-
-    Args:
-        args: The parsed arguments.
-
-    Returns:
-        0; with `--train --fits` 1 where no layout that was named fits.
-    """
+    """Carry `accel plan` out."""
     _refuse_others(args)
     if args.train:
         training = importlib.import_module("accel_bigmodel.training.command")  # it loads FSDP, which placing needs not

@@ -72,12 +72,7 @@ def attach(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any]
 
 
 def attach_modules(package: str, names: Collection[str]) -> Callable[[str], Any]:
-    """Make the `__getattr__` of a package whose modules are imported when they are first used.
-
-    Args:
-        package: The package's `__name__`.
-        names: Names of its modules.
-    """
+    """Make the `__getattr__` of a package whose modules are imported when they are first used."""
 
     def getattr_(name: str) -> object:
         if name not in names:

@@ -49,11 +49,7 @@ def _delete(self: Any, name: str) -> None:
 
 
 class _LateInit:
-    """Stands for the constructor of a dataclass until somebody asks for it, and puts the real one in its place.
-
-    Args:
-        owner: The dataclass.
-    """
+    """Stands for the constructor of a dataclass until somebody asks for it, and puts the real one in its place."""
 
     def __init__(self, owner: Any) -> None:
         self._owner = owner

@@ -718,13 +718,7 @@ class Accelerator:
         return prepared if len(prepared) > 1 else prepared[0] if prepared else prepared
 
     def _prepare_one(self, obj: Any, first_pass: bool = False, device_placement: bool | None = None) -> Any:
-        """Prepare one object of a `prepare`; here subclasses take hold of any of them.
-
-        Args:
-            obj: The object.
-            first_pass: Whether models, optimizers and loaders have their turn, or schedules, which come after them.
-            device_placement: Whether it is moved to the device; `None` leaves that to the run.
-        """
+        """Prepare one object of a `prepare`; here subclasses take hold of any of them."""
         kind = self._runtime.kind_of(obj)
         if not first_pass:
             return self.prepare_scheduler(obj) if kind == "schedulers" else obj

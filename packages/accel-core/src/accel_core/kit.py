@@ -17,13 +17,7 @@ __all__ = ["AcceleratorKit"]
 
 
 class AcceleratorKit:
-    """What `strategies.parts.Kit` describes, each verb through the method that a subclass may override.
-
-    Args:
-        runtime: The parts of the run.
-        prepare_one: `Accelerator._prepare_one`.
-        prepare_data_loader: `Accelerator.prepare_data_loader`.
-    """
+    """What `strategies.parts.Kit` describes, each verb through the method that a subclass may override."""
 
     def __init__(
         self, runtime: Runtime, prepare_one: Callable[..., Any], prepare_data_loader: Callable[..., Any]
@@ -39,64 +33,25 @@ class AcceleratorKit:
         return self._runtime.optimizers
 
     def prepare_model(self, model: torch.nn.Module, placement: bool | None = None) -> Any:
-        """Prepare and register a model.
-
-        Args:
-            model: The model.
-            placement: Move it to the device; `None` leaves that to the run.
-
-        Returns:
-            What the run trains in its place.
-        """
+        """Prepare and register a model."""
         return self._prepare_one(model, first_pass=True, device_placement=placement)
 
     def prepare_optimizer(self, optimizer: torch.optim.Optimizer, placement: bool | None = None) -> Any:
-        """Wrap and register an optimizer.
-
-        Args:
-            optimizer: The optimizer.
-            placement: Move it to the device; `None` leaves that to the run.
-
-        Returns:
-            The wrapper that knows the accumulation window.
-        """
+        """Wrap and register an optimizer."""
         return self._prepare_one(optimizer, first_pass=True, device_placement=placement)
 
     def prepare_loader(
         self, loader: DataLoader[Any], placement: bool | None = None, slice_fn: Callable[..., Any] | None = None
     ) -> Any:
-        """Give each rank its part of a loader, and register it; `_prepare_one` takes no `slice_fn`.
-
-        Args:
-            loader: The loader.
-            placement: Move batches to the device; `None` leaves that to the run.
-            slice_fn: Cuts a batch into the ranks' parts where one rank reads for all.
-
-        Returns:
-            The prepared loader.
-        """
+        """Give each rank its part of a loader, and register it; `_prepare_one` takes no `slice_fn`."""
         if slice_fn is not None:
             return self._prepare_data_loader(loader, placement, slice_fn)
         return self._prepare_one(loader, first_pass=True, device_placement=placement)
 
     def prepare_scheduler(self, scheduler: object) -> Any:
-        """Wrap and register a schedule.
-
-        Args:
-            scheduler: The schedule.
-
-        Returns:
-            The wrapper that steps with its optimizers.
-        """
+        """Wrap and register a schedule."""
         return self._prepare_one(scheduler)
 
     def prepare_other(self, given: object) -> Any:
-        """Let a subclass prepare what is of no known kind, in both passes.
-
-        Args:
-            given: The object.
-
-        Returns:
-            What the subclass makes of it; the object itself where there is none.
-        """
+        """Let a subclass prepare what is of no known kind, in both passes."""
         return self._prepare_one(self._prepare_one(given, first_pass=True))

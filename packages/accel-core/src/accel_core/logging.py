@@ -30,12 +30,6 @@ class MultiProcessAdapter(logging.LoggerAdapter):  # type: ignore[type-arg]  # g
     def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
         """Write a message.
 
-        Args:
-            level: Its severity.
-            msg: The message, with the places that `args` fill.
-            *args: What fills them.
-            **kwargs: `main_process_only`, `in_order`, and what `logging.Logger.log` takes.
-
         Raises:
             StateError: `in_order` is asked for before the processes know each other.
         """
@@ -63,26 +57,13 @@ class MultiProcessAdapter(logging.LoggerAdapter):  # type: ignore[type-arg]  # g
             control.wait_for_all(world, "writing a message in order")
 
     def process(self, msg: object, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
-        """Put the rank in front of the message, and the place of the call into the record.
-
-        Args:
-            msg: The message.
-            kwargs: Arguments of the logging call.
-
-        Returns:
-            The message and the arguments for the logger underneath.
-        """
+        """Put the rank in front of the message, and the place of the call into the record."""
         msg, kwargs = super().process(msg, kwargs)
         kwargs.setdefault("stacklevel", 2)
         return f"[RANK {_rank()}] {msg}", kwargs
 
     def warning_once(self, *args: object, **kwargs: Any) -> None:
-        """Write a warning the first time that this logger is asked to write it.
-
-        Args:
-            *args: The message, and what is filled into it.
-            **kwargs: As in `log`.
-        """
+        """Write a warning the first time that this logger is asked to write it."""
         said: set[tuple[Any, ...]] = self.__dict__.setdefault("_said", set())
         key = (args, tuple(sorted(kwargs.items())))
         if key not in said:

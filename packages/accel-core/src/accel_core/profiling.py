@@ -18,16 +18,7 @@ PROFILE_PATTERN_NAME = "profile_{suffix}.json"
 
 @contextmanager
 def profile(handler: ProfileKwargs, rank: int) -> Iterator[torch.profiler.profile]:
-    """Profile the block.
-
-    Args:
-        handler: What to record. With `output_trace_dir`, each rank writes `profile_<rank>.json` there when the block
-            ends (a Chrome trace: open it at chrome://tracing or in Perfetto).
-        rank: This rank.
-
-    Yields:
-        The running profiler of `torch.profiler`.
-    """
+    """Profile the block."""
     folder = handler.output_trace_dir
     if folder is not None:
         os.makedirs(folder, exist_ok=True)

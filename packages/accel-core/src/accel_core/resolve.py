@@ -91,12 +91,6 @@ class Arguments:
 def resolve(given: Arguments) -> tuple[Runtime, AcceleratorState]:
     """Decide how a run runs.
 
-    Args:
-        given: What the user asked for.
-
-    Returns:
-        The wired parts, and the users' view on them.
-
     Raises:
         ConfigurationError: Arguments that contradict each other or the environment.
         EngineUnavailableError: An engine that this version does not contain.
@@ -140,15 +134,7 @@ def resolve(given: Arguments) -> tuple[Runtime, AcceleratorState]:
 
 
 def arguments_now(given: Arguments, runtime: Runtime) -> dict[str, Any]:
-    """Return the arguments, by name, with which an Accelerator runs as one does that lives.
-
-    Args:
-        given: What that one was made with. What was changed since counts, and what the environment decided is said.
-        runtime: Its parts.
-
-    Returns:
-        All arguments but `split_batches`, which is part of `dataloader_config`.
-    """
+    """Return the arguments, by name, with which an Accelerator runs as one does that lives."""
     parts = runtime.strategy.parts
     return {
         **{name: value for name, value in vars(given).items() if name != "split_batches"},

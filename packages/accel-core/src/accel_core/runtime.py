@@ -87,40 +87,23 @@ class Runtime:
         return self.strategy.parts.device_placement
 
     def change(self, **parts: object) -> None:
-        """Exchange some of what the strategy was built from, as a user may between two `prepare`.
-
-        Args:
-            **parts: What changes, by the names of `Parts`.
-        """
+        """Exchange some of what the strategy was built from, as a user may between two `prepare`."""
         self.strategy.parts = replace(self.strategy.parts, **parts)  # type: ignore[arg-type]
 
     def set_handler(self, kind: type[KwargsHandler], handler: KwargsHandler | None) -> None:
-        """Replace the handler of a kind, or remove it.
-
-        Args:
-            kind: The handler's class.
-            handler: The new handler; `None` removes the present one.
-        """
+        """Replace the handler of a kind, or remove it."""
         self.handlers.pop(kind.__name__, None)
         if handler is not None:
             self.handlers[kind.__name__] = handler
 
     def set_plugin(self, kind: type[KwargsHandler], handler: KwargsHandler | None) -> None:
-        """Replace the handler of a kind that the strategy reads too, or remove it.
-
-        Args:
-            kind: The handler's class.
-            handler: The new handler; `None` removes the present one.
-        """
+        """Replace the handler of a kind that the strategy reads too, or remove it."""
         self.set_handler(kind, handler)
         others = [plugin for plugin in self.strategy.parts.plugins if not isinstance(plugin, kind)]
         self.change(plugins=(*others, *([] if handler is None else [handler])))
 
     def register(self, objects: Sequence[object]) -> None:
         """Save and restore these objects together with the training state.
-
-        Args:
-            objects: Objects with `state_dict()` and `load_state_dict()`; `save_state` stores them in this order.
 
         Raises:
             ConfigurationError: An object lacks one of the two methods.
@@ -138,15 +121,7 @@ class Runtime:
         self.custom_objects.extend(objects)
 
     def kind_of(self, given: object) -> Kind | None:
-        """Return the kind of an object that `prepare` was given: the strategy's own answer, or that of every strategy.
-
-        Args:
-            given: The object.
-
-        Returns:
-            `"models"`, `"optimizers"`, `"loaders"` or `"schedulers"`; `None` for an object that passes through
-            unchanged.
-        """
+        """Return the kind of an object that `prepare` was given: the strategy's own answer, or the common one."""
         return self.strategy.kind_of(given) or kind_of(given)
 
     @property
@@ -190,14 +165,6 @@ class Runtime:
     def prepare(self, objects: Sequence[Any], placement: Sequence[bool | None] | None, kit: Kit) -> tuple[Any, ...]:
         """Prepare objects together, in the strategy's order.
 
-        Args:
-            objects: What the user passed to `prepare`.
-            placement: For each, whether it is moved to the device.
-            kit: The verbs that prepare single objects.
-
-        Returns:
-            The prepared objects in the same order; what is none of the four kinds comes back untouched.
-
         Raises:
             PreparationError: Objects that cannot be prepared; nothing was prepared then.
         """
@@ -216,14 +183,6 @@ class Runtime:
     ) -> torch.nn.Module:
         """Prepare one model; see `Strategy.prepare_model`.
 
-        Args:
-            model: The model.
-            placement: Whether to move the model to the device; `None` uses the setting of the run.
-            evaluation: Whether the model is only evaluated, so that its gradients need no synchronization.
-
-        Returns:
-            The prepared model, registered with the run.
-
         Raises:
             PreparationError: It is not a `torch.nn.Module`, or the strategy cannot train it.
         """
@@ -240,11 +199,7 @@ class Runtime:
         return prepared
 
     def keep_model(self, model: torch.nn.Module) -> None:
-        """Register a prepared model in place of any earlier form of the same model.
-
-        Args:
-            model: The prepared model; an earlier form is recognized by the bare model inside.
-        """
+        """Register a prepared model in place of any earlier form of the same model."""
         inner = self.strategy.unwrap(model, keep_torch_compile=False)
         for index, kept in enumerate(self.models):
             if kept is model or self.strategy.unwrap(kept, keep_torch_compile=False) is inner:
@@ -255,15 +210,7 @@ class Runtime:
     def prepare_optimizer(
         self, optimizer: torch.optim.Optimizer, placement: bool | None = None
     ) -> AcceleratedOptimizer:
-        """Wrap one optimizer; the same optimizer again gives the same wrapper.
-
-        Args:
-            optimizer: The optimizer.
-            placement: Whether to move its state to the device; `None` uses the setting of the run.
-
-        Returns:
-            The wrapper, registered with the run; a wrapped optimizer is returned unchanged.
-        """
+        """Wrap one optimizer; the same optimizer again gives the same wrapper."""
         if isinstance(optimizer, AcceleratedOptimizer):
             if all(kept is not optimizer for kept in self.optimizers):
                 self.optimizers.append(optimizer)
@@ -284,14 +231,7 @@ class Runtime:
         return wrapper
 
     def prepare_scheduler(self, scheduler: object) -> AcceleratedScheduler:
-        """Wrap one schedule, bound to the prepared optimizer that it steps, or else to all of them.
-
-        Args:
-            scheduler: A schedule of torch, or any object that steps like one.
-
-        Returns:
-            The wrapper, registered with the run; the same schedule again gives the same wrapper.
-        """
+        """Wrap one schedule, bound to the prepared optimizer that it steps, or else to all of them."""
         if isinstance(scheduler, AcceleratedScheduler):
             if all(kept is not scheduler for kept in self.schedulers):
                 self.schedulers.append(scheduler)
@@ -315,17 +255,7 @@ class Runtime:
     def prepare_loader(
         self, loader: DataLoader[Any], placement: bool | None = None, slice_fn: Callable[..., Any] | None = None
     ) -> DataLoader[Any]:
-        """Give each rank its part of a loader; a prepared one is returned unchanged.
-
-        Args:
-            loader: The loader.
-            placement: Whether to move its batches to the device; `None` uses the setting of the run.
-            slice_fn: Splits a batch over ranks where rank 0 reads for all; `None` slices the first dim of its
-                tensors.
-
-        Returns:
-            The prepared loader, registered with the run.
-        """
+        """Give each rank its part of a loader; a prepared one is returned unchanged."""
         if isinstance(loader, PreparedLoader):
             if all(kept is not loader for kept in self.dataloaders):
                 self.dataloaders.append(loader)
@@ -352,14 +282,7 @@ class Runtime:
         return prepared
 
     def backward(self, loss: torch.Tensor, weight: torch.Tensor | float | None, arguments: dict[str, Any]) -> None:
-        """Compute gradients of a batch's loss, and complete those of a weighted window; see `Accelerator.backward`.
-
-        Args:
-            loss: The loss of a batch, a scalar.
-            weight: The weight of this loss in its accumulation window, such as its number of tokens; `None` weighs
-                all batches alike.
-            arguments: Passed to the backward pass; `learning_rate` is for LOMO optimizers.
-        """
+        """Compute gradients of a batch's loss, and complete those of a weighted window; see `Accelerator.backward`."""
         accumulation, strategy = self.accumulation, self.strategy
         rate = arguments.pop("learning_rate", None) if arguments else None
         if rate is not None and any(lomo.is_lomo(optimizer) for optimizer in self.optimizers):
@@ -378,11 +301,7 @@ class Runtime:
                 strategy.scale_gradients(factor, accumulation.models or self.models, self.optimizers)
 
     def unscale(self, optimizers: object = None) -> None:
-        """Divide gradients by the scale of fp16 training, once a window.
-
-        Args:
-            optimizers: A prepared optimizer or a list of them; all where `None`.
-        """
+        """Divide gradients by the scale of fp16 training, once a window."""
         if self.strategy.number_format.scaler is None or not self.gradient_state.sync_gradients:
             return
         chosen = self.optimizers if optimizers is None else optimizers
@@ -390,15 +309,7 @@ class Runtime:
 
     @contextmanager
     def join_uneven(self, joinables: Sequence[Any], even_batches: bool | None) -> Iterator[None]:
-        """Join ranks with different numbers of batches; see `Accelerator.join_uneven_inputs`.
-
-        Args:
-            joinables: Prepared models and optimizers.
-            even_batches: Overrides the setting of the prepared loaders inside the block; `None` leaves it.
-
-        Returns:
-            A context for the training loop.
-        """
+        """Join ranks with different numbers of batches; see `Accelerator.join_uneven_inputs`."""
         with self.strategy.join(joinables):
             shared_out = even_batches is not None and self.world.size > 1
             changed = _override_even_batches(self.dataloaders, bool(even_batches)) if shared_out else []
@@ -413,11 +324,7 @@ class Runtime:
         return {name: getattr(self, name) for name in (*_PREPARED, *_REGISTERED, "scaler", "step")}
 
     def adopt(self, prepared: Mapping[str, Any]) -> None:
-        """Take over the objects that another runtime has prepared.
-
-        Args:
-            prepared: Values by attribute name: models, optimizers, schedules and loaders.
-        """
+        """Take over the objects that another runtime has prepared."""
         for name, value in prepared.items():
             setattr(self, name, value)
         for model in self.models:

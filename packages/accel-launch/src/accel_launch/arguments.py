@@ -89,27 +89,11 @@ class Parser(argparse.ArgumentParser):
             self.register("action", name, action)
 
     def add_argument(self, *flags: Any, **settings: Any) -> argparse.Action:
-        """Declare an argument under both spellings of its long flags.
-
-        Args:
-            *flags: The names; `--a-b` is accepted as `--a_b` too.
-            **settings: Settings of argparse's `add_argument`.
-
-        Returns:
-            The action, as argparse returns it.
-        """
+        """Declare an argument under both spellings of its long flags."""
         return super().add_argument(*_both_spellings(flags), **settings)
 
     def add_argument_group(self, *words: Any, **settings: Any) -> "Group":
-        """Open a group of options that the help shows together.
-
-        Args:
-            *words: Title and description.
-            **settings: Settings of argparse's groups.
-
-        Returns:
-            The group, whose options also have both spellings.
-        """
+        """Open a group of options that the help shows together."""
         group = Group(self, *words, **settings)
         self._action_groups.append(group)
         return group
@@ -123,15 +107,7 @@ class Parser(argparse.ArgumentParser):
         return _HEADING.sub(lambda match: paint(match[1], "heading", True), text)
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse a command line; for an unknown option, suggest the one that was probably meant.
-
-        Args:
-            args: The words; those of the command line of this process where None.
-            namespace: Where the values go; a new one where None.
-
-        Returns:
-            The namespace with the values.
-        """
+        """Parse a command line; for an unknown option, suggest the one that was probably meant."""
         found, unknown = self.parse_known_args(args, namespace)
         if not unknown:
             return found
@@ -155,11 +131,7 @@ class Parser(argparse.ArgumentParser):
         return sorted({flag for flag in words if flag.startswith("--") and "_" not in flag})
 
     def error(self, message: str) -> NoReturn:
-        """Print what is wrong and where help is, and exit with status 2.
-
-        Args:
-            message: What is wrong.
-        """
+        """Print what is wrong and where help is, and exit with status 2."""
         stream = sys.stderr
         said = paint("error:", "error", colors_wanted(stream))
         self.exit(2, f"{self.prog}: {said} {message}\nRun `{self.prog} --help` for the options.\n")
@@ -169,15 +141,7 @@ class Group(argparse._ArgumentGroup):
     """Options that help shows under one heading."""
 
     def add_argument(self, *flags: Any, **settings: Any) -> argparse.Action:
-        """Declare an argument under both spellings of its long flags.
-
-        Args:
-            *flags: The names; `--a-b` is accepted as `--a_b` too.
-            **settings: Settings of argparse's `add_argument`.
-
-        Returns:
-            The action, as argparse returns it.
-        """
+        """Declare an argument under both spellings of its long flags."""
         return super().add_argument(*_both_spellings(flags), **settings)
 
 

@@ -61,14 +61,6 @@ _NONE: Mapping[str, AnyCommand] = {}
 def find_command(word: str, program: str = "accel", own: Mapping[str, AnyCommand] = _NONE) -> AnyCommand:
     """Return a command by the word typed after `accel`.
 
-    Args:
-        word: Name of a built-in or contributed command; underscores count as dashes.
-        program: Name of the program that it is typed after.
-        own: Commands that this program has beyond the others.
-
-    Returns:
-        The command, imported.
-
     Raises:
         ConfigurationError: Nobody offers such a command.
     """
@@ -117,12 +109,7 @@ def _completion() -> AnyCommand:
 
 
 def build_parser(command: AnyCommand, program: str = "accel") -> Parser:
-    """Return the argument parser of a command.
-
-    Args:
-        command: A built-in or contributed command.
-        program: Name of the program that it is typed after.
-    """
+    """Return the argument parser of a command."""
     parser = Parser(
         prog=f"{program} {command.name}",
         description=command.help,
@@ -156,16 +143,7 @@ def _overview(program: str, own: Mapping[str, AnyCommand]) -> str:
 
 
 def main(words: Sequence[str] | None = None, *, program: str = "accel", own: Mapping[str, AnyCommand] = _NONE) -> int:
-    """Run the program.
-
-    Args:
-        words: The words after `accel`; those of the process when None.
-        program: The name that was typed, which help and messages repeat.
-        own: Commands that this program has beyond the others.
-
-    Returns:
-        The exit status: that of the command, 2 for wrong arguments or configuration, 1 for any other error of accel.
-    """
+    """Run the program."""
     words = sys.argv[1:] if words is None else list(words)
     if not words or words[0] in ("-h", "--help", "help"):
         print(_overview(program, own))

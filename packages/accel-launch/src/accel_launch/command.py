@@ -73,14 +73,7 @@ class Command(NamedTuple):
 
 
 def resolve_runner(command: AnyCommand) -> Runner:
-    """Return the function that carries a command out, importing it if it was given by its place.
-
-    Args:
-        command: A built-in or contributed command.
-
-    Returns:
-        The function to call with the parsed arguments.
-    """
+    """Return the function that carries a command out, importing it if it was given by its place."""
     run: Any = command.run
     if isinstance(run, str):
         module, _, function = run.partition(":")

@@ -13,22 +13,12 @@ ENTRY_POINT_GROUP = "accel.commands"
 
 
 def commands() -> dict[str, EntryPoint]:
-    """Find the commands that other distributions offer, without importing them.
-
-    Returns:
-        The entry point of each command by its name.
-    """
+    """Find the commands that other distributions offer, without importing them."""
     return {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
 
 
 def load(point: EntryPoint) -> AnyCommand:
     """Import a command that another distribution offers.
-
-    Args:
-        point: The entry point found for it.
-
-    Returns:
-        The command.
 
     Raises:
         ConfigurationError: The entry point leads to something that has not the shape of a command.
@@ -44,13 +34,6 @@ def load(point: EntryPoint) -> AnyCommand:
 
 
 def find(word: str) -> AnyCommand | None:
-    """Return the contributed command called `word`, or None.
-
-    Args:
-        word: What was typed after `accel`, with dashes.
-
-    Returns:
-        The imported command, or None where no distribution offers one.
-    """
+    """Return the contributed command called `word`, or None."""
     point = commands().get(word)
     return None if point is None else load(point)

@@ -13,14 +13,7 @@ __all__ = ["load"]
 
 
 def load(name: str) -> ModuleType:
-    """Import a module, and spare what it made later garbage collections (`gc.freeze`).
-
-    Args:
-        name: The module. Where torch is there already, the import is a plain one.
-
-    Returns:
-        The module.
-    """
+    """Import a module, and spare what it made later garbage collections (`gc.freeze`)."""
     if name in sys.modules or "torch" in sys.modules or not gc.isenabled():
         return import_module(name)
     gc.disable()

@@ -26,20 +26,12 @@ def _files_in(folder: str) -> Iterator[Path]:
 
 
 def somebody_offers(group: str) -> bool:
-    """Return whether any distribution may offer an entry point of a group.
-
-    Args:
-        group: Name of the group.
-    """
+    """Return whether any distribution may offer an entry point of a group."""
     return any(file is None or _lines(file, group) for file in _files())
 
 
 def names_of(group: str) -> list[str]:
-    """Return the names of the entry points of a group, without those of zipped distributions.
-
-    Args:
-        group: Name of the group.
-    """
+    """Return the names of the entry points of a group, without those of zipped distributions."""
     return sorted(
         {line.partition("=")[0].strip() for file in _files() if file is not None for line in _lines(file, group)}
     )

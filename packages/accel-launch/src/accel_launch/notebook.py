@@ -33,13 +33,7 @@ class EarlyUseError(StateError, ValueError):
 
 
 class PrepareForLaunch:
-    """Turns a function into one that a started process can run: it sets the process's ranks first.
-
-    Args:
-        launcher: The function.
-        distributed_type: Label of the run.
-        debug: Whether the processes meet through the file named by ACCELERATE_DEBUG_RDV_FILE.
-    """
+    """Turns a function into one that a started process can run: it sets the process's ranks first."""
 
     def __init__(self, launcher: Callable[..., Any], distributed_type: str = "NO", debug: bool = False) -> None:
         self.launcher = launcher
@@ -47,12 +41,7 @@ class PrepareForLaunch:
         self.debug = debug
 
     def __call__(self, index: int, *args: object) -> None:
-        """Run the function in a started process.
-
-        Args:
-            index: Number of the process on this machine.
-            args: Arguments of the function.
-        """
+        """Run the function in a started process."""
         each = environment_text("LOCAL_WORLD_SIZE") or environment_text("WORLD_SIZE") or "1"
         first = int(environment_text("NODE_RANK") or 0) * int(each)
         if self.debug or self.distributed_type != "NO":
@@ -224,14 +213,7 @@ def _modules_of_notebook() -> list[str]:
 
 
 def initialized_by(modules: Sequence[str]) -> str | None:
-    """Find the import that initializes CUDA, by importing modules one after the other in a fresh process.
-
-    Args:
-        modules: Names, in the order of their import.
-
-    Returns:
-        The first module after whose import CUDA is initialized, or None.
-    """
+    """Find the import that initializes CUDA, by importing modules one after the other in a fresh process."""
     probe = (
         "import importlib, sys, torch\n"
         "for name in sys.argv[1:]:\n"

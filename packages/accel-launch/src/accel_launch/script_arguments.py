@@ -12,12 +12,6 @@ class ScriptArguments(argparse.Action):
 
     They are the script's own. Only where none of the options that the command needs was written before the script,
     the words from the first of those on are options of the command: `SCRIPT a b --layouts dp2 --json`.
-
-    Args:
-        *words: What argparse passes to an action.
-        needed: Options that the command needs. argparse must not require them: they may come later than it looks.
-        options: Declares all options of the command on a parser.
-        **settings: What argparse passes to an action.
     """
 
     def __init__(
@@ -37,14 +31,7 @@ class ScriptArguments(argparse.Action):
         values: str | Sequence[Any] | None,
         option_string: str | None = None,
     ) -> None:
-        """Store the script's arguments, and the options behind them.
-
-        Args:
-            parser: The command's parser.
-            namespace: What was parsed up to the script.
-            values: The words behind the script.
-            option_string: Nothing: this is no option.
-        """
+        """Store the script's arguments, and the options behind them."""
         words = list(values or ())
         if self._missing(namespace) == list(self._needed):
             ends = (at for at, word in enumerate(words) if word.partition("=")[0] in self._needed)

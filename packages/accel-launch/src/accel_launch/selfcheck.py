@@ -20,11 +20,7 @@ _SAMPLES, _BATCH, _STEPS, _TOLERANCE = 37, 4, 3, 1e-5
 
 
 def main(wanted: Sequence[str] = ()) -> None:
-    """Run the steps on this rank.
-
-    Args:
-        wanted: Words from the names of the steps to run; all steps when empty.
-    """
+    """Run the steps on this rank."""
     accelerator = Accelerator()
     steps = (("processes start and gather", _gathers), ("data is split", _splits), ("training is alike", _trains))
     for name, step in steps:

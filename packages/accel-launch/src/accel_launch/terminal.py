@@ -12,12 +12,7 @@ _CODES = {"heading": "1", "flag": "36", "error": "1;31", "faint": "2", "good": "
 
 
 def say(text: str) -> None:
-    """Print a line on standard error.
-
-    Args:
-        text: The line. Where standard error is closed, or goes to a disk that is full, nobody can be told, and the run
-            that is watched is worth more than the line.
-    """
+    """Print a line on standard error."""
     if sys.stderr is not None:
         with contextlib.suppress(OSError, ValueError):
             print(text, file=sys.stderr, flush=True)
@@ -31,20 +26,10 @@ def flush_output() -> None:
 
 
 def colors_wanted(stream: TextIO | None) -> bool:
-    """Return whether text written to `stream` may carry colors.
-
-    Args:
-        stream: A text stream; None for one that was closed before Python began.
-    """
+    """Return whether text written to `stream` may carry colors."""
     return environ.wants_colors(stream is not None and stream.isatty())
 
 
 def paint(text: str, kind: str, wanted: bool) -> str:
-    """Return `text` in the color of its kind.
-
-    Args:
-        text: What is shown.
-        kind: One of heading, flag, error, faint, good, warning.
-        wanted: Leave the text as it is where False.
-    """
+    """Return `text` in the color of its kind."""
     return f"\033[{_CODES[kind]}m{text}\033[0m" if wanted else text

@@ -43,13 +43,6 @@ class _Place:
 class WeightLoader:
     """Loads weights into a model, one after another.
 
-    Args:
-        model: The model, after `replace_with_bnb_layers`.
-        config: How weights are packed.
-        places: Devices by name of module.
-        offload_folder: Where packed weights on "disk" are written.
-        shared: Groups of names that were one parameter before layers were replaced; a checkpoint holds one of them.
-
     Attributes:
         index: Dtypes and shapes of what was written to the folder.
     """
@@ -97,9 +90,6 @@ class WeightLoader:
 
     def check(self, source: Checkpoint) -> None:
         """Find every weight of the model in a checkpoint; nothing is changed.
-
-        Args:
-            source: The checkpoint.
 
         Raises:
             CheckpointMismatchError: Weights that are missing, have another shape, or are packed in another way.
@@ -159,11 +149,7 @@ class WeightLoader:
         return {suffix: source.shard_of(name).tensor(name) for suffix, name in names.items()}
 
     def load_from_checkpoint(self, source: Checkpoint) -> None:
-        """Take every weight from a checkpoint that was checked.
-
-        Args:
-            source: The checkpoint.
-        """
+        """Take every weight from a checkpoint that was checked."""
         for place in self._places:
             if not place.source:
                 self._put_plain(place, place.tensor)

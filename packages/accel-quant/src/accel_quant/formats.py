@@ -32,31 +32,15 @@ class EightBits:
     name = "bitsandbytes-8bit"
 
     def matches(self, parameter: torch.Tensor) -> bool:
-        """Return whether a parameter is of this format.
-
-        Args:
-            parameter: A parameter of a model.
-        """
+        """Return whether a parameter is of this format."""
         return is_instance(parameter, "Int8Params")
 
     def nbytes(self, parameter: torch.Tensor) -> int:
-        """Count the bytes of weights and scales, packed or yet to be.
-
-        Args:
-            parameter: A parameter of this format.
-
-        Returns:
-            The number of bytes.
-        """
+        """Count the bytes of weights and scales, packed or yet to be."""
         return parameter.numel() + _FLOAT * parameter.shape[0]
 
     def move(self, parameter: torch.Tensor, device: torch.device) -> nn.Parameter:
-        """Return the same weights on another device.
-
-        Args:
-            parameter: A parameter of this format.
-            device: The device.
-        """
+        """Return the same weights on another device."""
         if parameter.dtype != torch.int8:
             return self._made(parameter.detach().to(device), None)
         scales = _scales(parameter)
@@ -70,17 +54,7 @@ class EightBits:
     def pack(
         self, parameter: torch.Tensor, value: torch.Tensor, device: torch.device, statistics: torch.Tensor | None = None
     ) -> nn.Parameter:
-        """Pack floating point weights, or take packed ones with their scales.
-
-        Args:
-            parameter: The parameter whose place it takes.
-            value: The weights, in floating point or packed.
-            device: Where they go.
-            statistics: Scales of packed weights.
-
-        Returns:
-            The packed parameter.
-        """
+        """Pack floating point weights, or take packed ones with their scales."""
         _check_shape(parameter, value)
         if value.dtype == torch.int8:
             if statistics is None:
@@ -98,22 +72,11 @@ class EightBits:
         return result
 
     def parts(self, parameter: torch.Tensor) -> Sequence[str]:
-        """Name the weights and the scales.
-
-        Args:
-            parameter: A parameter of this format.
-
-        Returns:
-            The suffixes, in the order in which they are stored.
-        """
+        """Name the weights and the scales."""
         return ("", "SCB")
 
     def unpack(self, parameter: torch.Tensor) -> Mapping[str, torch.Tensor]:
-        """Return weights and scales.
-
-        Args:
-            parameter: A parameter of this format.
-        """
+        """Return weights and scales."""
         scales = _scales(parameter)
         if parameter.dtype != torch.int8 or scales is None:
             raise QuantizationError(
@@ -128,14 +91,6 @@ class EightBits:
         device: torch.device,
     ) -> nn.Parameter:
         """Make the parameter out of weights and scales.
-
-        Args:
-            parameter: The parameter whose place it takes.
-            stored: What `unpack` returned, by suffix.
-            device: Where it goes.
-
-        Returns:
-            The packed parameter.
 
         Raises:
             CheckpointDamagedError: Weights and scales do not fit one another, or not the parameter.
@@ -158,22 +113,11 @@ class FourBits:
     name = "bitsandbytes-4bit"
 
     def matches(self, parameter: torch.Tensor) -> bool:
-        """Return whether a parameter is of this format.
-
-        Args:
-            parameter: A parameter of a model.
-        """
+        """Return whether a parameter is of this format."""
         return is_instance(parameter, "Params4bit")
 
     def nbytes(self, parameter: torch.Tensor) -> int:
-        """Count the bytes of weights, scales and code books, packed or yet to be.
-
-        Args:
-            parameter: A parameter of this format.
-
-        Returns:
-            The number of bytes.
-        """
+        """Count the bytes of weights, scales and code books, packed or yet to be."""
         state = _state(parameter)
         if state is not None:
             count = parameter.nbytes + state.absmax.nbytes + state.code.nbytes
@@ -188,12 +132,7 @@ class FourBits:
         return int(count + blocks + _FLOAT * (-(-blocks // _NESTED_BLOCK) + _NESTED_CODES + 1))
 
     def move(self, parameter: torch.Tensor, device: torch.device) -> nn.Parameter:
-        """Return the same weights on another device; on meta, an empty parameter with the same settings.
-
-        Args:
-            parameter: A parameter of this format.
-            device: The device.
-        """
+        """Return the same weights on another device; on meta, an empty parameter with the same settings."""
         state = _state(parameter)
         if device.type == "meta":
             made = self._like(parameter, parameter.detach().to(device))
@@ -212,17 +151,7 @@ class FourBits:
         device: torch.device,
         statistics: torch.Tensor | None = None,
     ) -> nn.Parameter:
-        """Pack floating point weights into 4 bits.
-
-        Args:
-            parameter: The parameter in whose place the result goes; it carries the block size and the number format.
-            value: Floating point weights of its shape.
-            device: Where the weights are packed; on meta, nothing is computed.
-            statistics: Not used: packed 4-bit weights come through `rebuild`.
-
-        Returns:
-            The packed parameter.
-        """
+        """Pack floating point weights into 4 bits."""
         if not value.is_floating_point():
             raise QuantizationError(
                 f"Packed 4-bit weights come with their statistics; got a bare tensor of {value.dtype}. Use `rebuild`, "
@@ -236,14 +165,7 @@ class FourBits:
         return result
 
     def parts(self, parameter: torch.Tensor) -> Sequence[str]:
-        """Name the weights and the parts of their state.
-
-        Args:
-            parameter: A parameter of this format.
-
-        Returns:
-            The suffixes, in the order in which they are stored.
-        """
+        """Name the weights and the parts of their state."""
         kind = parameter.quant_type  # type: ignore[attr-defined]
         names = ["", "weight.absmax", "weight.quant_map"]
         if parameter.compress_statistics:  # type: ignore[attr-defined]
@@ -251,11 +173,7 @@ class FourBits:
         return (*names, f"weight.quant_state.bitsandbytes__{kind}")
 
     def unpack(self, parameter: torch.Tensor) -> Mapping[str, torch.Tensor]:
-        """Return weights and the parts of their state, as bitsandbytes saves them.
-
-        Args:
-            parameter: A parameter of this format.
-        """
+        """Return weights and the parts of their state, as bitsandbytes saves them."""
         state = _state(parameter)
         if state is None:
             raise QuantizationError(
@@ -274,14 +192,6 @@ class FourBits:
         self, parameter: torch.Tensor, stored: Mapping[str, torch.Tensor], device: torch.device
     ) -> nn.Parameter:
         """Make the parameter out of weights and state.
-
-        Args:
-            parameter: The parameter whose place it takes.
-            stored: What `unpack` returned, by suffix.
-            device: Where it goes.
-
-        Returns:
-            The packed parameter.
 
         Raises:
             CheckpointDamagedError: Weights and state do not fit one another, or not the parameter.

@@ -112,22 +112,12 @@ def _is_product(layer: nn.Linear) -> bool:
 
 
 def is_named(name: str, key: str) -> bool:
-    """Return whether a list's key stands for a module: it is its name, or a run of whole parts of it.
-
-    Args:
-        name: Full name of a module.
-        key: An entry of the list.
-    """
+    """Return whether a list's key stands for a module: it is its name, or a run of whole parts of it."""
     return f".{key}." in f".{name}."
 
 
 def check_names(model: nn.Module, field: str, names: Iterable[str] | None) -> None:
     """Make sure that every name of a list stands for a module.
-
-    Args:
-        model: The model.
-        field: Name of the list, for the message.
-        names: The list.
 
     Raises:
         QuantizationError: Names that match nothing.

@@ -18,23 +18,14 @@ def bitsandbytes() -> Any:
 
 
 def is_instance(value: object, *names: str) -> bool:
-    """Return whether a value is of a class of `bitsandbytes.nn`; it cannot be where the library was never imported.
-
-    Args:
-        value: A parameter or a module.
-        *names: Names of classes.
-    """
+    """Return whether a value is of a class of `bitsandbytes.nn`; it cannot be where the library was never imported."""
     classes = getattr(sys.modules.get("bitsandbytes"), "nn", None)
     return any(isinstance(value, getattr(classes, name)) for name in names) if classes is not None else False
 
 
 @cache
 def packs_on_cpu(quant_type: str) -> bool:
-    """Return whether the installed version packs 4-bit weights of a kind on a CPU: 0.46.0 does so for `nf4` alone.
-
-    Args:
-        quant_type: `fp4` or `nf4`.
-    """
+    """Return whether the installed version packs 4-bit weights of a kind on a CPU: 0.46.0 does so for `nf4` alone."""
     try:
         bitsandbytes().functional.quantize_4bit(torch.ones(64), quant_type=quant_type)
     except RuntimeError:

@@ -65,14 +65,6 @@ def write_parts(
     offload_folder: str | os.PathLike[str],
     offload_index: MutableMapping[str, Any],
 ) -> None:
-    """Write the parts of a packed weight to an offload folder.
-
-    Args:
-        form: The weight's format.
-        parameter: The packed weight.
-        name: Its dotted name.
-        offload_folder: The folder.
-        offload_index: Where dtypes and shapes are noted.
-    """
+    """Write the parts of a packed weight to an offload folder."""
     for suffix, part in form.unpack(parameter).items():
         offload_weight(part, packed_key(name, suffix), offload_folder, index=offload_index)

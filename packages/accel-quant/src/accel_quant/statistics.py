@@ -28,10 +28,6 @@ _NESTED_WORDS = {"nested_blocksize", "nested_dtype", "nested_offset"}
 def check_statistics(stored: Mapping[str, torch.Tensor], shape: Sequence[int] | None) -> None:
     """Make sure that packed weights and their statistics fit one another.
 
-    Args:
-        stored: Weights and statistics by suffix, as `PackedParameter.unpack` gives them.
-        shape: Shape of the weights before they were packed; `None` where only their statistics know.
-
     Raises:
         CheckpointDamagedError: They do not.
     """
@@ -42,15 +38,7 @@ def check_statistics(stored: Mapping[str, torch.Tensor], shape: Sequence[int] | 
 
 
 def faults(stored: Mapping[str, torch.Tensor], shape: Sequence[int] | None) -> list[str]:
-    """Compare packed weights with their statistics.
-
-    Args:
-        stored: Weights and statistics by suffix.
-        shape: Shape of the weights before they were packed; `None` where only their statistics know.
-
-    Returns:
-        What does not fit; nothing for weights of another library.
-    """
+    """Compare packed weights with their statistics."""
     wrong: list[str] = []
     expected: dict[str, tuple[Sequence[int], torch.dtype]] = {}
     if "SCB" in stored:

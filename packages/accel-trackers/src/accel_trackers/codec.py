@@ -53,25 +53,12 @@ class Described:
 
 
 def dumps(value: object) -> str:
-    """Write a value as one line of JSON; never raises.
-
-    Args:
-        value: Anything.
-
-    Returns:
-        The line.
-    """
+    """Write a value as one line of JSON; never raises."""
     return json.dumps(encode(value), ensure_ascii=True, separators=(",", ":"))
 
 
 def loads(line: str) -> Any:
     """Read what `dumps` wrote.
-
-    Args:
-        line: A line.
-
-    Returns:
-        The value; a description of it where its class was not one that can be read back.
 
     Raises:
         ValueError: The line is not JSON, or not of this notation.
@@ -80,21 +67,13 @@ def loads(line: str) -> Any:
 
 
 def type_name(value: object) -> str:
-    """Return the dotted name of a value's class.
-
-    Args:
-        value: Anything.
-    """
+    """Return the dotted name of a value's class."""
     kind = type(value)
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def describe(value: object) -> str:
-    """Return the text of a value, whatever its `__repr__` does.
-
-    Args:
-        value: Anything.
-    """
+    """Return the text of a value, whatever its `__repr__` does."""
     try:
         text = repr(value)
     except BaseException as error:
@@ -103,15 +82,7 @@ def describe(value: object) -> str:
 
 
 def encode(value: object) -> Json:
-    """Turn a value into what `json` can write.
-
-    Args:
-        value: Anything.
-
-    Returns:
-        None, booleans, numbers, texts, lists and mappings with text keys. Nothing raises: what cannot be taken apart
-        is written as its class and text.
-    """
+    """Turn a value into what `json` can write."""
     return walk(value, _encode_leaf, _encode_container)
 
 
@@ -265,12 +236,6 @@ _READERS: dict[str, Callable[[Any], object]] = {
 
 def decode(written: Json) -> Any:
     """Turn what `encode` gave back into the value.
-
-    Args:
-        written: JSON values.
-
-    Returns:
-        An equal value; `Described` for values of classes that only their owner can import.
 
     Raises:
         ValueError: A mapping begins with `$` and is not of this notation, or something is nested too deep to be read.

@@ -15,11 +15,7 @@ run = "accel_trackers.command_line:run"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options.
-
-    Args:
-        parser: Parser of `accel trackers`.
-    """
+    """Declare the options."""
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="{show,replay}")
     show = verbs.add_parser("show", help="Draw the curves of the last runs below a folder.")
     show.add_argument("folder", help="A logging directory, or a spool file.")

@@ -21,12 +21,6 @@ _MARKS = "•+xo*#@%"
 def run(arguments: argparse.Namespace) -> int:
     """Carry `show` or `replay` out.
 
-    Args:
-        arguments: What `command.add_arguments` declares.
-
-    Returns:
-        The exit status: 0, or 1 where entries could not be sent or a spool file was refused.
-
     Raises:
         ConfigurationError: A name or number has no meaning here.
         TrackerError: There is no such file or folder.

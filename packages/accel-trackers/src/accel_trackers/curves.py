@@ -34,13 +34,6 @@ class Run:
 def read_runs(place: Path) -> tuple[list[Run], list[str]]:
     """Read all runs below a path, the oldest first.
 
-    Args:
-        place: A folder, a spool file or an event file.
-
-    Returns:
-        Runs that logged a number (one that is in a spool file and in event files comes twice), and for each spool
-        file or folder of event files that is refused, why.
-
     Raises:
         MissingDependencyError: Event files are there and tensorboard is not.
     """

@@ -90,12 +90,6 @@ class _Leaf:
 def flatten(config: object) -> FlatConfig:
     """Flatten a configuration.
 
-    Args:
-        config: Any nesting of anything; a bare value stands under the empty path.
-
-    Returns:
-        The table, with as many rows as the configuration has leaves. Nothing raises.
-
     Example:
         >>> flatten({"lr": 0.1, "model": {"sizes": [3, 4], "init": None}}).values
         {'lr': 0.1, 'model.sizes.0': 3, 'model.sizes.1': 4, 'model.init': 'None'}
@@ -156,14 +150,7 @@ def _tensor_text(value: torch.Tensor) -> str:
 
 
 def as_scalar(value: Any) -> Scalar | None:
-    """Read a value as one number or text.
-
-    Args:
-        value: A number, a text, a tensor or array of one element, or anything else.
-
-    Returns:
-        The plain number or text, or `None` for what is neither.
-    """
+    """Read a value as one number or text."""
     if isinstance(value, enum.Enum):
         return None
     if isinstance(value, bool | int | float | str):
@@ -184,21 +171,12 @@ def as_scalar(value: Any) -> Scalar | None:
 
 
 def join(path: str, segment: str) -> str:
-    """Return the path of a part of the container at `path`.
-
-    Args:
-        path: Path of the container.
-        segment: Key of the part.
-    """
+    """Return the path of a part of the container at `path`."""
     return f"{path}.{segment}" if path else segment
 
 
 def split(path: str) -> list[object]:
-    """Return the keys that a path is made of.
-
-    Args:
-        path: A path that `join` made.
-    """
+    """Return the keys that a path is made of."""
     return [_read_key(segment) for segment in _segments(path)]
 
 

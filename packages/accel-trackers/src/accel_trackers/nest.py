@@ -25,16 +25,6 @@ def walk(value: object, leaf: Leaf[_R], join: Join[_R], path: Path = (), above: 
 
     Mappings, lists, tuples and dataclasses are containers; the keys of a list are its indices, as text. A container
     that holds itself, lies too deep or cannot be looked into is a leaf.
-
-    Args:
-        value: The nest.
-        leaf: Makes the result of a leaf from its path, itself, and the identities of the containers around it.
-        join: Makes the result of a container from its path, itself, its kind, and its keys with their results.
-        path: Keys that lead to the value.
-        above: Identities of the containers around the value.
-
-    Returns:
-        What `join` made of the whole nest.
     """
     parts = None if id(value) in above or len(above) >= DEEPEST else _parts(value)
     if parts is None:

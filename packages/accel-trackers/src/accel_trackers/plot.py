@@ -10,17 +10,7 @@ __all__ = ["draw", "printable"]
 
 
 def draw(title: str, curves: Mapping[str, Sequence[tuple[float, float]]], *, width: int, height: int) -> str:
-    """Draw curves over one another.
-
-    Args:
-        title: The line above.
-        curves: By mark, one letter each, the points: steps and values.
-        width: Columns of the plot.
-        height: Rows of the plot.
-
-    Returns:
-        Lines of text; values that are not finite are left out and counted in the last line.
-    """
+    """Draw curves over one another."""
     finite = {mark: [point for point in points if math.isfinite(point[1])] for mark, points in curves.items()}
     lost = sum(map(len, curves.values())) - sum(map(len, finite.values()))
     points = [point for series in finite.values() for point in series]
@@ -59,9 +49,5 @@ def _columns(series: Sequence[tuple[float, float]], left: float, right: float, w
 
 
 def printable(text: str) -> str:
-    """Return a text as one line for a terminal: what is not printable is escaped, as it could steer the terminal.
-
-    Args:
-        text: The text.
-    """
+    """Return a text as one line for a terminal: what is not printable is escaped, as it could steer the terminal."""
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)

@@ -32,10 +32,6 @@ class SpoolRecorder:
     Only its own thread touches the disk, so a disk that hangs holds nobody else. While lines cannot be written, what is
     logged goes to the trackers alone, and lines are written again as soon as the disk takes them.
 
-    Args:
-        folder: Where the file is made.
-        run: `run_id`, `project` and `trackers` of the run.
-
     Attributes:
         path: The file, once it is open.
     """
@@ -83,11 +79,7 @@ class SpoolRecorder:
             )
 
     def write(self, line: Mapping[str, Any]) -> None:
-        """Queue a line.
-
-        Args:
-            line: The line, as values of JSON.
-        """
+        """Queue a line."""
         if line["kind"] in ENTRIES:
             # Before the line is queued: the thread may have written it, and taken it out, when `put` returns.
             self._unwritten.add(line["seq"])
@@ -122,13 +114,7 @@ class SpoolRecorder:
             )
 
     def take_over(self, run_id: str, step: int, seconds: float) -> list[Mapping[str, Any]]:
-        """Return what killed processes of a run had not sent; their files go when the line `resumed` is written.
-
-        Args:
-            run_id: The run.
-            step: Where the run continues.
-            seconds: How long it may take.
-        """
+        """Return what killed processes of a run had not sent; their files go when the line `resumed` is written."""
         try:
             found = self._called(lambda: self._find_left(run_id, step), seconds)
         except OSError as error:
@@ -167,13 +153,6 @@ class SpoolRecorder:
     def keep_file(self, path: str, seconds: float) -> str:
         """Copy a file or folder into the spool's own folder, under the same name.
 
-        Args:
-            path: The file or folder.
-            seconds: How long it may take.
-
-        Returns:
-            The path of the copy.
-
         Raises:
             OSError: It does not exist or cannot be copied, or not within `seconds`.
         """
@@ -204,26 +183,13 @@ class SpoolRecorder:
         return str(place / source.name)
 
     def drain(self, seconds: float) -> bool:
-        """Wait no longer than `seconds` until every line is written, and return whether that is so.
-
-        Args:
-            seconds: How long it may take.
-
-        Returns:
-            Whether every line is written.
-        """
+        """Wait no longer than `seconds` until every line is written, and return whether that is so."""
         return self._worker.drain(seconds)
 
     def close(self, unsent: Mapping[str, frozenset[int]], *, keep: bool, seconds: float, quiet: bool) -> None:
         """Close the file after what is queued, and remove it unless it is kept or holds what a tracker did not take.
 
         A disk that does not take the rest within `seconds` is left to the thread, which ends with the process.
-
-        Args:
-            unsent: Numbers of the entries that each tracker lacks.
-            keep: Keep the file in any case.
-            seconds: How long it may take.
-            quiet: Write no warning.
         """
         self._worker.finish(lambda: self._close(keep or bool(unsent)))
         if self._worker.drain(seconds):

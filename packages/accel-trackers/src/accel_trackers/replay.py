@@ -60,17 +60,6 @@ def replay(
     What is sent is marked in the file at once, so a second replay sends nothing twice. A file of which every tracker
     has everything is removed. A file that is damaged, or whose run is still going on, is refused alone.
 
-    Args:
-        place: A spool file, or a folder.
-        trackers: Only these trackers.
-        to: Send to this tracker instead of the one that did not take them.
-        logging_dir: Folder for trackers that write to one; by default the folder that holds the spool's.
-        init: Keyword arguments of the tracker's constructor.
-        keep: Keep files of which everything is sent.
-
-    Returns:
-        One outcome for each refused file, and for each tracker and file with something to send.
-
     Raises:
         ConfigurationError: `to` is unknown.
         MissingDependencyError: The library of `to` is not installed.

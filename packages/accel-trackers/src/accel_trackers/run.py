@@ -15,10 +15,6 @@ __all__ = ["RunTracker"]
 class RunTracker(GeneralTracker):
     """A tracker that logs to one run of its library, which has `init`, `Image` and a run with `log` and `finish`.
 
-    Args:
-        run_name: The project.
-        **kwargs: Passed to the library's `init`.
-
     Attributes:
         run: The run, once started.
         key: Attribute of the run, and argument of `init`, by which the library finds it again.
@@ -53,13 +49,7 @@ class RunTracker(GeneralTracker):
 
     @on_main_process
     def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: object) -> None:
-        """Log lists of images.
-
-        Args:
-            values: By name, images: arrays of shape (H, W) or (H, W, C), or PIL images.
-            step: Number of the step.
-            **kwargs: Passed to `run.log`.
-        """
+        """Log lists of images."""
         for name, images in values.items():
             self.log({name: [self._library.Image(image) for image in images]}, step=step, **kwargs)
 
@@ -81,11 +71,7 @@ class RunTracker(GeneralTracker):
 
     @on_main_process
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with a run by its id or name; of a run that was opened for nothing no folder stays.
-
-        Args:
-            state: What `state_dict` returned.
-        """
+        """Go on with a run by its id or name; of a run that was opened for nothing no folder stays."""
         if self.key not in state:
             return
         self.init_kwargs = {**self.init_kwargs, self.key: state[self.key], "resume": "allow"}

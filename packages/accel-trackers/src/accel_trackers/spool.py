@@ -59,10 +59,6 @@ Line = dict[str, Any]
 class SpoolWriter:
     """Appends lines to one spool file; safe from several threads.
 
-    Args:
-        path: The file; its folder is made.
-        new: Refuse a file that is there.
-
     Raises:
         OSError: The file cannot be opened for writing.
     """
@@ -97,9 +93,6 @@ class SpoolWriter:
     def write(self, line: Mapping[str, Any]) -> None:
         """Append one line and hand it to the operating system, or leave the file as it is.
 
-        Args:
-            line: The line, as values of JSON.
-
         Raises:
             OSError: The disk is full or gone.
         """
@@ -128,9 +121,6 @@ class SpoolWriter:
     def close(self, keep: bool) -> None:
         """Close the file, and remove it with the files that belong to it unless it is kept.
 
-        Args:
-            keep: Keep the file.
-
         Raises:
             OSError: The disk is full or gone.
         """
@@ -146,9 +136,6 @@ class SpoolWriter:
 
 def make_own(folder: Path) -> None:
     """Make the part of a path that lies in a folder which everybody may write to, for this user alone.
-
-    Args:
-        folder: An absolute path.
 
     Raises:
         OSError: That part belongs to another user, who could read and change what is written there.
@@ -168,11 +155,7 @@ def make_own(folder: Path) -> None:
 
 
 def files_of(path: Path) -> Path:
-    """Return the folder that holds a spool file's copies of logged files.
-
-    Args:
-        path: The spool file.
-    """
+    """Return the folder that holds a spool file's copies of logged files."""
     return path.with_name(path.name.removesuffix(SUFFIX) + ".files")
 
 
@@ -223,11 +206,7 @@ class SpoolFile:
         return True
 
     def unsent(self, tracker: str) -> list[Line]:
-        """Return the entries for a tracker that it does not have, in order.
-
-        Args:
-            tracker: Name of the tracker.
-        """
+        """Return the entries for a tracker that it does not have, in order."""
         have = self.sent.get(tracker, set())
         return [
             entry
@@ -237,11 +216,7 @@ class SpoolFile:
 
 
 def find(place: Path) -> list[Path]:
-    """Return the spool files at a path, oldest first.
-
-    Args:
-        place: A spool file, or a folder that is searched with everything below it.
-    """
+    """Return the spool files at a path, oldest first."""
     if not place.is_dir():
         return [place]
     return sorted(place.rglob(f"*{SUFFIX}"), key=lambda path: (_changed(path), path.name))
@@ -258,12 +233,6 @@ def read(path: Path) -> SpoolFile:
     """Read a spool file.
 
     A last line that was cut off by the end of the process is left out.
-
-    Args:
-        path: The file.
-
-    Returns:
-        Its header and its entries.
 
     Raises:
         TrackerError: The file cannot be read, is not a spool file, of a later version, or damaged in its middle.

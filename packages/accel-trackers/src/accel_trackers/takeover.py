@@ -32,15 +32,6 @@ def left_behind(own: Path, run_id: str, step: int, trackers: list[str]) -> list[
 
     `accel trackers replay` is left what is damaged or ended well, what another machine wrote, and what some tracker
     lacks that the run no longer has, or that needs a logged file.
-
-    Args:
-        own: The new spool file.
-        run_id: The run.
-        step: Where the run goes on; what was logged later is logged again.
-        trackers: Names of the trackers that the run has now.
-
-    Returns:
-        What each killed process left.
     """
     found = []
     for path in spool.find(own.parent):

@@ -46,16 +46,7 @@ class Parts:
 
 
 def sort(values: Mapping[str, Any], native: Iterable[str] = (), groups: bool = False) -> Parts:
-    """Sort values; nothing raises and nothing is left out.
-
-    Args:
-        values: What was logged, by name.
-        native: Names of packages whose objects the library understands, alone or in lists.
-        groups: Keep mappings of numbers together; otherwise their parts are named `name/part`.
-
-    Returns:
-        The values, every one in one of the parts.
-    """
+    """Sort values; nothing raises and nothing is left out."""
     parts = Parts()
     packages = frozenset(native)
     for name, value in values.items():
@@ -94,14 +85,7 @@ def _is_native(value: object, native: frozenset[str]) -> bool:
 
 
 def config_table(config: object) -> tuple[dict[str, bool | int | float | str], dict[str, Any]]:
-    """Make a table of a configuration, and the document that holds it exactly.
-
-    Args:
-        config: Any nesting of anything.
-
-    Returns:
-        Values by dotted path, and a mapping for JSON from which `FlatConfig(**document).restore()` makes the nesting.
-    """
+    """Make a table of a configuration, and the document that holds it exactly."""
     flat = flatten(config)
     return {path or "value": value for path, value in flat.values.items()}, {"values": flat.values, "kinds": flat.kinds}
 
@@ -110,14 +94,6 @@ def rows(
     columns: list[str] | None, data: list[list[Any]] | None, dataframe: DataFrame | None
 ) -> tuple[list[str], list[list[Any]]]:
     """Read a table given as columns and rows, or as a data frame.
-
-    Args:
-        columns: Names of the columns.
-        data: The rows.
-        dataframe: A data frame, in place of both.
-
-    Returns:
-        Names of the columns, and the rows.
 
     Raises:
         ValueError: Neither is given.

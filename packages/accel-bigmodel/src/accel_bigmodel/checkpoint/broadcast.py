@@ -15,13 +15,7 @@ __all__ = ["open_on_rank0"]
 
 
 class _SharedShard:
-    """All tensors of a checkpoint, seen by every process.
-
-    Args:
-        path: The checkpoint's name.
-        table: Shape and dtype by tensor name.
-        source: The checkpoint, on the first process; None on the others.
-    """
+    """All tensors of a checkpoint, seen by every process."""
 
     def __init__(
         self, path: str, table: dict[str, tuple[tuple[int, ...], torch.dtype]], source: Checkpoint | None
@@ -66,12 +60,6 @@ class _SharedShard:
 
 def open_on_rank0(checkpoint: str | os.PathLike[str]) -> Checkpoint:
     """Open a checkpoint on the first process alone; the others get its tensors from there.
-
-    Args:
-        checkpoint: A weights file, an index, or a folder, as the first process sees it.
-
-    Returns:
-        The checkpoint, to be read by all processes together.
 
     Raises:
         CheckpointError: On the first process, as `open_checkpoint` does; the others raise that it failed.

@@ -35,9 +35,6 @@ class _Address(NamedTuple):
 def why_unreachable() -> str | None:
     """Return why the hub cannot be asked, after trying to connect to it or to the proxy before it.
 
-    Returns:
-        Words that follow "got"; None when it can be asked.
-
     Raises:
         ConfigurationError: When the hub's or the proxy's address in the environment cannot be read.
     """
@@ -54,11 +51,7 @@ def why_unreachable() -> str | None:
 
 
 def is_cached(name: str) -> bool:
-    """Return whether the hub's cache holds a model's configuration.
-
-    Args:
-        name: The model's name, with @ and a revision behind it where another than the main one is meant.
-    """
+    """Return whether the hub's cache holds a model's configuration."""
     if not has_module("huggingface_hub"):
         return False
     repository, _, revision = name.partition("@")
@@ -67,12 +60,7 @@ def is_cached(name: str) -> bool:
 
 
 def not_in_cache(name: str, reason: str) -> CheckpointNotFoundError:
-    """Return the error of a model that only the hub could give.
-
-    Args:
-        name: The model's name.
-        reason: What `why_unreachable` returned.
-    """
+    """Return the error of a model that only the hub could give."""
     return CheckpointNotFoundError(
         f"The hub cannot be asked for the model; got {reason}, and {name!r} is neither a local path nor in the hub's "
         "cache. Connect, or name a local checkpoint or configuration."
@@ -80,11 +68,7 @@ def not_in_cache(name: str, reason: str) -> CheckpointNotFoundError:
 
 
 def in_one_line(failure: Exception) -> str:
-    """Return the message of a library's error in one line that ends with a full stop.
-
-    Args:
-        failure: The error; line breaks in its message become spaces.
-    """
+    """Return the message of a library's error in one line that ends with a full stop."""
     return " ".join(str(failure).split()).rstrip(".") + "."
 
 

@@ -77,14 +77,7 @@ class _Plan:
 
 
 def loading_index(model: nn.Module) -> dict[str, Any]:
-    """Return the index of the weights that loading left on disk.
-
-    Args:
-        model: A model that `load_checkpoint_in_model` filled.
-
-    Returns:
-        Entries by name, for `OffloadedWeightsLoader`; empty when nothing is on disk.
-    """
+    """Return the index of the weights that loading left on disk."""
     found: dict[str, Any] = model.__dict__.get(_INDEX, {})
     return found
 

@@ -31,9 +31,6 @@ class SafetensorsShard:
     """A safetensors file of a checkpoint: its tensors are views of a memory map.
 
     The map is its own: a model that takes the views may write to them, and no other model shall see that.
-
-    Args:
-        path: The file.
     """
 
     def __init__(self, path: str) -> None:
@@ -41,43 +38,23 @@ class SafetensorsShard:
         self.file = MappedFile(path)
 
     def names(self) -> list[str]:
-        """List the tensors.
-
-        Returns:
-            Their names.
-        """
+        """List the tensors."""
         return list(self.file.entries)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return a tensor's shape, without reading it.
-
-        Args:
-            name: Name of the tensor.
-        """
+        """Return a tensor's shape, without reading it."""
         return self.file.entries[name].shape
 
     def floating(self, name: str) -> bool:
-        """Return whether a tensor holds floating point numbers, without reading it.
-
-        Args:
-            name: Name of the tensor.
-        """
+        """Return whether a tensor holds floating point numbers, without reading it."""
         return self.file.entries[name].dtype.is_floating_point
 
     def tensor(self, name: str) -> torch.Tensor:
-        """Return a tensor.
-
-        Args:
-            name: Name of the tensor.
-        """
+        """Return a tensor."""
         return self.file.tensor(name)
 
     def done_with(self, name: str) -> None:
-        """Release the memory of a tensor whose view nobody took.
-
-        Args:
-            name: Name of the tensor.
-        """
+        """Release the memory of a tensor whose view nobody took."""
         self.file.done_with(name)
 
     def close(self) -> None:
@@ -85,11 +62,7 @@ class SafetensorsShard:
 
 
 class PickledShard:
-    """A file of `torch.save` that holds a state dict: mapped where its format allows it, and read without running code.
-
-    Args:
-        path: The file.
-    """
+    """A file of `torch.save` with a state dict: mapped where its format allows it, and read without running code."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -101,46 +74,26 @@ class PickledShard:
         return self._tensors
 
     def names(self) -> list[str]:
-        """List the tensors.
-
-        Returns:
-            Their names.
-        """
+        """List the tensors."""
         return list(self._read())
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return a tensor's shape.
-
-        Args:
-            name: Name of the tensor.
-        """
+        """Return a tensor's shape."""
         return tuple(self.tensor(name).shape)
 
     def floating(self, name: str) -> bool:
-        """Return whether a tensor holds floating point numbers.
-
-        Args:
-            name: Name of the tensor.
-        """
+        """Return whether a tensor holds floating point numbers."""
         return self.tensor(name).dtype.is_floating_point
 
     def tensor(self, name: str) -> torch.Tensor:
-        """Return a tensor.
-
-        Args:
-            name: Name of the tensor.
-        """
+        """Return a tensor."""
         tensors = self._read()
         if name not in tensors:
             raise _not_held(name, self.path)
         return tensors[name]
 
     def done_with(self, name: str) -> None:
-        """Let a tensor go.
-
-        Args:
-            name: Name of the tensor.
-        """
+        """Let a tensor go."""
         if self._tensors is not None:
             self._tensors.pop(name, None)
 
@@ -214,12 +167,6 @@ def _not_held(name: str, path: str) -> CheckpointDamagedError:
 def open_shard(path: str | os.PathLike[str]) -> Shard:
     """Open one file of a checkpoint.
 
-    Args:
-        path: A `.safetensors` file, or one written by `torch.save`.
-
-    Returns:
-        The shard.
-
     Raises:
         CheckpointNotFoundError: When there is no such file.
         UnsafeCheckpointError: When it is no regular file.
@@ -239,12 +186,6 @@ def open_shard(path: str | os.PathLike[str]) -> Shard:
 
 def find_files(checkpoint: str | os.PathLike[str]) -> tuple[list[str], dict[str, str] | None]:
     """List the files that a checkpoint is made of.
-
-    Args:
-        checkpoint: A weights file, an index (`.json`), or a folder that holds one index or one weights file.
-
-    Returns:
-        The files, and the file of every tensor when an index says so.
 
     Raises:
         CheckpointNotFoundError: When the checkpoint or a shard that its index names is missing.
@@ -312,12 +253,7 @@ def _read_index(path: Path) -> tuple[list[str], dict[str, str]]:
 
 
 class Checkpoint:
-    """All tensors of a checkpoint.
-
-    Args:
-        shards: Its files.
-        weight_map: The file of every tensor, where an index says so.
-    """
+    """All tensors of a checkpoint."""
 
     def __init__(self, shards: Sequence[Shard], weight_map: Mapping[str, str] | None) -> None:
         self.shards = shards
@@ -343,14 +279,7 @@ class Checkpoint:
         return iter(self._shard_of)
 
     def name_of(self, name: str) -> str | None:
-        """Find the name under which the checkpoint holds a tensor of a model, be either of them compiled.
-
-        Args:
-            name: The tensor's name in the model.
-
-        Returns:
-            That name, or what differs from it by `_orig_mod` alone; None when there is none.
-        """
+        """Find the name under which the checkpoint holds a tensor of a model, be either of them compiled."""
         if name in self._shard_of:
             return name
         if self._canonical is None:
@@ -358,19 +287,11 @@ class Checkpoint:
         return self._canonical.get(canonical_name(name))
 
     def shard_of(self, name: str) -> Shard:
-        """Return the file that holds a tensor.
-
-        Args:
-            name: Name of the tensor.
-        """
+        """Return the file that holds a tensor."""
         return self._shard_of[name]
 
     def names_by_shard(self) -> Iterator[tuple[Shard, list[str]]]:
-        """Walk the files with the tensors to take from each.
-
-        Returns:
-            Each file, with the names of the tensors to take from it.
-        """
+        """Walk the files with the tensors to take from each."""
         names: dict[int, list[str]] = {}
         for name, shard in self._shard_of.items():
             names.setdefault(id(shard), []).append(name)
@@ -380,12 +301,6 @@ class Checkpoint:
 
 def open_checkpoint(checkpoint: str | os.PathLike[str]) -> Checkpoint:
     """Open a checkpoint; every safetensors header is read and checked.
-
-    Args:
-        checkpoint: A weights file, an index, or a folder.
-
-    Returns:
-        The checkpoint.
 
     Raises:
         CheckpointError: As `find_files` and `open_shard` do.

@@ -41,13 +41,6 @@ def skeleton_of(source: str | os.PathLike[str]) -> nn.Module:
     The class that a transformers config names is the model that will be loaded: its parts come in its own order.
     Headers tell no order: their parts come as the index lists them, or by name, numbers by their value.
 
-    Args:
-        source: A safetensors file, an index, a folder with either, or a folder or file with a transformers config.
-
-    Returns:
-        A model on the meta device. Out of a config it is the real class; out of headers it is made of `Part` and
-        `Layer` modules.
-
     Raises:
         CheckpointError: When a file is missing, damaged or unsafe.
         ConfigurationError: When the weights are not in safetensors files.
@@ -93,13 +86,6 @@ def _by_number(name: str) -> list[tuple[bool, int, str]]:
 
 def model_of_config(folder: str | os.PathLike[str], trust_remote_code: bool = False) -> nn.Module:
     """Make an empty model out of a transformers configuration.
-
-    Args:
-        folder: A folder with `config.json`, or a name that transformers knows.
-        trust_remote_code: Whether code beside the configuration may run.
-
-    Returns:
-        The model, on the meta device.
 
     Raises:
         MissingDependencyError: When transformers, or what it needs for this model, is not installed.

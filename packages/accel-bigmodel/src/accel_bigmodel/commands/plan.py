@@ -10,11 +10,7 @@ run = "accel_bigmodel.plan_for:run"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's options.
-
-    Args:
-        parser: An empty parser.
-    """
+    """Declare the command's options."""
     parser.add_argument(
         "checkpoint",
         help="safetensors file, index, folder, or folder with a transformers config; with --train also MODULE:NAME of "

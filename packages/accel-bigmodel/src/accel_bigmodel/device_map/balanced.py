@@ -26,18 +26,6 @@ def chosen_device_map(
 ) -> dict[str, int | str]:
     """Choose a device map by a word.
 
-    Args:
-        model: The model, which may be empty.
-        strategy: "sequential" fills one device after the other; "auto" and "balanced" share evenly between
-            accelerators; "balanced_low_0" leaves the first one as free as possible.
-        max_memory: Bytes or written sizes by device; by default what is free.
-        no_split_module_classes: Class names of modules that stay on one device.
-        dtype: The dtype the weights will be loaded in.
-        offload_buffers: Whether the buffers of offloaded layers are away too.
-
-    Returns:
-        Devices by name of submodule or tensor.
-
     Raises:
         DeviceMapError: When the word is none of these, the model does not fit, or `max_memory` names accelerators
             alone and none of them can compute the model's largest part.

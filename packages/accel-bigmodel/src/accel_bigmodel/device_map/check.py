@@ -37,15 +37,7 @@ _Value = TypeVar("_Value")
 
 
 def device_of(name: str, device_map: Mapping[str, AnyDevice]) -> AnyDevice | None:
-    """Look up where a device map puts a module or tensor.
-
-    Args:
-        name: Its dotted name.
-        device_map: The map.
-
-    Returns:
-        The device of its longest prefix in the map; None when there is none.
-    """
+    """Look up where a device map puts a module or tensor."""
     while True:
         if name in device_map:
             return device_map[name]
@@ -55,15 +47,7 @@ def device_of(name: str, device_map: Mapping[str, AnyDevice]) -> AnyDevice | Non
 
 
 def in_names_of(model: nn.Module, table: Mapping[str, _Value]) -> Mapping[str, _Value]:
-    """Return a table under the names that a model has, where `torch.compile` put `_orig_mod` into them or left it out.
-
-    Args:
-        model: The model, parts of which may be compiled.
-        table: Devices, tensors or anything else by dotted name.
-
-    Returns:
-        The table itself where its names are the model's; else a copy, in which unknown names stay.
-    """
+    """Return a table under a model's names, where `torch.compile` put `_orig_mod` into them or left it out."""
     compiled = "torch._dynamo" in sys.modules and any(is_compiled_module(module) for module in model.modules())
     if not compiled and not any("_orig_mod" in name for name in table):
         return table
@@ -137,9 +121,6 @@ def _devices_of(name: str, device_map: Mapping[str, AnyDevice]) -> list[str]:
 def check_devices(device_map: Mapping[str, AnyDevice]) -> None:
     """Make sure that the devices of a map are on this machine.
 
-    Args:
-        device_map: Devices by name of submodule or tensor.
-
     Raises:
         DeviceMapError: When one of them is no device at all.
         DeviceUnavailableError: When one of them is not here.
@@ -176,27 +157,12 @@ def _as_torch(device: str | torch.device, name: str) -> torch.device:
 
 
 def main_device_of(device_map: Mapping[str, AnyDevice]) -> AnyDevice:
-    """Name the device that offloaded parts compute on.
-
-    Args:
-        device_map: Devices by name.
-
-    Returns:
-        The first that is neither "cpu" nor "disk"; "cpu" when there is none.
-    """
+    """Name the device that offloaded parts compute on."""
     return next((device for device in device_map.values() if str(device) not in ("cpu", "disk")), "cpu")
 
 
 def loads_whole(module: nn.Module, classes: Sequence[str] | None) -> bool:
-    """Return whether the weights of a module's submodules have to be loaded with its own.
-
-    Args:
-        module: The module.
-        classes: Names of classes whose instances do.
-
-    Returns:
-        Whether it is of such a class, or of one of torch's that read the weights of submodules by themselves.
-    """
+    """Return whether the weights of a module's submodules have to be loaded with its own."""
     return isinstance(module, (nn.MultiheadAttention, nn.TransformerEncoderLayer)) or (
         classes is not None and type(module).__name__ in classes
     )
@@ -210,13 +176,6 @@ def check_blocks_fit(
     dtype: torch.dtype | None = None,
 ) -> None:
     """Make sure that the accelerator which offloaded blocks come to has memory for the largest of them.
-
-    Args:
-        model: The model.
-        device_map: Devices by name of submodule or tensor.
-        main_device: Where offloaded blocks compute; by default as `main_device_of` says.
-        preload_module_classes: Classes whose instances come with their submodules' weights.
-        dtype: The dtype the weights will have; by default the one they have.
 
     Raises:
         DeviceMapError: When all of the accelerator's memory is less than one block.

@@ -83,15 +83,7 @@ class Bar:
 
 
 def draw_bars(title: str, bars: Sequence[Bar]) -> str:
-    """Draw bars of bytes, all to one scale, above an axis; colors follow the reader's light or dark scheme.
-
-    Args:
-        title: What is written above.
-        bars: The bars, from the top.
-
-    Returns:
-        An SVG document.
-    """
+    """Draw bars of bytes, all to one scale, above an axis; colors follow the reader's light or dark scheme."""
     longest = max((sum(segment.nbytes for segment in bar.segments) for bar in bars), default=0) or 1
     drawn: list[str] = []
     top = 44

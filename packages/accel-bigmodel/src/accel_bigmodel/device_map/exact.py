@@ -24,15 +24,7 @@ class Unit:
 
 
 def units_of(tree: Tree, no_split: Collection[str]) -> list[Unit]:
-    """Cut a model into the smallest parts that may be placed apart.
-
-    Args:
-        tree: The model.
-        no_split: Class names of modules that must not be split.
-
-    Returns:
-        The units in the model's order; layers tied to each other are one, at the place of the first.
-    """
+    """Cut a model into the smallest parts that may be placed apart."""
     parts: list[Node] = []
     stack = [tree.root]
     while stack:
@@ -91,14 +83,6 @@ def contiguous(
 
     First the accelerators alone are tried, then with the CPU, then with the disk. Where parts are offloaded, the first
     accelerator in use keeps room for the largest of them.
-
-    Args:
-        units: The units.
-        max_memory: Bytes by device, in order; "disk" holds any number unless it has a limit.
-        allow_disk: Whether the disk may be used.
-
-    Returns:
-        Pairs of unit and device; None when nothing fits.
     """
     accelerators = [device for device in max_memory if device not in ("cpu", "disk")]
     slow: list[Device] = ["cpu"] if "cpu" in max_memory else []

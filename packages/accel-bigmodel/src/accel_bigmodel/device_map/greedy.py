@@ -11,14 +11,7 @@ Device = int | str
 
 
 def main_devices(devices: Sequence[Device]) -> tuple[Device, ...]:
-    """Name the devices that offloaded layers come back to: they keep room for the largest one.
-
-    Args:
-        devices: All devices, in order.
-
-    Returns:
-        The first accelerator and the CPU.
-    """
+    """Name the devices that offloaded layers come back to: they keep room for the largest one."""
     accelerators = [device for device in devices if device not in ("cpu", "disk")]
     if "mps" in accelerators:
         return ("mps",)
@@ -26,15 +19,7 @@ def main_devices(devices: Sequence[Device]) -> tuple[Device, ...]:
 
 
 class Greedy:
-    """One run of the placement.
-
-    Args:
-        tree: The model.
-        max_memory: Bytes by device, in order; a device that is missing here holds any number of bytes ("disk").
-        no_split: Class names of modules that must not be split.
-        fallback: Whether a device that the next module does not fit on, and that is still empty, is given a smaller
-            part out of the rest.
-    """
+    """One run of the placement."""
 
     def __init__(
         self, tree: Tree, max_memory: Mapping[Device, int], no_split: Collection[str], fallback: bool = False
@@ -61,11 +46,7 @@ class Greedy:
         return found
 
     def run(self) -> list[tuple[Node, Device]]:
-        """Place every part of the model.
-
-        Returns:
-            Pairs of node and device, in the order of placing.
-        """
+        """Place every part of the model."""
         reserving = set(main_devices(self.devices))
         queue = _Queue(self.tree.root.children)
         number = 0
@@ -168,11 +149,7 @@ def _without(node: Node, part: Node) -> list[Node]:
 
 
 class _Queue:
-    """Parts that wait for a device, in order.
-
-    Args:
-        nodes: The parts.
-    """
+    """Parts that wait for a device, in order."""
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         self._waiting: list[tuple[Node, int]] = []  # backwards, with the largest layer from the end to there

@@ -43,14 +43,6 @@ def activation_bytes(model: nn.Module, workload: Workload, dtype: torch.dtype | 
 
     Caches and logits that the forward returns count, for they are alive when it ends.
 
-    Args:
-        model: The model; it is not changed, and nothing is computed.
-        workload: The pass.
-        dtype: The dtype that floating point weights will have.
-
-    Returns:
-        Bytes.
-
     Raises:
         ConfigurationError: When the model cannot be traced with these inputs.
     """

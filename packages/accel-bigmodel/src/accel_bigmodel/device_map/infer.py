@@ -110,15 +110,6 @@ def _largest_layer(node: Node, no_split: Collection[str]) -> int:
 def solve(tree: Tree, limits: dict[Device, int], no_split: Collection[str]) -> Solution:
     """Place a model: by filling the devices in order, or better where that wastes them.
 
-    Args:
-        tree: The model, built with the same `no_split`.
-        limits: Bytes by device, in order.
-        no_split: Class names of modules that must not be split.
-
-    Returns:
-        The placement. It goes to a slower device only if no contiguous placement does without, and the device that
-        offloaded parts compute on has room for the largest of them.
-
     Raises:
         DeviceMapError: When even the disk has a limit, and the model does not fit.
     """
@@ -153,15 +144,6 @@ def solve_evenly(
 ) -> Solution:
     """Place a model within even shares, or within the limits themselves where the shares alone spill weights.
 
-    Args:
-        tree: The model, built with the same `no_split`.
-        limits: Bytes by device, in order.
-        share: The limits, lowered to even shares.
-        no_split: Class names of modules that must not be split.
-
-    Returns:
-        The placement.
-
     Raises:
         DeviceMapError: As `solve` does.
     """
@@ -193,10 +175,6 @@ def _idle(solution: Solution) -> str:
 
 def check_accelerators(solution: Solution, advice: str) -> None:
     """Make sure that accelerators are used where weights are spilled.
-
-    Args:
-        solution: The placement.
-        advice: What to do about it, as a sentence.
 
     Raises:
         DeviceMapError: When the largest part of the model that stays on one device is too large for all of them.
@@ -261,26 +239,13 @@ def infer_auto_device_map(
 
 
 def device_map_of(solution: Solution, clean: bool = True) -> dict[str, Device]:
-    """Write a placement as a device map.
-
-    Args:
-        solution: The placement.
-        clean: Whether parts that all go to one device become their parent's entry.
-
-    Returns:
-        Devices by name of submodule or tensor.
-    """
+    """Write a placement as a device map."""
     result: dict[str, Device] = OrderedDict((node.name, device) for node, device in solution.placed)
     return clean_device_map(result) if clean else result
 
 
 def warn_of(solution: Solution, offload_buffers: bool) -> None:
-    """Warn of buffers that will not fit, and of accelerators that cannot be used.
-
-    Args:
-        solution: The placement.
-        offload_buffers: Whether the buffers of offloaded layers are away too.
-    """
+    """Warn of buffers that will not fit, and of accelerators that cannot be used."""
     if solution.idle:
         logger.warning("%s The model runs on the CPU. Raise the limits, or let modules be split.", _idle(solution))
     elif not solution.keeps_room:

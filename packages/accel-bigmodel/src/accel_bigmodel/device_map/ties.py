@@ -42,14 +42,7 @@ def check_tied_parameters_in_config(model: nn.Module) -> bool:
 
 
 def declares_ties(module: nn.Module) -> bool:
-    """Return whether a module says by name which of its tensors are one.
-
-    Args:
-        module: The module.
-
-    Returns:
-        True when it, or its class, has `_tied_weights_keys` as transformers models do.
-    """
+    """Return whether a module says by name which of its tensors are one."""
     own = module.__dict__.get("_tied_weights_keys", getattr(type(module), "_tied_weights_keys", None))
     return bool(own)
 
@@ -62,13 +55,6 @@ def declared_ties(module: nn.Module, tensors: Mapping[str, torch.Tensor]) -> lis
     What an expression of a list matches is tied with each other, or, if it is one tensor, with the input embeddings.
     Where a transformers model has worked out `all_tied_weights_keys`, that is used; where its configuration ties
     nothing, nothing is tied. Only tensors of one shape and dtype are.
-
-    Args:
-        module: The module.
-        tensors: Its tensors by dotted name.
-
-    Returns:
-        Groups of two names or more.
 
     Raises:
         DeviceMapError: When an expression is none.

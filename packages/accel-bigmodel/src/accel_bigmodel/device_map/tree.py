@@ -116,11 +116,7 @@ class Node:
         return [child for child in self.children if child.is_module]
 
     def leaves(self) -> "Iterator[Node]":
-        """Walk the tensors below this node, or the node itself if it is one, in the order of the tree.
-
-        Returns:
-            The tensors, depth first.
-        """
+        """Walk the tensors below this node, or the node itself if it is one, in the order of the tree."""
         stack = [self]
         while stack:
             node = stack.pop()
@@ -130,11 +126,7 @@ class Node:
                 yield node
 
     def holds(self, other: "Node") -> bool:
-        """Return whether another node is this one or below it.
-
-        Args:
-            other: A node of the same tree.
-        """
+        """Return whether another node is this one or below it."""
         return self.order <= other.order < self._counts.ends.get(self.order, self.order + 1)
 
 
@@ -153,11 +145,7 @@ class Tree:
         self.ties: list[list[Node]] = []
 
     def at(self, order: int) -> Node:
-        """Return the node with a given number.
-
-        Args:
-            order: A node's `order`, its place when the tree is walked from the root.
-        """
+        """Return the node with a given number."""
         node = self.root
         while node.order != order:
             node = node.children[bisect_right(node.children, order, key=lambda child: child.order) - 1]
@@ -170,17 +158,7 @@ def build_tree(
     special_dtypes: Mapping[str, Dtype] | None = None,
     no_split: Collection[str] = (),
 ) -> Tree:
-    """Count a whole model in one pass, and once what it holds or declares to be tied.
-
-    Args:
-        model: The model, which may be empty.
-        dtype: The dtype its floating point tensors will be loaded in.
-        special_dtypes: Dtypes of single tensors by name.
-        no_split: Class names of modules that must not be split.
-
-    Returns:
-        The tree.
-    """
+    """Count a whole model in one pass, and once what it holds or declares to be tied."""
     special = {name: as_dtype(value) for name, value in (special_dtypes or {}).items()}
     with without_collection():
         found = _counted(model, as_dtype(dtype), special, frozenset(no_split))
@@ -192,14 +170,7 @@ def build_tree(
 
 
 def no_split_classes(no_split_module_classes: Sequence[str] | None) -> frozenset[str]:
-    """Read the classes that must not be split, which may be one name.
-
-    Args:
-        no_split_module_classes: One name, several, or None.
-
-    Returns:
-        The names.
-    """
+    """Read the classes that must not be split, which may be one name."""
     if isinstance(no_split_module_classes, str):
         return frozenset({no_split_module_classes})
     return frozenset(no_split_module_classes or ())

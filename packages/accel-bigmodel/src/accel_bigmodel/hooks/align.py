@@ -27,16 +27,7 @@ _STAYS = frozenset({int, float, bool, str, bytes, type(None)})
 
 
 def move_to(values: Any, device: torch.device, skip_keys: str | Sequence[str] | None = None) -> Any:
-    """Return arguments or an output on a device, as they are when nothing has to move.
-
-    Args:
-        values: A tuple or dict of arguments, or an output.
-        device: The device.
-        skip_keys: Keys whose values stay where they are, at any depth.
-
-    Returns:
-        The values on the device.
-    """
+    """Return arguments or an output on a device, as they are when nothing has to move."""
     kind = type(values)
     if kind is tuple or kind is list:
         items: Any = values

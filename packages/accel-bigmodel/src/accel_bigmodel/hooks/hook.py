@@ -200,9 +200,6 @@ class _ClassForward:
 
     A bound method is pickled by the name of its function. That of a container such as `nn.ModuleList` is
     `_forward_unimplemented`, which its class does not have: such a method could be pickled and not loaded.
-
-    Args:
-        module: The module.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -237,23 +234,13 @@ class HookedForward:
 
     It shows name, signature and attributes of the forward that it surrounds, and holds nothing but the module: what it
     copied of that forward would be bound to the process and the module that it was made for.
-
-    Args:
-        module: The module.
     """
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
 
     def of(self, module: nn.Module) -> "HookedForward":
-        """Return the forward of a module that was copied from this one's, with its hook.
-
-        Args:
-            module: The copy.
-
-        Returns:
-            Its forward.
-        """
+        """Return the forward of a module that was copied from this one's, with its hook."""
         if isinstance(module.__dict__["_old_forward"], _ClassForward):
             module.__dict__["_old_forward"] = _ClassForward(module)
         return HookedForward(module)
@@ -289,18 +276,7 @@ class HookedForward:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """Run the forward between entering and leaving its hook.
-
-        Args:
-            hook: The hook.
-            enter: Its `enter_forward`, as it is to be called.
-            leave: Its `leave_forward`, as it is to be called.
-            args: Positional arguments of the forward.
-            kwargs: Keyword arguments of the forward.
-
-        Returns:
-            What the hook makes of the forward's output.
-        """
+        """Run the forward between entering and leaving its hook."""
         module = self.module
         args, kwargs = enter(module, *args, **kwargs)
         try:

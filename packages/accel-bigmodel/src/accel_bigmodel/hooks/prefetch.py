@@ -23,16 +23,7 @@ _LEAST_WINDOW = 64 * 2**20
 
 
 def attach_prefetch(model: nn.Module, prefetch: Prefetch = None) -> tuple[Schedule[Weights], ...]:
-    """Let the offloaded weights of a dispatched model travel ahead of their forward.
-
-    Args:
-        model: The model, with its hooks on.
-        prefetch: None or True has it where it helps: weights on the CPU or on disk for an accelerator, weights in files
-            for the CPU. Bytes or a written size bound what is loaded and under way per device. False has none.
-
-    Returns:
-        One schedule per device that offloaded blocks compute on.
-    """
+    """Let the offloaded weights of a dispatched model travel ahead of their forward."""
     if prefetch is False:
         return ()
     groups: dict[torch.device, list[tuple[Residency, AlignDevicesHook, OffloadedWeightsLoader, str]]] = {}

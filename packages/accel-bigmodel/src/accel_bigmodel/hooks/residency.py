@@ -46,15 +46,7 @@ class OffloadingHook(Protocol):
 
 
 def residency_of(module: nn.Module, hook: object) -> "Residency | None":
-    """Find the residency of a hook's weights in a module.
-
-    Args:
-        module: The module.
-        hook: The hook.
-
-    Returns:
-        It, or None when the hook offloads nothing there.
-    """
+    """Find the residency of a hook's weights in a module."""
     for residency in module.__dict__.get(_KEY, ()):
         if residency.hook is hook:
             found: Residency = residency
@@ -63,14 +55,7 @@ def residency_of(module: nn.Module, hook: object) -> "Residency | None":
 
 
 def residencies_of(module: nn.Module) -> Sequence["Residency"]:
-    """Return what a module's hooks offload of it, one residency for each.
-
-    Args:
-        module: The module.
-
-    Returns:
-        The residencies; empty when nothing of it is offloaded.
-    """
+    """Return what a module's hooks offload of it, one residency for each."""
     found: Sequence[Residency] = module.__dict__.get(_KEY, ())
     return found
 
@@ -105,10 +90,6 @@ class Residency:
     not serialized: a forward that is entered while another one runs (recursion, another thread) finds the weights
     there, and the last one to leave sends them away. The lock is held while weights come or go, never while a module
     computes, so that a forward which waits for threads of its own cannot wait for itself.
-
-    Args:
-        module: The module.
-        hook: The hook.
     """
 
     def __init__(self, module: nn.Module, hook: OffloadingHook) -> None:
@@ -152,9 +133,6 @@ class Residency:
 
     def send_away(self) -> OwnWeights | None:
         """Empty the module: its tensors are in the hook's weights map from now on.
-
-        Returns:
-            The weights map that the hook has to take, when it was given none; else None.
 
         Raises:
             OffloadError: When the map lacks a weight; the module is as it was.
@@ -213,11 +191,7 @@ class Residency:
         return given
 
     def values(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the offloaded weights as they are stored, parts of packed ones each, by name in the module.
-
-        Yields:
-            Pairs of name and tensor; tensors that somebody put in the place of an offloaded one are left out.
-        """
+        """Yield the offloaded weights as they are stored, parts of packed ones each, by name in the module."""
         weights = self.weights()
         for slot in self.slots:
             if slot.is_ours or self._tie(slot):
@@ -227,9 +201,6 @@ class Residency:
 
     def enter(self, *, writable: bool = False) -> None:
         """Begin a forward: the weights are in place until the last forward has left.
-
-        Args:
-            writable: Whether the forward may write to weights that are views of a file's map: they are then copied.
 
         Raises:
             OffloadError: When a weight cannot be loaded; no forward has begun then.
@@ -364,9 +335,6 @@ class Residency:
     def _tie(self, slot: Slot) -> bool:
         """Take over a tie that was made by hand, by assigning another weight's placeholder.
 
-        Returns:
-            Whether the slot's place holds a placeholder; else somebody's own tensor is there, and is left alone.
-
         Raises:
             OffloadError: When the placeholder stands for no weight of this model as it is stored.
         """
@@ -422,11 +390,7 @@ class Residency:
         binding.schedule.forget(binding.block)
 
     def _unload(self, compare: bool = False) -> None:
-        """Take the weights out; nothing happens when they are away.
-
-        Args:
-            compare: Whether to look for writes that torch does not count, such as those through `.data`.
-        """
+        """Take the weights out; nothing happens when they are away."""
         tied = self.hook.tied_params_map
         # First, while the slots still know which copies they placed.
         if tied:

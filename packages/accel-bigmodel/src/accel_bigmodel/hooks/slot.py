@@ -18,15 +18,7 @@ Store = dict[str, torch.Tensor | None]
 
 
 def packed_key(name: str, suffix: str) -> str:
-    """Name a stored part of a packed parameter: `""` is the weights themselves, other parts lie beside them.
-
-    Args:
-        name: The parameter's name.
-        suffix: The part.
-
-    Returns:
-        The part's name in a state dict.
-    """
+    """Name a stored part of a packed parameter: `""` is the weights themselves, other parts lie beside them."""
     if not suffix:
         return name
     path, _, _ = name.rpartition(".")
@@ -99,25 +91,14 @@ class Slot:
         return present is not None and (present is self.placeholder or present is self.placed)
 
     def take_placeholder(self, placeholder: OffloadedTensor, name: str) -> None:
-        """Stand for another weight from now on: somebody assigned that weight's placeholder.
-
-        Args:
-            placeholder: The other weight's placeholder.
-            name: Its name in the whole model's weights.
-        """
+        """Stand for another weight from now on: somebody assigned that weight's placeholder."""
         placeholder.__dict__.pop("computed", None)
         self.placeholder = placeholder
         self.tied_to = name
         self._read_placeholder()
 
     def place(self, made: torch.Tensor, value: torch.Tensor, device: torch.device | None) -> None:
-        """Put a tensor in the placeholder's place.
-
-        Args:
-            made: The tensor.
-            value: The weight that it was made of.
-            device: The device that was asked for.
-        """
+        """Put a tensor in the placeholder's place."""
         self.store[self.key] = self.placed = made
         if made is self.cached:
             self.cached_for = device
@@ -131,16 +112,7 @@ class Slot:
     def loaded(
         self, weights: Mapping[str, torch.Tensor], value: torch.Tensor, device: torch.device | None
     ) -> torch.Tensor:
-        """Return the tensor to compute with.
-
-        Args:
-            weights: All weights of the module, for the parts of packed ones.
-            value: The weight.
-            device: Where it has to be; None leaves it where it is.
-
-        Returns:
-            The tensor that takes the placeholder's place.
-        """
+        """Return the tensor to compute with."""
         if value is self.source and self.cached is not None and device in (None, self.cached.device):
             return self.cached
         form = packed.find(self.placeholder)
@@ -150,23 +122,12 @@ class Slot:
         return self.adopted(value.detach().to(device=device, dtype=self.dtype), value)
 
     def parts(self) -> Sequence[str]:
-        """Name the stored parts of the tensor: `""` for a plain one.
-
-        Returns:
-            The suffixes, in the order in which they are stored.
-        """
+        """Name the stored parts of the tensor: `""` for a plain one."""
         form = packed.find(self.placeholder)
         return ("",) if form is None else form.parts(self.placeholder)
 
     def adopted(self, data: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         """Return the tensor to compute with, of data that is where it has to be.
-
-        Args:
-            data: The data.
-            value: The weight it was made of; when it shares its memory with it, the result is used again.
-
-        Returns:
-            The tensor that takes the placeholder's place.
 
         Raises:
             OffloadError: When it has another shape than its place.
@@ -186,24 +147,13 @@ class Slot:
         return made
 
     def copied(self, loaded: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """Return a loaded tensor, or a copy if it shares its memory with a weight in a file's map.
-
-        Args:
-            loaded: The tensor.
-            value: The weight in the map.
-
-        Returns:
-            A tensor that may be written to.
-        """
+        """Return a loaded tensor, or a copy if it shares its memory with a weight in a file's map."""
         if not loaded.numel() or not share_memory(loaded, value):
             return loaded
         return self._wrapped(loaded.detach().clone())
 
     def stored_in(self, weights: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Return the weight as a map of the module's weights holds it, under the name that it is tied to.
-
-        Args:
-            weights: The map.
 
         Raises:
             KeyError: When it holds no such weight.
@@ -213,14 +163,7 @@ class Slot:
         return weights[self.name]
 
     def restored(self, weights: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
-        """Return the tensor as the module had it, with its present value; one for all modules that share it.
-
-        Args:
-            weights: All weights of the module.
-
-        Returns:
-            The tensor; None when it was empty.
-        """
+        """Return the tensor as the module had it, with its present value; one for all modules that share it."""
         notes = self.placeholder.__dict__
         shared: torch.Tensor | None = notes.get("_restored")
         if shared is not None:
@@ -268,10 +211,5 @@ class Slot:
 
 
 def share_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether two tensors begin at one place in memory.
-
-    Args:
-        one: A tensor.
-        other: Another.
-    """
+    """Return whether two tensors begin at one place in memory."""
     return one.device == other.device and one.data_ptr() == other.data_ptr()

@@ -81,17 +81,9 @@ class HeldByHooks:
     """Tells the core about models whose weights hooks keep away (`accel_core.modules.offloaded.OffloadedWeights`)."""
 
     def holds(self, model: nn.Module) -> bool:
-        """Return whether some weights are not in the model.
-
-        Args:
-            model: A model, dispatched or not.
-        """
+        """Return whether some weights are not in the model."""
         return any(residencies_of(module) for module in model.modules())
 
     def state_dict(self, model: nn.Module) -> dict[str, torch.Tensor]:
-        """Return the state dict with all weights, offloaded ones on the CPU.
-
-        Args:
-            model: A model some of whose weights were offloaded.
-        """
+        """Return the state dict with all weights, offloaded ones on the CPU."""
         return get_state_dict_offloaded_model(model)

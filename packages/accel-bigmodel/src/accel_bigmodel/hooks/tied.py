@@ -21,18 +21,7 @@ def load_tied(
     device: torch.device | None,
     tied: TiedTensors,
 ) -> torch.Tensor:
-    """Load a weight that other modules may have loaded already.
-
-    Args:
-        slot: The weight's place.
-        weights: All weights of the module.
-        value: The weight.
-        device: Where it has to be; None leaves it where it is.
-        tied: Copies on devices by the address of the original.
-
-    Returns:
-        The tensor to compute with.
-    """
+    """Load a weight that other modules may have loaded already."""
     copies = tied.get(value.data_ptr()) if not value.is_meta else None
     if copies is None:
         return slot.loaded(weights, value, device)
@@ -45,12 +34,7 @@ def load_tied(
 
 
 def drop_tied(tied: TiedTensors, dropped: Sequence[torch.Tensor | None]) -> None:
-    """Forget copies of tied weights that a module lets go of; modules that still use them hold them themselves.
-
-    Args:
-        tied: Copies on devices by the address of the original.
-        dropped: What the module computed with.
-    """
+    """Forget copies of tied weights that a module lets go of; modules that still use them hold them themselves."""
     with _lock:
         for copies in tied.values():
             for device in [key for key, copy in copies.items() if any(copy is tensor for tensor in dropped)]:

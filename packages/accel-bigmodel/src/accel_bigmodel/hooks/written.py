@@ -24,14 +24,6 @@ def keep_written(
 ) -> None:
     """Store a weight that was written to in a copy, which is about to be dropped.
 
-    Args:
-        module: The module that computed with it.
-        weights: The module's weights, which take the new value.
-        slot: The weight's place.
-        placed: The copy.
-        value: The weight that it was made of.
-        compare: Whether to look for writes that torch does not count, such as those through `.data`.
-
     Raises:
         OffloadError: When the weights cannot take the new value.
     """

@@ -30,12 +30,6 @@ _LIBC.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 def header_of(path: str | os.PathLike[str]) -> Header:
     """Read what a safetensors file says of itself, and nothing else of it.
 
-    Args:
-        path: The file; links are followed.
-
-    Returns:
-        Its tensors by name, in the file's order, and what its writer noted.
-
     Raises:
         CheckpointNotFoundError: When there is no such file.
         UnsafeCheckpointError: When it is no regular file.
@@ -69,10 +63,6 @@ class _Map:
     Python's own `mmap` keeps the file open (before 3.13): a model with a thousand weights in files of their own would
     take all the files that a process may have open.
 
-    Args:
-        descriptor: The file; it may be closed afterwards.
-        size: Its bytes, at least one.
-
     Attributes:
         buffer: The bytes. Tensors made of it keep the memory.
     """
@@ -94,12 +84,7 @@ class _Map:
 
 
 class MappedFile:
-    """A file mapped into memory, private to this process: its tensors are views, read when they are touched.
-
-    Args:
-        path: The file; links are followed.
-        entries: What it holds; by default its safetensors header is read.
-    """
+    """A file mapped into memory, private to this process: its tensors are views, read when they are touched."""
 
     def __init__(self, path: str | os.PathLike[str], entries: Mapping[str, StoredTensor] | None = None) -> None:
         self.path = os.fspath(path)
@@ -139,12 +124,6 @@ class MappedFile:
     def tensor(self, name: str) -> torch.Tensor:
         """Return a tensor as a view of the map.
 
-        Args:
-            name: The tensor's name in the file.
-
-        Returns:
-            The tensor; writing to it never reaches the file.
-
         Raises:
             KeyError: When the file holds no such tensor.
             CheckpointDamagedError: When its booleans are neither 0 nor 1.
@@ -166,19 +145,11 @@ class MappedFile:
         return view
 
     def will_need(self, name: str) -> None:
-        """Ask the kernel to read a tensor's pages ahead.
-
-        Args:
-            name: The tensor's name in the file.
-        """
+        """Ask the kernel to read a tensor's pages ahead."""
         self._advise(mmap.MADV_WILLNEED, self.entries[name])
 
     def done_with(self, name: str) -> None:
-        """Release a tensor's pages; touching it again reads the file again.
-
-        Args:
-            name: The tensor's name in the file.
-        """
+        """Release a tensor's pages; touching it again reads the file again."""
         self._advise(mmap.MADV_DONTNEED, self.entries[name])
 
     def _advise(self, advice: int, entry: StoredTensor) -> None:
@@ -201,12 +172,6 @@ _lock = threading.Lock()
 
 def map_file(path: str | os.PathLike[str]) -> MappedFile:
     """Map a safetensors file, or give the map that this process already has of it.
-
-    Args:
-        path: The file; links are followed.
-
-    Returns:
-        The map.
 
     Raises:
         CheckpointError: As `header_of` does.

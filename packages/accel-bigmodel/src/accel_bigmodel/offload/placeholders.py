@@ -217,14 +217,7 @@ def _rebuild(
 
 
 def is_placeholder(tensor: object) -> bool:
-    """Return whether a tensor only stands for an offloaded weight.
-
-    Args:
-        tensor: Anything.
-
-    Returns:
-        True for an `OffloadedTensor`.
-    """
+    """Return whether a tensor only stands for an offloaded weight."""
     return isinstance(tensor, OffloadedTensor)
 
 
@@ -238,14 +231,6 @@ def placeholder_for(tensor: torch.Tensor, weight_name: str, block_name: str) -> 
     """Make the empty tensor that a module shows while a weight is offloaded.
 
     Asked again for the same tensor, it gives the same placeholder, so that ties survive.
-
-    Args:
-        tensor: The parameter or buffer that goes away.
-        weight_name: Its name for messages.
-        block_name: The module that brings it back, for messages.
-
-    Returns:
-        The placeholder; a parameter when `tensor` is one.
     """
     if isinstance(tensor, OffloadedTensor):
         return tensor
@@ -261,11 +246,7 @@ def placeholder_for(tensor: torch.Tensor, weight_name: str, block_name: str) -> 
 
 
 def forget(tensor: torch.Tensor) -> None:
-    """Let a tensor be trained again: it is back in its module.
-
-    Args:
-        tensor: The parameter that `placeholder_for` was asked for.
-    """
+    """Let a tensor be trained again: it is back in its module."""
     if tensor in _watched:
         del _watched[tensor]
     if tensor in _placeholders:
@@ -308,10 +289,5 @@ class _GradientRefusal:
 
 
 def forbid_gradient(parameter: torch.Tensor, weight_name: str) -> None:
-    """Make the backward pass raise when it computes a gradient for a loaded weight; passing through it is fine.
-
-    Args:
-        parameter: The weight's copy on the device.
-        weight_name: Its name for the message.
-    """
+    """Make the backward pass raise when it computes a gradient for a loaded weight; passing through it is fine."""
     cast(Any, parameter).register_hook(_GradientRefusal(weight_name))

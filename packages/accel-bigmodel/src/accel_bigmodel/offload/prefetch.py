@@ -60,40 +60,21 @@ class MapTransport:
     """Weights in files, computed with on the CPU: the map's pages are read ahead and given back, nothing is copied."""
 
     def start(self, block: Block[Weights]) -> None:
-        """Have the kernel read the block's pages ahead.
-
-        Args:
-            block: The block.
-        """
+        """Have the kernel read the block's pages ahead."""
         for file, name in _spec_of(block).places:
             file.will_need(name)
 
     def finish(self, block: Block[Weights], ticket: Any) -> Weights:
-        """Return views of the map; tensors of another dtype are cast.
-
-        Args:
-            block: The block.
-            ticket: Not needed: `start` returns `None`.
-        """
+        """Return views of the map; tensors of another dtype are cast."""
         spec = _spec_of(block)
         sources = [spec.store.stored(name) for name in spec.names]
         return Weights([s.to(dtype) for s, dtype in zip(sources, spec.dtypes, strict=True)], sources)
 
     def cancel(self, block: Block[Weights], ticket: Any) -> None:
-        """Do nothing: pages that were only read ahead hold no memory of this process.
-
-        Args:
-            block: The block.
-            ticket: Not needed: `start` returns `None`.
-        """
+        """Do nothing: pages that were only read ahead hold no memory of this process."""
 
     def discard(self, block: Block[Weights], content: Weights) -> None:
-        """Release the pages, unless somebody wrote to them: the map holds the only copy of what was written.
-
-        Args:
-            block: The block.
-            content: What `finish` returned.
-        """
+        """Release the pages, unless somebody wrote to them: the map holds the only copy of what was written."""
         # Inference tensors have no count of writes: asking for it raises.
         if any(not tensor.is_inference() and tensor._version for tensor in content.sources):
             return
@@ -126,9 +107,6 @@ class StreamTransport:
     """Weights on the CPU or in files, computed with on an accelerator: copied by a stream and a thread of their own.
 
     A tensor that arrives is new each time, so that what autograd saved of the last one stays as it was.
-
-    Args:
-        device: The accelerator.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -139,14 +117,7 @@ class StreamTransport:
         self._lock = threading.Lock()
 
     def start(self, block: Block[Weights]) -> Future[tuple[Weights, Any]]:
-        """Have the thread stage and copy the block's weights.
-
-        Args:
-            block: The block.
-
-        Returns:
-            The copy that is under way.
-        """
+        """Have the thread stage and copy the block's weights."""
         with self._lock:
             if self._worker is None:
                 # One thread alone: staging buffers have no lock, and blocks arrive in the order they were sent for.
@@ -173,15 +144,7 @@ class StreamTransport:
         return weights, event
 
     def finish(self, block: Block[Weights], ticket: Future[tuple[Weights, Any]]) -> Weights:
-        """Make the computing stream wait for the copy, and tell the allocator that it uses the memory.
-
-        Args:
-            block: The block.
-            ticket: What `start` returned.
-
-        Returns:
-            The weights on the device.
-        """
+        """Make the computing stream wait for the copy, and tell the allocator that it uses the memory."""
         weights, event = ticket.result()
         stream = torch.accelerator.current_stream(self.device)
         stream.wait_event(event)
@@ -191,22 +154,12 @@ class StreamTransport:
         return weights
 
     def cancel(self, block: Block[Weights], ticket: Future[tuple[Weights, Any]]) -> None:
-        """Wait for a copy that is under way and let its memory go.
-
-        Args:
-            block: The block.
-            ticket: What `start` returned.
-        """
+        """Wait for a copy that is under way and let its memory go."""
         if not ticket.cancel():
             wait([ticket])  # and leave its failure: what nobody wants any more needs no reason
 
     def discard(self, block: Block[Weights], content: Weights) -> None:
-        """Let the tensors go; the allocator waits for the computing stream.
-
-        Args:
-            block: The block.
-            content: Its weights on the device.
-        """
+        """Let the tensors go; the allocator waits for the computing stream."""
 
     def __getstate__(self) -> Mapping[str, Any]:
         """Leave thread and stream out of copies and pickles."""

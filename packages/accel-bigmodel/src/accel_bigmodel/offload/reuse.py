@@ -20,11 +20,6 @@ def offload_once(
     models, or of one before and after training, may well be equal. Reading is all that this takes; nothing is written
     a second time.
 
-    Args:
-        folder: The folder.
-        state_dict: The model's tensors by name; empty ones (on the meta device) accept whatever the folder holds.
-        needed: Names of those that will be read from the folder.
-
     Raises:
         OffloadError: When the folder cannot be written, lacks a weight or holds another one; it is as it was.
     """

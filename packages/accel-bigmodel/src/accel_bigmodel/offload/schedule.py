@@ -32,13 +32,7 @@ _LEGAL = {
 
 
 class Block(Generic[Content]):
-    """What is moved as one.
-
-    Args:
-        name: Its name, for messages.
-        nbytes: Its bytes on the device.
-        source: What the transport needs to know about it.
-    """
+    """What is moved as one."""
 
     def __init__(self, name: str, nbytes: int, source: Any = None) -> None:
         self.name = name
@@ -51,9 +45,6 @@ class Block(Generic[Content]):
 
     def become(self, state: BlockState) -> None:
         """Enter a state.
-
-        Args:
-            state: The state.
 
         Raises:
             OffloadError: When it cannot follow the present one.
@@ -111,14 +102,7 @@ class Transport(Protocol[Content]):
 
 
 class Schedule(Generic[Content]):
-    """Moves blocks in time: while one computes, the next ones of the recorded order travel.
-
-    Args:
-        transport: What moves them.
-        budget: Bytes that may be loaded or traveling at once; a block that is larger travels alone. None prefetches
-            nothing.
-        has_room: Tells whether the device has room for so many more bytes, and for what computes; by default always.
-    """
+    """Moves blocks in time: while one computes, the next ones of the recorded order travel."""
 
     def __init__(
         self,
@@ -142,14 +126,7 @@ class Schedule(Generic[Content]):
         return self._held
 
     def acquire(self, block: Block[Content]) -> Content:
-        """Return a block's weights, and send for the next ones.
-
-        Args:
-            block: The block that computes now.
-
-        Returns:
-            Its weights; `release` has to follow.
-        """
+        """Return a block's weights, and send for the next ones."""
         with self._lock:
             self._running = True
             self._advance(block)
@@ -167,11 +144,7 @@ class Schedule(Generic[Content]):
             return content
 
     def release(self, block: Block[Content]) -> None:
-        """Let a block's weights go; the room is used for the next ones.
-
-        Args:
-            block: A block that was acquired. Releasing one that was not is harmless.
-        """
+        """Let a block's weights go; the room is used for the next ones."""
         with self._lock:
             if block.users == 0:
                 return
@@ -189,11 +162,7 @@ class Schedule(Generic[Content]):
             self._running = False
 
     def forget(self, block: Block[Content]) -> None:
-        """Leave a block out from now on: its weights come another way.
-
-        Args:
-            block: The block; it must not be in use.
-        """
+        """Leave a block out from now on: its weights come another way."""
         with self._lock:
             if block in self._ahead:
                 self._cancel(block)

@@ -30,10 +30,6 @@ __all__ = ["maker_of", "run", "workload_of"]
 def maker_of(name: str) -> Callable[[], nn.Module]:
     """Return what makes the model that a command line names, with parameters on the meta device.
 
-    Args:
-        name: `MODULE:NAME` of a class or function that takes no arguments, a folder or file with a transformers config,
-            or a name that transformers knows.
-
     Raises:
         ConfigurationError: There is none of that name, or headers alone tell what the checkpoint holds.
     """
@@ -129,9 +125,6 @@ def _tensor_plan(text: str | None) -> Mapping[str, str] | str:
 def workload_of(args: argparse.Namespace) -> TrainingWorkload:
     """Return the training step that a command line describes.
 
-    Args:
-        args: The parsed arguments.
-
     Raises:
         ConfigurationError: An option is not valid.
     """
@@ -174,12 +167,6 @@ def _compared(
 
 def run(args: argparse.Namespace) -> int:
     """Carry `accel plan --train` out.
-
-    Args:
-        args: The parsed arguments.
-
-    Returns:
-        0; 1 where a size was given that no layout of those named fits in.
 
     Raises:
         ConfigurationError: An option is not valid, or no layout of those tried fits.

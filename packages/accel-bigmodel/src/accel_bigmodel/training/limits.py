@@ -50,9 +50,6 @@ class ZeroLimits:
     def written(cls, options: Mapping[str, int]) -> "ZeroLimits":
         """Return the limits that options of DeepSpeed's configuration set.
 
-        Args:
-            options: Numbers, by the keys of `zero_optimization`.
-
         Raises:
             ConfigurationError: A key that sets none of them, or a number below 0.
         """

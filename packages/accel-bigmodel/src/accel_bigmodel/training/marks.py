@@ -10,12 +10,7 @@ __all__ = ["Watched", "linear", "mapped", "mark"]
 
 
 class Watched(dict[str, nn.Parameter | None]):
-    """The parameters of a module, which tell when one is read.
-
-    Args:
-        parameters: The parameters.
-        asked: Called with one that is read.
-    """
+    """The parameters of a module, which tell when one is read."""
 
     def __init__(self, parameters: dict[str, nn.Parameter | None], asked: Callable[[nn.Parameter], None]) -> None:
         super().__init__(parameters)
@@ -43,12 +38,7 @@ class _Mark(torch.autograd.Function):
 
 
 def mark(tensor: torch.Tensor, reached: Callable[[], None]) -> torch.Tensor:
-    """Return a view of a tensor at which a function is called when the backward pass comes by.
-
-    Args:
-        tensor: The tensor.
-        reached: The function.
-    """
+    """Return a view of a tensor at which a function is called when the backward pass comes by."""
     found: torch.Tensor = _Mark.apply(tensor, reached)  # type: ignore[no-untyped-call]
     return found
 
@@ -77,27 +67,13 @@ class _Linear(torch.autograd.Function):
 
 
 def linear(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """Multiply by a weight as `torch.nn.functional.linear` does, and keep no view of it for the backward pass.
-
-    Args:
-        rows: What is multiplied, of shape (..., in).
-        weight: The weight, of shape (out, in).
-        bias: What is added, of shape (out,).
-
-    Returns:
-        The product, of shape (..., out).
-    """
+    """Multiply by a weight as `torch.nn.functional.linear` does, and keep no view of it for the backward pass."""
     found: torch.Tensor = _Linear.apply(rows, weight, bias)  # type: ignore[no-untyped-call]
     return found
 
 
 def mapped(function: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
-    """Return a value with each tensor in it replaced; a dictionary is changed in place.
-
-    Args:
-        function: Returns what replaces a tensor.
-        value: A tensor, a tuple, list or dictionary of values, or anything else.
-    """
+    """Return a value with each tensor in it replaced; a dictionary is changed in place."""
     if isinstance(value, torch.Tensor):
         return function(value)
     if isinstance(value, dict):

@@ -71,15 +71,6 @@ def predict(
     The code that trains splits, shards and averages the model; its operations make tensors that have no memory, and
     those alive at once are counted. Nothing is read, computed or sent.
 
-    Args:
-        make_model: Makes the model, with parameters on the meta device.
-        spec: The layout.
-        workload: The step.
-        checkpointing: Whether blocks keep nothing but their inputs for the backward pass.
-
-    Returns:
-        The memory.
-
     Raises:
         ConfigurationError: The step cannot be shared out so, nothing is trained, or the forward pass cannot be traced.
         EngineUnavailableError: The layout's engine is not traced.

@@ -11,24 +11,12 @@ __all__ = ["described", "svg", "table", "to_json"]
 
 
 def described(found: TrainingMemory) -> str:
-    """Return the layout in words.
-
-    Args:
-        found: What was found for it.
-    """
+    """Return the layout in words."""
     return f"{found.layout}{', checkpointing' if found.checkpointing else ''}"
 
 
 def table(rows: Sequence[TrainingMemory], limit: int | None = None) -> str:
-    """Draw a line for each layout: its ranks, what the bytes of a rank are for at the peak, and the peak.
-
-    Args:
-        rows: What was found.
-        limit: Bytes that a rank has, if that is asked.
-
-    Returns:
-        Lines of text.
-    """
+    """Draw a line for each layout: its ranks, what the bytes of a rank are for at the peak, and the peak."""
     shown = [purpose for purpose in PURPOSES if any(row.at_peak[purpose] for row in rows)]
     lines = [["layout", "ranks", *shown, "peak", *(["fits"] if limit is not None else [])]]
     for row in rows:
@@ -44,16 +32,7 @@ def table(rows: Sequence[TrainingMemory], limit: int | None = None) -> str:
 
 
 def to_json(rows: Sequence[TrainingMemory], limit: int | None = None, chosen: TrainingMemory | None = None) -> str:
-    """Write what was found as JSON: bytes at the peak and at most, by purpose.
-
-    Args:
-        rows: What was found.
-        limit: Bytes that a rank has.
-        chosen: The smallest layout that fits.
-
-    Returns:
-        The document.
-    """
+    """Write what was found as JSON: bytes at the peak and at most, by purpose."""
     document = {
         "limit": limit,
         "chosen": None if chosen is None else chosen.to_json(),
@@ -63,16 +42,7 @@ def to_json(rows: Sequence[TrainingMemory], limit: int | None = None, chosen: Tr
 
 
 def svg(title: str, rows: Sequence[TrainingMemory], limit: int | None = None) -> str:
-    """Draw a bar for each layout, with what the bytes of a rank are for at the peak.
-
-    Args:
-        title: What is written above.
-        rows: What was found.
-        limit: Bytes that a rank has: what is left of them is drawn too.
-
-    Returns:
-        An SVG document.
-    """
+    """Draw a bar for each layout, with what the bytes of a rank are for at the peak."""
     return draw_bars(title, [_bar(row, limit) for row in rows])
 
 

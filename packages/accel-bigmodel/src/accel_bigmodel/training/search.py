@@ -18,19 +18,12 @@ __all__ = ["candidates", "has_blocks", "smallest"]
 
 
 def has_blocks(model: nn.Module) -> bool:
-    """Return whether a model has blocks whose activations can be computed again.
-
-    Args:
-        model: The model.
-    """
+    """Return whether a model has blocks whose activations can be computed again."""
     return bool(wrapping.plan(model, FullyShardedDataParallelPlugin(fsdp_version=2)).blocks)
 
 
 def candidates(ranks: int) -> Iterator[LayoutSpec]:
     """Yield layouts of up to so many ranks, in powers of two: fewer ranks first, and of equally many the simplest.
-
-    Args:
-        ranks: The most ranks.
 
     Examples:
         >>> [spec.name for spec in candidates(2)]
@@ -65,14 +58,6 @@ def smallest(
 
     Layouts are tried as `candidates` yields them, each without checkpointing of activations first; those that cannot
     share out this model or batch are left out.
-
-    Args:
-        make_model: Makes the model, with parameters on the meta device.
-        workload: The step.
-        limit: Bytes that a rank has.
-        ranks: The most ranks.
-        checkpointing: Whether activations are computed again; by default both are tried.
-        tell: Called with what was found for each layout.
 
     Raises:
         ConfigurationError: It fits on none.

@@ -66,10 +66,6 @@ def _one_of_many(ranks: int) -> Iterator[None]:
 def check_layout(spec: LayoutSpec, workload: TrainingWorkload) -> None:
     """Refuse a layout that cannot share a step out.
 
-    Args:
-        spec: The layout.
-        workload: The step.
-
     Raises:
         ConfigurationError: The batch or its sequences cannot be shared out evenly.
         EngineUnavailableError: An engine or axis whose memory is not found here.
@@ -114,10 +110,6 @@ def weights_dtype(spec: LayoutSpec, workload: TrainingWorkload) -> torch.dtype |
     """Return the dtype that parameters and batches of numbers are converted to; `None` where they stay as they are.
 
     DeepSpeed's engine holds parameters in the dtype of mixed precision, and casts no batch.
-
-    Args:
-        spec: The layout.
-        workload: The step.
     """
     is_cast = spec.zero_stage is not None and workload.precision == "bf16"
     return torch.bfloat16 if is_cast else workload.dtype
@@ -131,15 +123,7 @@ class _Attention(GatheredAttention):
 
 
 class SharedModel:
-    """A model as the first rank of a layout holds it, whose parts are never smaller than those of others.
-
-    Args:
-        model: The bare model, on tensors without memory; it is changed in place.
-        spec: The layout.
-        workload: The step.
-        checkpointing: Whether its blocks keep nothing but their inputs for the backward pass.
-        mesh: The mesh of the layout; `None` for one process, and for FSDP on one rank the mesh of that rank.
-    """
+    """A model as the first rank of a layout holds it, whose parts are never smaller than those of others."""
 
     def __init__(
         self,
@@ -206,11 +190,7 @@ class SharedModel:
         return self._copies if bucket is None else [bucket]
 
     def gradients(self, parameters: Iterable[torch.Tensor] | None = None) -> list[torch.Tensor]:
-        """Return this rank's part of the gradients, but for those that lie in a bucket.
-
-        Args:
-            parameters: Whose gradients; by default all that there are.
-        """
+        """Return this rank's part of the gradients, but for those that lie in a bucket."""
         zero = self.zero
         found: list[torch.Tensor] = []
         if parameters is None:
@@ -220,11 +200,7 @@ class SharedModel:
         return found if zero is None else [gradient for gradient in found if not zero.in_bucket(gradient)]
 
     def attend(self, sequence: int | None) -> AbstractContextManager[None]:
-        """Return the context of a forward and backward pass.
-
-        Args:
-            sequence: Length of the whole sequence.
-        """
+        """Return the context of a forward and backward pass."""
         size = self._spec.size("cp")
         if self.zero is not None:
             return self.zero.passing()
@@ -233,21 +209,13 @@ class SharedModel:
         return attending(_Attention(self._mesh.get_group("cp"), Share(sequence, 0, size)))
 
     def reduce_gradients(self, wanted: bool) -> None:
-        """Let the next backward pass reduce gradients, or add them up as they are: whole, under FSDP.
-
-        Args:
-            wanted: Whether it reduces them.
-        """
+        """Let the next backward pass reduce gradients, or add them up as they are: whole, under FSDP."""
         if self._sharded:
             sharded: Any = self.model
             sharded.set_requires_gradient_sync(wanted)
 
     def end_pass(self, last: bool) -> None:
-        """Reduce what an engine reduces after a backward pass.
-
-        Args:
-            last: Whether it is the last one of the step.
-        """
+        """Reduce what an engine reduces after a backward pass."""
         if self.zero is not None:
             self.zero.end_pass(last)
 
@@ -264,33 +232,21 @@ class SharedModel:
             average(found, groups)
 
     def watch(self, note: Callable[[Iterable[torch.Tensor], str], None]) -> None:
-        """Say what an engine has, and from then on what it gathers.
-
-        Args:
-            note: Called with memory and what it is for.
-        """
+        """Say what an engine has, and from then on what it gathers."""
         if isinstance(self.zero, ShardedZeroEngine):
             self.zero.tell = note
         for purpose, tensors in ({} if self.zero is None else self.zero.held).items():
             note(tensors, purpose)
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Let an optimizer step.
-
-        Args:
-            optimizer: The optimizer.
-        """
+        """Let an optimizer step."""
         if self.zero is None:
             optimizer.step()
         else:
             self.zero.step(optimizer)
 
     def adapt(self, optimizer: torch.optim.Optimizer) -> None:
-        """Let an optimizer step as it does on this layout.
-
-        Args:
-            optimizer: The optimizer.
-        """
+        """Let an optimizer step as it does on this layout."""
         if self.zero is not None:
             optimizer.param_groups[0]["params"] = self.zero.masters
         step_one_by_one(optimizer, lambda: self._spec.size("tp") > 1 or (self._sharded and bool(self._whole)))
@@ -299,12 +255,6 @@ class SharedModel:
 @contextmanager
 def laid_out(spec: LayoutSpec) -> Iterator[DeviceMesh | None]:
     """Lay out the mesh of a layout in a process group of which only this rank is there.
-
-    Args:
-        spec: The layout.
-
-    Yields:
-        The mesh; `None` for one process, and for DeepSpeed's engine, which needs none here.
 
     Raises:
         StateError: This process is in a process group already.

@@ -90,28 +90,13 @@ class TrainingWorkload:
         ZeroLimits.written(self.zero3)
 
     def inputs(self, batch: int, sequence: int | None, dtype: torch.dtype | None) -> torch.Tensor:
-        """Make a batch.
-
-        Args:
-            batch: Samples that this rank reads.
-            sequence: Tokens of each that it reads.
-            dtype: The dtype of numbers; by default torch's own.
-
-        Returns:
-            Token numbers, or numbers of the shape of samples.
-        """
+        """Make a batch."""
         if sequence is not None:
             return torch.zeros((batch, sequence), dtype=torch.long)
         return torch.zeros((batch, *(self.sample or ())), dtype=dtype)
 
     def make_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """Make the optimizer of a model's parameters that train.
-
-        Args:
-            model: The model.
-
-        Returns:
-            The optimizer.
 
         Raises:
             ConfigurationError: It does not take its arguments.
@@ -130,10 +115,6 @@ class TrainingWorkload:
 
     def loss_of(self, output: Any, inputs: torch.Tensor) -> torch.Tensor:
         """Return the loss of a model's output.
-
-        Args:
-            output: What the model returned.
-            inputs: What it was given.
 
         Raises:
             ConfigurationError: Nothing of it is a number that can be trained on.
@@ -155,9 +136,6 @@ class TrainingWorkload:
 def optimizer_named(name: str) -> type[torch.optim.Optimizer]:
     """Return a class of `torch.optim` by its name, in capitals or not.
 
-    Args:
-        name: The name.
-
     Raises:
         ConfigurationError: There is none of that name.
     """
@@ -178,12 +156,6 @@ def optimizer_named(name: str) -> type[torch.optim.Optimizer]:
 
 def optimizer_written(text: str) -> tuple[str, dict[str, Any]]:
     """Read an optimizer as it is written on a command line: `sgd`, or `sgd:momentum=0.9,nesterov=True`.
-
-    Args:
-        text: The optimizer.
-
-    Returns:
-        The name of its class, and its arguments.
 
     Raises:
         ConfigurationError: It is not written so.

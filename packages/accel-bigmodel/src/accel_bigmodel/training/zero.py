@@ -17,12 +17,6 @@ __all__ = ["ZeroEngine"]
 class ZeroEngine:
     """The first rank's part of what stages 1 and 2 share.
 
-    Args:
-        model: The model.
-        stage: 1 or 2.
-        ranks: How many ranks share.
-        bucket: The most elements that are reduced at once (`reduce_bucket_size`).
-
     Attributes:
         master: The copy of this rank's part of the weights.
         bucket: What gradients are reduced in; `None` between backward passes.
@@ -48,11 +42,7 @@ class ZeroEngine:
 
     @torch.no_grad()
     def end_pass(self, last: bool) -> None:
-        """Reduce what a backward pass left, and add it to what passes before it left.
-
-        Args:
-            last: Whether it is the last backward pass of the step.
-        """
+        """Reduce what a backward pass left, and add it to what passes before it left."""
         if self._stage == 1 and not last:
             return
         if self._stage == 1:
@@ -94,11 +84,7 @@ class ZeroEngine:
         return nullcontext()
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Step on this rank's part.
-
-        Args:
-            optimizer: The optimizer.
-        """
+        """Step on this rank's part."""
         optimizer.step()
 
     @property
@@ -107,11 +93,7 @@ class ZeroEngine:
         return list(self._sums.values())
 
     def in_bucket(self, gradient: torch.Tensor) -> bool:
-        """Return whether a gradient lies in the bucket.
-
-        Args:
-            gradient: The gradient.
-        """
+        """Return whether a gradient lies in the bucket."""
         bucket = self.bucket
         return bucket is not None and gradient.untyped_storage()._cdata == bucket.untyped_storage()._cdata
 

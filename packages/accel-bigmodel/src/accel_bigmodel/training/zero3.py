@@ -79,11 +79,7 @@ class _Gathering:
             shared[0].fill(self.buffer)
 
     def arrive(self) -> list[torch.Tensor]:
-        """Copy the parameters out of the buffer, which lives as long as one of them was not asked for.
-
-        Returns:
-            What was gathered; nothing where one rank has it all.
-        """
+        """Copy the parameters out of the buffer, which lives as long as one of them was not asked for."""
         arrived, self._shared = self._shared, []
         for each in arrived:
             if self.buffer is not None and len(arrived) > 1:
@@ -94,12 +90,6 @@ class _Gathering:
 
 class ShardedZeroEngine:
     """The first rank's part of what stage 3 shares.
-
-    Args:
-        model: The model; its modules gather and drop their parameters from now on.
-        ranks: How many ranks share.
-        bucket: The most elements that are reduced at once (`reduce_bucket_size`).
-        limits: What else the engine is told.
 
     Attributes:
         masters: The copies of this rank's parts on which the optimizer steps.
@@ -179,11 +169,7 @@ class ShardedZeroEngine:
         return [self._gradients]
 
     def in_bucket(self, gradient: torch.Tensor) -> bool:
-        """Return whether a gradient lies in the bucket.
-
-        Args:
-            gradient: The gradient.
-        """
+        """Return whether a gradient lies in the bucket."""
         return bool(gradient.untyped_storage()._cdata == self.bucket.untyped_storage()._cdata)
 
     @contextmanager
@@ -198,11 +184,7 @@ class ShardedZeroEngine:
 
     @torch.no_grad()
     def end_pass(self, last: bool) -> None:
-        """Reduce what waits in the bucket, and drop what modules whose inputs have no gradients left gathered.
-
-        Args:
-            last: Whether it is the last backward pass of the step.
-        """
+        """Reduce what waits in the bucket, and drop what modules whose inputs have no gradients left gathered."""
         self._reduce()
         while self._backward:
             module, _ = self._backward.popitem()
@@ -225,11 +207,7 @@ class ShardedZeroEngine:
                 each.part.double().norm()
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Step on one group of parts after the other, and gather the small parameters again.
-
-        Args:
-            optimizer: The optimizer.
-        """
+        """Step on one group of parts after the other, and gather the small parameters again."""
         gradients = torch.split(self._gradients, [master.numel() for master in self.masters])
         for group, master, gradient in zip(self._groups, self.masters, gradients, strict=True):
             flat = torch.empty_like(gradient) if len(group) > 1 else gradient

@@ -24,14 +24,6 @@ _T = TypeVar("_T")
 def together(ranks: Ranks, doing: str, advice: str = ADVICE) -> Iterator[Exchange]:
     """Do something on every rank, and raise on all of them if it failed on any.
 
-    Args:
-        ranks: The ranks that do it.
-        doing: What they do, such as `Writing the checkpoint 'ckpt'`.
-        advice: What to do about a failure; by default, that what was there before is intact.
-
-    Yields:
-        How the ranks talk meanwhile: where one fails, those that wait for it raise too.
-
     Raises:
         CheckpointError: The same text on every rank.
     """
@@ -53,9 +45,6 @@ def common_save(everywhere: Sequence[Sequence[Held]]) -> str | None:
     """Return the id of the newest save that every rank holds, whole before damaged; `None` if there is none.
 
     A save that one disk has committed was prepared on all disks before, so it counts as committed on all of them.
-
-    Args:
-        everywhere: What each rank's disk holds for one target.
     """
     shared = set.intersection(*({held.identity for held in own} for own in everywhere)) if everywhere else set()
 
@@ -69,13 +58,6 @@ def common_save(everywhere: Sequence[Sequence[Held]]) -> str | None:
 
 def agree_on_save(target: Path, ranks: Ranks) -> Held | None:
     """Return what this rank holds of the newest save to `target` that every rank holds.
-
-    Args:
-        target: The folder that was saved to, on this rank.
-        ranks: The ranks that load together.
-
-    Returns:
-        It may be damaged, if there is nothing whole; `None` where no rank holds anything.
 
     Raises:
         CheckpointMismatchError: The ranks hold different saves; every rank raises the same, with a list.
@@ -104,10 +86,6 @@ def agree_on_save(target: Path, ranks: Ranks) -> Held | None:
 
 def agree_on_latest(directory: Path, ranks: Ranks) -> Path:
     """Return the target of the newest numbered checkpoint of which every rank holds the same save, whole.
-
-    Args:
-        directory: Where numbered checkpoints lie, on this rank.
-        ranks: The ranks that load together.
 
     Raises:
         CheckpointNotFoundError: There is none; every rank raises the same, with a list of who has what.

@@ -44,12 +44,6 @@ def only_safe_globals(extra: list[Any]) -> Iterator[None]:
 
     What the user declared with `torch.serialization.add_safe_globals` stays allowed, except NumPy's own functions and
     types: those would set the state of a dtype.
-
-    Args:
-        extra: More classes and functions to allow.
-
-    Returns:
-        A context in which files are read.
     """
     before = torch.serialization.get_safe_globals()
     allowed = [one for one in [*before, *extra] if not _is_numpys(one)]
@@ -66,9 +60,6 @@ def finished(content: object) -> object:
     """Return loaded content with each array in it as a plain `numpy.ndarray` that owns its memory.
 
     Lists, dicts and attributes are changed in place; a tuple that held an array is replaced.
-
-    Args:
-        content: What `torch.load` returned.
     """
     return _finish(content, {})
 
@@ -107,9 +98,6 @@ def _finish(value: Any, done: dict[int, tuple[Any, Any]]) -> object:
 
 def tensor_of_array(array: Any) -> torch.Tensor:
     """Return a tensor made from an array that is being read, with its own memory.
-
-    Args:
-        array: The array, with its bytes already read.
 
     Raises:
         UnpicklingError: It is no such array, or its bytes were not read.

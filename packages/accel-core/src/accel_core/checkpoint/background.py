@@ -41,12 +41,6 @@ class Handle:
     def wait(self, timeout: float | None = None) -> Path:
         """Wait until the checkpoint is complete and return its folder.
 
-        Args:
-            timeout: Seconds to wait; `None` waits without a limit.
-
-        Returns:
-            The folder of the checkpoint.
-
         Raises:
             CheckpointError: Writing failed on some rank.
             TimeoutError: The save is still under way.
@@ -81,15 +75,7 @@ _watching = False
 
 
 def start(work: Callable[[], object], target: Path) -> Handle:
-    """Start the save in the background; `finish` must have been called for the one before.
-
-    Args:
-        work: Writes the checkpoint.
-        target: The folder of the checkpoint.
-
-    Returns:
-        The handle of the save.
-    """
+    """Start the save in the background; `finish` must have been called for the one before."""
     global _in_flight, _watching
     if not _watching:
         _watching = True
@@ -110,9 +96,6 @@ def own_ranks(world: World) -> Ranks:
     """Return the ranks on their own gloo group, so that the save does not disturb the collectives of training.
 
     Every rank calls it, from the thread that trains.
-
-    Args:
-        world: This process among the others.
     """
     return Ranks(world, "save_state in the background", lane=BACKGROUND)
 

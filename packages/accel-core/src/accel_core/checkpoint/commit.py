@@ -98,13 +98,6 @@ class Held:
 def stage(target: Path, identity: str) -> Path:
     """Create the empty folder into which a save writes; parent folders that it creates are flushed too.
 
-    Args:
-        target: Where the checkpoint goes.
-        identity: Identifier of the save, the same on every rank.
-
-    Returns:
-        The folder.
-
     Raises:
         CheckpointError: The target is no folder.
     """
@@ -130,12 +123,7 @@ def stage(target: Path, identity: str) -> Path:
 
 
 def staging_of(target: Path, identity: str) -> Path | None:
-    """Return the folder that `stage` created; `None` on a disk where it did not.
-
-    Args:
-        target: Where the checkpoint goes.
-        identity: Identifier of the save.
-    """
+    """Return the folder that `stage` created; `None` on a disk where it did not."""
     inside = state_journal(target).staging_of(identity)
     beside = names.beside(target, names.STAGING, identity)
     return inside if inside.is_dir() else beside if beside.is_dir() else None
@@ -143,11 +131,6 @@ def staging_of(target: Path, identity: str) -> Path | None:
 
 def complete(staging: Path, target: Path, manifest: Manifest) -> None:
     """Finish what was staged, all of it on disk: from then on it can be published.
-
-    Args:
-        staging: What `stage` returned, with every file but the manifest.
-        target: Where it belongs.
-        manifest: The list of its files.
 
     Raises:
         CheckpointError: Something in the target stands where a file belongs.
@@ -161,10 +144,6 @@ def complete(staging: Path, target: Path, manifest: Manifest) -> None:
 
 def publish(staging: Path, target: Path) -> None:
     """Make `staging` the checkpoint in one step, and bring its files to their places.
-
-    Args:
-        staging: What `complete` finished.
-        target: Where it belongs.
 
     Raises:
         CheckpointError: It says which checkpoint stands now.
@@ -195,12 +174,7 @@ def publish(staging: Path, target: Path) -> None:
 
 
 def undo(staging: Path, target: Path) -> None:
-    """Delete the files of a save that is not committed; what cannot be deleted is left for the next save.
-
-    Args:
-        staging: What `stage` returned.
-        target: Where the checkpoint was to go.
-    """
+    """Delete the files of a save that is not committed; what cannot be deleted is left for the next save."""
     with contextlib.suppress(OSError):
         if staging.parent == target.parent:
             _discard(staging, target)
@@ -209,11 +183,7 @@ def undo(staging: Path, target: Path) -> None:
 
 
 def holdings(target: Path) -> list[Held]:
-    """Return the checkpoints that this disk has for a target, best first; an empty list if there is none.
-
-    Args:
-        target: The folder that was given to `save_state`.
-    """
+    """Return the checkpoints that this disk has for a target, best first; an empty list if there is none."""
     journal = state_journal(target)
     committed = journal.committed()
     if committed is not None:
@@ -233,23 +203,13 @@ def holdings(target: Path) -> list[Held]:
 
 
 def find(target: Path) -> Path | None:
-    """Return the folder of the newest complete checkpoint that was saved to `target`; `None` if there is none.
-
-    Args:
-        target: The folder that was given to `save_state`.
-    """
+    """Return the folder of the newest complete checkpoint that was saved to `target`; `None` if there is none."""
     best = next(iter(holdings(target)), None)
     return best.folder if best is not None and best.whole else None
 
 
 def settle(target: Path, identity: str | None = None) -> None:
-    """Bring a target to rest: put in place what is to be kept, delete the rest of what saves left.
-
-    Args:
-        target: The checkpoint.
-        identity: The save that the disks of all ranks hold, empty if there is none: then nothing counts that was not
-            committed. Where `None`, what this disk holds best.
-    """
+    """Bring a target to rest: put in place what is to be kept, delete the rest of what saves left."""
     journal = state_journal(target)
     # First: nothing below may take a checkpoint that is half deleted for one.
     if os.path.lexists(journal.folder / _PRUNED):
@@ -271,9 +231,6 @@ def numbered(directory: Path) -> list[Path]:
     """Return the numbered checkpoint folders by rising number, with those that a crash left beside their names.
 
     Only numbers as accel writes them count: `checkpoint_0001` is not one of them.
-
-    Args:
-        directory: The folder that holds them.
     """
     found: dict[int, Path] = {}
     if directory.is_dir():
@@ -288,11 +245,7 @@ def numbered(directory: Path) -> list[Path]:
 
 
 def unsettled(directory: Path) -> list[Path]:
-    """Return the numbered checkpoints of a directory for which a crash left files behind.
-
-    Args:
-        directory: The folder that holds them.
-    """
+    """Return the numbered checkpoints of a directory for which a crash left files behind."""
     if not directory.is_dir():
         return []
     beside = {parsed[1] for parsed in map(names.split_beside, os.listdir(directory)) if parsed}
@@ -308,10 +261,6 @@ def prune(newest: Path, limit: int) -> None:
 
     Folders that no save wrote are not counted and not touched, whatever their names; of a checkpoint, what others put
     into it stays.
-
-    Args:
-        newest: The checkpoint that was just put in place.
-        limit: How many to keep, at least one.
     """
     kept = 1
     # From the latest down, so that nothing but what stays is read before the first is deleted: saves that are killed
@@ -326,11 +275,7 @@ def prune(newest: Path, limit: int) -> None:
 
 
 def flush_tree(folder: Path) -> None:
-    """Flush the entries of a folder, and of all folders in it, to disk.
-
-    Args:
-        folder: The folder.
-    """
+    """Flush the entries of a folder, and of all folders in it, to disk."""
     for place, _, _ in os.walk(folder, topdown=False):
         flush_folder(Path(place))
 
@@ -340,10 +285,6 @@ def replace_folder(source: Path, target: Path) -> None:
 
     Where the system cannot exchange folders (`renameat2`, Linux), a crash between two renames leaves no folder of that
     name, and the earlier one beside it as `.old-<name>-<id>`.
-
-    Args:
-        source: The folder, on the same filesystem.
-        target: Its place; it need not be there.
     """
     if not os.path.lexists(target):
         os.rename(source, target)

@@ -20,14 +20,7 @@ _freeing: list[threading.Thread] = []
 
 
 def hold(path: str | os.PathLike[str]) -> int | None:
-    """Open a large file that has no other name, so that its blocks outlive its name.
-
-    Args:
-        path: A file that is about to be deleted or replaced.
-
-    Returns:
-        A descriptor for `release`; `None` for anything that is freed quickly.
-    """
+    """Open a large file that has no other name, so that its blocks outlive its name."""
     # Opening another's file can fail for any reason that the file has; then its blocks are freed at once instead.
     with contextlib.suppress(OSError):
         found = os.lstat(path)
@@ -40,9 +33,6 @@ def release(held: list[int]) -> None:
     """Close the files that `hold` opened, in a thread: closing waits until the system has freed the blocks.
 
     If the process ends first, the system closes them.
-
-    Args:
-        held: What `hold` returned.
     """
     if not held:
         return
@@ -57,9 +47,6 @@ def release(held: list[int]) -> None:
 
 def remove(folder: Path) -> None:
     """Delete a folder; its names are gone when the call returns, the space of its large files a little later.
-
-    Args:
-        folder: What to delete.
 
     Raises:
         OSError: Something in it cannot be deleted, or is the root of another filesystem; then nothing was deleted.

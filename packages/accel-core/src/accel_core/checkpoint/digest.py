@@ -44,9 +44,6 @@ class HashingFile:
 
     It has the part of the file interface that `torch.save` needs. The file must not exist.
 
-    Args:
-        path: File to create.
-
     Example:
         >>> import tempfile, pathlib
         >>> path = pathlib.Path(tempfile.mkdtemp()) / "a.bin"
@@ -70,14 +67,7 @@ class HashingFile:
         return self._state.hexdigest()
 
     def write(self, data: ReadableBuffer) -> int:
-        """Append bytes.
-
-        Args:
-            data: Bytes, or any object with a contiguous buffer.
-
-        Returns:
-            How many bytes were written.
-        """
+        """Append bytes."""
         view = memoryview(data).cast("B")
         for start in range(0, len(view), CHUNK):
             part = view[start : start + CHUNK]
@@ -127,21 +117,12 @@ class HashingFile:
 
 
 def digest_of_bytes(data: bytes) -> str:
-    """Return the XXH3 checksum of bytes, as 32 hexadecimal digits.
-
-    Args:
-        data: The bytes.
-    """
+    """Return the XXH3 checksum of bytes, as 32 hexadecimal digits."""
     return xxhash.xxh3_128(data).hexdigest()
 
 
 def digest_of(path: Path, opened: Callable[[Path], int] | None = None) -> str:
-    """Return the checksum of a file, read in small pieces.
-
-    Args:
-        path: The file.
-        opened: Opens it and returns a descriptor; plain `os.open` by default.
-    """
+    """Return the checksum of a file, read in small pieces."""
     descriptor = opened(path) if opened else os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     state = xxhash.xxh3_128()
     buffer = memoryview(bytearray(CHUNK))
@@ -154,11 +135,7 @@ def digest_of(path: Path, opened: Callable[[Path], int] | None = None) -> str:
 
 
 def flush_folder(folder: Path) -> None:
-    """Flush the entries of a folder to disk, so that new names in it survive a power loss.
-
-    Args:
-        folder: The folder.
-    """
+    """Flush the entries of a folder to disk, so that new names in it survive a power loss."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

@@ -46,16 +46,6 @@ def save_state(
     new checkpoint. Where each rank holds whole models and optimizers, rank 0 may also call it alone while the others go
     on: their random states are then not in the checkpoint.
 
-    Args:
-        run: The run.
-        output_dir: Folder for the checkpoint; not used with automatic naming.
-        safe_serialization: Write weights as safetensors.
-        blocking: Wait until the checkpoint is complete. Otherwise copy the state and write in the background.
-        **save_model_func_kwargs: Passed to the strategy's format.
-
-    Returns:
-        The folder; with `blocking=False` a `background.Handle`.
-
     Raises:
         CheckpointError: Writing failed on some rank; every rank raises the same, and it says which checkpoint stands.
         ConfigurationError: No folder was given, or the automatic name is taken.
@@ -129,17 +119,6 @@ def load_state(
 
     Every rank calls it. Everything is read and compared first; nothing is changed unless all of it fits on all ranks.
     Load hooks are called when everything but the models was found to fit.
-
-    Args:
-        run: The run.
-        input_dir: The checkpoint; with automatic naming, `None` is the latest complete one.
-        load_kwargs: Passed to `torch.load` for everything but models (`map_location`).
-        strict: Raise if anything is missing, unexpected or damaged. Otherwise restore what fits.
-        **load_model_func_kwargs: Passed to `load_state_dict` of models (`assign`). `map_location` says where plain
-            optimizers are read to: `"cpu"`, or `"on_device"` for the device of this rank.
-
-    Returns:
-        What was restored and what was not.
 
     Raises:
         CheckpointNotFoundError: There is no complete checkpoint.
@@ -221,10 +200,6 @@ def _count_on(run: Run, target: Path) -> None:
 
 def placement(place: object, world: World) -> dict[str, Any]:
     """Return the arguments of `torch.load` for the `map_location` that a user asked for.
-
-    Args:
-        place: `None`, `"cpu"` or `"on_device"`.
-        world: This process, whose device `"on_device"` stands for.
 
     Raises:
         TypeError: It is neither `None`, `"cpu"` nor `"on_device"`.

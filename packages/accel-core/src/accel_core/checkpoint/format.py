@@ -138,9 +138,6 @@ class Source:
     def check_listed(self, name: str) -> None:
         """Make sure that a file belongs to this save; a folder without a manifest has nothing to say about it.
 
-        Args:
-            name: Name of the file, relative to the folder.
-
         Raises:
             CheckpointMismatchError: The file is there, and the manifest does not list it.
             FileNotFoundError: It is neither listed nor there.

@@ -26,21 +26,13 @@ _registered: list[CheckpointFormat | str] = [
 
 
 def register_format(chosen: CheckpointFormat | str) -> None:
-    """Let checkpoints of a format be recognized, whichever strategy loads them; again changes nothing.
-
-    Args:
-        chosen: The format; or `module:name`, imported when a checkpoint is met that no earlier one recognizes.
-    """
+    """Let checkpoints of a format be recognized, whichever strategy loads them; again changes nothing."""
     if chosen not in _registered:
         _registered.append(chosen)
 
 
 def recognise(source: Source, own: CheckpointFormat) -> CheckpointFormat:
     """Return the format that a checkpoint is in; the run's own for one that holds no models.
-
-    Args:
-        source: The checkpoint.
-        own: The format of the run that loads it.
 
     Raises:
         CheckpointMismatchError: No format recognizes it.

@@ -65,21 +65,11 @@ class Journal:
         return self.target / self.name
 
     def staging_of(self, identity: str) -> Path:
-        """Return the folder into which a save writes.
-
-        Args:
-            identity: Identifier of the save.
-        """
+        """Return the folder into which a save writes."""
         return self.folder / f"{identity}{_WRITING}"
 
     def begin(self, identity: str) -> Path:
         """Create the folder into which a save writes.
-
-        Args:
-            identity: Identifier of the save.
-
-        Returns:
-            The folder.
 
         Raises:
             CheckpointError: Something that is not accel's has the name of the hidden folder.
@@ -98,11 +88,6 @@ class Journal:
     def prepare(self, staging: Path, stale: Iterable[str], listed: Callable[[str], bool]) -> None:
         """Make sure that files can come to their places, and note which ones leave; before the manifest is written.
 
-        Args:
-            staging: Where the new files are.
-            stale: Names of files in the target that belong to the save before.
-            listed: Returns whether a name among them still means the file that the save before wrote.
-
         Raises:
             CheckpointError: A folder stands where a file belongs, or the other way round.
         """
@@ -120,14 +105,7 @@ class Journal:
         flush_folder(self.target)
 
     def commit(self, staging: Path) -> Path:
-        """Make the staged folder the checkpoint, in one step.
-
-        Args:
-            staging: A complete folder, flushed; in the hidden folder, or beside the target on the same filesystem.
-
-        Returns:
-            Its new path.
-        """
+        """Make the staged folder the checkpoint, in one step."""
         if not self.folder.is_dir():
             self.folder.mkdir(mode=0o700)
             # As `prepare` does for the folder that `begin` made: its name has to be on disk before a commit is in it.
@@ -154,11 +132,7 @@ class Journal:
         return [path for path in self._entries(_WRITING) if is_complete(path, foreign=False)]
 
     def place(self, committed: Path) -> None:
-        """Bring the files of a commit to their places; doing it again after a crash does no harm.
-
-        Args:
-            committed: What `commit` returned, or `committed` found.
-        """
+        """Bring the files of a commit to their places; doing it again after a crash does no harm."""
         folders, files = self._staged(committed)
         self._refuse_conflicts(folders, files)
         last = [name for name in files if name in self.last]
@@ -232,30 +206,18 @@ class Journal:
 
 
 def state_journal(target: Path) -> Journal:
-    """Return the journal of `save_state` in a folder.
-
-    Args:
-        target: The folder of the checkpoint.
-    """
+    """Return the journal of `save_state` in a folder."""
     return Journal(target, names.JOURNAL_NAME, frozenset({names.MANIFEST_NAME}), frozenset())
 
 
 def model_journal(target: Path) -> Journal:
-    """Return the journal of `save_model` in a folder; an index of shards tells readers that they are complete.
-
-    Args:
-        target: The folder of the weights.
-    """
+    """Return the journal of `save_model` in a folder; an index of shards tells readers that they are complete."""
     indexes = frozenset({names.SAFE_WEIGHTS_INDEX_NAME, names.WEIGHTS_INDEX_NAME})
     return Journal(target, names.MODEL_JOURNAL_NAME, indexes, frozenset({names.MANIFEST_NAME}), withdrawn=True)
 
 
 def standing_weights(path: Path) -> Path:
-    """Return where to read what `save_model` wrote: where a crash left it whole, while its files are not all in place.
-
-    Args:
-        path: The folder, or a file in it.
-    """
+    """Return where to read what `save_model` wrote: where a crash left it whole, before its files are all in place."""
     # A path of any length or spelling may be asked for, and most have no folder of a save beside them.
     folder = path if os.path.isdir(path) else path.parent
     journal = model_journal(folder)
@@ -267,10 +229,6 @@ def standing_weights(path: Path) -> Path:
 
 def lies_inside(target: Path, name: str) -> bool:
     """Return whether a name refers, through no link, to something in a folder: only that may be deleted.
-
-    Args:
-        target: The folder.
-        name: A path relative to it.
 
     Raises:
         UnsafeCheckpointError: The name is absolute or holds `..`.
@@ -284,9 +242,6 @@ def owned_files(target: Path) -> tuple[list[str], Callable[[str], bool]]:
 
     These are the names in its manifest. Without a manifest, where there are signs of a checkpoint of Accelerate or a
     damaged one of accel, they are the documented names.
-
-    Args:
-        target: The folder.
     """
     try:
         manifest = Manifest.read(target)

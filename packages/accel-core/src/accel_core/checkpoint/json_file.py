@@ -16,16 +16,7 @@ _LONGEST = 256 << 20
 
 
 def write_json(path: Path, content: object, *, rank: int = 0) -> Entry:
-    """Write JSON and flush the file to disk.
-
-    Args:
-        path: File to create; its name is the entry's name.
-        content: What JSON can hold.
-        rank: The rank that writes.
-
-    Returns:
-        Name, size and checksum of the file, for the manifest.
-    """
+    """Write JSON and flush the file to disk."""
     with HashingFile(path) as file:
         file.write(json.dumps(content, indent=1, sort_keys=True).encode() + b"\n")
     return Entry(path.name, file.size, file.digest, rank)
@@ -33,14 +24,6 @@ def write_json(path: Path, content: object, *, rank: int = 0) -> Entry:
 
 def read_json(folder: Path, name: str, *, links: bool = False) -> Any:
     """Read a JSON file of at most 256 MiB.
-
-    Args:
-        folder: The checkpoint.
-        name: File in it.
-        links: Allow links that lead out of the folder.
-
-    Returns:
-        The content.
 
     Raises:
         CheckpointDamagedError: It is no JSON.

@@ -69,12 +69,6 @@ class Manifest:
     def read(cls, folder: Path) -> Manifest | None:
         """Read the manifest of a folder.
 
-        Args:
-            folder: The checkpoint.
-
-        Returns:
-            The manifest, or `None` where the folder holds no file of ours and may be one of Accelerate's.
-
         Raises:
             CheckpointNotFoundError: There is no such folder.
             CheckpointDamagedError: The manifest is missing though the folder is ours, or it is damaged.
@@ -101,13 +95,6 @@ class Manifest:
     @classmethod
     def decode(cls, raw: bytes, path: Path) -> Manifest:
         """Build a manifest from the bytes of its file.
-
-        Args:
-            raw: Content of the file.
-            path: Its name in error messages.
-
-        Returns:
-            The manifest.
 
         Raises:
             CheckpointDamagedError: The bytes are not what `encode` gives.
@@ -149,24 +136,12 @@ class Manifest:
         return json.dumps(data | {"digest": _digest(data)}, indent=1, sort_keys=True).encode() + b"\n"
 
     def write(self, folder: Path) -> None:
-        """Write the manifest into a folder and flush it to disk.
-
-        Args:
-            folder: The checkpoint.
-        """
+        """Write the manifest into a folder and flush it to disk."""
         with HashingFile(folder / names.MANIFEST_NAME) as file:
             file.write(self.encode())
 
     def damages(self, folder: Path, only: Iterable[str] | None = None, *, contents: bool = True) -> dict[str, str]:
         """Compare the files of a folder with this manifest.
-
-        Args:
-            folder: The checkpoint.
-            only: Names to look at; all by default.
-            contents: Compare checksums too, not sizes only.
-
-        Returns:
-            What is wrong with each file that is wrong.
 
         Raises:
             UnsafeCheckpointError: A file is no regular file or leads out of the folder.
@@ -200,12 +175,7 @@ def _installed() -> dict[str, str]:
 
 
 def is_complete(folder: Path, *, foreign: bool = True) -> bool:
-    """Return whether a folder holds a complete checkpoint.
-
-    Args:
-        folder: The folder.
-        foreign: Whether a folder without files of accel counts if Accelerate seems to have finished it.
-    """
+    """Return whether a folder holds a complete checkpoint."""
     try:
         manifest = Manifest.read(folder)
         if manifest is None:
@@ -217,10 +187,6 @@ def is_complete(folder: Path, *, foreign: bool = True) -> bool:
 
 def check_name(name: str, where: Path) -> None:
     """Refuse a file name that leads out of its folder.
-
-    Args:
-        name: The file name.
-        where: The folder, for the error message.
 
     Raises:
         UnsafeCheckpointError: The name is absolute, holds `..`, or is not normal.
@@ -235,14 +201,6 @@ def check_name(name: str, where: Path) -> None:
 
 def open_member(folder: Path, name: str, *, links: bool = False) -> int:
     """Open a file of a checkpoint for reading.
-
-    Args:
-        folder: The checkpoint.
-        name: Path in it.
-        links: Allow links that lead out of the folder, as in hub caches.
-
-    Returns:
-        Its file descriptor.
 
     Raises:
         UnsafeCheckpointError: The name or a link leads out of the folder, or it is no regular file.

@@ -40,13 +40,6 @@ def merge_weights(
     the largest tensor at most; torch's format needs a whole file. Matrices of floating-point numbers that are equal in
     all bits and not constant are ties: they are stored once, and the file notes the other names.
 
-    Args:
-        source: Folder of shards that `torch.distributed.checkpoint` wrote, of an engine that DeepSpeed wrote (or the
-            checkpoint that it lies in), or of whole weights in several files.
-        target: Folder for the files; made if it is not there.
-        max_shard_size: Bytes of weights in one file, or words such as `"5GB"`. A larger tensor gets a file of its own.
-        safe_serialization: Write safetensors rather than torch's format.
-
     Raises:
         CheckpointDamagedError: A shard is missing, cut off, or of another save.
         CheckpointMismatchError: The folder holds the state of an optimizer, or only folders in it hold shards; layers

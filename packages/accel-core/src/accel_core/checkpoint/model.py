@@ -58,11 +58,6 @@ class StoredWeights(Protocol):
 class ObjectWeights:
     """Weights that `torch.save` wrote.
 
-    Args:
-        folder: The checkpoint.
-        name: File below it.
-        links: Allow links that lead out of the folder.
-
     Raises:
         CheckpointError: The file cannot be read, would run code, or holds something else than tensors.
         FileNotFoundError: There is no such file.
@@ -81,34 +76,18 @@ class ObjectWeights:
         self.tensors: dict[str, Any] = dict(content)
 
     def read(self, name: str) -> Tensor:
-        """Return one tensor in new memory on the CPU; a value that is no tensor is returned unchanged.
-
-        Args:
-            name: Its name in the file.
-        """
+        """Return one tensor in new memory on the CPU; a value that is no tensor is returned unchanged."""
         value = self.tensors[name]
         return value.clone() if isinstance(value, Tensor) else value
 
     @torch.no_grad()
     def read_into(self, name: str, destination: Tensor) -> None:
-        """Copy one tensor into `destination`.
-
-        Args:
-            name: The tensor's name in the file.
-            destination: A tensor of the same shape.
-        """
+        """Copy one tensor into `destination`."""
         fill(destination, self.tensors[name])
 
 
 def open_weights(folder: Path, name: str) -> StoredWeights:
     """Open the weights in a file; its extension tells the format.
-
-    Args:
-        folder: The checkpoint.
-        name: File in it: `.safetensors`, or a pickle of `torch.save`.
-
-    Returns:
-        The open weights; tensors are read one by one.
 
     Raises:
         CheckpointError: The file is damaged or unsafe.
@@ -126,17 +105,7 @@ def _is_safe(source: Source, index: int) -> bool:
 
 
 def restoration(model: object, index: int, source: Source, rank: int) -> Restoration:
-    """Compare the weights of model `index` in a checkpoint with a model, changing nothing.
-
-    Args:
-        model: The model, wrapped or not.
-        index: Its number.
-        source: The checkpoint.
-        rank: This rank, for the findings.
-
-    Returns:
-        What does not fit, and how to load the rest.
-    """
+    """Compare the weights of model `index` in a checkpoint with a model, changing nothing."""
     component = f"model {index}"
     try:
         name = names.model_name(index, safe=_is_safe(source, index))
@@ -149,18 +118,7 @@ def restoration(model: object, index: int, source: Source, rank: int) -> Restora
 
 
 def compare(model: object, weights: StoredWeights, component: str, rank: int = 0, **kwargs: object) -> Restoration:
-    """Compare weights with a model, changing nothing.
-
-    Args:
-        model: The model, wrapped or not.
-        weights: What was stored.
-        component: What findings are filed under.
-        rank: Who asks.
-        **kwargs: Passed to `load_state_dict` when the weights are put in (`assign`).
-
-    Returns:
-        The findings, and how to put in what fits.
-    """
+    """Compare weights with a model, changing nothing."""
     inner = extract_model_from_parallel(model, keep_torch_compile=False)
     state = inner.state_dict()
     actual = {canonical_name(key): key for key in state}
@@ -202,12 +160,7 @@ def _reached(inner: torch.nn.Module, state: Mapping[str, Any], given: list[str])
 
 
 class _Renamed:
-    """Weights that were stored under the names of a wrapped model, under those of the bare one.
-
-    Args:
-        weights: What was stored.
-        bare: Its names without the prefixes of wrappers, and as they were stored.
-    """
+    """Weights that were stored under the names of a wrapped model, under those of the bare one."""
 
     def __init__(self, weights: StoredWeights, bare: Mapping[str, str]) -> None:
         self.path = weights.path

@@ -115,47 +115,27 @@ def model_name(index: int, *, safe: bool) -> str:
 
     >>> model_name(0, safe=True), model_name(1, safe=False)
     ('model.safetensors', 'pytorch_model_1.bin')
-
-    Args:
-        index: Number of the model from 0, in the order in which they were prepared; 0 adds nothing to the name.
-        safe: Whether it is written as safetensors.
     """
     return _numbered(SAFE_MODEL_NAME, index, "safetensors") if safe else _numbered(MODEL_NAME, index, "bin")
 
 
 def optimizer_name(index: int) -> str:
-    """Return the file of the optimizer number `index`.
-
-    Args:
-        index: Number of the optimizer from 0, in the order in which they were prepared; 0 adds nothing to the name.
-    """
+    """Return the file of the optimizer number `index`."""
     return _numbered(OPTIMIZER_NAME, index, "bin")
 
 
 def sharded_model_name(index: int) -> str:
-    """Return the folder of the shards of the model number `index`.
-
-    Args:
-        index: Number of the model from 0, in the order in which they were prepared.
-    """
+    """Return the folder of the shards of the model number `index`."""
     return f"{FSDP_MODEL_NAME}_{index}"
 
 
 def sharded_optimizer_name(index: int) -> str:
-    """Return the folder of the shards of the optimizer number `index`.
-
-    Args:
-        index: Number of the optimizer from 0, in the order in which they were prepared.
-    """
+    """Return the folder of the shards of the optimizer number `index`."""
     return f"{OPTIMIZER_NAME}_{index}"
 
 
 def whole_model_name(index: int) -> str:
-    """Return the file that Accelerate's FSDP writes the whole model number `index` into.
-
-    Args:
-        index: Number of the model from 0, in the order in which they were prepared; 0 adds nothing to the name.
-    """
+    """Return the file that Accelerate's FSDP writes the whole model number `index` into."""
     return _numbered(FSDP_MODEL_NAME, index, "bin")
 
 
@@ -164,82 +144,47 @@ def local_model_name(index: int, rank: int) -> str:
 
     >>> local_model_name(0, 1), local_model_name(2, 0)
     ('pytorch_model_fsdp_rank1.bin', 'pytorch_model_fsdp_2_rank0.bin')
-
-    Args:
-        index: Number of the model from 0, in the order in which they were prepared; 0 adds nothing to the name.
-        rank: Rank that wrote the file.
     """
     return f"{FSDP_MODEL_NAME}{f'_{index}' if index else ''}_rank{rank}.bin"
 
 
 def scheduler_name(index: int) -> str:
-    """Return the file of the scheduler number `index`.
-
-    Args:
-        index: Number of the scheduler from 0, in the order in which they were prepared; 0 adds nothing to the name.
-    """
+    """Return the file of the scheduler number `index`."""
     return _numbered(SCHEDULER_NAME, index, "bin")
 
 
 def sampler_name(index: int) -> str:
-    """Return the file of the data position of the loader number `index`.
-
-    Args:
-        index: Number of the loader from 0, in the order in which they were prepared; 0 adds nothing to the name.
-    """
+    """Return the file of the data position of the loader number `index`."""
     return _numbered(SAMPLER_NAME, index, "bin")
 
 
 def dataloader_name(index: int) -> str:
-    """Return the file of the state of the stateful loader number `index`.
-
-    Args:
-        index: Number of the loader from 0, in the order in which they were prepared; 0 adds nothing to the name.
-    """
+    """Return the file of the state of the stateful loader number `index`."""
     return _numbered(DATALOADER_NAME, index, "bin")
 
 
 def random_states_name(rank: int) -> str:
-    """Return the file of the random states of a rank.
-
-    Args:
-        rank: Rank among all processes of the run that saved.
-    """
+    """Return the file of the random states of a rank."""
     return f"{RNG_STATE_NAME}_{rank}.pkl"
 
 
 def custom_name(index: int) -> str:
-    """Return the file of the registered object number `index`.
-
-    Args:
-        index: Number of the object from 0, in the order in which they were registered.
-    """
+    """Return the file of the registered object number `index`."""
     return f"{CUSTOM_NAME}_{index}.pkl"
 
 
 def is_model(name: str) -> bool:
-    """Return whether `name` is a file of whole weights that `save_state` writes.
-
-    Args:
-        name: A file name.
-    """
+    """Return whether `name` is a file of whole weights that `save_state` writes."""
     return _MODELS.fullmatch(name) is not None
 
 
 def belongs_to_checkpoint(name: str) -> bool:
-    """Return whether `name` is a file that `save_state` writes itself, here or in Accelerate.
-
-    Args:
-        name: A path relative to the checkpoint.
-    """
+    """Return whether `name` is a file that `save_state` writes itself, here or in Accelerate."""
     return _PARTS.fullmatch(name) is not None or engine_of(name) is not None
 
 
 def engine_of(name: str) -> str | None:
     """Return the engine that writes files of this name in Accelerate; `None` for a name that no engine owns.
-
-    Args:
-        name: A path relative to the checkpoint.
 
     >>> engine_of("pytorch_model_fsdp_0/__0_0.distcp"), engine_of("optimizer.bin")
     ('FSDP, sharded', None)
@@ -248,11 +193,7 @@ def engine_of(name: str) -> str | None:
 
 
 def found_in(folder: Path) -> list[str]:
-    """Return the files of a folder with documented names, including those in the folders of engines, sorted.
-
-    Args:
-        folder: The checkpoint.
-    """
+    """Return the files of a folder with documented names, including those in the folders of engines, sorted."""
     found = [entry for entry in os.scandir(folder) if not entry.is_dir()]
     listed = [entry.name for entry in found if belongs_to_checkpoint(entry.name)]
     inside = [
@@ -274,9 +215,6 @@ def _may_hold_shards(name: str) -> bool:
 def is_shard(name: str) -> bool:
     """Return whether `name` is a file that `save_model` writes: weights, a shard of them, or their index.
 
-    Args:
-        name: A file name.
-
     >>> is_shard("model-00001-of-00003.safetensors"), is_shard("model_1.safetensors")
     (True, False)
     """
@@ -291,11 +229,6 @@ def fresh_id() -> str:
 def beside(target: Path, prefix: str, identity: str) -> Path:
     """Return the file or folder that stands beside `target` during a save; a very long name is shortened.
 
-    Args:
-        target: Where the checkpoint goes.
-        prefix: What it is for: `STAGING`, `OLD` or `GONE`.
-        identity: Identifier of the save.
-
     >>> from pathlib import Path
     >>> str(beside(Path("runs/ckpt"), STAGING, "abcdefghijkl"))
     'runs/.tmp-ckpt-abcdefghijkl'
@@ -305,10 +238,6 @@ def beside(target: Path, prefix: str, identity: str) -> Path:
 
 def is_beside(name: str, target: Path) -> bool:
     """Return whether a save to `target` put a file or folder of this name beside it.
-
-    Args:
-        name: The name.
-        target: Where the checkpoint goes.
 
     >>> from pathlib import Path
     >>> is_beside(".tmp-ckpt-abcdefghijkl", Path("runs/ckpt"))
@@ -329,9 +258,6 @@ def _shortened(name: str) -> str:
 
 def split_beside(name: str) -> tuple[str, str] | None:
     """Return the prefix and the target's name of a folder that a save put beside its target; `None` for other names.
-
-    Args:
-        name: The folder's name.
 
     >>> split_beside(".old-ckpt-abcdefghijkl")
     ('.old-', 'ckpt')

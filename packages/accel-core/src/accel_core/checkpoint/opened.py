@@ -33,16 +33,7 @@ class Opened:
 
     @classmethod
     def look(cls, target: Path, folder: Path, read: list[str]) -> Opened:
-        """Record which files the names that are about to be read refer to now.
-
-        Args:
-            target: The folder that was given to `load_state`.
-            folder: The folder that is read.
-            read: Names of the files.
-
-        Returns:
-            The record, to compare with after reading.
-        """
+        """Record which files the names that are about to be read refer to now."""
         return cls(target, folder, {name: _seen(folder / name) for name in [*read, names.MANIFEST_NAME]})
 
     def replaced(self) -> bool:

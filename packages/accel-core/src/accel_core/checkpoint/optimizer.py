@@ -27,18 +27,7 @@ _NOT_COMPARED = frozenset({"params", "param_names", "initial_lr", "swa_lr", "bas
 def restoration(
     optimizer: Any, index: int, source: Source, rank: int, names_of: Sequence[Sequence[str]] | None = None
 ) -> Restoration:
-    """Compare the file of optimizer `index` with an optimizer, changing nothing.
-
-    Args:
-        optimizer: The optimizer, prepared or not.
-        index: Its number.
-        source: The checkpoint.
-        rank: This rank, for the findings.
-        names_of: Names of its parameters by group, for a file with names instead of numbers.
-
-    Returns:
-        What does not fit, and how to restore the rest.
-    """
+    """Compare the file of optimizer `index` with an optimizer, changing nothing."""
     component, name = f"optimizer {index}", names.optimizer_name(index)
     try:
         source.check_listed(name)
@@ -58,12 +47,7 @@ def restoration(
 def ordered(
     groups: Sequence[Mapping[str, Any]], names_of: Sequence[Sequence[str]]
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return groups of parameters that are named in the order of an optimizer's own, and what does not fit.
-
-    Args:
-        groups: The groups as they were stored.
-        names_of: Names of the optimizer's parameters, group by group.
-    """
+    """Return groups of parameters that are named in the order of an optimizer's own, and what does not fit."""
     if len(groups) != len(names_of):
         return [dict(group) for group in groups], [f"{len(groups)} parameter groups instead of {len(names_of)}"]
     found: list[str] = []
@@ -97,12 +81,7 @@ def _load(optimizer: Any, state: dict[str, Any]) -> None:
 
 
 def differences(state: Any, optimizer: Any) -> list[str]:
-    """Return the differences between a stored state and an optimizer, one line each.
-
-    Args:
-        state: The stored state.
-        optimizer: The optimizer.
-    """
+    """Return the differences between a stored state and an optimizer, one line each."""
     if not _is_state(state):
         return ["the file holds no state of an optimizer"]
     groups, own_groups = state["param_groups"], optimizer.param_groups

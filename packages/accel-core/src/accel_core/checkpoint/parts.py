@@ -30,15 +30,7 @@ class BytesPart:
     concurrent: bool = True
 
     def write(self, folder: Path, rank: int) -> list[Entry]:
-        """Write the file and flush it to disk.
-
-        Args:
-            folder: The folder in which the checkpoint is staged.
-            rank: The rank that writes.
-
-        Returns:
-            Its entry in the manifest.
-        """
+        """Write the file and flush it to disk."""
         path = folder / self.name
         path.parent.mkdir(parents=True, exist_ok=True)
         with HashingFile(path) as file:
@@ -46,11 +38,7 @@ class BytesPart:
         return [Entry(self.name, file.size, file.digest, rank)]
 
     def snapshot(self, buffers: Buffers) -> BytesPart:
-        """Return this part itself: nothing changes it.
-
-        Args:
-            buffers: Not used.
-        """
+        """Return this part itself: nothing changes it."""
         return self
 
 
@@ -71,15 +59,7 @@ class FilePart:
     concurrent: bool = True
 
     def write(self, folder: Path, rank: int) -> list[Entry]:
-        """Write the file and flush it to disk.
-
-        Args:
-            folder: The folder in which the checkpoint is staged.
-            rank: The rank that writes.
-
-        Returns:
-            Its entry in the manifest.
-        """
+        """Write the file and flush it to disk."""
         path = folder / self.name
         path.parent.mkdir(parents=True, exist_ok=True)
         if self.kind == "tensors":
@@ -91,9 +71,5 @@ class FilePart:
         return [replace(entry, name=self.name)]
 
     def snapshot(self, buffers: Buffers) -> FilePart:
-        """Return a copy that later training steps do not change.
-
-        Args:
-            buffers: Reused memory for tensors.
-        """
+        """Return a copy that later training steps do not change."""
         return replace(self, content=buffers.copy(self.content, self.name))

@@ -71,16 +71,7 @@ NumPy's entries are there for code that looks for them; readers rebuild arrays b
 
 
 def write_object(path: Path, content: object, *, rank: int = 0) -> Entry:
-    """Write tensors, lists, dicts and numbers with `torch.save` and flush the file to disk.
-
-    Args:
-        path: File to create; its name is the entry's name.
-        content: The content.
-        rank: The rank that writes.
-
-    Returns:
-        Name, size and checksum of the file, for the manifest.
-    """
+    """Write tensors, lists, dicts and numbers with `torch.save` and flush the file to disk."""
     with HashingFile(path) as file:
         torch.save(content, file)  # type: ignore[arg-type]
     return Entry(path.name, file.size, file.digest, rank)
@@ -88,15 +79,6 @@ def write_object(path: Path, content: object, *, rank: int = 0) -> Entry:
 
 def read_object(folder: Path, name: str, *, links: bool = False, **options: object) -> Any:
     """Read what `torch.save` wrote, refusing anything but data.
-
-    Args:
-        folder: The checkpoint.
-        name: File in it.
-        links: Allow links that lead out of the folder.
-        **options: Passed to `torch.load` (`map_location`, `mmap`).
-
-    Returns:
-        The content.
 
     Raises:
         UnsafeCheckpointError: Reading it would run code, it is no regular file, or it leads out of the folder.
@@ -109,14 +91,6 @@ def read_object(folder: Path, name: str, *, links: bool = False, **options: obje
 
 def load_object(file: BinaryIO, path: Path, **options: Any) -> object:
     """Read an open file that `torch.save` wrote, refusing anything but data.
-
-    Args:
-        file: The file, at its beginning.
-        path: Its name in error messages; opened again for `mmap`.
-        **options: Passed to `torch.load` (`map_location`, `mmap`).
-
-    Returns:
-        The content, on the CPU unless `map_location` is given.
 
     Raises:
         UnsafeCheckpointError: Reading it would run code.
@@ -133,14 +107,6 @@ def load_object(file: BinaryIO, path: Path, **options: Any) -> object:
 
 def locate_tensor(file: BinaryIO, path: Path) -> tuple[torch.Tensor, int] | None:
     """Return a tensor that `torch.save` wrote, without its values, and at which byte of the file those begin.
-
-    Args:
-        file: The file, at its beginning.
-        path: What it is called in errors.
-
-    Returns:
-        A tensor on the meta device, and the place. `None` where its values are not one run of bytes that can be taken
-        as they are: they have to be read.
 
     Raises:
         UnsafeCheckpointError: Reading it would run code.
@@ -201,12 +167,6 @@ def _only_data(file: BinaryIO, path: Path, *, legacy: bool) -> Iterator[None]:
 def open_plain(path: str | os.PathLike[str]) -> BinaryIO:
     """Open a regular file that the user named.
 
-    Args:
-        path: The file.
-
-    Returns:
-        The open file, in binary mode.
-
     Raises:
         CheckpointNotFoundError: There is no such file.
         UnsafeCheckpointError: It is no regular file.
@@ -222,10 +182,6 @@ def open_plain(path: str | os.PathLike[str]) -> BinaryIO:
 
 def prove_readable(content: object, component: str) -> None:
     """Make sure that what is about to be saved can be read without running code.
-
-    Args:
-        content: What is about to be saved.
-        component: What it belongs to, for the error message.
 
     Raises:
         UnsafeCheckpointError: It holds an object that only code could rebuild.
@@ -249,9 +205,6 @@ def safe_globals() -> Iterator[None]:
     """Let `torch.load(weights_only=True)` rebuild the classes on the closed list and those in TORCH_SAFE_GLOBALS.
 
     The caller passes what it reads through `arrays.finished`.
-
-    Returns:
-        A context in which files are read.
     """
     with closed_list(TORCH_SAFE_GLOBALS):
         yield
@@ -304,11 +257,7 @@ def _next_pickle(file: BinaryIO, storage: Callable[[tuple[Any, ...]], object] | 
 
 
 class _Storages:
-    """The storages of a file in the old format, in memory that is the file's content or zero.
-
-    Args:
-        size: Bytes of the file: more than these no storage can hold.
-    """
+    """The storages of a file in the old format, in memory that is the file's content or zero."""
 
     def __init__(self, size: int) -> None:
         self._left = size

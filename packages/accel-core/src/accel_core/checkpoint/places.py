@@ -14,9 +14,6 @@ __all__ = ["checkpoints_folder", "loaded_from", "saved_to"]
 def checkpoints_folder(run: Run) -> Path:
     """Return the folder of automatically named checkpoints.
 
-    Args:
-        run: The run.
-
     Raises:
         ConfigurationError: The project has no folder.
     """
@@ -30,10 +27,6 @@ def checkpoints_folder(run: Run) -> Path:
 
 def saved_to(run: Run, output_dir: str | os.PathLike[str] | None) -> Path:
     """Return the folder of the next save.
-
-    Args:
-        run: The run.
-        output_dir: The user's folder; not used with automatic naming.
 
     Raises:
         ConfigurationError: No folder was given, and none follows from the project.
@@ -50,10 +43,6 @@ def saved_to(run: Run, output_dir: str | os.PathLike[str] | None) -> Path:
 
 def loaded_from(run: Run, input_dir: str | os.PathLike[str] | None) -> Path:
     """Return the folder to load, or the folder in which to look for the latest checkpoint.
-
-    Args:
-        run: The run.
-        input_dir: The user's folder, or `None`.
 
     Raises:
         ConfigurationError: No folder was given, and none follows from the project.

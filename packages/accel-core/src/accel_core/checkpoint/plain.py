@@ -24,11 +24,7 @@ class PlainFormat:
     """Whole models and optimizers, written by one rank and read by all."""
 
     def weights(self, run: Run) -> list[dict[str, Any]]:
-        """Return whole state dicts of the models; every rank calls it.
-
-        Args:
-            run: The run.
-        """
+        """Return whole state dicts of the models; every rank calls it."""
         return [run.strategy.state_dict(own) for own in run.models]
 
     def parts(
@@ -41,72 +37,30 @@ class PlainFormat:
         safe_serialization: bool,
         **kwargs: object,
     ) -> list[Part]:
-        """Return what this rank writes: everything, or nothing.
-
-        Args:
-            run: The objects to save.
-            weights: What `weights` returned: a state dict for each model.
-            writes: Whether this rank writes.
-            exchange: Not needed: one rank writes everything.
-            safe_serialization: Whether models are written as safetensors.
-            **kwargs: Options of other formats.
-        """
+        """Return what this rank writes: everything, or nothing."""
         return parts(run, weights, safe=safe_serialization) if writes else []
 
     def recognises(self, source: Source) -> bool:
-        """Return whether there are whole weights, and no files of FSDP: one of the two would be of an older save.
-
-        Args:
-            source: The checkpoint.
-        """
+        """Return whether there are whole weights, and no files of FSDP: one of the two would be of an older save."""
         files = source.files()
         fsdp = any((names.engine_of(name) or "").startswith("FSDP") for name in files)
         return not fsdp and any(names.is_model(name) for name in files)
 
     def files_of(self, source: Source, rank: int, size: int) -> Iterable[str]:
-        """Return all files: every rank reads whole models.
-
-        Args:
-            source: The checkpoint.
-            rank: Not used.
-            size: Not used.
-        """
+        """Return all files: every rank reads whole models."""
         return source.files()
 
     def model_restorations(self, run: Run, models: Sequence[Any], source: Source) -> list[Restoration]:
-        """Compare the checkpoint with the models, changing nothing.
-
-        Args:
-            run: The run.
-            models: Its models.
-            source: The checkpoint.
-
-        Returns:
-            For each model, what does not fit and how to restore it.
-        """
+        """Compare the checkpoint with the models, changing nothing."""
         return [model.restoration(own, index, source, run.world.rank) for index, own in enumerate(models)]
 
     def optimizer_restorations(self, run: Run, source: Source) -> list[Restoration]:
-        """Compare the checkpoint with the optimizers, changing nothing.
-
-        Args:
-            run: The run.
-            source: The checkpoint.
-
-        Returns:
-            For each optimizer, what does not fit and how to restore it.
-        """
+        """Compare the checkpoint with the optimizers, changing nothing."""
         return [optimizer.restoration(own, index, source, run.world.rank) for index, own in enumerate(run.optimizers)]
 
 
 def parts(run: Run, weights: Sequence[dict[str, Any]], *, safe: bool) -> list[Part]:
-    """Return the files of models and optimizers.
-
-    Args:
-        run: The run.
-        weights: State dicts of the models.
-        safe: Use safetensors for weights.
-    """
+    """Return the files of models and optimizers."""
     kind: Literal["tensors", "object"] = "tensors" if safe else "object"
     found: list[Part] = [FilePart(names.model_name(i, safe=safe), kind, state) for i, state in enumerate(weights)]
     for index, own in enumerate(run.optimizers):

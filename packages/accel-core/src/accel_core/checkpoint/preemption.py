@@ -37,9 +37,6 @@ _before: dict[int, object] = {}
 def watch(signals: Iterable[int] = (signal.SIGTERM, signal.SIGUSR1)) -> None:
     """Let signals set a flag instead of ending the process. Calling it again changes nothing.
 
-    Args:
-        signals: Which. Schedulers send SIGTERM, or SIGUSR1 some time before it.
-
     Raises:
         StateError: Called outside the main thread.
     """
@@ -74,9 +71,6 @@ def leave(code: int = EXIT_CODE) -> NoReturn:
 
     From here on the watched signals are ignored: a launcher that sees one rank leave tells the others to end, and they
     are to leave with the same code.
-
-    Args:
-        code: The exit code; 75 tells a scheduler to start the run again.
 
     Raises:
         CheckpointError: The save that was under way failed.

@@ -13,11 +13,7 @@ __all__ = ["part", "random_part", "random_restoration", "restoration"]
 
 
 def part(run: Run) -> Part:
-    """Return the file of counters; one rank of a disk writes it.
-
-    Args:
-        run: The run.
-    """
+    """Return the file of counters; one rank of a disk writes it."""
     content = {
         "step": run.step,
         "iteration": run.project.iteration,
@@ -28,25 +24,13 @@ def part(run: Run) -> Part:
 
 
 def random_part(run: Run) -> Part:
-    """Return the file of this rank's random states; like Accelerate's, it contains the accumulation counter.
-
-    Args:
-        run: The run.
-    """
+    """Return the file of this rank's random states; like Accelerate's, it contains the accumulation counter."""
     states = {"step": run.step} | rng.collect(run.world)
     return FilePart(names.random_states_name(run.world.rank), "object", states)
 
 
 def restoration(run: Run, source: Source) -> Restoration:
-    """Compare the counters of the checkpoint with the run, changing nothing.
-
-    Args:
-        run: The run.
-        source: The checkpoint.
-
-    Returns:
-        What does not fit, and how to restore the rest.
-    """
+    """Compare the counters of the checkpoint with the run, changing nothing."""
     component, rank = "progress", run.world.rank
     if source.manifest is None:
         return Restoration(component)
@@ -73,15 +57,7 @@ def restoration(run: Run, source: Source) -> Restoration:
 
 
 def random_restoration(run: Run, source: Source) -> Restoration:
-    """Compare this rank's random states with the process, changing nothing.
-
-    Args:
-        run: The run.
-        source: The checkpoint.
-
-    Returns:
-        What does not fit, and how to restore the states; a rank that did not save derives new ones.
-    """
+    """Compare this rank's random states with the process, changing nothing."""
     component, world = "random states", run.world
     known = world.rank < source.world_size
     name = names.random_states_name(world.rank if known else world.rank % source.world_size)

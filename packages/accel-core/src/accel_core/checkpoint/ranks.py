@@ -23,14 +23,7 @@ _Failure = tuple[type[AccelError], str]
 
 
 class Ranks:
-    """The ranks that save or restore together.
-
-    Args:
-        world: This process among its fellows.
-        operation: What they do, as the user calls it.
-        lane: A name for ranks that talk in a thread beside training, on a process group of their own; every rank has to
-            make the first one of a name at the same point.
-    """
+    """The ranks that save or restore together."""
 
     def __init__(self, world: World, operation: str = "save_state or load_state", *, lane: str = "") -> None:
         together = dist.is_available() and dist.is_initialized()
@@ -41,9 +34,6 @@ class Ranks:
 
     def exchange(self, value: _T) -> list[_T]:
         """Return the value of each rank, by rank; every rank calls it.
-
-        Args:
-            value: This rank's value, which can be pickled.
 
         Raises:
             RankDisagreementError: A rank is in another operation; every rank names every rank's line.
@@ -62,11 +52,6 @@ class Ranks:
     def agree(self, failure: Exception | None, doing: str, advice: str = ADVICE) -> None:
         """Raise on every rank if any rank failed; every rank calls it, or is in `meet`.
 
-        Args:
-            failure: What went wrong on this rank, or `None`.
-            doing: What the ranks were doing, such as `Writing the checkpoint 'ckpt'`.
-            advice: What to do about it.
-
         Raises:
             CheckpointError: The same text on every rank. It is the class that the lowest failing rank met, if that is
                 one of accel's.
@@ -75,11 +60,6 @@ class Ranks:
 
     def meet(self, value: _T, doing: str, advice: str = ADVICE) -> list[_T]:
         """Return the value of each rank in the middle of an operation that `agree` ends.
-
-        Args:
-            value: This rank's value, which can be pickled.
-            doing: What the ranks do, as the subject of an error message.
-            advice: What to do about a failure, for its message.
 
         Raises:
             CheckpointError: A rank failed, or has finished already; the same text on every rank.
@@ -110,11 +90,7 @@ class Ranks:
 
 
 def described(failure: Exception) -> _Failure:
-    """Return the class and the text under which other ranks learn of a failure.
-
-    Args:
-        failure: The failure.
-    """
+    """Return the class and the text under which other ranks learn of a failure."""
     if isinstance(failure, AccelError) and type(failure).__module__ == AccelError.__module__:
         return type(failure), str(failure)
     return CheckpointError, f"{type(failure).__name__}: {failure}"

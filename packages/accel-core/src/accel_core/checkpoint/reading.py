@@ -47,12 +47,7 @@ class Chosen:
     whole: bool
 
     def read_by(self, rank: int, world: World) -> set[str]:
-        """Return the names that a rank reads, without the random states of other ranks.
-
-        Args:
-            rank: The rank.
-            world: The processes that load.
-        """
+        """Return the names that a rank reads, without the random states of other ranks."""
         ranks = self.source.world_size
         own = names.random_states_name(rank if rank < ranks else rank % ranks)
         read = self.format.files_of(self.source, rank, world.size)
@@ -90,19 +85,7 @@ def read_and_compare(
     *,
     strict: bool,
 ) -> Reading:
-    """Compare a checkpoint with the run, from the beginning again whenever another process replaced it meanwhile.
-
-    Args:
-        run: The objects to load into; nothing of them changes.
-        input_dir: The checkpoint; the last of the numbered ones where None.
-        load_kwargs: What `load_state` got for `torch.load`.
-        model_kwargs: What `load_state` got for `load_state_dict`.
-        ranks: The ranks that load together.
-        strict: Whether a checkpoint that does not fit the run is refused rather than loaded as far as it fits.
-
-    Returns:
-        What will be loaded, equal on every rank.
-    """
+    """Compare a checkpoint with the run, from the beginning again whenever another process replaced it meanwhile."""
     for attempt in range(_ATTEMPTS):
         chosen = _choose(run, input_dir, load_kwargs, model_kwargs, ranks)
         read = sorted(chosen.read_by(run.world.rank, run.world))
@@ -163,13 +146,7 @@ def _agree_on_positions(run: Run, ranks: Ranks) -> None:
 
 
 def model_plans(run: Run, models: list[Any], reading: Reading) -> list[Restoration]:
-    """Return how to restore the models, and report components that the run does not have.
-
-    Args:
-        run: The run.
-        models: Its models.
-        reading: The checkpoint that is read.
-    """
+    """Return how to restore the models, and report components that the run does not have."""
     reading.report.findings += stateful.extra_components(run, len(run.models), reading.source)
     return reading.chosen.format.model_restorations(run, models, reading.source)
 
@@ -231,15 +208,7 @@ def _with_contents(finding: Finding, held: dict[str, list[str]]) -> Finding:
 
 
 def examine(look: Callable[[], list[Restoration]], ranks: Ranks) -> list[Restoration]:
-    """Compare on every rank; if it fails on one, all raise the same error.
-
-    Args:
-        look: Compares on this rank.
-        ranks: The ranks that load together.
-
-    Returns:
-        What `look` returned.
-    """
+    """Compare on every rank; if it fails on one, all raise the same error."""
     plans: list[Restoration] = []
     with together(ranks, "Comparing a checkpoint with the run"):
         plans = look()
@@ -247,14 +216,7 @@ def examine(look: Callable[[], list[Restoration]], ranks: Ranks) -> list[Restora
 
 
 def share(report: RestoreReport, plans: list[Restoration], ranks: Ranks, *, strict: bool) -> None:
-    """Share the findings of all ranks; all raise the same error if the findings forbid a restore.
-
-    Args:
-        report: Receives the findings of all ranks.
-        plans: This rank's plans, with their findings.
-        ranks: The ranks that load together.
-        strict: Whether findings are errors.
-    """
+    """Share the findings of all ranks; all raise the same error if the findings forbid a restore."""
     own = [*report.findings, *(found for plan in plans for found in plan.findings)]
     report.findings = list(dict.fromkeys(found for findings in ranks.exchange(own) for found in findings))
     if strict:

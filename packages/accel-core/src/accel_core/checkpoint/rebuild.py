@@ -38,12 +38,6 @@ def closed_list(extra: list[Any]) -> Iterator[None]:
     """Let `torch.load(weights_only=True)` rebuild what this module and `arrays` name, and what the user declared.
 
     Threads read one after the other: torch keeps its lists for the whole process.
-
-    Args:
-        extra: Classes and functions to allow besides those of `torch.serialization.add_safe_globals`.
-
-    Returns:
-        A context in which files are read.
     """
     with _lock, only_safe_globals(extra):
         listed: Any = unpickler._get_allowed_globals

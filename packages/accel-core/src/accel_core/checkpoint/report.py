@@ -146,16 +146,7 @@ class RestoreReport:
 
 
 def finding_of(error: Exception, component: str, rank: int) -> Finding:
-    """Convert an error in reading a component into a finding.
-
-    Args:
-        error: The error.
-        component: The component, such as `"model 0"`.
-        rank: This rank.
-
-    Returns:
-        The finding; its kind follows from the class of the error.
-    """
+    """Convert an error in reading a component into a finding."""
     kind: Kind = "damaged"
     if isinstance(error, UnsafeCheckpointError):
         kind = "unsafe"
@@ -173,9 +164,6 @@ def finding_of(error: Exception, component: str, rank: int) -> Finding:
 
 def listed(names: list[str]) -> str:
     """Return some names as text; of many, only the first and how many more there are.
-
-    Args:
-        names: The names.
 
     >>> listed(["body.weight", "body.bias"])
     'body.weight, body.bias'

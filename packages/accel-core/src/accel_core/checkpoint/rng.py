@@ -26,9 +26,6 @@ def collect(world: World) -> dict[str, Any]:
     """Return the states of all random generators of this process as tensors, lists, tuples and numbers.
 
     The keys are those of Accelerate. NumPy's state is left out if NumPy is not imported.
-
-    Args:
-        world: This process, whose device may have generators.
     """
     states: dict[str, Any] = {_PYTHON: random.getstate()}
     if "numpy" in sys.modules:
@@ -44,10 +41,6 @@ def collect(world: World) -> dict[str, Any]:
 
 def check(states: Any, world: World) -> None:
     """Make sure that `restore` will succeed.
-
-    Args:
-        states: What `collect` returned, here or in Accelerate.
-        world: This process.
 
     Raises:
         CheckpointMismatchError: A state is missing or is no state of this generator.
@@ -68,12 +61,7 @@ def check(states: Any, world: World) -> None:
 
 
 def restore(states: dict[str, Any], world: World) -> None:
-    """Restore what `collect` returned, here or in Accelerate.
-
-    Args:
-        states: The states.
-        world: This process.
-    """
+    """Restore what `collect` returned, here or in Accelerate."""
     random.setstate(_python_state(states))
     torch.set_rng_state(states[_TORCH])
     if _NUMPY in states and "numpy" in sys.modules:
@@ -89,12 +77,7 @@ def restore(states: dict[str, Any], world: World) -> None:
 
 
 def derive(states: dict[str, Any], world: World) -> None:
-    """Seed the generators of a rank that did not save, from the states of a rank that did.
-
-    Args:
-        states: The states of the other rank.
-        world: This process; its rank changes the seed.
-    """
+    """Seed the generators of a rank that did not save, from the states of a rank that did."""
     words = bytes(states[_TORCH].tolist()) + world.rank.to_bytes(8, "little")
     seed = int(digest_of_bytes(words)[:15], 16)
     random.seed(seed)

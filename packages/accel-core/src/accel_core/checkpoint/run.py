@@ -27,12 +27,7 @@ class WholeModels:
     format: CheckpointFormat = PLAIN
 
     def state_dict(self, model: nn.Module, *, unwrap: bool = True) -> dict[str, Any]:
-        """Return a model's state, under the bare model's names or under its own.
-
-        Args:
-            model: The model.
-            unwrap: Whether to use the names of the bare model inside.
-        """
+        """Return a model's state, under the bare model's names or under its own."""
         return canonical_state_dict(model) if unwrap else dict(model.state_dict())
 
 

@@ -27,9 +27,6 @@ _CHOICES = (
 class ShardedWeights:
     """Weights in several files.
 
-    Args:
-        path: The index file.
-
     Raises:
         CheckpointError: The index or a shard is damaged or unsafe.
         CheckpointNotFoundError: The index or a shard is not there.
@@ -60,32 +57,16 @@ class ShardedWeights:
         return {name: part.tensors[name] for name, part in self._where.items() if name in part.tensors}
 
     def read(self, name: str) -> Tensor:
-        """Return one tensor in new memory on the CPU.
-
-        Args:
-            name: Its name in the index.
-        """
+        """Return one tensor in new memory on the CPU."""
         return self._where[name].read(name)
 
     def read_into(self, name: str, destination: Tensor) -> None:
-        """Copy one tensor into `destination`.
-
-        Args:
-            name: The tensor's name in the index.
-            destination: A tensor of the same shape.
-        """
+        """Copy one tensor into `destination`."""
         self._where[name].read_into(name, destination)
 
 
 def open_weights(path: Path) -> StoredWeights:
     """Open weights for reading, in whichever form they are.
-
-    Args:
-        path: Weights file, index file, or a folder with one of them. Links are followed, as hub caches consist of
-            them.
-
-    Returns:
-        The open weights; tensors are read one by one.
 
     Raises:
         CheckpointNotFoundError: There are no weights.
@@ -99,12 +80,6 @@ def open_weights(path: Path) -> StoredWeights:
 
 def read_index(path: Path) -> dict[str, str]:
     """Read an index of shards.
-
-    Args:
-        path: The index file.
-
-    Returns:
-        The file of each tensor, by the tensor's name.
 
     Raises:
         CheckpointDamagedError: It is no index.

@@ -52,10 +52,6 @@ class Buffers:
 
         Of a sharded tensor, it copies this rank's part, as a plain tensor. Tensors with the same memory and layout are
         copied once and stay shared.
-
-        Args:
-            content: The nest.
-            place: Key of its buffers; the same key reuses them.
         """
         if isinstance(content, Tensor):
             return self._copy_tensor(local_part(content.detach()), place)

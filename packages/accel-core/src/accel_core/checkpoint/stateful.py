@@ -47,9 +47,6 @@ class Stateful(Protocol):
 def parts(run: Run) -> list[Part]:
     """Return the files of schedules, loaders, the scaler and registered objects.
 
-    Args:
-        run: The run.
-
     Raises:
         UnsafeCheckpointError: A state could not be read back without running code.
     """
@@ -76,15 +73,7 @@ def parts(run: Run) -> list[Part]:
 
 
 def restorations(run: Run, source: Source) -> list[Restoration]:
-    """Compare the checkpoint with the run, changing nothing.
-
-    Args:
-        run: The run.
-        source: The checkpoint.
-
-    Returns:
-        For each component, what does not fit and how to restore it.
-    """
+    """Compare the checkpoint with the run, changing nothing."""
     rank, restores = run.world.rank, run.data.restores_position
     found: list[Restoration] = []
 
@@ -106,28 +95,14 @@ def restorations(run: Run, source: Source) -> list[Restoration]:
 
 
 def scaler_restorations(run: Run, source: Source) -> list[Restoration]:
-    """Compare the checkpoint with the gradient scaler, changing nothing.
-
-    Args:
-        run: The run.
-        source: The checkpoint.
-
-    Returns:
-        How to restore the scaler; an empty list without one.
-    """
+    """Compare the checkpoint with the gradient scaler, changing nothing."""
     if run.scaler is None:
         return []
     return [_restoration(source, names.SCALER_NAME, "scaler", run.scaler, run.world.rank, _scaler_difference)]
 
 
 def extra_components(run: Run, models: int, source: Source) -> list[Finding]:
-    """Return the components of the checkpoint that the run does not have; they are not loaded.
-
-    Args:
-        run: The run.
-        models: Number of its models.
-        source: The checkpoint.
-    """
+    """Return the components of the checkpoint that the run does not have; they are not loaded."""
     counts = {
         "model": models,
         "pytorch_model": models,

@@ -73,11 +73,6 @@ class _Writable(Protocol):
 class TensorFile:
     """The tensors of a safetensors file, each read only when it is asked for.
 
-    Args:
-        folder: The checkpoint.
-        name: File below it.
-        links: Allow links that lead out of the folder.
-
     Attributes:
         tensors: What the file holds.
         aliases: Names of tensors that share the values of another: name to the name that is stored.
@@ -102,9 +97,6 @@ class TensorFile:
     def read(self, name: str) -> Tensor:
         """Return a tensor in new memory on the CPU.
 
-        Args:
-            name: Its name in the file.
-
         Raises:
             CheckpointError: torch has no such dtype.
             CheckpointDamagedError: The file became shorter, or holds booleans that are neither 0 nor 1.
@@ -116,12 +108,7 @@ class TensorFile:
 
     @torch.no_grad()
     def read_into(self, name: str, destination: Tensor) -> None:
-        """Copy a tensor into another of the same shape, straight into its memory where that is possible.
-
-        Args:
-            name: The tensor's name in the file.
-            destination: The tensor to fill.
-        """
+        """Copy a tensor into another of the same shape, straight into its memory where that is possible."""
         stored = self.tensors[self.aliases.get(name, name)]
         if lies_open(destination) and destination.dtype == stored.dtype != torch.bool:
             self._read_bytes(stored, destination)
@@ -144,21 +131,13 @@ class TensorFile:
 
 
 def lies_open(tensor: Tensor) -> bool:
-    """Return whether the memory of a tensor holds its values as they are, one after the other, on the CPU.
-
-    Args:
-        tensor: Any tensor; a lazy conjugate or negative is not seen as it lies in memory.
-    """
+    """Return whether the memory of a tensor holds its values as they are, one after the other, on the CPU."""
     plain = type(tensor) in (Tensor, torch.nn.Parameter) and tensor.device.type == "cpu" and tensor.is_contiguous()
     return plain and not (tensor.is_conj() or tensor.is_neg())
 
 
 def check_booleans(tensor: Tensor, path: str | os.PathLike[str]) -> None:
     """Make sure that the booleans of a file are 0 or 1: torch would count a 2 as two.
-
-    Args:
-        tensor: What was read; of another dtype, nothing is looked at.
-        path: What the file is called in errors.
 
     Raises:
         CheckpointDamagedError: There is another byte.
@@ -175,14 +154,6 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor | SpreadWeight], *, r
 
     Tensors with the same memory and layout are stored once; their other names go into the metadata.
 
-    Args:
-        path: File to create; its name is the entry's name.
-        tensors: The tensors, with any strides, on any device. Sharded ones are gathered one after the other.
-        rank: The rank that writes.
-
-    Returns:
-        Name, size and checksum of the file, for the manifest.
-
     Raises:
         CheckpointError: A value is no tensor with data, or its dtype or name has no place in the format.
     """
@@ -193,10 +164,6 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor | SpreadWeight], *, r
 
 def stream_tensors(file: _Writable, tensors: Mapping[str, Tensor | SpreadWeight]) -> None:
     """Write tensors in the safetensors format to any object with `write`.
-
-    Args:
-        file: The object.
-        tensors: The tensors, with any strides, on any device.
 
     Raises:
         CheckpointError: A value is no tensor with data, or its dtype or name has no place in the format.
@@ -230,30 +197,18 @@ def _write_values(file: _Writable, tensor: Tensor) -> None:
 
 
 def in_file_order(tensors: Mapping[str, Tensor | SpreadWeight]) -> Iterator[tuple[str, Tensor | SpreadWeight]]:
-    """Yield names and tensors in their order in a file, in which each starts at a multiple of its element size.
-
-    Args:
-        tensors: The tensors by name.
-    """
+    """Yield names and tensors in their order in a file, in which each starts at a multiple of its element size."""
     for name in sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name)):
         yield name, tensors[name]
 
 
 def bytes_of(value: object) -> int:
-    """Return the size of a weight in bytes; 0 for a value that is no tensor.
-
-    Args:
-        value: A tensor, a `SpreadWeight`, or any other object.
-    """
+    """Return the size of a weight in bytes; 0 for a value that is no tensor."""
     return math.prod(value.shape) * value.dtype.itemsize if isinstance(value, Tensor | SpreadWeight) else 0
 
 
 def warn_of_shared(tensors: Mapping[str, Any]) -> None:
-    """Warn of names that share memory with another one, and are stored under that one alone.
-
-    Args:
-        tensors: What a safetensors file was written of.
-    """
+    """Warn of names that share memory with another one, and are stored under that one alone."""
     aliases = _distinct(tensors)[1]
     if aliases:
         logger.warning(
@@ -263,11 +218,7 @@ def warn_of_shared(tensors: Mapping[str, Any]) -> None:
 
 
 def storage_key(value: object) -> tuple[Any, ...]:
-    """Return a key that is equal for values with the same memory and layout, and for the same object.
-
-    Args:
-        value: A tensor, or any other object.
-    """
+    """Return a key that is equal for values with the same memory and layout, and for the same object."""
     local = local_part(value) if isinstance(value, Tensor) else None
     if local is None or not local.numel():
         return (id(value),)
@@ -275,11 +226,7 @@ def storage_key(value: object) -> tuple[Any, ...]:
 
 
 def buffer_of(tensor: Tensor) -> memoryview:
-    """Return the memory of a contiguous CPU tensor without a copy; valid while the tensor lives.
-
-    Args:
-        tensor: The tensor.
-    """
+    """Return the memory of a contiguous CPU tensor without a copy; valid while the tensor lives."""
     count = tensor.numel() * tensor.element_size()
     if not count:
         return memoryview(bytearray())

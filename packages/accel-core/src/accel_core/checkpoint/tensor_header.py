@@ -109,23 +109,12 @@ class Header(NamedTuple):
 
 
 def name_of_dtype(dtype: torch.dtype) -> str | None:
-    """Return the safetensors name of a dtype; `None` if it has none.
-
-    Args:
-        dtype: The dtype.
-    """
+    """Return the safetensors name of a dtype; `None` if it has none."""
     return _NAMES.get(dtype)
 
 
 def read_header(descriptor: int, path: str | os.PathLike[str]) -> Header:
     """Read and check the header of an open safetensors file; it may have at most 100 MB.
-
-    Args:
-        descriptor: The open file.
-        path: Its name in error messages.
-
-    Returns:
-        The tensors' dtypes, shapes and places, and the metadata.
 
     Raises:
         CheckpointDamagedError: The file is truncated, or not in the format.
@@ -151,10 +140,6 @@ def read_header(descriptor: int, path: str | os.PathLike[str]) -> Header:
 def torch_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
     """Return the shape in torch of a stored tensor; 4-bit values are stored in pairs.
 
-    Args:
-        name: The safetensors name of the dtype.
-        shape: The stored shape.
-
     Raises:
         ValueError: torch cannot hold a tensor of this shape.
     """
@@ -166,11 +151,7 @@ def torch_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 class _Doubled(dict[str, Any]):
-    """A JSON object that names a key more than once.
-
-    Args:
-        pairs: Its keys and values as they were written.
-    """
+    """A JSON object that names a key more than once."""
 
     def __init__(self, pairs: list[tuple[str, Any]]) -> None:
         super().__init__(pairs)

@@ -68,18 +68,6 @@ class Transaction:
     ) -> Transaction:
         """Settle what earlier saves left, and make the folder to write into; every rank calls it.
 
-        Args:
-            world: This process among its fellows.
-            ranks: The ranks that save together.
-            target: Where the checkpoint goes, with no link in it.
-            each_node: Whether the first rank of every machine writes what is shared, if it has a disk of its own.
-            limit: Number of numbered checkpoints to keep, `None` for all.
-            numbered: Whether the target is one of a numbered series.
-            absent: Number of ranks of the run that it is made without.
-
-        Returns:
-            The transaction, with an empty folder beside the target.
-
         Raises:
             CheckpointError: Some rank could not; every rank raises the same.
         """
@@ -119,16 +107,6 @@ class Transaction:
 
     def finish(self, parts: Sequence[Part], hooked: Sequence[str], ranks: Ranks, *, threads: bool = False) -> Path:
         """Write, agree, complete and put in place; every rank calls it and leaves when all is done.
-
-        Args:
-            parts: What this rank writes.
-            hooked: What `written_by_hooks` returned when all ranks had called their hooks.
-            ranks: The ranks that save together.
-            threads: Write files at the same time, so that they wait for the disk together. A process that is about
-                to exit cannot start threads.
-
-        Returns:
-            The target, where the checkpoint now lies whole.
 
         Raises:
             CheckpointError: Some rank failed; every rank raises the same, and it says which checkpoint stands.

@@ -33,11 +33,7 @@ __all__ = ["load_model", "save_model", "split", "weights_of", "write_shards"]
 
 
 def weights_of(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Yield the weights of a model under canonical names; sharded ones as a `SpreadWeight`.
-
-    Args:
-        model: The model, wrapped or not.
-    """
+    """Yield the weights of a model under canonical names; sharded ones as a `SpreadWeight`."""
     inner = extract_model_from_parallel(model, keep_torch_compile=False)
     first = {name: group[0] for group in tied_tensor_groups(inner) for name in group}
     spread: dict[str, SpreadWeight] = {}
@@ -65,15 +61,6 @@ def save_model(
     All files are one save: after a crash the weights are the old ones or the new ones. A reader that does not know
     accel's hidden folder may find them without the index that it needs; never shards of two saves under one index.
     Where weights are spread over ranks every rank calls it, and only those that write keep more than their parts.
-
-    Args:
-        model: The model, wrapped or not.
-        weights: Canonical names with tensors or `SpreadWeight`s, in the same order on all ranks. Those of the model if
-            `None`; those of its offload store where they are on the meta device.
-        save_directory: Folder to write into; made if it is not there.
-        max_shard_size: Bytes of weights in one file, or words such as `"5GB"`. A larger tensor gets a file of its own.
-        safe_serialization: Write safetensors instead of `torch.save`.
-        save_on_each_node: Write on the first process of every machine instead of on the first of all.
 
     Raises:
         CheckpointError: The folder is a file, a weight has no data, or writing failed; earlier files are intact.
@@ -106,12 +93,6 @@ def _write_and_warn(folder: Path, shards: Sequence[Mapping[str, Any]], safe: boo
 
 class _Turns:
     """The gathers of a save, which all ranks do in one order whatever becomes of the files.
-
-    Args:
-        state: All weights.
-        limit: Bytes of weights in one file.
-        safe: Whether files are safetensors, which lie in an order of their own.
-        first_only: Only the first rank needs whole weights.
 
     Attributes:
         shards: What goes into each file; to gather from it takes a turn.
@@ -151,11 +132,6 @@ def _has_meta(state: Mapping[str, Any]) -> bool:
 
 def write_shards(folder: Path, shards: Sequence[Mapping[str, Any]], safe: bool) -> None:
     """Write files of weights and their index into a folder, in place of weights of the same format: all or none.
-
-    Args:
-        folder: Made if it is not there.
-        shards: What goes into each file, as `split` returns it.
-        safe: Write safetensors instead of `torch.save`.
 
     Raises:
         CheckpointError: The folder is a file, a weight has no data, or writing failed; earlier files are intact.
@@ -235,14 +211,6 @@ def _earlier(folder: Path, safe: bool) -> list[str]:
 def load_model(model: nn.Module, path: str | os.PathLike[str], *, strict: bool = True) -> RestoreReport:
     """Read weights into a model, after all of them were found to fit.
 
-    Args:
-        model: The model, wrapped or not.
-        path: Weights file, index file, or a folder that holds one of them.
-        strict: Raise if a name is missing or unexpected, or a shape or dtype differs. Otherwise load what fits.
-
-    Returns:
-        What was loaded and what was not.
-
     Raises:
         CheckpointDamagedError: A file is truncated or of another kind; the model is as it was.
         CheckpointMismatchError: The weights do not fit the model; it is as it was.
@@ -261,15 +229,7 @@ def load_model(model: nn.Module, path: str | os.PathLike[str], *, strict: bool =
 
 
 def split(state_dict: Mapping[str, Any], limit: int) -> list[dict[str, Any]]:
-    """Split a state dict into shards of at most `limit` bytes, in order; tensors that share memory stay together.
-
-    Args:
-        state_dict: Tensors by name.
-        limit: Size in bytes. A larger tensor gets its own shard.
-
-    Returns:
-        The shards.
-    """
+    """Split a state dict into shards of at most `limit` bytes, in order; tensors that share memory stay together."""
     shards: list[dict[str, Any]] = [{}]
     places: dict[Any, dict[str, Any]] = {}
     filled = 0

@@ -43,20 +43,12 @@ _STAND_INS = [
 
 
 def is_zero_folder(folder: Path) -> bool:
-    """Return whether DeepSpeed wrote a folder for an engine, judged by file names.
-
-    Args:
-        folder: The folder.
-    """
+    """Return whether DeepSpeed wrote a folder for an engine, judged by file names."""
     return folder.is_dir() and any(name.endswith(_MODEL) for name in os.listdir(folder))
 
 
 class ZeroFolder:
     """What lies in the folder of an engine; tensors are mapped, and come into memory as they are used.
-
-    Args:
-        path: The folder, such as `pytorch_model` in a checkpoint.
-        classes: What its files may hold besides data, as `torch.serialization.add_safe_globals` takes it.
 
     Attributes:
         path: The same.
@@ -114,11 +106,7 @@ class ZeroFolder:
             raise _mixture(self.path, problems)
 
     def flats(self, rank: int) -> list[Tensor]:
-        """Return the fp32 weights of a rank, one flat tensor for each parameter group.
-
-        Args:
-            rank: The rank that saved them.
-        """
+        """Return the fp32 weights of a rank, one flat tensor for each parameter group."""
         key = "fp32_flat_groups" if self.stage == SHARDED_STAGE else "single_partition_of_fp32_groups"
         return list(self.optimizers[rank][key])
 
@@ -203,9 +191,6 @@ class ZeroFolder:
 def refuse_damage(path: Path) -> None:
     """Compare the folder of an engine with the manifest of its checkpoint, if that has one.
 
-    Args:
-        path: The folder of the engine.
-
     Raises:
         CheckpointDamagedError: A file is missing, damaged or not listed.
     """
@@ -258,14 +243,7 @@ def _bits(value: Tensor) -> object:
 
 
 def layout_of(stage: int, ranks: int, shapes: Sequence[Mapping[str, Sequence[int]]], part: Mapping[str, Any]) -> Layout:
-    """Return where the values of what is trained lie among the parts of an optimizer.
-
-    Args:
-        stage: Stage of ZeRO, 1 to 3.
-        ranks: Number of parts.
-        shapes: Names and shapes of each group's parameters.
-        part: What a rank saves of the optimizer.
-    """
+    """Return where the values of what is trained lie among the parts of an optimizer."""
     if stage == SHARDED_STAGE:
         return zero_layout.of_parameters(shapes, ranks)
     flats = part["single_partition_of_fp32_groups"]

@@ -39,13 +39,7 @@ _Shapes = Sequence[Mapping[str, Sequence[int]]]
 
 
 def of_groups(shapes: _Shapes, lengths: Sequence[int], gaps: Sequence[Sequence[int]] | None = None) -> Layout:
-    """Return the layout of stages 1 and 2, which lay a group's parameters end to end and cut the whole in equal parts.
-
-    Args:
-        shapes: Names and shapes of each group's parameters, in the order in which they lie.
-        lengths: Values in a part of each group.
-        gaps: Unused values behind each parameter of each group.
-    """
+    """Return the layout of stages 1 and 2, which lay a group's parameters end to end and cut the whole equally."""
     found: dict[str, tuple[Stretch, ...]] = {}
     for group, named in enumerate(shapes):
         position = 0
@@ -66,12 +60,7 @@ def _cut(group: int, length: int, position: int, count: int) -> Iterator[Stretch
 
 
 def of_parameters(shapes: _Shapes, ranks: int) -> Layout:
-    """Return the layout of stage 3, which cuts every parameter in equal parts and lays a rank's parts end to end.
-
-    Args:
-        shapes: Names and shapes of each group's parameters, in the order in which they lie.
-        ranks: Number of parts.
-    """
+    """Return the layout of stage 3, which cuts every parameter in equal parts and lays a rank's parts end to end."""
     found: dict[str, tuple[Stretch, ...]] = {}
     for group, named in enumerate(shapes):
         offset = 0
@@ -88,10 +77,5 @@ def of_parameters(shapes: _Shapes, ranks: int) -> Layout:
 
 
 def part_of(count: int, ranks: int) -> int:
-    """Return how many of `count` values each rank has room for in stage 3.
-
-    Args:
-        count: Number of elements of a parameter.
-        ranks: Number of ranks; the last part is padded.
-    """
+    """Return how many of `count` values each rank has room for in stage 3."""
     return -(-count // ranks)

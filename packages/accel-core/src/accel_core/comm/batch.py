@@ -65,9 +65,6 @@ def send_to_device(
 def find_batch_size(data: object) -> int:
     """Return the size of the first dim of the first tensor of a nest.
 
-    Args:
-        data: Lists, tuples and mappings around tensors.
-
     Raises:
         DataError: A list, tuple or mapping on the way is empty.
         UnsupportedTypeError: The first leaf is no tensor, or has no dims.
@@ -88,11 +85,7 @@ def find_batch_size(data: object) -> int:
 
 
 def find_device(data: object) -> torch.device | None:
-    """Return the device of the first tensor of a nest, or `None` where it holds none.
-
-    Args:
-        data: Lists, tuples and mappings around anything.
-    """
+    """Return the device of the first tensor of a nest, or `None` where it holds none."""
     return next((leaf.device for leaf in tree_leaves(data) if isinstance(leaf, torch.Tensor)), None)
 
 
@@ -169,15 +162,6 @@ def _join(parts: tuple[Any, ...], dim: int) -> Any:
 
 def pad_input_tensors(tensor: object, batch_size: int, num_processes: int, dim: int = 0) -> Any:
     """Fill a batch with zeros until it can be dealt evenly to the processes.
-
-    Args:
-        tensor: A nest of tensors.
-        batch_size: Number of samples in the batch.
-        num_processes: Number of processes that share it.
-        dim: The dim that counts samples.
-
-    Returns:
-        The nest with tensors whose size along `dim` is the next multiple of `num_processes`.
 
     Raises:
         UnsupportedTypeError: A leaf is no tensor, or has no such dim.

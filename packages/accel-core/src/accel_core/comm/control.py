@@ -43,14 +43,6 @@ class Channel:
     """What the ranks of a world tell one another in the course of one thing that they do together.
 
     Every method but `exchange_among` is called by every rank, in the same order. With one process each returns at once.
-
-    Args:
-        world: The processes.
-        operation: What they do, as the user calls it, such as `save_state`: the name that errors give it.
-        lane: Empty to talk in one sequence with all other operations; anything else for a thread that works beside
-            the main one. The first channel of a lane has to be made by all ranks at the same point.
-        patient: Ranks come here from work of different lengths: debug mode waits for them as long as torch does, and
-            not for ACCELERATE_DEBUG_TIMEOUT seconds.
     """
 
     def __init__(self, world: World, operation: str, *, lane: str = "", patient: bool = False) -> None:
@@ -67,9 +59,6 @@ class Channel:
     def exchange(self, value: _T) -> list[_T]:
         """Return the value that each rank brought, by rank.
 
-        Args:
-            value: An object that can be pickled.
-
         Raises:
             CollectiveError: It cannot be pickled; the other ranks get RemoteRankError.
             RankDisagreementError: Another rank is in another operation.
@@ -79,9 +68,6 @@ class Channel:
 
     def exchange_bytes(self, content: bytes) -> list[bytes]:
         """Return the bytes of each rank, by rank: `exchange` without pickling, cheap enough for every step of a loop.
-
-        Args:
-            content: This rank's bytes.
 
         Raises:
             RankDisagreementError: Another rank is in another operation.
@@ -97,10 +83,6 @@ class Channel:
 
         The other ranks need not come here, so this is no operation of all ranks: a member that is missing is waited
         for until the timeout of the process group.
-
-        Args:
-            value: An object that can be pickled. Tensors in it should lie on the host.
-            members: Ranks, each once, the same on all of them. A rank that is none of them gets its own value.
 
         Raises:
             CollectiveError: The value cannot be pickled.
@@ -121,10 +103,6 @@ class Channel:
 
     def broadcast(self, value: _T, source: int = 0) -> _T:
         """Return the value that one rank brought.
-
-        Args:
-            value: An object that can be pickled; ignored on the other ranks.
-            source: The rank whose value it is.
 
         Raises:
             CollectiveError: It cannot be pickled; the other ranks get RemoteRankError.
@@ -147,9 +125,6 @@ class Channel:
     def any(self, flag: bool) -> bool:
         """Return whether the flag of any rank is true.
 
-        Args:
-            flag: This rank's flag.
-
         Raises:
             RankDisagreementError: Another rank is in another operation.
             RemoteRankError: Another rank failed, or is gone.
@@ -169,10 +144,6 @@ class Channel:
 
     def agree(self, failure: Exception | None, doing: str | None = None) -> None:
         """Meet all ranks and go on only if none of them failed.
-
-        Args:
-            failure: What went wrong on this rank, or `None`.
-            doing: What the ranks were doing, for the error; the operation where `None`.
 
         Raises:
             Exception: `failure`, on the ranks that failed.
@@ -194,9 +165,6 @@ class Channel:
         A rank whose block failed keeps its own error; the others get one that names it, before any goes on. The block
         may hold other operations of all ranks: a failure in one of those reaches all of them there.
 
-        Args:
-            doing: What the block does, such as `"reading the checkpoint"`.
-
         Raises:
             Exception: What the block raised, on the ranks where it did.
             RemoteRankError: On the others.
@@ -213,10 +181,6 @@ class Channel:
 
 def agree(failure: Exception | None, doing: str) -> None:
     """Meet all ranks and go on only if none of them failed.
-
-    Args:
-        failure: What went wrong on this rank, or `None`.
-        doing: What the ranks are doing, the same on all, such as `"load_state"`.
 
     Raises:
         Exception: `failure`, on the ranks that failed.
@@ -242,12 +206,6 @@ def in_step(world: World, operation: str, parts: Mapping[str, PartView]) -> Iter
     Such collectives carry no frame: against the frame of a rank that is elsewhere, gloo would end a process. So the
     ranks meet first, and show that they bring what makes the collectives alike.
 
-    Args:
-        world: The processes.
-        operation: What they do, as the user calls it.
-        parts: What decides how many collectives are made, and of what sizes. Kinds and shapes have to be equal on all
-            ranks, in their order; paths are for the error alone.
-
     Raises:
         CollectiveError: Another thread of this process is in an operation.
         RankDisagreementError: A rank is in another operation, or brings something else.
@@ -264,10 +222,6 @@ def in_step(world: World, operation: str, parts: Mapping[str, PartView]) -> Iter
 def wait_for_all(world: World, operation: str = "wait_for_everyone") -> None:
     """Stop until every rank has come here; with one process, return at once.
 
-    Args:
-        world: The processes.
-        operation: What they wait for, as the user calls it.
-
     Raises:
         RankDisagreementError: A rank is in another operation; every rank names every rank's line.
         RemoteRankError: A rank failed, or is gone.
@@ -278,10 +232,6 @@ def wait_for_all(world: World, operation: str = "wait_for_everyone") -> None:
 @contextmanager
 def main_first(world: World, is_first: bool) -> Iterator[None]:
     """Let one rank of each group through the block before the others.
-
-    Args:
-        world: The processes.
-        is_first: Whether this rank goes first.
 
     Raises:
         RankDisagreementError: A rank is in another operation.
@@ -315,15 +265,7 @@ def main_first(world: World, is_first: bool) -> Iterator[None]:
 
 
 def only_when(chosen: bool, function: Callable[_P, _R]) -> Callable[_P, _R | None]:
-    """Restrict a function to the ranks where `chosen` holds.
-
-    Args:
-        chosen: Whether this rank runs the function.
-        function: The function.
-
-    Returns:
-        A function with the same signature, whose result is `None` on ranks that were not chosen.
-    """
+    """Restrict a function to the ranks where `chosen` holds."""
 
     @functools.wraps(function)
     def run(*args: _P.args, **kwargs: _P.kwargs) -> _R | None:

@@ -22,26 +22,12 @@ _DIFFERENCES_SHOWN = 8
 
 
 def encode_view(view: RankView) -> bytes:
-    """Encode a view for other ranks.
-
-    Args:
-        view: This rank's view.
-
-    Returns:
-        The bytes to send.
-    """
+    """Encode a view for other ranks."""
     return json.dumps([view.operation, view.site, {path: list(part) for path, part in view.parts.items()}]).encode()
 
 
 def decode_view(content: bytes) -> RankView:
-    """Decode a view that `encode_view` wrote.
-
-    Args:
-        content: The bytes.
-
-    Returns:
-        The view.
-    """
+    """Decode a view that `encode_view` wrote."""
     operation, site, parts = json.loads(content)
     return RankView(
         operation,
@@ -51,16 +37,7 @@ def decode_view(content: bytes) -> RankView:
 
 
 def remote_message(doing: str, rank: int, failures: Mapping[int, str]) -> str:
-    """Write the error message of a healthy rank when others failed.
-
-    Args:
-        doing: The operation, as the subject of the sentence.
-        rank: This rank.
-        failures: What the others report, by rank.
-
-    Returns:
-        The message.
-    """
+    """Write the error message of a healthy rank when others failed."""
     return (
         f"{doing} was given up on rank {rank}, because {ranks_text(failures)} failed: {failures_text(failures)}. "
         "Mend what is reported there; the traceback is in that rank's output."
@@ -68,24 +45,13 @@ def remote_message(doing: str, rank: int, failures: Mapping[int, str]) -> str:
 
 
 def failures_text(failures: Mapping[int, str]) -> str:
-    """Write what ranks report: one sentence if all report the same, else one for each text, with its ranks.
-
-    Args:
-        failures: The texts by rank.
-
-    Returns:
-        The sentence or sentences.
-    """
+    """Write what ranks report: one sentence if all report the same, else one for each text, with its ranks."""
     bare = {rank: text.rstrip(".") for rank, text in failures.items()}
     return next(iter(bare.values())) if len(set(bare.values())) == 1 else "; ".join(listed_failures(bare))
 
 
 def listed_failures(failures: Mapping[int, str]) -> list[str]:
-    """Return a line for each distinct text, with the ranks that report it.
-
-    Args:
-        failures: The texts by rank.
-    """
+    """Return a line for each distinct text, with the ranks that report it."""
     ranks_of: dict[str, list[int]] = {}
     for rank, text in sorted(failures.items()):
         ranks_of.setdefault(text, []).append(rank)
@@ -93,17 +59,7 @@ def listed_failures(failures: Mapping[int, str]) -> list[str]:
 
 
 def lost_message(operation: str, site: str, rank: int, failure: BaseException) -> str:
-    """Write the error message for an operation under which the process group itself failed.
-
-    Args:
-        operation: Name of the operation.
-        site: Where it was called.
-        rank: This rank.
-        failure: The process group's error.
-
-    Returns:
-        The message.
-    """
+    """Write the error message for an operation under which the process group itself failed."""
     return (
         f"{operation} at {site} lost the other ranks on rank {rank}: one of them ended, did not come within the "
         f"timeout of the process group, or is in an operation that accel did not start; got {failure}. "
@@ -112,14 +68,7 @@ def lost_message(operation: str, site: str, rank: int, failure: BaseException) -
 
 
 def disagreement_message(views: Sequence[RankView]) -> str:
-    """Write every rank's view of an operation on which they disagree.
-
-    Args:
-        views: The views, in the order of the ranks.
-
-    Returns:
-        The message, with the parts that differ.
-    """
+    """Write every rank's view of an operation on which they disagree."""
     operations = {view.operation for view in views}
     lines = []
     if len(operations) > 1:
@@ -140,13 +89,6 @@ def disagreement_message(views: Sequence[RankView]) -> str:
 
 
 def ranks_text(numbers: Iterable[int]) -> str:
-    """Write some ranks as `rank 1` or `ranks 1, 3`.
-
-    Args:
-        numbers: The ranks.
-
-    Returns:
-        The text.
-    """
+    """Write some ranks as `rank 1` or `ranks 1, 3`."""
     listed = sorted(numbers)
     return f"{'rank' if len(listed) == 1 else 'ranks'} {', '.join(map(str, listed))}"

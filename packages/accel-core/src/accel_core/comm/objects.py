@@ -95,17 +95,6 @@ def swap(
 ) -> list[Any]:
     """Give every rank every rank's object, by rank.
 
-    Args:
-        value: An object that can be pickled.
-        operation: Name of the operation, for errors.
-        world: The processes.
-        check: Called with `value` first; what it raises reaches this rank, and the others get RemoteRankError.
-        lane: See `transport.open_transport`.
-        patient: See `transport.Participation`.
-
-    Returns:
-        The objects, indexed by rank; this rank's own is `value` itself in a world of one.
-
     Raises:
         CollectiveError: The object cannot be pickled; the other ranks get RemoteRankError.
     """
@@ -146,12 +135,6 @@ class _Read:
 
 def pickled(value: object) -> memoryview:
     """Pickle an object into memory that can be sent without a copy.
-
-    Args:
-        value: The object.
-
-    Returns:
-        The bytes.
 
     Raises:
         CollectiveError: It cannot be pickled.

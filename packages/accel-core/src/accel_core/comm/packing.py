@@ -92,12 +92,7 @@ class Layout:
     stack: Block | None
 
     def pack(self, leaves: list[torch.Tensor], buffer: torch.Tensor) -> None:
-        """Copy tensors into a uint8 buffer of at least `nbytes`; call it under `torch.no_grad`.
-
-        Args:
-            leaves: The tensors, in the order of the layout.
-            buffer: The buffer.
-        """
+        """Copy tensors into a uint8 buffer of at least `nbytes`; call it under `torch.no_grad`."""
         if self.devices is not None:
             leaves = [leaf if n in self.alone else leaf.to(buffer.device) for n, leaf in enumerate(leaves)]
         for segment in self.segments:
@@ -115,12 +110,7 @@ class Layout:
                     torch.cat([piece.reshape(-1) for piece in pieces], out=part)
 
     def unpack_rows(self, rows: torch.Tensor, results: list[Any]) -> None:
-        """Take every rank's copy out of received buffers, ranks along each tensor's first dim.
-
-        Args:
-            rows: uint8, shape `(ranks, at least nbytes)`.
-            results: Receives the tensors at their places.
-        """
+        """Take every rank's copy out of received buffers, ranks along each tensor's first dim."""
         for segment in self.segments:
             held = rows[:, segment.start : segment.stop].view(segment.dtype)
             for block in segment.blocks:
@@ -136,13 +126,7 @@ class Layout:
                         results[member] = piece.view(self.gathered[member])
 
     def unpack(self, segment: Segment, data: torch.Tensor, results: list[Any]) -> None:
-        """Take the tensors of one segment out of its elements.
-
-        Args:
-            segment: The segment.
-            data: Its elements, in one dim.
-            results: Receives the tensors at their places.
-        """
+        """Take the tensors of one segment out of its elements."""
         for block in segment.blocks:
             part = data[block.first : block.last]
             if block.shape is not None:
@@ -152,14 +136,7 @@ class Layout:
                     results[member] = piece.view(self.shapes[member])
 
     def home(self, results: list[Any]) -> list[Any]:
-        """Move results back to the devices from which the leaves came.
-
-        Args:
-            results: One tensor for each leaf.
-
-        Returns:
-            The tensors, in the same order.
-        """
+        """Move results back to the devices from which the leaves came."""
         if self.devices is None:
             return results
         return [result.to(device) for result, device in zip(results, self.devices, strict=True)]
@@ -188,13 +165,7 @@ class Window(NamedTuple):
 
 
 def window_of(transport: Transport, layout: Layout, block: Block) -> Window:
-    """Return the views into a transport's frames for a layout that is a single stack.
-
-    Args:
-        transport: The transport; it keeps the views for the next call.
-        layout: The layout.
-        block: Its only block.
-    """
+    """Return the views into a transport's frames for a layout that is a single stack."""
     # Making these views costs as much as the copy of 64 small tensors; a training loop sends the same few layouts.
     window: Window | None = transport.windows.get(layout.digest)
     if window is None:
@@ -212,16 +183,7 @@ def window_of(transport: Transport, layout: Layout, block: Block) -> Window:
 
 
 def unstack(layout: Layout, stacked: torch.Tensor, shape: Sequence[int]) -> list[torch.Tensor]:
-    """Split a stack into tensors with their own memory.
-
-    Args:
-        layout: The layout of the stack.
-        stacked: The stack.
-        shape: Shape of each tensor.
-
-    Returns:
-        The tensors, in the order of the layout.
-    """
+    """Split a stack into tensors with their own memory."""
     pieces: list[torch.Tensor] = list(_unbind_copy(stacked.reshape(len(layout.shapes), *shape)))
     return pieces
 
@@ -234,15 +196,6 @@ _is_nested = attrgetter("is_nested")
 
 def lay_out(nest: object, operation: str, device: torch.device, world_size: int) -> tuple[list[torch.Tensor], Layout]:
     """Take a nest of tensors apart, and find where each of them lies in a buffer.
-
-    Args:
-        nest: The tensors in their containers.
-        operation: Name of the operation that needs it, for errors.
-        device: Where the buffer is.
-        world_size: Number of ranks, for the shapes after a gather.
-
-    Returns:
-        The tensors in reading order, and their layout.
 
     Raises:
         UnsupportedTypeError: A leaf is no tensor, or one that is sparse, quantized, nested or without memory.
@@ -265,11 +218,6 @@ def lay_out(nest: object, operation: str, device: torch.device, world_size: int)
 
 def check_kinds(nest: object, operation: str, *, allow_nested: bool = False) -> None:
     """Refuse tensors that have no memory with one value after the other, before anything is sent.
-
-    Args:
-        nest: Tensors in their containers.
-        operation: Name of the operation, for the error.
-        allow_nested: Let nested tensors pass.
 
     Raises:
         UnsupportedTypeError: A tensor is of such a kind.

@@ -116,11 +116,7 @@ def _holds(dtype: torch.dtype, value: float) -> bool:
 
 
 def gather_tensor_shape(tensor: torch.Tensor) -> list[torch.Size]:
-    """Return the shape that each rank's tensor has, by rank; the numbers of dims may differ.
-
-    Args:
-        tensor: This rank's tensor.
-    """
+    """Return the shape that each rank's tensor has, by rank; the numbers of dims may differ."""
     world = ensure()
     if world.size == 1:
         return [tensor.shape]

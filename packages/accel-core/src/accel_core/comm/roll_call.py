@@ -68,9 +68,6 @@ class RollCall:
 
     Every rank makes it for the same process groups: the number of those made so far keeps their keys apart, as a store
     may outlive a process group.
-
-    Args:
-        world: The processes.
     """
 
     def __init__(self, world: World) -> None:
@@ -99,23 +96,13 @@ class RollCall:
         process_world.before_leaving(self.stop)
 
     def watch(self, group: Any) -> None:
-        """Take what this rank begins on a further process group as evidence of where it is.
-
-        Args:
-            group: The group; only its own ranks have to use it alike.
-        """
+        """Take what this rank begins on a further process group as evidence of where it is."""
         self.place.watch(group)
         if group.size() < self._size:
             self._peers |= {*dist.get_process_group_ranks(group)} - {self._rank}
 
     def call(self, operation: str) -> dict[int, str]:
         """Wait until it is known of every rank whether it comes to the same call.
-
-        Args:
-            operation: What is called, for the error.
-
-        Returns:
-            The ranks that do not come, and why; the same on all that do.
 
         Raises:
             RemoteRankError: Nothing was heard of a rank before the process group's timeout.
@@ -233,13 +220,7 @@ class RollCall:
         return content
 
     def _comes(self, number: int, frames: int, begun: dict[str, int]) -> bool:
-        """Return whether this rank came to a call; answer as soon as it is known that it does not come.
-
-        Args:
-            number: The number of the call.
-            frames: How many frames the rank that called first had begun.
-            begun: How many collectives it had begun on each group since the last frame.
-        """
+        """Return whether this rank came to a call; answer as soon as it is known that it does not come."""
         pause, waiting = _SHORTEST, self._peers
         passed = [(frames, begun)]
         while True:
@@ -262,11 +243,7 @@ class RollCall:
         return False
 
     def _evidence(self, passed: list[tuple[int, dict[str, int]]]) -> str:
-        """Return why this rank cannot come to a call any more; an empty text as long as it can.
-
-        Args:
-            passed: Where the rank was that called, and where those were that are known to be past it.
-        """
+        """Return why this rank cannot come to a call any more; an empty text as long as it can."""
         if not dist.is_initialized() or dist.group.WORLD is not self.group:
             return _ENDED
         own, counts = self.place.now()
@@ -281,15 +258,7 @@ _current: RollCall | None = None
 
 
 def start(world: World, groups: Iterable[Any] = ()) -> RollCall | None:
-    """Let this process answer calls, from now until it leaves the process group.
-
-    Args:
-        world: The processes.
-        groups: Further process groups in which ranks wait for one another.
-
-    Returns:
-        The calls of the default process group; `None` where this process is alone.
-    """
+    """Let this process answer calls, from now until it leaves the process group."""
     global _current
     if world.size == 1 or not dist.is_available() or not dist.is_initialized():
         return None
@@ -304,14 +273,6 @@ def start(world: World, groups: Iterable[Any] = ()) -> RollCall | None:
 
 def call(world: World, operation: str) -> dict[int, str]:
     """Wait until it is known of every rank whether it comes to the same call.
-
-    Args:
-        world: The processes.
-        operation: What is called, for the error.
-
-    Returns:
-        The ranks that do not come, and why; the same on all that do. Empty where all come, and where ranks have no
-        store through which they could be asked.
 
     Raises:
         RemoteRankError: Nothing was heard of a rank before the process group's timeout.

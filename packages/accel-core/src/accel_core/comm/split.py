@@ -19,13 +19,6 @@ def split_for_rank(inputs: Any, rank: int, size: int, *, apply_padding: bool = F
 
     The parts differ by one element at most; the first ranks hold the longer ones.
 
-    Args:
-        inputs: A list, tuple, tensor or numpy array (split along its first dim), dataset, or a dict of such of equal
-            lengths. Anything else is given whole to every rank.
-        rank: This rank.
-        size: Number of ranks.
-        apply_padding: Repeat the last element so that every rank gets as many as the first.
-
     Raises:
         DataError: The values of a dict have different lengths.
         UnsupportedTypeError: A value of a dict has no length.

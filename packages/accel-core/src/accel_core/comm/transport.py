@@ -86,20 +86,12 @@ _DIGITS = re.compile(r"\d+")
 
 
 def digest_of(text: str) -> bytes:
-    """Return 16 bytes that identify a text, the same in every process.
-
-    Args:
-        text: The text.
-    """
+    """Return 16 bytes that identify a text, the same in every process."""
     return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
 
 def largest_frame(world_size: int) -> int:
-    """Return the largest frame of one rank in bytes: 256 KiB for two ranks, less with more, at least 4 KiB.
-
-    Args:
-        world_size: Number of ranks.
-    """
+    """Return the largest frame of one rank in bytes: 256 KiB for two ranks, less with more, at least 4 KiB."""
     return max(_SMALLEST_FRAME, _ALL_FRAMES // world_size // 1024 * 1024)
 
 
@@ -120,9 +112,6 @@ class Message(NamedTuple):
 class Place:
     """How far this process has come in what it does together with others on the default process group.
 
-    Args:
-        group: The default process group.
-
     Attributes:
         frames: Number of frames begun.
     """
@@ -135,11 +124,7 @@ class Place:
         self.watch(group)
 
     def watch(self, group: Any) -> None:
-        """Count what is begun on a group.
-
-        Args:
-            group: A process group that this process is in.
-        """
+        """Count what is begun on a group."""
         for number, counter in enumerate(counters_of(group)):
             name = f"{group.group_name}/{number}"
             if name not in self._counters:
@@ -162,11 +147,7 @@ _place: Place | None = None
 
 
 def place_of(group: Any) -> Place:
-    """Return how far this process has come on the default process group.
-
-    Args:
-        group: The default process group as it is now.
-    """
+    """Return how far this process has come on the default process group."""
     global _place
     if _place is None or _place.group is not group:
         _place = Place(group)
@@ -178,11 +159,6 @@ class Transport:
 
     A frame grows and shrinks with what the last operations needed. Every rank sees every rank's needs in the headers,
     so all come to the same size.
-
-    Args:
-        world: The processes; more than one.
-        lane: See `open_transport`.
-        group: The gloo group of the lane; `None` for the default group.
 
     Attributes:
         lane: Empty for the default group.
@@ -228,11 +204,7 @@ class Transport:
         self.windows: dict[bytes, Any] = {}
 
     def serves(self, world: World) -> bool:
-        """Return whether this is the transport of a world, also after a reset made an equal one.
-
-        Args:
-            world: The world.
-        """
+        """Return whether this is the transport of a world, also after a reset made an equal one."""
         return self.world is world or self.world == world
 
     def resize(self) -> None:
@@ -259,25 +231,11 @@ class Transport:
         return self._send[_HEADER.size :]
 
     def rows(self, start: int, stop: int) -> torch.Tensor:
-        """Return a part of every rank's payload, valid until the next frame.
-
-        Args:
-            start: First byte.
-            stop: Byte after the last one.
-
-        Returns:
-            uint8, shape `(ranks, stop - start)`.
-        """
+        """Return a part of every rank's payload, valid until the next frame."""
         return self._rows[:, _HEADER.size + start : _HEADER.size + stop]
 
     def exchange(self, message: Message) -> list[int]:
         """Send the frame, whose payload is in place, and check that all ranks sent the same description.
-
-        Args:
-            message: What has to be equal on all ranks, and the payload's length.
-
-        Returns:
-            Every rank's payload length in bytes.
 
         Raises:
             RankDisagreementError: Ranks differ; every rank raises it and names every rank's view.
@@ -297,13 +255,6 @@ class Transport:
         """Send bytes of any length and yield every rank's, one after the other.
 
         Every rank has to take all of them: where they are long, each is a collective of its own.
-
-        Args:
-            content: This rank's bytes.
-            message: What has to be equal on all ranks; its `nbytes` is the length of `content`.
-
-        Yields:
-            The bytes of each rank, rank 0 first.
 
         Raises:
             RankDisagreementError: Ranks differ in the operation or its digest.
@@ -330,14 +281,6 @@ class Transport:
     def broadcast_bytes(self, content: bytes | memoryview, message: Message, source: int) -> bytes | memoryview:
         """Give every rank the bytes of one rank.
 
-        Args:
-            content: The bytes, on the rank `source`; ignored elsewhere.
-            message: What has to be equal on all ranks; its `nbytes` is the length of `content`.
-            source: The rank whose bytes they are.
-
-        Returns:
-            The bytes of `source`.
-
         Raises:
             RankDisagreementError: Ranks differ in the operation or its digest.
             RemoteRankError: Another rank failed before it could take part, or is gone.
@@ -362,12 +305,6 @@ class Transport:
     def report(self, failure: BaseException | None) -> dict[int, str]:
         """Let every rank know which ranks failed; every rank calls it.
 
-        Args:
-            failure: This rank's failure, or `None`.
-
-        Returns:
-            The failures by rank, each as class and message.
-
         Raises:
             RankDisagreementError: No rank failed, and ranks are in different operations.
             RemoteRankError: A rank is gone.
@@ -384,34 +321,17 @@ class Transport:
         return failures
 
     def all_gather(self, data: torch.Tensor) -> torch.Tensor:
-        """Gather a contiguous tensor that is known to be alike on all ranks, ranks along the first dim.
-
-        Args:
-            data: Shape `(n, ...)`.
-
-        Returns:
-            Shape `(ranks * n, ...)`.
-        """
+        """Gather a contiguous tensor that is known to be alike on all ranks, ranks along the first dim."""
         received = data.new_empty((self.world.size * data.shape[0], *data.shape[1:]))
         self._carry(all_gather_single, received, data)
         return received
 
     def all_reduce(self, data: torch.Tensor, op: object = dist.ReduceOp.SUM) -> None:
-        """Combine a contiguous tensor, known to be alike on all ranks, in place.
-
-        Args:
-            data: The tensor.
-            op: How values are combined.
-        """
+        """Combine a contiguous tensor, known to be alike on all ranks, in place."""
         self._carry(dist.all_reduce, data, op)
 
     def broadcast(self, data: torch.Tensor, source: int) -> None:
-        """Overwrite a contiguous tensor, known to be alike on all ranks, with that of one rank.
-
-        Args:
-            data: The tensor.
-            source: The rank whose values are sent.
-        """
+        """Overwrite a contiguous tensor, known to be alike on all ranks, with that of one rank."""
         self._carry(dist.broadcast, data, source)
 
     def _carry(self, collective: Callable[..., object], *args: object) -> None:
@@ -498,11 +418,6 @@ class Participation:
     takes part: the frames of two would mix, and which of them comes first differs from rank to rank, so that one's
     data would silently meet the other's. Both are refused instead.
 
-    Args:
-        transport: Where the ranks meet.
-        operation: Name of the operation, as the user called it.
-        patient: Whether ranks come from work of different lengths, so that debug mode gives them time.
-
     Attributes:
         operation: The name; outside of the main thread with the name of the thread, which has to be the same on all
             ranks but for the number in it.
@@ -586,11 +501,7 @@ def _code(operation: str) -> int:
 
 
 def memory_of(tensor: torch.Tensor) -> memoryview:
-    """Return the memory of a contiguous uint8 tensor on the CPU, without NumPy and without a copy.
-
-    Args:
-        tensor: The tensor, which the view keeps alive.
-    """
+    """Return the memory of a contiguous uint8 tensor on the CPU, without NumPy and without a copy."""
     # The address of an empty tensor is 0, where there is no memory to look into.
     if tensor.numel() == 0:
         return memoryview(bytearray())
@@ -609,12 +520,6 @@ frames of another size. Groups are compared as objects that are held here, so a 
 
 def open_transport(world: World, lane: str = "") -> Transport:
     """Return the transport of a world of several processes.
-
-    Args:
-        world: The processes.
-        lane: Empty for the default process group. Any other name stands for a gloo group on the host, made when it is
-            first asked for, which every rank has to do at the same point. A lane serves one thread that works beside
-            the main one, as operations of one group have to come in the same order on all ranks and threads do not.
 
     Raises:
         CollectiveError: The processes left their group.
@@ -646,45 +551,24 @@ def participate(world: World, operation: str, lane: str = "", *, patient: bool =
 
     Inside, `transport.exchange` and its relatives meet the other ranks. An error before that reaches them as
     RemoteRankError.
-
-    Args:
-        world: The processes; more than one.
-        operation: Name of the operation, as the user called it.
-        lane: See `open_transport`.
-        patient: See `Participation`.
     """
     return Participation(open_transport(world, lane), operation, patient=patient)
 
 
 def known_to_all(failure: _E) -> _E:
-    """Mark a failure that all ranks learn of.
-
-    Args:
-        failure: The failure.
-
-    Returns:
-        The same failure, to be raised.
-    """
+    """Mark a failure that all ranks learn of."""
     # Past the class's own `__setattr__`, which may refuse: that of a frozen dataclass does.
     BaseException.__setattr__(failure, "_ranks_know", True)
     return failure
 
 
 def ranks_know(failure: BaseException) -> bool:
-    """Return whether all ranks learned of a failure in the operation that raised it, so that none waits for another.
-
-    Args:
-        failure: The failure.
-    """
+    """Return whether all ranks learned of a failure in the operation that raised it, so that none waits for another."""
     return isinstance(failure, RankDisagreementError | RemoteRankError) or getattr(failure, "_ranks_know", False)
 
 
 def check_rank(rank: int, size: int) -> None:
     """Refuse a number that is not a rank.
-
-    Args:
-        rank: The number.
-        size: Number of ranks.
 
     Raises:
         ConfigurationError: `rank` is not between 0 and `size` - 1.

@@ -40,19 +40,12 @@ TreeSpec = tuple[Any, ...]
 
 
 def is_torch_tensor(tensor: object) -> bool:
-    """Return whether `tensor` is a `torch.Tensor`.
-
-    Args:
-        tensor: Any object.
-    """
+    """Return whether `tensor` is a `torch.Tensor`."""
     return isinstance(tensor, torch.Tensor)
 
 
 def is_namedtuple(data: object) -> bool:
     """Return whether `data` is a named tuple: a tuple whose class names its fields.
-
-    Args:
-        data: Any object.
 
     >>> from collections import namedtuple
     >>> is_namedtuple(namedtuple("Point", "x y")(1, 2)), is_namedtuple((1, 2))
@@ -63,30 +56,14 @@ def is_namedtuple(data: object) -> bool:
 
 
 def honor_type(obj: Any, generator: Iterable[Any]) -> Any:
-    """Create a sequence of the same class as `obj`.
-
-    Args:
-        obj: A list, tuple, named tuple, or an instance of a class that is constructed from one iterable.
-        generator: The items.
-
-    Returns:
-        The sequence.
-    """
+    """Create a sequence of the same class as `obj`."""
     if is_namedtuple(obj):
         return type(obj)(*generator)
     return type(obj)(generator)
 
 
 def honor_mapping(data: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
-    """Create a mapping like `data` that holds other items, keeping the other attributes of `data`.
-
-    Args:
-        data: A mapping.
-        items: Values by key.
-
-    Returns:
-        A mapping of the same class.
-    """
+    """Create a mapping like `data` that holds other items, keeping the other attributes of `data`."""
     kind = type(data)
     if kind is dict:
         return items
@@ -99,15 +76,7 @@ def honor_mapping(data: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
 
 
 def rebuild(container: Any, items: list[Any] | dict[Any, Any]) -> Any:
-    """Create a container like another from new items.
-
-    Args:
-        container: A sequence or a mapping.
-        items: A list for a sequence, a dict for a mapping.
-
-    Returns:
-        A container of the same class.
-    """
+    """Create a container like another from new items."""
     if isinstance(items, dict):
         return honor_mapping(container, items)
     return items if type(container) is list else honor_type(container, items)
@@ -121,16 +90,6 @@ def tree_map(
     rebuild: Callable[[Any, Any], Any] = rebuild,
 ) -> Any:
     """Apply a function to every leaf of a nest, keeping the containers.
-
-    Args:
-        function: Called with a leaf, and with those at the same place in `others`.
-        nest: Lists, tuples, named tuples and mappings around leaves.
-        *others: Nests of the same structure.
-        is_leaf: Returns whether a container, or anything else, is to be taken as one leaf.
-        rebuild: Makes a container like one of the nest around a list or dict of new items.
-
-    Returns:
-        A nest of the same containers with the results.
 
     Raises:
         ValueError: Sequences at one place differ in length.
@@ -163,16 +122,6 @@ def tree_map_with_path(
 ) -> Any:
     """Apply a function to every leaf of a nest and the path to it, keeping the containers.
 
-    Args:
-        function: Called with the keys and indices that lead to a leaf, and the leaf.
-        nest: Lists, tuples, named tuples and mappings around leaves.
-        path: What leads to the nest itself.
-        is_leaf: Returns whether what is at a path is to be taken as one leaf.
-        rebuild: Makes a container like one of the nest around a list or dict of new items.
-
-    Returns:
-        A nest of the same containers with the results.
-
     Example:
         >>> tree_map_with_path(lambda path, leaf: (path, leaf), {"x": [1]})
         {'x': [(('x', 0), 1)]}
@@ -193,11 +142,7 @@ def tree_map_with_path(
 
 
 def tree_leaves(nest: object) -> Iterator[Any]:
-    """Yield each leaf of a nest in reading order.
-
-    Args:
-        nest: Lists, tuples and mappings around anything else.
-    """
+    """Yield each leaf of a nest in reading order."""
     if isinstance(nest, tuple | list | Mapping):
         for item in nest.values() if isinstance(nest, Mapping) else nest:
             yield from tree_leaves(item)
@@ -251,14 +196,6 @@ def recursively_apply(
 def flatten(data: object, operation: str) -> tuple[list[torch.Tensor], TreeSpec]:
     """Take a nest of tensors apart.
 
-    Args:
-        data: The nest; every leaf has to be a tensor.
-        operation: Name of the operation that needs it, for the error.
-
-    Returns:
-        The tensors in reading order, and the containers around them. Sequences of one length are alike whatever
-        their class, so are mappings of the same keys.
-
     Raises:
         UnsupportedTypeError: A leaf is no tensor.
     """
@@ -295,15 +232,7 @@ def _collect(data: object, leaves: list[torch.Tensor], tokens: list[Any], operat
 
 
 def unflatten(data: Any, leaves: Iterator[torch.Tensor]) -> Any:
-    """Replace the tensors of a nest by new ones.
-
-    Args:
-        data: A nest that `flatten` took apart.
-        leaves: The new tensors, in reading order.
-
-    Returns:
-        The same nest with the new tensors.
-    """
+    """Replace the tensors of a nest by new ones."""
     if isinstance(data, torch.Tensor):
         return next(leaves)
     if isinstance(data, tuple | list):
@@ -316,12 +245,7 @@ def unflatten(data: Any, leaves: Iterator[torch.Tensor]) -> Any:
 
 
 def leaf_paths(data: object, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield each leaf of a nest with the expression that leads to it, such as `['image'][0]`.
-
-    Args:
-        data: Lists, tuples and mappings around anything else.
-        path: The expression that leads to `data` itself.
-    """
+    """Yield each leaf of a nest with the expression that leads to it, such as `['image'][0]`."""
     if isinstance(data, tuple | list):
         for index, item in enumerate(data):
             yield from leaf_paths(item, f"{path}[{index}]")
@@ -333,14 +257,7 @@ def leaf_paths(data: object, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def key_text(key: object) -> str:
-    """Write a mapping's key, the same way in every process.
-
-    Args:
-        key: The key; of an object without a stable text, only the class is written.
-
-    Returns:
-        The text.
-    """
+    """Write a mapping's key, the same way in every process."""
     if isinstance(key, enum.Enum):
         return str(key)
     if key is None or isinstance(key, str | bytes | int | float):
@@ -351,28 +268,14 @@ def key_text(key: object) -> str:
 
 
 def spec_text(spec: TreeSpec) -> str:
-    """Write the containers of a nest, the same way in every process.
-
-    Args:
-        spec: What `flatten` returned for the nest.
-
-    Returns:
-        The text, equal for equal structures.
-    """
+    """Write the containers of a nest, the same way in every process."""
     return " ".join(
         "." if token == 0 else key_text(token[1:]) if token[:1] == ("keys",) else f"[{token[0]}]" for token in spec
     )
 
 
 def view_of(nest: object) -> dict[str, PartView]:
-    """Describe each part of a nest for an error message.
-
-    Args:
-        nest: Lists, tuples and mappings around tensors and anything else.
-
-    Returns:
-        The dtype and shape, or the class, by path.
-    """
+    """Describe each part of a nest for an error message."""
     return {
         path: PartView(str(leaf.dtype).removeprefix("torch."), _shape_of(leaf))
         if isinstance(leaf, torch.Tensor)

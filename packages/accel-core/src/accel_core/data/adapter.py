@@ -24,9 +24,6 @@ _stateful: dict[type[DataLoader[Any]], type[DataLoader[Any]]] = {}
 def stateful_class(user_class: type[DataLoader[Any]] = DataLoader) -> type[DataLoader[Any]]:
     """Return `torchdata.stateful_dataloader.StatefulDataLoader`, or a subclass of it and of a user's class.
 
-    Args:
-        user_class: The user's class.
-
     Raises:
         MissingDependencyError: torchdata is not installed, or older than 0.8.
     """
@@ -50,12 +47,6 @@ def stateful_class(user_class: type[DataLoader[Any]] = DataLoader) -> type[DataL
 class DataLoaderAdapter(DataLoader[Any]):
     """A `torch.utils.data.DataLoader`, of the user's own class where there is one.
 
-    Args:
-        dataset: The dataset.
-        use_stateful_dataloader: Build on torchdata's `StatefulDataLoader`.
-        batch_sampler: Batches of indices.
-        **kwargs: Those of `torch.utils.data.DataLoader`.
-
     Raises:
         MissingDependencyError: `use_stateful_dataloader` without torchdata.
     """
@@ -76,11 +67,7 @@ class DataLoaderAdapter(DataLoader[Any]):
 
     @classmethod
     def over(cls: type[_LoaderT], user_class: type[DataLoader[Any]]) -> type[_LoaderT]:
-        """Return the common subclass of this class and of a user's loader class.
-
-        Args:
-            user_class: The class of the user's loader.
-        """
+        """Return the common subclass of this class and of a user's loader class."""
         if user_class is DataLoader or issubclass(cls, user_class):
             return cls
         known = DataLoaderAdapter._specialized
@@ -94,10 +81,6 @@ class DataLoaderAdapter(DataLoader[Any]):
         """Return a prepared loader with everything that `loader` has: class, attributes, workers' settings, generator.
 
         The constructor of the user's class is not called again, and `loader` stays as it is.
-
-        Args:
-            loader: The user's loader.
-            **changed: Attributes that differ.
         """
         user_class = loader._user_class if isinstance(loader, DataLoaderAdapter) else type(loader)
         adopted = object.__new__(cls.over(user_class))
@@ -130,11 +113,7 @@ class DataLoaderAdapter(DataLoader[Any]):
         return super().state_dict()  # type: ignore[misc]
 
     def load_state_dict(self, state_dict: object) -> None:
-        """Set the state of the `StatefulDataLoader` behind this loader.
-
-        Args:
-            state_dict: What `state_dict` returned.
-        """
+        """Set the state of the `StatefulDataLoader` behind this loader."""
         super().load_state_dict(state_dict)  # type: ignore[misc]
 
     def adjust_state_dict_for_prefetch(self) -> None:

@@ -245,11 +245,7 @@ class LoaderBase(DataLoaderAdapter, DataLoaderStateMixin):
         return get_sampler(self)
 
     def set_sampler(self, sampler: object) -> None:
-        """Replace the sampler that determines the order of the samples.
-
-        Args:
-            sampler: The new sampler, which yields indices of the dataset.
-        """
+        """Replace the sampler that determines the order of the samples."""
         holder: object = self.batch_sampler if self.batch_sampler is not None else self
         while isinstance(inner := getattr(holder, "batch_sampler", None), BatchSampler) and holder is not self:
             holder = inner
@@ -258,11 +254,7 @@ class LoaderBase(DataLoaderAdapter, DataLoaderStateMixin):
             self.__dict__["sampler"] = sampler
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch whose order comes next, and tell sampler and dataset.
-
-        Args:
-            epoch: Number of the epoch.
-        """
+        """Choose the epoch whose order comes next, and tell sampler and dataset."""
         self.iteration = epoch
         told: set[int] = set()
         targets: tuple[Any, ...] = (self.batch_sampler, get_sampler(self), self.dataset)
@@ -300,22 +292,14 @@ class LoaderBase(DataLoaderAdapter, DataLoaderStateMixin):
         self.epoch = EpochState()
 
     def is_over(self, offset: int) -> bool:
-        """Return whether no rank has a batch behind a position behind which this rank has none.
-
-        Args:
-            offset: The position, in samples over all ranks (batches where they have no fixed size).
-        """
+        """Return whether no rank has a batch behind a position behind which this rank has none."""
         shard = self.shard
         if shard is None or shard.even_batches or shard.drop_last:
             return True
         return offset >= (shard.total_length if shard.batch_size is None else self.total_dataset_length)
 
     def step_units(self, counts: StepCounts | None) -> int:
-        """Return how far a step moves the position: its samples, or its batches where these have no fixed size.
-
-        Args:
-            counts: What the parts of the step hold, where they are not all full and real.
-        """
+        """Return how far a step moves the position: its samples, or its batches where these have no fixed size."""
         spec = self.spec
         if spec.batch_size is None:
             whole = 1 if spec.split else spec.ranks
@@ -323,11 +307,7 @@ class LoaderBase(DataLoaderAdapter, DataLoaderStateMixin):
         return counts.total if counts is not None else spec.step_samples or 1
 
     def own_units(self, counts: StepCounts | None) -> int:
-        """Return how far a batch of the loader's own moves the position.
-
-        Args:
-            counts: What it holds, where it is not full.
-        """
+        """Return how far a batch of the loader's own moves the position."""
         return self.step_units(counts)
 
     def own_skip(self) -> int:
@@ -345,14 +325,7 @@ class LoaderBase(DataLoaderAdapter, DataLoaderStateMixin):
         return epoch.batches_before + (epoch.skipped_steps + epoch.served) * self.step_batches
 
     def _serve(self, epoch: EpochState, counts: StepCounts | None, units: int, *, last: bool = False) -> None:
-        """Note that a batch is given now.
-
-        Args:
-            epoch: This iteration.
-            counts: What the parts of the step hold, where they are not all full and real.
-            units: How far the step moves the position.
-            last: Whether no other batch follows.
-        """
+        """Note that a batch is given now."""
         epoch.served += 1
         epoch.surplus += units - epoch.full
         # Setting any attribute of a torch loader costs a call, so full steps set none.

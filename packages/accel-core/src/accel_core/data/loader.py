@@ -155,13 +155,7 @@ class PreparedLoader(LoaderBase):
             self.__dict__["persistent_workers"] = persistent
 
     def _replay(self, epoch: EpochState, pending: dict[str, Any], passed: int) -> Iterator[Any]:
-        """Return an iterator whose order is drawn as it was when the position was taken.
-
-        Args:
-            epoch: This iteration.
-            pending: The position.
-            passed: Own batches of a stream to read and let go.
-        """
+        """Return an iterator whose order is drawn as it was when the position was taken."""
         if not self._draws_itself():
             epoch.replay = pending
             # The seed that torch draws for workers was drawn before the position was taken: drawing it once more must

@@ -38,23 +38,6 @@ def gather_for_metrics(
     ranks of one replica read the same samples: their rows are dropped. Rows come in the order of the sampler. Where
     ranks have no batch in the last step (`even_batches=False`), those that have one gather among themselves.
 
-    Args:
-        input_data: A nest of tensors with one row (or the same number of rows) a sample; a list with one item a
-            sample; or a mapping or tuple of such. Tensors without dims count as one value a rank. Numpy arrays are
-            taken as tensors are.
-        gradient_state: Knows the loader being read.
-        use_gather_object: Gather as pickled objects even if all leaves are tensors; a list, or the rows of a tensor,
-            are put into one list with those of the other ranks.
-        gather: Gathers tensors of equal shapes.
-
-    Returns:
-        The same structure with the rows of all ranks. Tensors whose shapes differ between ranks come back as a list of
-        one tensor a sample. With one process, `input_data`; only of a tensor with a row for each place of a full
-        batch, as libraries make from a mean loss, the rows of the samples that the last, shorter batch holds.
-
-        A list with as many tensors as a rank has samples holds columns if each of these has that many rows on every
-        rank, and one tensor a sample otherwise. `use_gather_object` always means one item a sample.
-
     Raises:
         CollectiveError: An object cannot be pickled.
         DataError: Ranks hold parts of samples.
@@ -167,16 +150,7 @@ def _may_be_samples(value: object, counts: StepCounts | None, loader: object) ->
 
 
 def drop_duplicates(gathered: object, counts: StepCounts, order: Sequence[int] | None = None) -> Any:
-    """Keep the rows of a gathered nest of tensors that occur for the first time.
-
-    Args:
-        gathered: Tensors with the same number of rows from every rank, rank 0 first.
-        counts: What each rank holds.
-        order: The ranks in the order of their samples.
-
-    Returns:
-        The same nest, without rows that only pad the last batch.
-    """
+    """Keep the rows of a gathered nest of tensors that occur for the first time."""
     keep = functools.partial(_keep_real, counts=counts, order=order or range(len(counts.rows)))
     return recursively_apply(keep, gathered)
 

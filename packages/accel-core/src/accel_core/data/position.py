@@ -46,20 +46,12 @@ _EXACT_SAMPLERS = frozenset(
 
 
 def is_exact(batches: object) -> bool:
-    """Return whether a batch sampler and its sampler are torch's own classes, whose length and order are known.
-
-    Args:
-        batches: A batch sampler.
-    """
+    """Return whether a batch sampler and its sampler are torch's own classes, whose length and order are known."""
     return type(batches) is BatchSampler and type(batches.sampler) in _EXACT_SAMPLERS
 
 
 def capture_order(loader: LoaderBase) -> Order:
-    """Return the present states of the generators from which a loader's order is drawn.
-
-    Args:
-        loader: The loader, before it draws.
-    """
+    """Return the present states of the generators from which a loader's order is drawn."""
     states = {"default": torch.get_rng_state(), **_generator_states(loader)}
     if type(get_sampler(loader)) in _EXACT_SAMPLERS:
         return states
@@ -93,13 +85,6 @@ def replay_order(loader: LoaderBase, states: Order) -> Iterator[None]:
 
     The process's generators are restored after the block; those of the loader and the sampler keep the state that they
     have after drawing.
-
-    Args:
-        loader: The loader.
-        states: What `capture_order` returned.
-
-    Returns:
-        A context in which the loader draws its order.
     """
     sampler = get_sampler(loader)
     own, own_loader = getattr(sampler, "generator", None), loader.generator
@@ -126,11 +111,7 @@ def replay_order(loader: LoaderBase, states: Order) -> Iterator[None]:
 
 @contextlib.contextmanager
 def keeps_default_generator() -> Iterator[None]:
-    """Restore torch's default generator at the end of the block.
-
-    Returns:
-        A context.
-    """
+    """Restore torch's default generator at the end of the block."""
     before = torch.get_rng_state()
     try:
         yield
@@ -295,11 +276,7 @@ def _counted(indices: Iterator[Any], size: int, counts: dict[int, StepCounts], f
 
 
 class Cursor:
-    """Where a prepared loader stands, for checkpoints.
-
-    Args:
-        loader: The loader.
-    """
+    """Where a prepared loader stands, for checkpoints."""
 
     def __init__(self, loader: LoaderBase) -> None:
         self._loader = loader
@@ -323,12 +300,6 @@ class Cursor:
         """Return the position. It is the same on every rank, and any number of ranks can load it.
 
         At the last batch of an epoch it is the start of the next one.
-
-        Returns:
-            `epoch`, `offset`, `unit` and `seed` (`None` without a seedable sampler); `order`: states of generators
-            when the order of the epoch was drawn (as they are now between epochs), as integer tensors; `drawn_late`:
-            whether that is so, or they are from before torch took its seed for workers; `steps` and `readers`: batches
-            that each reader has read, and how many ranks and workers read them in which way.
         """
         loader = self._loader
         if loader.pending is not None:
@@ -352,10 +323,6 @@ class Cursor:
         """Let the next iteration of the loader go on from a position.
 
         It gives the rest of that epoch, or the next epoch where nothing is left; those after it give whole epochs.
-
-        Args:
-            state: What `state_dict` returned, on any number of ranks. Without `order`, the order is that of the loader
-                as it is now, which is enough for one that depends on seed and epoch alone.
 
         Raises:
             CheckpointMismatchError: The position was taken from another kind of loader.

@@ -172,12 +172,7 @@ def _shard(
 
 
 def _own_shards(dataset: IterableDataset[Any], place: _Place) -> object | None:
-    """Return the shards of one rank, of a stream that can give them without reading the others; `None` of any other.
-
-    Args:
-        dataset: A stream; those of the library `datasets` have `num_shards`, and `shard(num_shards, index)`.
-        place: The rank.
-    """
+    """Return the shards of one rank, of a stream that can give them without reading the others; `None` of any other."""
     shard = getattr(dataset, "shard", None)
     shards = getattr(dataset, "num_shards", getattr(dataset, "n_shards", None))
     if not callable(shard) or not isinstance(shards, int) or shards < place.ranks:

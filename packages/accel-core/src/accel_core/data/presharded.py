@@ -35,20 +35,12 @@ def already_sharded(dataloader: _LoaderT) -> _LoaderT:
 
 
 def is_declared_local(dataloader: DataLoader[Any]) -> bool:
-    """Return whether `already_sharded` was called on a loader.
-
-    Args:
-        dataloader: The loader.
-    """
+    """Return whether `already_sharded` was called on a loader."""
     return getattr(dataloader, "_accel_reads_own_part", False) is True
 
 
 def check_not_sharded(dataloader: DataLoader[Any], ranks: int) -> None:
     """Refuse a loader that gives each rank its own part already.
-
-    Args:
-        dataloader: The loader.
-        ranks: Number of ranks that it would be split between.
 
     Raises:
         DoubleShardingError: It is split: by a `DistributedSampler` or another sampler that names its rank, by
@@ -69,10 +61,6 @@ def check_read_alike(dataloader: DataLoader[Any], layout: Layout) -> None:
     """Refuse a loader that gives each rank its own part where ranks of one replica have to read the same.
 
     One that is declared to be split is right if its split names this rank's part of the data, out of all parts.
-
-    Args:
-        dataloader: The loader.
-        layout: How the ranks share out data and model.
 
     Raises:
         PreparationError: It is declared to be split, or is, in another way.

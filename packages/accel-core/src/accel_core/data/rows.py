@@ -18,11 +18,7 @@ __all__ = ["count_rows", "count_rows_like", "is_array", "is_nest", "join_rows", 
 
 
 def is_array(value: object) -> bool:
-    """Return whether a value is a tensor or a numpy array.
-
-    Args:
-        value: Any object.
-    """
+    """Return whether a value is a tensor or a numpy array."""
     if isinstance(value, torch.Tensor):
         return True
     numpy = sys.modules.get("numpy")
@@ -30,12 +26,7 @@ def is_array(value: object) -> bool:
 
 
 def is_nest(value: Sequence[Any], rows: int | None) -> bool:
-    """Return whether a list or tuple is a nest of columns; otherwise it holds one item a sample.
-
-    Args:
-        value: The list or tuple.
-        rows: Number of samples, where known.
-    """
+    """Return whether a list or tuple is a nest of columns; otherwise it holds one item a sample."""
     if is_namedtuple(value):
         return True
     if not any(map(is_array, tree_leaves(value))):
@@ -47,12 +38,7 @@ def is_nest(value: Sequence[Any], rows: int | None) -> bool:
 
 
 def count_rows(batch: object, rows: int | None = None) -> int | None:
-    """Return the number of samples in a batch, or `None` where it does not tell.
-
-    Args:
-        batch: The batch.
-        rows: The number expected; it decides what a list means that could be read in two ways.
-    """
+    """Return the number of samples in a batch, or `None` where it does not tell."""
     if is_array(batch):
         array: Any = batch
         return int(array.shape[0]) if array.ndim else None
@@ -72,11 +58,6 @@ def count_rows_like(batch: object, like: object, full: int | None) -> int | None
     """Return the number of samples in a batch that may be shorter than the others of its loader.
 
     A short list of tensors may hold columns or one tensor a sample; what the lists of a full batch hold tells which.
-
-    Args:
-        batch: The batch.
-        like: The loader's first batch, or its outline.
-        full: Number of samples in a full batch, where that is fixed.
     """
     if full is None:
         return count_rows(batch)
@@ -88,11 +69,7 @@ def count_rows_like(batch: object, like: object, full: int | None) -> int | None
 
 
 def outline(batch: object) -> Any:
-    """Return a batch whose tensors have shapes but no memory, as `count_rows_like` needs the first one.
-
-    Args:
-        batch: A batch of tensors and arrays in any nest.
-    """
+    """Return a batch whose tensors have shapes but no memory, as `count_rows_like` needs the first one."""
     return recursively_apply(lambda leaf: torch.empty(tuple(leaf.shape), device="meta"), batch, test_type=is_array)
 
 
@@ -111,16 +88,7 @@ def _count_as(batch: object, like: object, full: int) -> int | None:
 
 
 def take_rows(batch: object, wanted: slice, rows: int | None) -> Any:
-    """Take a slice of the samples of a batch.
-
-    Args:
-        batch: The batch. Values that do not count samples stay whole.
-        wanted: The samples to take.
-        rows: Number of samples in the batch.
-
-    Returns:
-        The same nest with the selected samples.
-    """
+    """Take a slice of the samples of a batch."""
     if is_array(batch):
         array: Any = batch
         return array[wanted] if array.ndim else array
@@ -134,16 +102,7 @@ def take_rows(batch: object, wanted: slice, rows: int | None) -> Any:
 
 
 def join_rows(batches: Sequence[Any], rows: Sequence[int | None]) -> Any:
-    """Lay the samples of several batches of one structure behind one another.
-
-    Args:
-        batches: The batches.
-        rows: Number of samples in each.
-
-    Returns:
-        One batch. Tensors and arrays whose shapes differ beyond the first dim become a list with one tensor a sample;
-        values that are neither arrays nor lists become a list with one value a batch, unless all are equal.
-    """
+    """Lay the samples of several batches of one structure behind one another."""
     first = batches[0]
     if all(map(is_array, batches)):
         return _join_arrays(batches)

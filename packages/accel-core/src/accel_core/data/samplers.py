@@ -32,10 +32,6 @@ class SeedableRandomSampler(RandomSampler):
     """A random order that depends on a seed and the epoch alone.
 
     The generator is seeded with `initial_seed + epoch` when an epoch begins, and the epoch moves on when it ends.
-
-    Args:
-        *args: Those of `torch.utils.data.RandomSampler`.
-        **kwargs: Likewise, and `data_seed`: the seed; that of torch's default generator where `None`.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -53,20 +49,12 @@ class SeedableRandomSampler(RandomSampler):
         self.set_epoch(self.epoch + 1)
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch whose order comes next.
-
-        Args:
-            epoch: Number of the epoch, from 0.
-        """
+        """Choose the epoch whose order comes next."""
         self.epoch = epoch
 
 
 def check_split(batch_size: int | None, ranks: int) -> None:
     """Refuse to cut batches in unequal parts.
-
-    Args:
-        batch_size: Size of the batches; `None` where it is not fixed.
-        ranks: Into how many parts they are cut.
 
     Raises:
         ConfigurationError: `batch_size` is not a multiple of `ranks`, or is not fixed.
@@ -89,14 +77,6 @@ def batches_from(batch_sampler: BatchSampler, offset: int, keep: int) -> tuple[I
 
     torch's own class is begun anew behind the position, which passes over indices as fast as the sampler gives them;
     of another class whole batches are drawn and let go.
-
-    Args:
-        batch_sampler: Batches of indices.
-        offset: Number of samples to leave out.
-        keep: Number of samples from the start to return.
-
-    Returns:
-        The batches that are left, and the first `keep` samples of those left out.
     """
     if type(batch_sampler) is not BatchSampler:
         return skip_samples(iter(batch_sampler), offset, keep)
@@ -112,13 +92,6 @@ class BatchSamplerShard(BatchSampler):
     Without `split_batches` the rank gets every `num_processes`-th batch, else its part of every batch. With
     `even_batches` all ranks get equally many full batches: what is missing at the end is filled up with samples from
     the start. Without, the last batch may be shorter on some ranks, and ranks may get one batch fewer.
-
-    Args:
-        batch_sampler: Batches of indices, the same and in the same order on every rank.
-        num_processes: Number of ranks.
-        process_index: This rank.
-        split_batches: Cut each batch in one part a rank.
-        even_batches: Fill up at the end. Batches without a fixed size are repeated whole.
 
     Attributes:
         irregular (dict[int, StepCounts]): The steps of the latest iteration whose parts are not all full and real.
@@ -170,11 +143,7 @@ class BatchSamplerShard(BatchSampler):
         return len(self.batch_sampler)
 
     def steps_from(self, offset: int) -> int:
-        """Return how many batches this rank gets from a position on.
-
-        Args:
-            offset: Position in global samples, or in batches where they have no fixed size.
-        """
+        """Return how many batches this rank gets from a position on."""
         spec, batches, samples = self.spec, len(self.batch_sampler), self._samples()
         if offset:
             if spec.batch_size is None:
@@ -194,12 +163,7 @@ class BatchSamplerShard(BatchSampler):
         return self.from_offset(0, self.irregular)
 
     def from_offset(self, offset: int, counts: dict[int, StepCounts]) -> Iterator[list[int]]:
-        """Return this rank's batches from a position on.
-
-        Args:
-            offset: Position in global samples, or in batches where they have no fixed size.
-            counts: Receives, by step from here on, what the parts hold where they are not all full and real.
-        """
+        """Return this rank's batches from a position on."""
         batches, pool = self._from(offset, self.spec)
         return shard_batches(batches, self.spec, pool=pool, note=counts.__setitem__)
 
@@ -218,11 +182,7 @@ class BatchSamplerShard(BatchSampler):
             return None
 
     def set_epoch(self, epoch: int) -> None:
-        """Tell the batch sampler, or its sampler, which epoch comes.
-
-        Args:
-            epoch: Number of the epoch, from 0.
-        """
+        """Tell the batch sampler, or its sampler, which epoch comes."""
         targets: tuple[Any, ...] = (self.batch_sampler, getattr(self.batch_sampler, "sampler", None))
         for target in targets:
             if hasattr(target, "set_epoch"):
@@ -249,33 +209,17 @@ class CountedBatch:
         self.counts = counts
 
     def to(self, device: torch.device | str | int, non_blocking: bool = False) -> CountedBatch:
-        """Return this batch on a device.
-
-        Args:
-            device: The device.
-            non_blocking: Copy without waiting.
-        """
+        """Return this batch on a device."""
         return CountedBatch(send_to_device(self.batch, device, non_blocking=non_blocking), self.counts)
 
     def pin_memory(self, device: object = None) -> CountedBatch:
-        """Pin the batch: torch calls this on batches of classes that it does not know.
-
-        Args:
-            device: As in torch's own `pin_memory`.
-
-        Returns:
-            The same batch, with pinned tensors.
-        """
+        """Pin the batch: torch calls this on batches of classes that it does not know."""
         self.batch = pin_memory(self.batch, device)  # type: ignore[no-untyped-call]
         return self
 
 
 class CountedCollate:
-    """A collate function that hands on the counts of its samples.
-
-    Args:
-        collate_fn: The user's function.
-    """
+    """A collate function that hands on the counts of its samples."""
 
     def __init__(self, collate_fn: Callable[[Any], Any]) -> None:
         self.collate_fn = collate_fn
@@ -305,14 +249,7 @@ class _UnitBatches(BatchSampler):
 
 
 class IndexShard(BatchSamplerShard):
-    """One rank's part of a sampler, for a loader that does not batch (`batch_size=None`).
-
-    Args:
-        sampler: Single indices, the same on every rank.
-        num_processes: Number of ranks.
-        process_index: This rank.
-        even_batches: Repeat indices from the start, so that all ranks get equally many.
-    """
+    """One rank's part of a sampler, for a loader that does not batch (`batch_size=None`)."""
 
     def __init__(
         self, sampler: Sampler[int], num_processes: int, process_index: int, *, even_batches: bool = True
@@ -320,25 +257,12 @@ class IndexShard(BatchSamplerShard):
         super().__init__(_UnitBatches(sampler), num_processes, process_index, even_batches=even_batches)
 
     def from_offset(self, offset: int, counts: dict[int, StepCounts]) -> Iterator[Any]:
-        """Return this rank's indices, single ones, from a position on.
-
-        Args:
-            offset: Position in global samples.
-            counts: As in `BatchSamplerShard`.
-        """
+        """Return this rank's indices, single ones, from a position on."""
         return (batch[0] for batch in super().from_offset(offset, counts))
 
 
 class IterableDatasetShard(IterableDataset[Any]):
     """One rank's part of a stream that every rank reads from its start.
-
-    Args:
-        dataset: The stream; it has to give the same samples in the same order on every rank.
-        batch_size: Samples in a batch: of one rank, or of all with `split_batches`.
-        drop_last: Leave out the last global batch if it is not full; else it is filled up with samples from the start.
-        num_processes: Number of ranks.
-        process_index: This rank.
-        split_batches: Whether `batch_size` counts the samples of all ranks.
 
     Attributes:
         epoch (int): The epoch that was set last.
@@ -380,11 +304,7 @@ class IterableDatasetShard(IterableDataset[Any]):
         )
 
     def set_epoch(self, epoch: int) -> None:
-        """Tell the stream which epoch comes.
-
-        Args:
-            epoch: Number of the epoch, from 0.
-        """
+        """Tell the stream which epoch comes."""
         self.epoch = epoch
         if hasattr(self.dataset, "set_epoch"):
             self.dataset.set_epoch(epoch)
@@ -396,11 +316,7 @@ class IterableDatasetShard(IterableDataset[Any]):
         return (length // window if self.drop_last else -(-length // window)) * (window // spec.ranks)
 
     def begin_at(self, start: int) -> None:
-        """Let iterations begin in the middle of the stream, until told otherwise.
-
-        Args:
-            start: Number of samples to read and let go.
-        """
+        """Let iterations begin in the middle of the stream, until told otherwise."""
         self._start = start
 
     def __iter__(self) -> Iterator[Any]:
@@ -418,11 +334,7 @@ class IterableDatasetShard(IterableDataset[Any]):
 
 
 def get_sampler(dataloader: object) -> Any:
-    """Return the sampler that decides the order of a loader's samples, or `None`.
-
-    Args:
-        dataloader: A loader, prepared or not.
-    """
+    """Return the sampler that decides the order of a loader's samples, or `None`."""
     batches = getattr(dataloader, "batch_sampler", None)
     if batches is None:
         batches = getattr(dataloader, "sampler", None)

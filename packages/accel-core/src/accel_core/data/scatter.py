@@ -63,9 +63,6 @@ class ScatterChannel:
 
     A message goes in one collective once the size of messages is known: each rank receives as many bytes as the
     longest message so far had; what is longer follows in a second collective, and raises that number.
-
-    Args:
-        world: The processes.
     """
 
     def __init__(self, world: World) -> None:
@@ -75,14 +72,7 @@ class ScatterChannel:
         self._capacity = _FIRST_CAPACITY
 
     def send(self, messages: list[Any]) -> object:
-        """Send one object to each rank; on rank 0 only.
-
-        Args:
-            messages: One object a rank; ranks may share an object.
-
-        Returns:
-            This rank's own, as the others get theirs.
-        """
+        """Send one object to each rank; on rank 0 only."""
         if self._world.size == 1:
             return messages[0]
         packed: dict[int, torch.Tensor] = {}
@@ -144,11 +134,7 @@ def _lengths(buffer: torch.Tensor) -> tuple[int, int]:
 
 
 def bytes_of(buffer: torch.Tensor) -> bytes:
-    """Return the bytes of a uint8 tensor, on whichever device it is.
-
-    Args:
-        buffer: The tensor.
-    """
+    """Return the bytes of a uint8 tensor, on whichever device it is."""
     held = buffer.cpu().contiguous()
     return ctypes.string_at(held.data_ptr(), held.numel())
 

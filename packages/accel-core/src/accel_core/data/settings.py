@@ -62,11 +62,7 @@ class _Configured(Protocol):
 
 
 class Setting(Generic[_V]):
-    """A loader's attribute that is kept in its settings. Old code sets some of them after the loader was prepared.
-
-    Args:
-        name: Name in `LoaderSettings`.
-    """
+    """A loader's attribute that is kept in its settings. Old code sets some of them after the loader was prepared."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -83,15 +79,7 @@ class Setting(Generic[_V]):
 
 
 def mesh_parts(mesh: DeviceMesh) -> tuple[int, ...]:
-    """Return, for each rank of a mesh, which part of the data it reads.
-
-    Args:
-        mesh: A mesh of all ranks with named axes. Ranks along `dp`, `dp_replicate`, `dp_shard` and `fsdp` share the
-            data; ranks along the others read the same.
-
-    Returns:
-        The number of the part, in the order of the ranks.
-    """
+    """Return, for each rank of a mesh, which part of the data it reads."""
     ranks = mesh.mesh
     parts = torch.zeros_like(ranks)
     for axis, name in enumerate(mesh.mesh_dim_names or ()):

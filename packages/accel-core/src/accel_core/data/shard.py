@@ -72,12 +72,7 @@ class StepCounts:
         return tuple(part for part, rows in enumerate(self.rows) if rows)
 
     def over(self, parts: Sequence[int]) -> StepCounts:
-        """Return what the ranks of a world hold, where several ranks read the same part.
-
-        Args:
-            parts: For each rank, which part of the data it reads. The first rank of a part counts its samples; what
-                the others hold counts as repeats.
-        """
+        """Return what the ranks of a world hold, where several ranks read the same part."""
         first: dict[int, int] = {}
         for rank, part in enumerate(parts):
             first.setdefault(part, rank)
@@ -95,18 +90,7 @@ def _no_note(step: int, counts: StepCounts) -> None:
 def shard_batches(
     batches: Iterable[Sequence[_T]], spec: ShardSpec, *, pool: Iterable[_T] = (), note: Note = _no_note
 ) -> Iterator[list[_T]]:
-    """Yield the batches of one rank.
-
-    Args:
-        batches: The loader's batches of indices, the same on every rank, of any sizes.
-        spec: How they are shared out.
-        pool: Samples from the start of the epoch, for filling up, where `batches` begins in the middle of one.
-        note: Told the step and the counts of each step whose parts are not all full and real, before the step's part
-            is yielded. Where batches have no fixed size, it is told every step.
-
-    Yields:
-        One list of indices a step.
-    """
+    """Yield the batches of one rank."""
     parts = _split_batches if spec.split else _whole_batches
     return parts(batches, spec, list(pool), note)
 
@@ -215,15 +199,7 @@ def _split(batch: list[_T], spec: ShardSpec, pool: list[_T], *, last: bool) -> t
 
 
 def shard_stream(samples: Iterable[_T], spec: ShardSpec) -> Iterator[tuple[list[_T], StepCounts | None]]:
-    """Yield one rank's part of each global batch of a stream that every rank reads.
-
-    Args:
-        samples: The stream.
-        spec: How it is shared out; `batch_size` must be given, and `even` counts as true.
-
-    Yields:
-        The rank's samples, and counts where the global batch is not full.
-    """
+    """Yield one rank's part of each global batch of a stream that every rank reads."""
     window = spec.step_samples or spec.ranks
     part = window // spec.ranks
     mine = slice(spec.rank * part, (spec.rank + 1) * part)
@@ -243,13 +219,7 @@ def shard_stream(samples: Iterable[_T], spec: ShardSpec) -> Iterator[tuple[list[
 
 
 def count_steps(batches: int, spec: ShardSpec, *, samples: int | None = None) -> int:
-    """Return how many batches one rank gets.
-
-    Args:
-        batches: Number of batches of the loader.
-        spec: How they are shared out.
-        samples: Number of samples in them; needed to be exact where ranks may differ and each batch is cut in parts.
-    """
+    """Return how many batches one rank gets."""
     if spec.split:
         if spec.even or spec.drop_last or not batches or samples is None or spec.batch_size is None:
             return batches
@@ -265,14 +235,6 @@ def skip_samples(batches: Iterator[Sequence[_T]], offset: int, keep: int) -> tup
     """Drop the first samples of a sequence of batches.
 
     Only indices pass through here: no sample is read.
-
-    Args:
-        batches: Batches of indices from the start of the epoch.
-        offset: Number of samples to drop. A batch that reaches over the border loses its first part.
-        keep: Number of samples from the start to return for filling up at the end.
-
-    Returns:
-        The batches that are left, and the first `keep` samples dropped.
     """
     pool: list[Any] = []
     while offset > 0:

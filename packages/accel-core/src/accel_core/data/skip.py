@@ -18,12 +18,7 @@ _LoaderT = TypeVar("_LoaderT", bound="DataLoader[Any]")
 
 
 class SkipBatchSampler(BatchSampler):
-    """A batch sampler without its first batches; none of their samples is read.
-
-    Args:
-        batch_sampler: Batches of indices.
-        skip_batches: Number of batches to leave out at the start of every iteration.
-    """
+    """A batch sampler without its first batches; none of their samples is read."""
 
     def __init__(self, batch_sampler: BatchSampler, skip_batches: int = 0) -> None:
         self.batch_sampler = batch_sampler
@@ -49,14 +44,7 @@ class SkipBatchSampler(BatchSampler):
 
 
 class SkipDataLoader(PreparedLoader):
-    """A loader that reads its first batches and lets them go: what a stream without positions needs.
-
-    Args:
-        dataset: The dataset.
-        skip_batches: Number of batches to leave out at the start of every iteration.
-        use_stateful_dataloader: Build on torchdata's `StatefulDataLoader`.
-        **kwargs: Those of `torch.utils.data.DataLoader`.
-    """
+    """A loader that reads its first batches and lets them go: what a stream without positions needs."""
 
     def __init__(
         self, dataset: object, skip_batches: int = 0, use_stateful_dataloader: bool = False, **kwargs: object

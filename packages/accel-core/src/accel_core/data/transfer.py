@@ -18,14 +18,7 @@ _END: Any = object()
 
 
 def placed(stream: Iterator[Any], device: torch.device | None, *, beside: bool = False) -> Iterator[Any]:
-    """Return an iterator over batches that lie on a device.
-
-    Args:
-        stream: Batches on the host.
-        device: Where they go; `None`, or the CPU on a machine without another device, leaves them as they are.
-        beside: Copy each batch while the one before it is used: one batch ahead, on a stream of its own. Needs pinned
-            memory to have an effect.
-    """
+    """Return an iterator over batches that lie on a device."""
     if device is None or (device.type == "cpu" and not torch.accelerator.is_available()):
         return stream
     module = getattr(torch, device.type, None)

@@ -34,11 +34,6 @@ _NUMBER = struct.Struct("<q")
 def synchronized_batches(loader: LoaderBase, epoch: EpochState, stream: Iterator[Any]) -> Iterator[Any]:
     """Yield batches until the streams of all ranks have ended, as the loader's `uneven_end` says.
 
-    Args:
-        loader: The loader; its end, remainder and counts are set before each batch is yielded.
-        epoch: The iteration.
-        stream: This rank's batches.
-
     Raises:
         RemoteRankError: Reading failed on another rank.
     """
@@ -62,12 +57,7 @@ def synchronized_batches(loader: LoaderBase, epoch: EpochState, stream: Iterator
 
 
 class _Ends:
-    """What ranks tell each other about the batches that they read.
-
-    Args:
-        loader: The loader.
-        stream: This rank's batches.
-    """
+    """What ranks tell each other about the batches that they read."""
 
     def __init__(self, loader: LoaderBase, stream: Iterator[Any]) -> None:
         self.loader = loader
@@ -85,11 +75,7 @@ class _Ends:
         self.channel = Channel(self.world, "reading the next batch", lane=lane, patient=True)
 
     def next(self) -> tuple[Any, tuple[int, ...] | None]:
-        """Read a batch and tell the others.
-
-        Returns:
-            The batch, and the number of real rows of every rank; `None` where the data is at its end.
-        """
+        """Read a batch and tell the others."""
         loader, world = self.loader, self.world
         failure: Exception | None = None
         batch: object = _END
@@ -123,13 +109,7 @@ class _Ends:
         return self._fill(batch, held), tuple(max(count, 0) if count != _UNCOUNTED else 1 for count in held)
 
     def counts(self, batch: object, held: tuple[int, ...], *, last: bool) -> StepCounts | None:
-        """Return what each part holds, where that is not a full and real part of the data.
-
-        Args:
-            batch: This rank's.
-            held: For each rank, the real rows of its batch.
-            last: Whether no other batch follows.
-        """
+        """Return what each part holds, where that is not a full and real part of the data."""
         if type(batch) is CountedBatch:
             counts: StepCounts = batch.counts
             return counts

@@ -17,9 +17,6 @@ class IgnoreSigterm:
     Schedulers and launchers send SIGTERM to a rank and to everything that it started. A rank that handles the signal,
     in order to save its state, must not lose its workers meanwhile: torch would raise an error in it. Only the rank
     itself ends its workers.
-
-    Args:
-        function: The user's `worker_init_fn`.
     """
 
     def __init__(self, function: Callable[[int], Any] | None) -> None:
@@ -34,14 +31,7 @@ class IgnoreSigterm:
 
 
 def ignore_sigterm(function: Callable[[int], Any] | None) -> Callable[[int], Any] | None:
-    """Return the `worker_init_fn` for workers that are about to start.
-
-    Args:
-        function: The user's.
-
-    Returns:
-        It, or one that calls it, where this process handles SIGTERM by a function of its own.
-    """
+    """Return the `worker_init_fn` for workers that are about to start."""
     handled = hasattr(signal, "sigwaitinfo") and callable(signal.getsignal(signal.SIGTERM))
     if not handled or isinstance(function, IgnoreSigterm):
         return function

@@ -21,9 +21,6 @@ class Device:
     `backend` when its process group is joined, the rest whenever they are needed. As it stands, the class serves every
     kind that torch drives through a module `torch.<name>` (cuda, xpu, npu, …); another kind overrides what differs. A
     third party's class sets `name`, `backend` and `label`, and is made without arguments.
-
-    Args:
-        hardware: The row of `accel_core.options.hardware` that it stands for.
     """
 
     name: str
@@ -65,14 +62,7 @@ class Device:
         return int(self.module.device_count())
 
     def place(self, local_rank: int) -> torch.device:
-        """Make a device current for this process and return it.
-
-        Args:
-            local_rank: The rank within this machine; ranks go round the visible devices.
-
-        Returns:
-            The device that this process computes on.
-        """
+        """Make a device current for this process and return it."""
         device = torch.device(self.name, local_rank % max(self.count(), 1))
         self.module.set_device(device)
         return device
@@ -108,9 +98,5 @@ class Device:
         return state
 
     def set_rng_state(self, state: torch.Tensor) -> None:
-        """Put back a state that `rng_state` returned.
-
-        Args:
-            state: The state.
-        """
+        """Put back a state that `rng_state` returned."""
         self.module.set_rng_state(state)

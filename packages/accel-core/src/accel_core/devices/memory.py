@@ -25,11 +25,7 @@ _SIGNS_OF_FULL_MEMORY = (
 
 
 def clear_device_cache(garbage_collection: bool = False) -> None:
-    """Give memory that the device's allocator holds but does not use back to the device.
-
-    Args:
-        garbage_collection: Run Python's garbage collector first.
-    """
+    """Give memory that the device's allocator holds but does not use back to the device."""
     if garbage_collection:
         gc.collect()
     registry.choose().empty_cache()
@@ -56,11 +52,7 @@ def release_memory(*objects: object) -> list[None]:
 
 
 def should_reduce_batch_size(exception: Exception) -> bool:
-    """Return whether an exception says that memory is full, so that a smaller batch may fit.
-
-    Args:
-        exception: What a step raised.
-    """
+    """Return whether an exception says that memory is full, so that a smaller batch may fit."""
     if isinstance(exception, torch.OutOfMemoryError):
         return True
     if not isinstance(exception, RuntimeError):

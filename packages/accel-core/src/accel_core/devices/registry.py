@@ -51,9 +51,6 @@ def _built_in(row: Hardware) -> Device:
 def named(device_type: str) -> Device:
     """Return the kind of hardware that torch calls `device_type`.
 
-    Args:
-        device_type: torch's name, such as `cuda`.
-
     Raises:
         DeviceUnavailableError: No row has that name.
     """
@@ -68,13 +65,6 @@ def named(device_type: str) -> Device:
 
 def choose(cpu: bool = False, wanted: str | None = None) -> Device:
     """Choose the hardware of this process.
-
-    Args:
-        cpu: Take the CPU whatever else is here.
-        wanted: A device as text, such as `cuda:1`; it wins over both.
-
-    Returns:
-        The device that was asked for, or the first one that is available.
 
     Raises:
         DeviceUnavailableError: `wanted` names a device that is not here.

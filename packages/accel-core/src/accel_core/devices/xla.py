@@ -19,12 +19,6 @@ __all__ = ["XlaDevice", "library"]
 def library(module: str = "torch_xla") -> ModuleType:
     """Import torch_xla, or a module of it.
 
-    Args:
-        module: The module's dotted name.
-
-    Returns:
-        The module.
-
     Raises:
         MissingDependencyError: torch_xla is not installed.
     """

@@ -61,12 +61,6 @@ def _processors_near(properties: _PciDevice) -> set[int]:
 def parse_processors(listing: str) -> set[int]:
     """Parse a list of processors in Linux's notation.
 
-    Args:
-        listing: Numbers and ranges, separated by commas.
-
-    Returns:
-        The numbers of the processors.
-
     >>> sorted(parse_processors("0-2,5"))
     [0, 1, 2, 5]
     """

@@ -39,12 +39,7 @@ OLDEST_TORCHAO = "0.6.1"
 
 
 def has_library(module: str, *distributions: str) -> bool:
-    """Return whether a module can be imported and belongs to an installed distribution.
-
-    Args:
-        module: Its import name.
-        *distributions: Names under which it may be installed; the import name, if none is given.
-    """
+    """Return whether a module can be imported and belongs to an installed distribution."""
     try:
         if importlib.util.find_spec(module) is None:
             return False
@@ -66,11 +61,7 @@ def _torch() -> ModuleType:
 
 
 def has_module(name: str) -> bool:
-    """Return whether a module without distribution metadata of a known name can be imported.
-
-    Args:
-        name: The dotted name; its parent packages are imported.
-    """
+    """Return whether a module without distribution metadata of a known name can be imported."""
     try:
         return importlib.util.find_spec(name) is not None
     except (ImportError, ValueError):
@@ -85,11 +76,7 @@ def is_cuda_available() -> bool:
 
 @cache
 def is_hpu_available(init_hccl: bool = False) -> bool:
-    """Return whether an Intel Gaudi is here, through habana_frameworks.
-
-    Args:
-        init_hccl: Import the collective backend too.
-    """
+    """Return whether an Intel Gaudi is here, through habana_frameworks."""
     if not (has_module("habana_frameworks") and has_module("habana_frameworks.torch")):
         return False
     importlib.import_module("habana_frameworks.torch")

@@ -34,13 +34,6 @@ _FALSE = frozenset({"n", "no", "f", "false", "off", "0"})
 def str_to_bool(value: str, to_bool: bool = False) -> int | bool:
     """Read a word as truth.
 
-    Args:
-        value: One of y, yes, t, true, on, 1 or n, no, f, false, off, 0, in any case.
-        to_bool: Return `True`/`False` instead of `1`/`0`.
-
-    Returns:
-        Whether the word means yes.
-
     Raises:
         ConfigurationError: The word is neither.
     """
@@ -55,21 +48,12 @@ def str_to_bool(value: str, to_bool: bool = False) -> int | bool:
 
 
 def text(name: str, default: str | None = None) -> str | None:
-    """Return the variable as text, or `default` where it is not set.
-
-    Args:
-        name: Name of the variable.
-        default: What is returned where it is not set.
-    """
+    """Return the variable as text, or `default` where it is not set."""
     return os.environ.get(name, default)
 
 
 def flag(name: str, default: bool = False) -> bool:
     """Return the variable as truth, or `default` where it is not set or empty.
-
-    Args:
-        name: Name of the variable.
-        default: What is returned where it is not set.
 
     Raises:
         ConfigurationError: It is set to a word that is neither yes nor no.
@@ -86,10 +70,6 @@ def flag(name: str, default: bool = False) -> bool:
 def integer(name: str, default: int | None = None) -> int | None:
     """Return the variable as a whole number, or `default` where it is not set or empty.
 
-    Args:
-        name: Name of the variable.
-        default: What is returned where it is not set.
-
     Raises:
         ConfigurationError: It is set to something else.
     """
@@ -105,12 +85,7 @@ def integer(name: str, default: int | None = None) -> int | None:
 
 
 def first_integer(names: Iterable[str], default: int) -> int:
-    """Return the first of `names` that is set to a number of zero or more, else `default`.
-
-    Args:
-        names: Names of the variables, the first that counts first.
-        default: What is returned where none is set to a number.
-    """
+    """Return the first of `names` that is set to a number of zero or more, else `default`."""
     for name in names:
         value = integer(name, -1)
         if value is not None and value >= 0:
@@ -120,11 +95,6 @@ def first_integer(names: Iterable[str], default: int) -> int:
 
 def choice(name: str, allowed: Iterable[str], default: str) -> str:
     """Return the variable in lower case, checked against `allowed`.
-
-    Args:
-        name: Name of the variable.
-        allowed: The values that it may have.
-        default: What is returned where it is not set.
 
     Raises:
         ConfigurationError: It is set to a word that is not allowed.
@@ -137,11 +107,7 @@ def choice(name: str, allowed: Iterable[str], default: str) -> str:
 
 
 def with_prefix(prefix: str) -> dict[str, str]:
-    """Return all variables whose names start with `prefix`.
-
-    Args:
-        prefix: How the names begin.
-    """
+    """Return all variables whose names start with `prefix`."""
     return {name: value for name, value in os.environ.items() if name.startswith(prefix)}
 
 
@@ -151,21 +117,12 @@ def snapshot() -> dict[str, str]:
 
 
 def write(name: str, value: object) -> None:
-    """Set a variable of this process.
-
-    Args:
-        name: Name of the variable.
-        value: What it is set to, as text.
-    """
+    """Set a variable of this process."""
     os.environ[name] = str(value)
 
 
 def remove(name: str) -> None:
-    """Unset a variable of this process; a missing one is fine.
-
-    Args:
-        name: Name of the variable.
-    """
+    """Unset a variable of this process; a missing one is fine."""
     os.environ.pop(name, None)
 
 

@@ -47,11 +47,7 @@ class Pulse:
 
 
 class Heartbeat:
-    """The writing side, in the process that trains.
-
-    Args:
-        path: The record; None, or one that is not there, makes every call do nothing.
-    """
+    """The writing side, in the process that trains."""
 
     def __init__(self, path: str | None) -> None:
         self._memory = None if path is None else _attach(path)
@@ -65,11 +61,7 @@ class Heartbeat:
             _RECORD.pack_into(self._memory, _BEGIN, time.monotonic_ns(), self._beats, self._loops)
 
     def loops(self, number: int) -> None:
-        """Note how many prepared loaders are being read.
-
-        Args:
-            number: The number from now on.
-        """
+        """Note how many prepared loaders are being read."""
         if self._memory is not None:
             self._loops = number
             _RECORD.pack_into(self._memory, _BEGIN, time.monotonic_ns(), self._beats, number)

@@ -70,9 +70,6 @@ TORCH_FEATURES = {
 def require_torch(feature: str) -> None:
     """Refuse what the installed torch lacks.
 
-    Args:
-        feature: A key of `TORCH_FEATURES`.
-
     Raises:
         TorchVersionError: The installed torch is older than the first that has it.
     """
@@ -83,14 +80,6 @@ def require_torch(feature: str) -> None:
 
 def compare_versions(library_or_version: str | Version, operation: str, requirement_version: str) -> bool:
     """Compare the version of a library, or a version, with another.
-
-    Args:
-        library_or_version: The name of an installed distribution, or a version.
-        operation: One of `>`, `>=`, `==`, `!=`, `<=`, `<`.
-        requirement_version: What to compare with, such as `"2.1"`. A local part counts: 2.13.0+cpu is above 2.13.0.
-
-    Returns:
-        Whether the comparison holds.
 
     Raises:
         ConfigurationError: The operation is none of these.
@@ -133,9 +122,6 @@ def is_torch_version(operation: str, version: str) -> bool:
 @cache
 def installed_version(distribution: str) -> Version:
     """Return the version of an installed distribution.
-
-    Args:
-        distribution: Its name in the package index.
 
     Raises:
         importlib.metadata.PackageNotFoundError: It is not installed.

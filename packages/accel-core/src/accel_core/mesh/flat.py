@@ -18,11 +18,6 @@ Box = tuple[tuple[int, ...], tuple[int, ...]]
 def boxes(shape: Sequence[int], start: int, stop: int) -> Iterator[Box]:
     """Yield the boxes that make up a contiguous range of a tensor's elements, in the order of the elements.
 
-    Args:
-        shape: Shape of the tensor.
-        start: First element, counted through the flattened tensor.
-        stop: The element after the last.
-
     >>> list(boxes((4, 3), 2, 11))
     [((0, 2), (1, 1)), ((1, 0), (2, 3)), ((3, 0), (1, 2))]
     """
@@ -81,19 +76,11 @@ class FlatPart(Tensor):
         raise NotImplementedError(f"A part of a flattened tensor cannot be computed with; got {func}.")
 
     def with_run(self, run: Tensor) -> FlatPart:
-        """Return the same part of another tensor of this shape, over other memory.
-
-        Args:
-            run: The elements of the part, flat.
-        """
+        """Return the same part of another tensor of this shape, over other memory."""
         return FlatPart(run, self.shape, self.lengths, self.place)
 
     def part_of(self, whole: Tensor) -> FlatPart:
-        """Return the same part of a whole tensor of this shape.
-
-        Args:
-            whole: A tensor of this shape, on any device; the part is copied to this part's device.
-        """
+        """Return the same part of a whole tensor of this shape."""
         taken = whole.detach().reshape(-1)[self.start : self.start + self.run.numel()]
         return self.with_run(taken.to(self.device, copy=True))
 

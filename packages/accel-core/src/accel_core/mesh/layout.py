@@ -42,15 +42,6 @@ class Layout:
     def of(cls, rank: int, world_size: int, sizes: Mapping[str, int] | None = None) -> Layout:
         """Lay out a run.
 
-        Args:
-            rank: This process.
-            world_size: Number of processes.
-            sizes: Size of each axis; axes that are left out have one rank. Without sizes, every rank holds a copy of
-                the whole model.
-
-        Returns:
-            The layout, as this process sees it.
-
         Raises:
             ConfigurationError: The sizes do not multiply to the number of processes, or an axis is unknown.
         """
@@ -69,20 +60,11 @@ class Layout:
         return math.prod(size for _, size in self.sizes)
 
     def size(self, *axes: str) -> int:
-        """Return how many ranks lie along some axes together; 1 for axes that the mesh does not have.
-
-        Args:
-            *axes: Names of axes.
-        """
+        """Return how many ranks lie along some axes together; 1 for axes that the mesh does not have."""
         return math.prod(size for axis, size in self.sizes if axis in axes)
 
     def place(self, axes: tuple[str, ...], rank: int | None = None) -> int:
-        """Return the number of a rank among those that differ from it along `axes` alone.
-
-        Args:
-            axes: Names of axes.
-            rank: The rank; this process where `None`.
-        """
+        """Return the number of a rank among those that differ from it along `axes` alone."""
         left, found, step = self.rank if rank is None else rank, 0, 1
         for axis, size in reversed(self.sizes):
             left, coordinate = divmod(left, size)
@@ -91,11 +73,7 @@ class Layout:
         return found
 
     def group(self, *axes: str) -> tuple[int, ...]:
-        """Return the ranks that differ from this one along `axes` alone, in their order.
-
-        Args:
-            *axes: Names of axes.
-        """
+        """Return the ranks that differ from this one along `axes` alone, in their order."""
         others = tuple(axis for axis, _ in self.sizes if axis not in axes)
         own = self.place(others)
         return tuple(rank for rank in range(self.world_size) if self.place(others, rank) == own)

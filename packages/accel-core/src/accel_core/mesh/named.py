@@ -18,16 +18,7 @@ __all__ = ["lay_out"]
 
 
 def lay_out(device_type: str, sizes: Mapping[str, int]) -> DeviceMesh:
-    """Lay the ranks of the run out along axes; every rank calls it.
-
-    Args:
-        device_type: Kind of device, for example "cuda" or "cpu".
-        sizes: Number of ranks along each axis, outermost first.
-
-    Returns:
-        The mesh. Where it is asked for an axis that is not active, it raises a `MeshAxisError`; before torch 2.13 it
-        raises torch's `KeyError`.
-    """
+    """Lay the ranks of the run out along axes; every rank calls it."""
     mesh = init_device_mesh(device_type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
     # The compiler of earlier versions knows a mesh by its very class, and compiles no split model with another one.
     if is_torch_version(">=", "2.13"):

@@ -56,19 +56,11 @@ class LayoutSpec:
         return self.layout().world_size
 
     def size(self, *axes: str) -> int:
-        """Return how many ranks lie along some axes together; 1 for axes that were not named.
-
-        Args:
-            axes: The axes.
-        """
+        """Return how many ranks lie along some axes together; 1 for axes that were not named."""
         return self.layout().size(*axes)
 
     def layout(self, rank: int = 0) -> Layout:
-        """Return what a rank does.
-
-        Args:
-            rank: The rank.
-        """
+        """Return what a rank does."""
         return Layout(rank, self.sizes)
 
 
@@ -81,13 +73,6 @@ def parse_layout(text: str, *, zero_ranks: int = 2) -> LayoutSpec:
 
     >>> parse_layout("hsdp2x4xtp2").sizes
     (('dp_replicate', 2), ('dp_shard', 4), ('tp', 2))
-
-    Args:
-        text: The layout.
-        zero_ranks: The ranks of ZeRO where the layout names its stage alone.
-
-    Returns:
-        The layout.
 
     Raises:
         ConfigurationError: A word that is none, a size that is missing or no positive number, an axis named twice, or
@@ -124,13 +109,6 @@ def parse_layout(text: str, *, zero_ranks: int = 2) -> LayoutSpec:
 
 def parse_layouts(text: str | Iterable[str], *, zero_ranks: int = 2) -> tuple[LayoutSpec, ...]:
     """Read several layouts, separated by commas or given one by one.
-
-    Args:
-        text: The layouts.
-        zero_ranks: The ranks of ZeRO where a layout names its stage alone.
-
-    Returns:
-        The layouts, in the order in which they were written.
 
     Raises:
         ConfigurationError: There is none, one is not valid, or one is named twice.

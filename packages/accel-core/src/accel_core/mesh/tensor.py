@@ -27,11 +27,7 @@ _T = TypeVar("_T")
 
 
 def is_spread(value: object) -> bool:
-    """Return whether a value is a tensor of which this rank holds its part only: a `DTensor`, or a `FlatPart`.
-
-    Args:
-        value: Anything.
-    """
+    """Return whether a value is a tensor of which this rank holds its part only: a `DTensor`, or a `FlatPart`."""
     return isinstance(value, FlatPart) or _is_dtensor(value)
 
 
@@ -41,22 +37,14 @@ def _is_dtensor(value: object) -> bool:
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the memory that this rank holds of a tensor: the tensor itself where it is not spread.
-
-    Args:
-        tensor: A tensor, spread or not.
-    """
+    """Return the memory that this rank holds of a tensor: the tensor itself where it is not spread."""
     if isinstance(tensor, FlatPart):
         return tensor.run
     return tensor.to_local() if _is_dtensor(tensor) else tensor  # type: ignore[attr-defined]
 
 
 def local_parts(tensor: torch.Tensor) -> Iterator[tuple[Box, torch.Tensor]]:
-    """Yield the boxes of the whole tensor that this rank holds, with their memory; of one not spread, all of it.
-
-    Args:
-        tensor: A tensor, spread or not.
-    """
+    """Yield the boxes of the whole tensor that this rank holds, with their memory; of one not spread, all of it."""
     if isinstance(tensor, FlatPart):
         yield from tensor.parts()
     elif _is_dtensor(tensor):
@@ -68,12 +56,7 @@ def local_parts(tensor: torch.Tensor) -> Iterator[tuple[Box, torch.Tensor]]:
 
 
 def spread_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether this rank holds the same part of two tensors of one shape.
-
-    Args:
-        one: A tensor.
-        other: A tensor of the same shape.
-    """
+    """Return whether this rank holds the same part of two tensors of one shape."""
     if isinstance(one, FlatPart) and isinstance(other, FlatPart):
         return (one.lengths, one.place) == (other.lengths, other.place)
     if _is_dtensor(one) and _is_dtensor(other):
@@ -82,23 +65,14 @@ def spread_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def empty_like(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return a tensor without values, of another dtype, that is spread as `tensor` is.
-
-    Args:
-        tensor: The tensor whose shape and spread are taken.
-        dtype: The dtype.
-    """
+    """Return a tensor without values, of another dtype, that is spread as `tensor` is."""
     if isinstance(tensor, FlatPart):
         return tensor.with_run(torch.empty_like(tensor.run, dtype=dtype))
     return torch.empty_like(tensor.detach(), dtype=dtype)
 
 
 def whole(value: _T) -> _T:
-    """Return a tensor whole; every rank of its mesh calls it. Anything that is on no mesh comes back as it is.
-
-    Args:
-        value: A tensor, spread or not, or anything else.
-    """
+    """Return a tensor whole; every rank of its mesh calls it. Anything that is on no mesh comes back as it is."""
     if not _is_dtensor(value):
         return value
     spread: Any = value
@@ -113,9 +87,6 @@ def whole_on_first(value: torch.Tensor) -> torch.Tensor:
     """Return a spread tensor whole on rank 0, and on the others their part; every rank calls it.
 
     On a CPU each part is sent to rank 0 from where it lies, so the others need no memory for the whole.
-
-    Args:
-        value: A spread tensor.
     """
     mesh, placements = value.device_mesh, value.placements  # type: ignore[attr-defined]
     copied = all(each.is_replicate() for each in placements[:-1])
@@ -144,10 +115,6 @@ def spread_like(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """Return a tensor, whole and equal on all ranks, spread as `like` is; nothing is sent.
 
     It goes where `like` is, or stays where it is while that has no memory yet.
-
-    Args:
-        value: The tensor.
-        like: A tensor of the same shape, whose spread is taken.
     """
     if isinstance(like, FlatPart):
         return like.part_of(value)
@@ -161,12 +128,7 @@ def spread_like(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 
 def fill(destination: torch.Tensor, value: torch.Tensor) -> None:
-    """Copy a whole tensor into one of the same shape; of one that is spread, each rank fills its part.
-
-    Args:
-        destination: The tensor that is filled, in place.
-        value: The values, whole on every rank.
-    """
+    """Copy a whole tensor into one of the same shape; of one that is spread, each rank fills its part."""
     if is_spread(destination):
         local_part(destination).copy_(local_part(spread_like(value, destination)))
     else:
@@ -174,13 +136,7 @@ def fill(destination: torch.Tensor, value: torch.Tensor) -> None:
 
 
 def placed_like(value: object, parameter: torch.Tensor) -> object:
-    """Return a value of an optimizer's state where, and sharded as, the parameter is that it belongs to.
-
-    Args:
-        value: A tensor, whole and equal on all ranks; one of another shape than the parameter's (a step count) and
-            what is no tensor come back as they are.
-        parameter: The parameter; a `DTensor` where it is sharded.
-    """
+    """Return a value of an optimizer's state where, and sharded as, the parameter is that it belongs to."""
     if not isinstance(value, torch.Tensor) or value.shape != parameter.shape or not value.dim():
         return value
     if not is_spread(parameter) or is_spread(value):

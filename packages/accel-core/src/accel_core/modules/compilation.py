@@ -22,44 +22,24 @@ __all__ = [
 
 
 def is_compiled_module(module: object) -> bool:
-    """Return whether `module` is what `torch.compile` returned.
-
-    Args:
-        module: Any object. `torch.compile` is not imported to find out.
-    """
+    """Return whether `module` is what `torch.compile` returned."""
     dynamo = sys.modules.get("torch._dynamo")
     return dynamo is not None and isinstance(module, dynamo.eval_frame.OptimizedModule)
 
 
 def like_compiled(compiled: torch.nn.Module, module: torch.nn.Module) -> torch.nn.Module:
-    """Compile `module` with everything that `compiled` was compiled with (backend, mode, options).
-
-    Args:
-        compiled: What `torch.compile` returned for another module.
-        module: The module to compile.
-
-    Returns:
-        The compiled module.
-    """
+    """Compile `module` with everything that `compiled` was compiled with (backend, mode, options)."""
     # torch keeps the arguments in this context only, and offers no way to apply them again.
     return type(compiled)(module, cast(Any, compiled).dynamo_ctx)
 
 
 def has_compiled_regions(module: object) -> bool:
-    """Return whether `module` came from `compile_regions` and has compiled blocks.
-
-    Args:
-        module: Any object.
-    """
+    """Return whether `module` came from `compile_regions` and has compiled blocks."""
     return isinstance(module, torch.nn.Module) and "_orig_mod" in module.__dict__
 
 
 def is_repeated_blocks(module: torch.nn.Module) -> bool:
-    """Return whether `module` itself is a list of blocks of one class.
-
-    Args:
-        module: The module; only a `ModuleList` whose items all have one class counts.
-    """
+    """Return whether `module` itself is a list of blocks of one class."""
     return isinstance(module, torch.nn.ModuleList) and len({type(block) for block in module}) == 1
 
 
@@ -89,15 +69,7 @@ def compile_regions(module: torch.nn.Module, **compile_kwargs: Any) -> torch.nn.
 
 
 def compile_regions_in_place(module: torch.nn.Module, **compile_kwargs: Any) -> torch.nn.Module:
-    """Compile each block of a model's repeated blocks where it stands, so that the model can still be sharded.
-
-    Args:
-        module: The model. Without repeated blocks (a `ModuleList` of one class) it is compiled whole.
-        **compile_kwargs: Arguments of `torch.compile`.
-
-    Returns:
-        `module`.
-    """
+    """Compile each block of a model's repeated blocks where it stands, so that the model can still be sharded."""
     if is_repeated_blocks(module):
         for block in module.children():
             block.compile(**compile_kwargs)

@@ -34,24 +34,13 @@ _holders: list[OffloadedWeights] = []
 
 
 def register(holder: OffloadedWeights) -> None:
-    """Make a holder known; registering it twice is no error.
-
-    Args:
-        holder: The holder.
-    """
+    """Make a holder known; registering it twice is no error."""
     if holder not in _holders:
         _holders.append(holder)
 
 
 def find(model: nn.Module) -> OffloadedWeights | None:
-    """Find who holds weights of a model.
-
-    Args:
-        model: The model.
-
-    Returns:
-        The holder, or None when all weights are in the model.
-    """
+    """Find who holds weights of a model."""
     for holder in _holders:
         if holder.holds(model):
             return holder
@@ -59,13 +48,6 @@ def find(model: nn.Module) -> OffloadedWeights | None:
 
 
 def state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Return a model's state dict, wherever its weights live.
-
-    Args:
-        model: The model.
-
-    Returns:
-        `model.state_dict()`, with every offloaded tensor read back onto the CPU.
-    """
+    """Return a model's state dict, wherever its weights live."""
     holder = find(model)
     return dict(model.state_dict()) if holder is None else holder.state_dict(model)

@@ -101,41 +101,22 @@ _formats: dict[str, PackedParameter] = {}
 
 
 def register(form: PackedParameter) -> None:
-    """Make a packed format known; a format of the same name is replaced.
-
-    Args:
-        form: The format.
-    """
+    """Make a packed format known; a format of the same name is replaced."""
     _formats[form.name] = form
 
 
 def unregister(name: str) -> None:
-    """Forget a packed format.
-
-    Args:
-        name: The format's name; an unknown one is no error.
-    """
+    """Forget a packed format."""
     _formats.pop(name, None)
 
 
 def any_known() -> bool:
-    """Return whether any packed format is registered; without one, `find` finds nothing.
-
-    Returns:
-        True when there is one.
-    """
+    """Return whether any packed format is registered; without one, `find` finds nothing."""
     return bool(_formats)
 
 
 def find(parameter: torch.Tensor) -> PackedParameter | None:
-    """Find the format of a parameter.
-
-    Args:
-        parameter: Any tensor.
-
-    Returns:
-        The first registered format that matches, or None for a plain tensor.
-    """
+    """Find the format of a parameter."""
     for form in _formats.values():
         if form.matches(parameter):
             return form

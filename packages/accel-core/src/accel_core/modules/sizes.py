@@ -47,12 +47,6 @@ def dtype_byte_size(dtype: torch.dtype | CustomDtype) -> int | float:
 def as_dtype(dtype: str | torch.dtype | CustomDtype | None) -> torch.dtype | CustomDtype | None:
     """Turn a dtype's name, with or without `torch.`, into the dtype.
 
-    Args:
-        dtype: A dtype, its name, or None.
-
-    Returns:
-        The dtype; None stays None.
-
     Raises:
         ConfigurationError: When torch has no dtype of that name.
     """
@@ -67,15 +61,7 @@ def as_dtype(dtype: str | torch.dtype | CustomDtype | None) -> torch.dtype | Cus
 
 
 def tensor_bytes(tensor: torch.Tensor, dtype: torch.dtype | CustomDtype | None = None) -> int:
-    """Count the bytes that a tensor occupies, or would occupy after loading it in a dtype.
-
-    Args:
-        tensor: The tensor, which may be on the meta device.
-        dtype: The dtype it will be loaded in. Only floating point tensors are cast, and never to a wider dtype.
-
-    Returns:
-        Bytes, rounded up.
-    """
+    """Count the bytes that a tensor occupies, or would occupy after loading it in a dtype."""
     form = packed.find(tensor)
     if form is not None:
         return form.nbytes(tensor)
@@ -117,12 +103,6 @@ def convert_file_size_to_int(size: float | str) -> int:
 def convert_bytes(size: float) -> str:
     """Write a number of bytes in the largest unit in which it is at least one; units are multiples of 1,024.
 
-    Args:
-        size: Number of bytes.
-
-    Returns:
-        The number with at most two decimals, and its unit.
-
     >>> convert_bytes(1500)
     '1.46 KB'
     """
@@ -134,14 +114,7 @@ def convert_bytes(size: float) -> str:
 
 
 def written_size(count: int) -> str:
-    """Write bytes with a unit.
-
-    Args:
-        count: Bytes.
-
-    Returns:
-        Such as "1.5 GiB".
-    """
+    """Write bytes with a unit."""
     size = float(count)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(size) < 1024:

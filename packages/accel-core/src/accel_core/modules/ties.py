@@ -27,15 +27,7 @@ def find_tied_parameters(model: nn.Module, **kwargs: object) -> list[list[str]]:
 
 
 def tied_tensor_groups(model: nn.Module, include_buffers: bool = True) -> list[list[str]]:
-    """List the groups of names that are one parameter or one buffer.
-
-    Args:
-        model: The model to look through.
-        include_buffers: Whether buffers registered twice count too.
-
-    Returns:
-        One sorted list of dotted names per tied tensor, in the order of first registration.
-    """
+    """List the groups of names that are one parameter or one buffer."""
     names: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)

@@ -58,14 +58,7 @@ def get_non_persistent_buffers(module: nn.Module, recurse: bool = False, fqns: b
 
 
 def has_repeated_blocks(module: nn.Module) -> bool:
-    """Return whether a module lists several blocks of one class, as a transformer lists its layers.
-
-    Args:
-        module: The module to ask; every `nn.ModuleList` below it counts.
-
-    Returns:
-        True when some `nn.ModuleList` holds more than one module, all of one class.
-    """
+    """Return whether a module lists several blocks of one class, as a transformer lists its layers."""
     for submodule in module.modules():
         if isinstance(submodule, nn.ModuleList) and len(submodule) > 1 and len(Counter(map(type, submodule))) == 1:
             return True
@@ -74,13 +67,6 @@ def has_repeated_blocks(module: nn.Module) -> bool:
 
 def owner_of(module: nn.Module, tensor_name: str) -> tuple[nn.Module, str]:
     """Find the submodule that holds a tensor directly.
-
-    Args:
-        module: The module that the name starts from.
-        tensor_name: Dotted name of a parameter, buffer or attribute.
-
-    Returns:
-        The holding submodule and the tensor's name in it.
 
     Raises:
         ValueError: When a module on the way does not exist.

@@ -24,11 +24,7 @@ _registered: list[type[Any] | str] = [DistributedDataParallel, DataParallel]
 
 
 def register_container(kind: type[Any] | str) -> None:
-    """Let models be taken out of a class of wrappers, which hold the model as `module`.
-
-    Args:
-        kind: The class; or `module:Class`, which counts once that module is imported.
-    """
+    """Let models be taken out of a class of wrappers, which hold the model as `module`."""
     if kind not in _registered:
         _registered.append(kind)
 
@@ -115,21 +111,13 @@ def _restore_forward(model: torch.nn.Module | None) -> None:
 
 
 def canonical_name(name: str) -> str:
-    """Return a parameter's name without the prefixes of wrappers (compilation, activation checkpointing, FSDP).
-
-    Args:
-        name: A name of a prepared model's `named_parameters()`.
-    """
+    """Return a parameter's name without the prefixes of wrappers (compilation, activation checkpointing, FSDP)."""
     for prefix in _PREFIXES:
         name = name.replace(prefix, "")
     return name
 
 
 def canonical_state_dict(model: torch.nn.Module) -> dict[str, Any]:
-    """Return the model's state dict under the names that the bare model has, whatever wraps it.
-
-    Args:
-        model: The model, prepared or not.
-    """
+    """Return the model's state dict under the names that the bare model has, whatever wraps it."""
     inner = extract_model_from_parallel(model, keep_torch_compile=False)
     return {canonical_name(name): value for name, value in inner.state_dict().items()}

@@ -25,9 +25,6 @@ class Accumulation:
     short last window gives the mean of its own batches. With "full", and where the data has no length, the divisor is
     `num_steps`.
 
-    Args:
-        gradient_state: Where the step's facts are shown to users.
-
     Attributes:
         step: Number of batches since the last end of the data.
         models: The models that the current batch trains; empty for all.
@@ -42,11 +39,7 @@ class Accumulation:
         self._weight: torch.Tensor | None = None
 
     def advance(self) -> bool:
-        """Count one batch, and decide whether it synchronizes gradients.
-
-        Returns:
-            Whether it does: at the end of a window, or of the loader if the run synchronizes there.
-        """
+        """Count one batch, and decide whether it synchronizes gradients."""
         state = self.gradient_state
         num_steps = state.num_steps
         loader = state.training_dataloader()
@@ -83,11 +76,6 @@ class Accumulation:
     def share_of(self, loss: torch.Tensor, weight: torch.Tensor | float | None, divide: bool = True) -> torch.Tensor:
         """Return what the current batch's loss counts in its window.
 
-        Args:
-            loss: The batch's mean loss, or with `weight` its summed loss.
-            weight: Number of units behind a summed loss.
-            divide: Whether a mean loss is divided by the length of the window.
-
         Raises:
             ConfigurationError: Earlier batches of the window had a weight and this one has none.
         """
@@ -113,9 +101,6 @@ class Accumulation:
         (number of ranks ÷ total weight) leaves the gradient of (sum of all losses ÷ sum of all weights). Where several
         ranks are one replica, each counts its data's weight and its mean gradient as often, so the quotient is the
         same. A window without any weight leaves zero gradients.
-
-        Args:
-            world: The processes.
         """
         if self._weight is None:
             return None
@@ -133,13 +118,7 @@ class Accumulation:
 
 
 class Batch:
-    """The block of one batch: counts it, and leaves gradients unsynchronized unless its window ends.
-
-    Args:
-        accumulation: The window.
-        models: The models that the block trains.
-        no_sync: Returns a context in which backward passes of a model are not synchronized.
-    """
+    """The block of one batch: counts it, and leaves gradients unsynchronized unless its window ends."""
 
     __slots__ = ("_accumulation", "_entered", "_models", "_no_sync")
 

@@ -13,11 +13,7 @@ __all__ = ["backward", "is_lomo"]
 
 
 def is_lomo(optimizer: object) -> bool:
-    """Return whether an optimizer, or the one that it wraps, is `Lomo` or `AdaLomo` of lomo-optim.
-
-    Args:
-        optimizer: An optimizer, prepared or not.
-    """
+    """Return whether an optimizer, or the one that it wraps, is `Lomo` or `AdaLomo` of lomo-optim."""
     library = sys.modules.get("lomo_optim")
     inner = getattr(optimizer, "optimizer", optimizer)
     return library is not None and isinstance(inner, library.Lomo | library.AdaLomo)
@@ -25,11 +21,6 @@ def is_lomo(optimizer: object) -> bool:
 
 def backward(optimizers: list[Any], loss: torch.Tensor, learning_rate: float) -> None:
     """Run the fused backward of the LOMO optimizers among `optimizers`.
-
-    Args:
-        optimizers: Prepared optimizers.
-        loss: A scalar.
-        learning_rate: The rate of this update.
 
     Raises:
         PreparationError: None of them is a LOMO optimizer.

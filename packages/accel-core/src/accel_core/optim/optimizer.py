@@ -41,15 +41,7 @@ class Stepper(Protocol):
 
 
 def move_to_device(state: object, device: torch.device | str) -> Any:
-    """Move every tensor of a nest of lists, tuples and mappings to `device`.
-
-    Args:
-        state: The nest, such as an optimizer's state dict.
-        device: Where the tensors go.
-
-    Returns:
-        A nest of the same types; what is no tensor is the same object.
-    """
+    """Move every tensor of a nest of lists, tuples and mappings to `device`."""
     if isinstance(state, list | tuple):
         moved = [move_to_device(item, device) for item in state]
         if isinstance(state, tuple) and hasattr(state, "_fields"):
@@ -61,15 +53,7 @@ def move_to_device(state: object, device: torch.device | str) -> Any:
 
 
 def patch_optimizer_step(accelerated_optimizer: AcceleratedOptimizer, method: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap an optimizer's `step` so that its wrapper learns whether the gradient scaler really called it.
-
-    Args:
-        accelerated_optimizer: The wrapper to tell.
-        method: The optimizer's own `step`.
-
-    Returns:
-        The wrapped method.
-    """
+    """Wrap an optimizer's `step` so that its wrapper learns whether the gradient scaler really called it."""
 
     def step(*args: object, **kwargs: object) -> object:
         accelerated_optimizer._accelerate_step_called = True

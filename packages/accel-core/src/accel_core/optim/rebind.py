@@ -32,11 +32,7 @@ class ParameterNames:
         self._settled: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
     def remember(self, model: torch.nn.Module) -> None:
-        """Note the names of a bare model's parameters; a name that was noted first stays.
-
-        Args:
-            model: A model that is about to be prepared.
-        """
+        """Note the names of a bare model's parameters; a name that was noted first stays."""
         owner = weakref.ref(model)
         for name, parameter in model.named_parameters():
             if parameter not in self._seen:
@@ -47,9 +43,6 @@ class ParameterNames:
 
         `Module.to` and its kin exchange such parameters in place, which torch refuses while a weak reference to one
         exists.
-
-        Args:
-            model: A model that has been prepared.
         """
         self._settled.add(model)
         for parameter in model.parameters():
@@ -59,20 +52,13 @@ class ParameterNames:
     def check(self, optimizer: torch.optim.Optimizer) -> None:
         """Refuse an optimizer whose parameters no longer exist, changing nothing.
 
-        Args:
-            optimizer: An optimizer that is about to be prepared.
-
         Raises:
             PreparationError: A parameter was replaced, and its model has none of that name and shape now.
         """
         self._changes(optimizer)
 
     def strange(self, optimizer: torch.optim.Optimizer) -> list[str]:
-        """Return where an optimizer holds parameters that no remembered model has.
-
-        Args:
-            optimizer: An optimizer.
-        """
+        """Return where an optimizer holds parameters that no remembered model has."""
         settled = {id(parameter) for model in self._settled for parameter in model.parameters()}
         return [
             f"group {index}: a parameter of shape {tuple(parameter.shape)}"
@@ -84,9 +70,6 @@ class ParameterNames:
     def trained(self, parameters: Iterable[torch.Tensor] | torch.Tensor) -> list[torch.Tensor]:
         """Return parameters, and in place of those that preparing replaced the ones that have their gradients.
 
-        Args:
-            parameters: Parameters as they were before or after preparing.
-
         Raises:
             PreparationError: As for `successors`.
         """
@@ -97,9 +80,6 @@ class ParameterNames:
 
     def successors(self, parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
         """Return parameters, each that was replaced by the one that its model has now.
-
-        Args:
-            parameters: Parameters as they were before or after preparing.
 
         Raises:
             PreparationError: The model has none of that name and shape.
@@ -123,12 +103,7 @@ class ParameterNames:
     def _place(
         self, parameter: torch.Tensor, now: dict[int, dict[str, torch.nn.Parameter]]
     ) -> tuple[str, torch.nn.Parameter | None] | None:
-        """Return a parameter's name, and what its model has under it if the shape is the same; `None` if not known.
-
-        Args:
-            parameter: The parameter.
-            now: The parameters of models by name, which this fills in.
-        """
+        """Return a parameter's name, and what its model has under it if the shape is the same; `None` if not known."""
         seen = self._seen.get(parameter)
         model = None if seen is None else seen[0]()
         if seen is None or model is None:
@@ -141,9 +116,6 @@ class ParameterNames:
 
     def rebind(self, optimizer: torch.optim.Optimizer) -> None:
         """Point an optimizer to the parameters that its models have now, its state with them.
-
-        Args:
-            optimizer: The optimizer, which is changed in place.
 
         Raises:
             PreparationError: As for `check`.

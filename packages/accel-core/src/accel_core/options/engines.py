@@ -113,9 +113,6 @@ ENGINES: tuple[Engine, ...] = (
 def named(name: str) -> Engine:
     """Return an engine by its short name.
 
-    Args:
-        name: Such as `"fsdp2"` or `"deepspeed"`.
-
     Raises:
         KeyError: There is no engine of that name.
     """

@@ -107,10 +107,6 @@ class Option:
     def check(self, value: object, source: str) -> Any:
         """Return `value` where it is allowed.
 
-        Args:
-            value: A parsed value.
-            source: Where the value comes from, for the message.
-
         Raises:
             ConfigurationError: The value is not among the choices.
         """
@@ -122,13 +118,6 @@ class Option:
 
     def parse(self, text: str, source: str) -> Any:
         """Read text into a checked value.
-
-        Args:
-            text: What was written.
-            source: Where it was written, for the message.
-
-        Returns:
-            The value.
 
         Raises:
             ConfigurationError: The text cannot be read, or its value is not among the choices.
@@ -161,9 +150,6 @@ class Option:
         """Return the text that the environment of a child process carries for `value`.
 
         Reading the text with `parse` gives an equal value.
-
-        Args:
-            value: A value of the option.
         """
         if isinstance(value, (list, tuple)):
             return ",".join(map(str, value))
@@ -187,28 +173,7 @@ def option(
     only_with: str = "",
     asked: Asked | None = None,
 ) -> Any:
-    """Define one option of a table: an `Option`, which takes its name from its field.
-
-    Args:
-        environment: Environment variable that holds the value.
-        parser: Turns text into the value; raises ValueError for text that it cannot read.
-        default: Value where neither flag, variable nor file gives one.
-        help: One sentence for the command line, the question and the reference.
-        choices: Values allowed; any where empty.
-        field: Name of the plugin's field that it fills; that of the table where empty.
-        switch: Whether the flag takes no value and means yes.
-        launch_parser: Turns text into the value that the launcher hands on; None checks the text with `parser` and
-            keeps it.
-        launch_default: Default of the launcher; None leaves the choice to the processes. Without it, the table decides.
-        launch_choices: Words that the launcher accepts, where they differ from `choices`.
-        launch_text: Turns the launcher's value into the text that the processes read.
-        always: Whether the launcher hands `default` to the processes where it has no value.
-        only_with: Name of an option that has to be above 1 for this one to be handed on.
-        asked: The question of `accel config`; None asks nothing.
-
-    Returns:
-        A dataclass field, `None` until it is given or filled.
-    """
+    """Define one option of a table: an `Option`, which takes its name from its field."""
     row = Option(
         name="",
         environment=environment,
@@ -230,11 +195,7 @@ def option(
 
 
 def options_of(table: type) -> tuple[Option, ...]:
-    """Return the options of a table in the order of their definition.
-
-    Args:
-        table: A table of options.
-    """
+    """Return the options of a table in the order of their definition."""
     prefix = getattr(table, "option_prefix", "")
     return tuple(
         dataclasses.replace(row, name=prefix + field.name, field=row.field or field.name)
@@ -246,10 +207,6 @@ def options_of(table: type) -> tuple[Option, ...]:
 def option_named(table: type, field: str) -> Option:
     """Return the option of `table` that fills the plugin's field `field`.
 
-    Args:
-        table: A table of options.
-        field: Name of the plugin's field.
-
     Raises:
         KeyError: The table has no such option.
     """
@@ -260,35 +217,17 @@ def option_named(table: type, field: str) -> Option:
 
 
 def boolean(text: str) -> bool:
-    """Read yes, true, on, 1 or no, false, off, 0, in any case.
-
-    Args:
-        text: What was written.
-
-    Returns:
-        Whether it means yes.
-    """
+    """Read yes, true, on, 1 or no, false, off, 0, in any case."""
     return bool(environ.str_to_bool(text))
 
 
 def upper(text: str) -> str:
-    """Read a word in upper case.
-
-    Args:
-        text: What was written.
-
-    Returns:
-        The word.
-    """
+    """Read a word in upper case."""
     return text.strip().upper()
 
 
 def member_of(words: list[str]) -> Callable[[str], str]:
-    """Return a parser for one of `words`, in any case or by its place counted from 1.
-
-    Args:
-        words: The words, in their order.
-    """
+    """Return a parser for one of `words`, in any case or by its place counted from 1."""
 
     def parse(text: str) -> str:
         word = upper(text)
@@ -300,11 +239,7 @@ def member_of(words: list[str]) -> Callable[[str], str]:
 
 
 def number_or_auto(number: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Return a parser for "auto" or what `number` reads.
-
-    Args:
-        number: Reads a number.
-    """
+    """Return a parser for "auto" or what `number` reads."""
 
     def parse(text: str) -> object:
         return "auto" if text.strip().lower() == "auto" else number(text)
@@ -313,49 +248,21 @@ def number_or_auto(number: Callable[[str], Any]) -> Callable[[str], Any]:
 
 
 def names(text: str) -> tuple[str, ...]:
-    """Read comma-separated words; empty ones are left out.
-
-    Args:
-        text: What was written.
-
-    Returns:
-        The words.
-    """
+    """Read comma-separated words; empty ones are left out."""
     return tuple(word.strip() for word in text.split(",") if word.strip())
 
 
 def boolean_as_text(text: str) -> str:
-    """Check that a text says yes or no, and keep it as it is.
-
-    Args:
-        text: What was written.
-
-    Returns:
-        The text.
-    """
+    """Check that a text says yes or no, and keep it as it is."""
     boolean(text)
     return text.strip()
 
 
 def one_or_zero(text: str) -> int:
-    """Read a truth value as 1 or 0.
-
-    Args:
-        text: What was written.
-
-    Returns:
-        1 or 0.
-    """
+    """Read a truth value as 1 or 0."""
     return int(boolean(text))
 
 
 def word(text: str) -> str:
-    """Read a word without the space around it.
-
-    Args:
-        text: What was written.
-
-    Returns:
-        The word.
-    """
+    """Read a word without the space around it."""
     return text.strip()

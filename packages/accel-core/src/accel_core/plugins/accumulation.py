@@ -29,9 +29,6 @@ def set_default_short_window(short_window: ShortWindow) -> None:
     It is "actual" at first; the drop-in sets "full" when it is imported, because code written for Accelerate relies on
     it. It is read at every step, so it applies to existing Accelerators too.
 
-    Args:
-        short_window: "actual" or "full".
-
     Raises:
         ConfigurationError: It is neither.
     """

@@ -21,9 +21,6 @@ class HfDeepSpeedConfig:
 
     A dotted key names a place in the nested dicts: "zero_optimization.stage". See DeepSpeed's "Configuration JSON".
 
-    Args:
-        config_file_or_dict: A dict, which is copied; a path to a JSON file; JSON text; or JSON text in URL-safe base64.
-
     Raises:
         ConfigurationError: It is none of these.
     """
@@ -42,14 +39,7 @@ class HfDeepSpeedConfig:
         self._offload = (self.is_zero2() or self.is_zero3()) and any(device in _OFFLOADING for device in devices)
 
     def find_config_node(self, ds_key_long: str) -> tuple[dict[str, Any] | None, str]:
-        """Find the dict that holds a key.
-
-        Args:
-            ds_key_long: A dotted key.
-
-        Returns:
-            The dict that holds the last part of the key, or `None` if there is no such dict; and that part.
-        """
+        """Find the dict that holds a key."""
         *way, last = ds_key_long.split(".")
         node: Any = self.config
         for part in way:
@@ -59,21 +49,12 @@ class HfDeepSpeedConfig:
         return node, last
 
     def get_value(self, ds_key_long: str, default: object = None) -> Any:
-        """Return the value of a dotted key.
-
-        Args:
-            ds_key_long: Such as `"zero_optimization.stage"`.
-            default: Returned if the key is missing.
-        """
+        """Return the value of a dotted key."""
         node, last = self.find_config_node(ds_key_long)
         return default if node is None else node.get(last, default)
 
     def del_config_sub_tree(self, ds_key_long: str, must_exist: bool = False) -> None:
         """Delete a dotted key and everything below it.
-
-        Args:
-            ds_key_long: The key.
-            must_exist: Whether a missing key is an error.
 
         Raises:
             ConfigurationError: The key is missing and must exist.
@@ -87,19 +68,11 @@ class HfDeepSpeedConfig:
             )
 
     def is_true(self, ds_key_long: str) -> bool:
-        """Return whether a key exists and its value counts as true.
-
-        Args:
-            ds_key_long: The dotted key.
-        """
+        """Return whether a key exists and its value counts as true."""
         return bool(self.get_value(ds_key_long))
 
     def is_false(self, ds_key_long: str) -> bool:
-        """Return whether a key exists and its value counts as false; a missing key or null does not.
-
-        Args:
-            ds_key_long: The dotted key.
-        """
+        """Return whether a key exists and its value counts as false; a missing key or null does not."""
         value = self.get_value(ds_key_long)
         return value is not None and not value
 

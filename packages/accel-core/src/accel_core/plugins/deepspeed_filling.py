@@ -22,16 +22,7 @@ def from_fields(
     parameters: tuple[str | None, str | None],
     gather_16bit: bool | str | None,
 ) -> dict[str, Any]:
-    """Return the configuration that the fields of a plugin describe.
-
-    Args:
-        stage: What is sharded.
-        accumulation: Batches of one step, or "auto".
-        clipping: Gradient norm to clip to, or "auto"; 0 turns clipping off.
-        optimizer: Where optimizer states live outside the device, and the folder of a disk.
-        parameters: The same for parameters.
-        gather_16bit: Whether 16-bit weights are gathered when a model is saved.
-    """
+    """Return the configuration that the fields of a plugin describe."""
 
     def place(device: str | None, path: str | None) -> dict[str, Any]:
         return {"device": device, "nvme_path": path if device == "nvme" else None}
@@ -54,14 +45,6 @@ def from_fields(
 def fill(config: HfDeepSpeedConfig, key: str, values: Mapping[str, Any]) -> list[str]:
     """Fill a key whose value is "auto", or compare one that is set.
 
-    Args:
-        config: The configuration.
-        key: A dotted key; nothing happens if it is missing.
-        values: Values by dotted key.
-
-    Returns:
-        A line for a value that differs.
-
     Raises:
         ConfigurationError: The value is "auto", and none is given.
     """
@@ -83,15 +66,6 @@ def fill(config: HfDeepSpeedConfig, key: str, values: Mapping[str, Any]) -> list
 def fill_all(config: HfDeepSpeedConfig, part: Mapping[str, Any], values: Mapping[str, Any], prefix: str) -> list[str]:
     """Fill every "auto" value in a part of a configuration, and compare the others.
 
-    Args:
-        config: The configuration.
-        part: The part, as a dict.
-        values: Values by dotted key.
-        prefix: Dotted key of the part, ending in a dot; empty for the whole.
-
-    Returns:
-        A line for each value that differs.
-
     Raises:
         ConfigurationError: No value is given for an "auto".
     """
@@ -107,9 +81,6 @@ def fill_all(config: HfDeepSpeedConfig, part: Mapping[str, Any], values: Mapping
 def refuse_mismatches(lines: list[str]) -> None:
     """Refuse a configuration that differs from the run.
 
-    Args:
-        lines: One line for each key that differs.
-
     Raises:
         ConfigurationError: Always, with the lines.
     """
@@ -122,10 +93,6 @@ def refuse_mismatches(lines: list[str]) -> None:
 
 def set_number_format(config: HfDeepSpeedConfig, name: str) -> None:
     """Write the run's number format into a configuration, and compare it with what is there.
-
-    Args:
-        config: The configuration.
-        name: "no", "fp16", "bf16" or "fp8".
 
     Raises:
         ConfigurationError: The configuration switches another format on.

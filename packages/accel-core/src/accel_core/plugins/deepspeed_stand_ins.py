@@ -15,12 +15,6 @@ __all__ = ["DummyOptim", "DummyScheduler"]
 class DummyOptim:
     """Takes the place of the optimizer that the DeepSpeed configuration defines.
 
-    Args:
-        params: Parameters, or groups of them.
-        lr: Learning rate, used if the configuration has "auto" for it.
-        weight_decay: Weight decay, used likewise.
-        **kwargs: Values for other "auto" entries.
-
     Examples:
         >>> optimizer = DummyOptim(model.parameters(), lr=1e-4)  # the configuration has an `optimizer`
     """
@@ -34,13 +28,6 @@ class DummyOptim:
 
 class DummyScheduler:
     """Takes the place of the schedule that the DeepSpeed configuration defines.
-
-    Args:
-        optimizer: The optimizer whose learning rate it sets.
-        total_num_steps: Number of optimizer steps in the whole run.
-        warmup_num_steps: Number of optimizer steps until the learning rate is reached.
-        lr_scheduler_callable: Called with the real optimizer; makes a schedule where the configuration has none.
-        **kwargs: Values for other "auto" entries.
 
     Examples:
         >>> from accel import DummyOptim

@@ -29,15 +29,7 @@ _logger = logging.getLogger(__name__)
 
 
 def get_module_class_from_name(module: nn.Module, name: str) -> type[nn.Module] | None:
-    """Return the class of that name among a module and everything below it.
-
-    Args:
-        module: Where to look.
-        name: Name of the class, without its module.
-
-    Returns:
-        The class, or `None` where nothing of that name is found.
-    """
+    """Return the class of that name among a module and everything below it."""
     return next((type(part) for part in module.modules() if type(part).__name__ == name), None)
 
 

@@ -30,13 +30,7 @@ _WORDS = ("fp16", "bf16", "fp8", "fp32")
 
 
 def member(field: str, value: object, enumeration: Any) -> Any:
-    """Return the member of a torch enumeration for a name, a number or the member itself.
-
-    Args:
-        field: The plugin's field, whose option lists the names.
-        value: The user's value.
-        enumeration: The enumeration.
-    """
+    """Return the member of a torch enumeration for a name, a number or the member itself."""
     if isinstance(value, enumeration):
         return value
     word = option_named(FsdpOptions, field).parse(str(value), f"the argument {field}")
@@ -45,13 +39,6 @@ def member(field: str, value: object, enumeration: Any) -> Any:
 
 def check_kind(field: str, value: object, kind: type[Any], version: object, instead: str) -> None:
     """Refuse an object of another class than the version needs.
-
-    Args:
-        field: The plugin's field.
-        value: The field's value.
-        kind: The class that the version needs.
-        version: The version.
-        instead: Simpler values, for the message.
 
     Raises:
         ConfigurationError: It is that of the other version, or none at all.
@@ -64,12 +51,7 @@ def check_kind(field: str, value: object, kind: type[Any], version: object, inst
 
 
 def cpu_offload(value: object, second: bool) -> object:
-    """Return the offload policy for a boolean; a policy object is returned unchanged.
-
-    Args:
-        value: A boolean, text for one, or a policy object.
-        second: Whether the policy is for FSDP2.
-    """
+    """Return the offload policy for a boolean; a policy object is returned unchanged."""
     from torch.distributed.fsdp import CPUOffload, CPUOffloadPolicy, OffloadPolicy
 
     if isinstance(value, str):
@@ -83,11 +65,6 @@ def cpu_offload(value: object, second: bool) -> object:
 
 def mixed_precision(value: Any, second: bool, buffer_autocast: bool) -> object:
     """Return the mixed-precision policy for a name, a dtype or a dict of dtypes; a policy object stays as it is.
-
-    Args:
-        value: A precision such as `"bf16"`, a dtype for all fields, a dict of dtypes, `None`, or a policy object.
-        second: Whether the policy is for FSDP2.
-        buffer_autocast: Whether the buffers of FSDP1 stay in fp32, because autocast casts them where needed.
 
     Raises:
         ConfigurationError: A name, key or dtype is unknown.
@@ -126,11 +103,6 @@ def state_dict_configs(kind: Any, model: Any, optimizer: Any) -> tuple[Any, Any]
     """Return settings for model and optimizer state dicts that fit a layout; given settings that fit are kept.
 
     Full state dicts are moved to CPU memory only where there is another device to move them from.
-
-    Args:
-        kind: The layout, a `StateDictType`.
-        model: Settings given for models, or `None`.
-        optimizer: Settings given for optimizers, or `None`.
     """
     import torch
     from torch.distributed import fsdp
@@ -151,12 +123,6 @@ def state_dict_configs(kind: Any, model: Any, optimizer: Any) -> tuple[Any, Any]
 
 def wrap_policy(value: object) -> Any:
     """Return torch's function for the name of a wrapping policy; a function is returned unchanged.
-
-    Args:
-        value: The name, a function, or `None`.
-
-    Returns:
-        The function; `None` for no policy.
 
     Raises:
         ConfigurationError: The name is unknown.
@@ -179,15 +145,6 @@ def wrap_policy(value: object) -> Any:
 
 def bind_wrap_policy(policy: Any, model: nn.Module, names: Iterable[str] | None, least: int | None) -> Any:
     """Bind a wrapping policy to the classes, or the size, that a model needs.
-
-    Args:
-        policy: What `wrap_policy` returned.
-        model: The model. Its `_no_split_modules` names the blocks where the user does not.
-        names: Class names of the blocks.
-        least: Smallest number of parameters for which a module is sharded on its own.
-
-    Returns:
-        The bound policy; `None` if nothing is wrapped by it.
 
     Raises:
         ConfigurationError: A named class does not occur in the model.

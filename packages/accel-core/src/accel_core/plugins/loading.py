@@ -26,10 +26,6 @@ def set_default_restore_position(restore: Callable[[], bool] | None) -> None:
 
     It is true at first; the drop-in changes it when it is imported, because code written for Accelerate skips batches
     by itself.
-
-    Args:
-        restore: Returns whether `load_state` restores the position of loaders; called when a checkpoint is loaded.
-            `None` for what it was at first.
     """
     global _restores_position
     _restores_position = restore or _always

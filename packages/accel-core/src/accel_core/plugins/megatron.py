@@ -221,14 +221,7 @@ class MegatronLMPlugin(MegatronOptions):
 
 
 class MegatronLMDummyScheduler:
-    """Takes the place of the schedule that Megatron-LM builds.
-
-    Args:
-        optimizer: The optimizer whose learning rate it sets.
-        total_num_steps: Number of batches in the whole run.
-        warmup_num_steps: Number of batches until the learning rate is reached.
-        **kwargs: Other settings of the schedule.
-    """
+    """Takes the place of the schedule that Megatron-LM builds."""
 
     def __init__(
         self, optimizer: object, total_num_steps: int | None = None, warmup_num_steps: int = 0, **kwargs: object

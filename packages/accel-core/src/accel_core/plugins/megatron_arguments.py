@@ -48,12 +48,6 @@ SCHEDULE = (
 def of_optimizer(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """Translate an optimizer into arguments of Megatron-LM.
 
-    Args:
-        optimizer: An Adam or SGD of any library, recognized by its class name.
-
-    Returns:
-        Values by argument name.
-
     Raises:
         ConfigurationError: Megatron-LM has no such optimizer.
     """

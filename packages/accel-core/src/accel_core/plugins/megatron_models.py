@@ -42,9 +42,6 @@ def add_model_config_to_megatron_parser(model_type: str) -> Callable[[P], P]:
 
     The function gets a `MegatronLMPlugin`, the model and a batch (or `None`), and writes arguments of Megatron-LM into
     the plugin's `megatron_lm_default_args`.
-
-    Args:
-        model_type: The kind, as the model's configuration names it in `model_type`.
     """
 
     def register(parser: P) -> P:
@@ -81,13 +78,7 @@ def _decoder(plugin: _Plugin, config: Any, batch_data: Mapping[str, Any] | None,
 
 @add_model_config_to_megatron_parser("megatron-bert")
 def parse_bert_config(megatron_lm_plugin: _Plugin, model: _Model, batch_data: Mapping[str, Any] | None) -> None:
-    """Describe a BERT to Megatron-LM.
-
-    Args:
-        megatron_lm_plugin: The plugin whose arguments are written.
-        model: A model with a `MegatronBertConfig`.
-        batch_data: A batch whose `input_ids` are (batch, tokens), or `None`.
-    """
+    """Describe a BERT to Megatron-LM."""
     config = model.config
     given = megatron_lm_plugin.encoder_seq_length or megatron_lm_plugin.seq_length
     name = type(model).__name__
@@ -110,13 +101,7 @@ def parse_bert_config(megatron_lm_plugin: _Plugin, model: _Model, batch_data: Ma
 
 @add_model_config_to_megatron_parser("gpt2")
 def parse_gpt2_config(megatron_lm_plugin: _Plugin, model: _Model, batch_data: Mapping[str, Any] | None) -> None:
-    """Describe a GPT-2 to Megatron-LM.
-
-    Args:
-        megatron_lm_plugin: The plugin whose arguments are written.
-        model: A model with a `GPT2Config`.
-        batch_data: A batch whose `input_ids` are (batch, tokens), or `None`.
-    """
+    """Describe a GPT-2 to Megatron-LM."""
     config = model.config
     given = megatron_lm_plugin.decoder_seq_length or megatron_lm_plugin.seq_length
     megatron_lm_plugin.megatron_lm_default_args |= {
@@ -140,13 +125,7 @@ def parse_gpt2_config(megatron_lm_plugin: _Plugin, model: _Model, batch_data: Ma
 
 @add_model_config_to_megatron_parser("t5")
 def parse_t5_config(megatron_lm_plugin: _Plugin, model: _Model, batch_data: Mapping[str, Any] | None) -> None:
-    """Describe a T5 to Megatron-LM.
-
-    Args:
-        megatron_lm_plugin: The plugin whose arguments are written.
-        model: A model with a `T5Config`.
-        batch_data: A batch whose `input_ids` and `labels` are (batch, tokens), or `None`.
-    """
+    """Describe a T5 to Megatron-LM."""
     config = model.config
     longest = config.n_positions
     megatron_lm_plugin.megatron_lm_default_args |= {
@@ -177,13 +156,7 @@ def _rotary_base(config: Any) -> float:
 
 @add_model_config_to_megatron_parser("llama")
 def parse_llama_config(megatron_lm_plugin: _Plugin, model: _Model, batch_data: Mapping[str, Any] | None) -> None:
-    """Describe a Llama to Megatron-LM.
-
-    Args:
-        megatron_lm_plugin: The plugin whose arguments are written.
-        model: A model with a `LlamaConfig`.
-        batch_data: A batch whose `input_ids` are (batch, tokens), or `None`.
-    """
+    """Describe a Llama to Megatron-LM."""
     config = model.config
     megatron_lm_plugin.megatron_lm_default_args |= {
         **_decoder(megatron_lm_plugin, config, batch_data, "Llama2Tokenizer"),
@@ -203,13 +176,7 @@ def parse_llama_config(megatron_lm_plugin: _Plugin, model: _Model, batch_data: M
 
 @add_model_config_to_megatron_parser("glm4_moe")
 def parse_glm4_moe_config(megatron_lm_plugin: _Plugin, model: _Model, batch_data: Mapping[str, Any] | None) -> None:
-    """Describe a GLM-4 mixture of experts to Megatron-LM.
-
-    Args:
-        megatron_lm_plugin: The plugin whose arguments are written.
-        model: A model with a `Glm4MoeConfig`.
-        batch_data: A batch whose `input_ids` are (batch, tokens), or `None`.
-    """
+    """Describe a GLM-4 mixture of experts to Megatron-LM."""
     config = model.config
     dense = config.first_k_dense_replace
     megatron_lm_plugin.megatron_lm_default_args |= {

@@ -31,11 +31,7 @@ _SHARED_ATTENTIONS = ("sdpa", "flash_attention_2", "flash_attention_3")
 
 
 def is_shared(attention: str) -> bool:
-    """Return whether ranks can divide the heads of an attention.
-
-    Args:
-        attention: Its name in transformers, such as `"sdpa"`, or a kernel of the hub with a `/` in it.
-    """
+    """Return whether ranks can divide the heads of an attention."""
     return attention in _SHARED_ATTENTIONS or "/" in attention
 
 

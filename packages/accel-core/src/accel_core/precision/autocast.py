@@ -21,15 +21,7 @@ _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp8": torch.bfloat16}
 
 
 class AutocastPrecision(Precision):
-    """Forward passes under `torch.autocast`, outputs given back in fp32; with fp16, a gradient scaler.
-
-    Args:
-        name: `fp16` or `bf16`.
-        device: Where the run computes.
-        handler: Arguments of `torch.autocast`.
-        scaler_handler: Arguments of `torch.amp.GradScaler`.
-        scale: Whether fp16 needs a gradient scaler here.
-    """
+    """Forward passes under `torch.autocast`, outputs given back in fp32; with fp16, a gradient scaler."""
 
     def __init__(
         self,

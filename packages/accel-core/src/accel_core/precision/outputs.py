@@ -38,11 +38,7 @@ def convert_to_fp32(tensor: object) -> Any:
 
 
 def convert_outputs_to_fp32(model_forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `model_forward` with its half-precision outputs in fp32, as a plain function.
-
-    Args:
-        model_forward: A forward function or method.
-    """
+    """Return `model_forward` with its half-precision outputs in fp32, as a plain function."""
 
     @functools.wraps(model_forward)
     def forward(*args: object, **kwargs: object) -> object:

@@ -40,52 +40,22 @@ class Precision:
         self.fp8_backend = FP8BackendType.NO
 
     def autocast(self, handler: AutocastKwargs | None = None) -> AbstractContextManager[object]:
-        """Return a context in which operations choose their own precision.
-
-        Args:
-            handler: Replaces the run's own autocast arguments inside this block.
-        """
+        """Return a context in which operations choose their own precision."""
         return nullcontext()
 
     def convert_together(self, models: list[Any], optimizers: list[Any]) -> tuple[list[Any], list[Any]]:
-        """Convert models and optimizers that this precision has to convert together; most precisions change nothing.
-
-        Args:
-            models: The models passed to one `prepare`.
-            optimizers: The optimizers passed to the same `prepare`.
-
-        Returns:
-            The models and the optimizers, in the same order.
-        """
+        """Convert models and optimizers that this precision has to convert together; most precisions change nothing."""
         return models, optimizers
 
     def convert(self, model: _M) -> _M:
-        """Replace layers of a model by those of this precision, in place.
-
-        Args:
-            model: The model, before it is wrapped for distributed training.
-
-        Returns:
-            The model.
-        """
+        """Replace layers of a model by those of this precision, in place."""
         return model
 
     def wrap(self, model: _M) -> _M:
-        """Make `model.forward` compute in this precision; a second call changes nothing.
-
-        Args:
-            model: The model.
-
-        Returns:
-            The model.
-        """
+        """Make `model.forward` compute in this precision; a second call changes nothing."""
         return model
 
     def unscale(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
-        """Divide the gradients by the loss scale of fp16 training, once per window; without a scaler, do nothing.
-
-        Args:
-            optimizers: The optimizers whose gradients are unscaled.
-        """
+        """Divide the gradients by the loss scale of fp16 training, once per window; without a scaler, do nothing."""
         if self.scaler is not None:
             scalers.unscale(self.scaler, optimizers)

@@ -23,13 +23,6 @@ def choose(
 ) -> Precision:
     """Return the number format called `name` on this world's hardware.
 
-    Args:
-        name: `no`, `fp16`, `bf16` or `fp8`.
-        world: The processes, for their device.
-        autocast: Arguments of `torch.autocast`.
-        scaler: Arguments of the gradient scaler.
-        fp8_recipes: The fp8 handlers given.
-
     Raises:
         DeviceUnavailableError: The hardware does not compute in that format.
     """

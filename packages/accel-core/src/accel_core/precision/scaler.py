@@ -17,27 +17,13 @@ _DEVICES: dict[DistributedType, str] = {row.label: row.name for row in HARDWARE 
 
 
 def get_grad_scaler(distributed_type: DistributedType | None = None, **kwargs: Any) -> torch.amp.GradScaler:
-    """Create the gradient scaler of fp16 training.
-
-    Args:
-        distributed_type: Label of the run, which names its hardware; if it names none, the process's device is
-            used.
-        **kwargs: Passed to `torch.amp.GradScaler`.
-
-    Returns:
-        A scaler for that device.
-    """
+    """Create the gradient scaler of fp16 training."""
     device = None if distributed_type is None else _DEVICES.get(distributed_type)
     return torch.amp.GradScaler(device or world.ensure().device.type, **kwargs)
 
 
 def unscale(scaler: torch.amp.GradScaler, optimizers: Iterable[torch.optim.Optimizer]) -> None:
-    """Divide the gradients of optimizers by the scale, unless that was done since their last step.
-
-    Args:
-        scaler: The gradient scaler.
-        optimizers: Optimizers of torch; one without gradients is passed over.
-    """
+    """Divide the gradients of optimizers by the scale, unless that was done since their last step."""
     for optimizer in optimizers:
         # torch raises at a second call for the same step, and tells only here whether there was a first.
         unscaled = scaler._per_optimizer_states[id(optimizer)]["stage"].value != 0

@@ -11,11 +11,7 @@ _OURS = ("accel_core", "accel", "accelerate", "torch", "contextlib", "functools"
 
 
 def find(frame: FrameType | None = None) -> str:
-    """Return the innermost line outside of accel and torch, as `file:line in function`.
-
-    Args:
-        frame: Where to begin; the caller where `None`.
-    """
+    """Return the innermost line outside of accel and torch, as `file:line in function`."""
     frame = frame or sys._getframe(1)
     while frame is not None:
         package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
@@ -26,10 +22,6 @@ def find(frame: FrameType | None = None) -> str:
 
 
 def of_thread(ident: int) -> str:
-    """Return the line at which another thread of this process is now.
-
-    Args:
-        ident: The thread, as `threading.get_ident` numbers it.
-    """
+    """Return the line at which another thread of this process is now."""
     frame = sys._current_frames().get(ident)
     return "an unknown line" if frame is None else find(frame)

@@ -32,10 +32,6 @@ class DesyncCheck:
 
     Every rank makes it at the same point of the program: the number of those made so far keeps their keys apart, as a
     store may outlive a process group.
-
-    Args:
-        rank: Number of this process.
-        size: Number of processes.
     """
 
     def __init__(self, rank: int, size: int) -> None:
@@ -46,10 +42,6 @@ class DesyncCheck:
 
     def check_in(self, operation: str, *, patient: bool = False) -> None:
         """Report this rank at an operation and wait until all ranks are at the same one.
-
-        Args:
-            operation: Name of the operation, as the user called it.
-            patient: Wait for as long as torch does, as ranks come here from work of different lengths.
 
         Raises:
             RankDisagreementError: A rank is at another operation, or does not come within ACCELERATE_DEBUG_TIMEOUT

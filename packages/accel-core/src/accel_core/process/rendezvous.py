@@ -57,12 +57,7 @@ class Launcher:
 
     @classmethod
     def with_prefix(cls, name: str, prefix: str) -> Launcher:
-        """Return a launcher whose variables are RANK, SIZE, LOCAL_RANK and LOCAL_SIZE behind a prefix.
-
-        Args:
-            name: Name of the launcher.
-            prefix: Such as `"OMPI_COMM_WORLD_"`.
-        """
+        """Return a launcher whose variables are RANK, SIZE, LOCAL_RANK and LOCAL_SIZE behind a prefix."""
         return cls(name, *(prefix + word for word in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")))
 
 
@@ -81,9 +76,6 @@ _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
 
 def locate() -> ProcessEnv:
     """Read this process's place from the environment.
-
-    Returns:
-        Rank, size and meeting point of this process.
 
     Raises:
         ConfigurationError: The variables contradict each other.
@@ -144,12 +136,6 @@ def _slurm_local_size() -> int | None:
 def expand_hosts(text: str) -> list[str]:
     """Write out a list of hosts in SLURM's short form.
 
-    Args:
-        text: Such as "node[01-03,07],login".
-
-    Returns:
-        The hosts in their order.
-
     Raises:
         ConfigurationError: A bracket is left open, a range is not one of numbers, or there are more hosts than any
             cluster has.
@@ -189,19 +175,12 @@ def expand_hosts(text: str) -> list[str]:
 
 
 def slurm_port(job: int) -> int:
-    """Return the port at which the ranks of a SLURM job meet, which all of them derive alike.
-
-    Args:
-        job: Number of the job.
-    """
+    """Return the port at which the ranks of a SLURM job meet, which all of them derive alike."""
     return _FIRST_PORT + job % _PORTS
 
 
 def publish(place: ProcessEnv) -> None:
     """Write the variables that torch's `env://` rendezvous reads, where a launcher other than torchrun left them out.
-
-    Args:
-        place: What `locate` returned.
 
     Raises:
         StateError: Several machines take part and nothing says where they meet.

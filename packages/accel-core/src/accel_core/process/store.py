@@ -26,15 +26,6 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 def loopback_store(port: int, timeout: timedelta, host: str = "127.0.0.1", size: int | None = None) -> TCPStore:
     """Start a store that programs of this machine alone can reach.
 
-    Args:
-        port: Its port; 0 for a free one.
-        timeout: How long its operations may take.
-        host: A loopback address.
-        size: The number of ranks to wait for; `None` waits for nobody.
-
-    Returns:
-        The store, served by this process.
-
     Raises:
         OSError: The port cannot be used.
     """
@@ -50,9 +41,6 @@ def listens_on_loopback(place: ProcessEnv) -> bool:
 
     Not where the launcher has the store, nor where the environment does not say that all ranks are on this machine:
     schedulers may give a loopback address to rank 0 alone.
-
-    Args:
-        place: Where this process stands; its variables have been published.
     """
     served = environ.text("TORCHELASTIC_USE_AGENT_STORE") == "True"
     together = place.counted and place.local_size == place.size

@@ -113,11 +113,6 @@ def ensure(cpu: bool = False, needs: GroupNeeds = _NOTHING, **init: object) -> W
     With several processes, this joins the process group, so every rank has to come here. A later call whose `needs`
     want a group of one process makes it.
 
-    Args:
-        cpu: Compute on the CPU whatever hardware is here.
-        needs: What the process group has to do besides.
-        **init: Passed to `torch.distributed.init_process_group` (`backend`, `init_method`, `timeout` …).
-
     Raises:
         ConfigurationError: The environment contradicts itself, or the process group that is there does less than
             `needs`.
@@ -147,11 +142,7 @@ def forget() -> None:
 
 
 def before_leaving(function: Callable[[], None]) -> None:
-    """Have a function called before `destroy` leaves the default process group, and where the process ends.
-
-    Args:
-        function: It may be called more than once.
-    """
+    """Have a function called before `destroy` leaves the default process group, and where the process ends."""
     _leaving.append(function)
     atexit.register(function)
     # A process of multiprocessing ends without atexit.
@@ -164,9 +155,6 @@ def destroy(group: dist.ProcessGroup | None = None) -> None:
     The default group that was left last is kept as an object. A DDP model that outlives it would otherwise be the last
     to hold it and end it with Python's lock in hand, waiting for a thread of gloo that waits for this very lock to let
     go of its last tensor. The short sleep lets such threads come to their end.
-
-    Args:
-        group: A group of `torch.distributed`, or `None` for the default one.
     """
     global _left
     if dist.is_initialized():

@@ -22,12 +22,7 @@ __all__ = ["PartialState", "do_nothing", "wait_for_everyone"]
 
 
 def do_nothing(*args: object, **kwargs: object) -> None:
-    """Accept anything and return nothing.
-
-    Args:
-        *args: Ignored.
-        **kwargs: Ignored.
-    """
+    """Accept anything and return nothing."""
 
 
 class PartialState:

@@ -27,22 +27,13 @@ def is_initialized() -> bool:
 
 
 def loss_part(world: World) -> int:
-    """Return which part of the loss this rank computes in the present run; without a run, its rank.
-
-    Args:
-        world: This process among the others.
-    """
+    """Return which part of the loss this rank computes in the present run; without a run, its rank."""
     layout: Layout | None = AcceleratorState._shared_state.get("_layout")
     return world.rank if layout is None else layout.loss_part
 
 
 def settle_precision(wanted: str | None, cpu: bool = False) -> str:
     """Return the number format of the process's runs, changing nothing.
-
-    Args:
-        wanted: What an Accelerator asks for; `None` takes that of the run that is set up, then
-            ACCELERATE_MIXED_PRECISION.
-        cpu: Whether it asks for the CPU.
 
     Raises:
         ConfigurationError: The format is unknown, or the process trains in another one or on another device already.
@@ -156,14 +147,7 @@ class AcceleratorState:
         PartialState._shared_state["distributed_type"] = self.distributed_type
 
     def _publish(self, label: DistributedType, mains: tuple[bool, bool] | None = None, **facts: object) -> None:
-        """Show what an Accelerator decided.
-
-        Args:
-            label: The strategy's label, which both views show.
-            mains: Whether this process is the main one of all, and of its machine, where the strategy says which.
-            **facts: Plugins, the mesh, the layout, the engine and the backend by the names of the shared state; `None`
-                changes nothing.
-        """
+        """Show what an Accelerator decided."""
         self.__dict__.update({name: value for name, value in facts.items() if value is not None})
         self.deepspeed_plugins = _by_name(self.deepspeed_plugins)
         self.distributed_type = label

@@ -35,11 +35,7 @@ _news: MutableMapping[torch.nn.Module, _News] = WeakIdKeyDictionary()
 
 
 def reading_groups(parts: Parts) -> list[dist.ProcessGroup]:
-    """Return this rank's groups along the mesh axes whose ranks see different samples, or different tokens of a sample.
-
-    Args:
-        parts: What the run's strategy is built from.
-    """
+    """Return the groups along the mesh axes whose ranks see different samples, or different tokens of a sample."""
     if parts.mesh is None:
         return []
     return [parts.mesh.get_group(axis) for axis in GROUPS["dp_cp"] if parts.layout.size(axis) > 1]
@@ -49,10 +45,6 @@ class Averaging:
     """Averages the gradients of parameters that several ranks hold in common, model by model.
 
     Averaging twice changes nothing: averaged gradients are equal on all ranks.
-
-    Args:
-        device: Device of the ranks.
-        groups: The process groups over which gradients are averaged, one after the other.
     """
 
     def __init__(self, device: torch.device, groups: Sequence[dist.ProcessGroup]) -> None:
@@ -70,12 +62,7 @@ class Averaging:
         return bool(self._parameters)
 
     def watch(self, model: torch.nn.Module, parameters: Sequence[torch.nn.Parameter]) -> None:
-        """Register parameters of a model whose gradients are averaged here, beside those registered before.
-
-        Args:
-            model: The model.
-            parameters: Its parameters that the engine does not synchronize.
-        """
+        """Register parameters of a model whose gradients are averaged here, beside those registered before."""
         if not parameters:
             return
         self._parameters[model] = [*self.of(model), *parameters]
@@ -90,11 +77,7 @@ class Averaging:
                 parameter.register_post_accumulate_grad_hook(note)  # type: ignore[no-untyped-call]
 
     def lacks(self, model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
-        """Return the parameters of a model that every rank holds whole and that are not averaged here, by name.
-
-        Args:
-            model: A prepared model, as `watch` knows it.
-        """
+        """Return the parameters of a model that every rank holds whole and that are not averaged here, by name."""
         known = {id(parameter) for parameter in self.of(model)}
         return {
             name: parameter
@@ -103,40 +86,20 @@ class Averaging:
         }
 
     def of(self, model: torch.nn.Module) -> list[torch.nn.Parameter]:
-        """Return the parameters of a model whose gradients are averaged here.
-
-        Args:
-            model: The model.
-        """
+        """Return the parameters of a model whose gradients are averaged here."""
         return list(self._parameters.get(model, ()))
 
     def holds(self, parameter: torch.Tensor) -> bool:
-        """Return whether the gradient of a parameter is averaged here.
-
-        Args:
-            parameter: A parameter of any model.
-        """
+        """Return whether the gradient of a parameter is averaged here."""
         return any(parameter is own for parameters in self._parameters.values() for own in parameters)
 
     def is_held(self, model: torch.nn.Module) -> bool:
-        """Return whether gradients of a model are not averaged at present.
-
-        Args:
-            model: The model.
-        """
+        """Return whether gradients of a model are not averaged at present."""
         return self._held.get(model, False)
 
     @contextmanager
     def holding(self, model: torch.nn.Module, held: bool) -> Iterator[None]:
-        """Set whether the gradients of a model are held back in the block, or averaged.
-
-        Args:
-            model: The model.
-            held: Whether they are held back.
-
-        Returns:
-            A context, which restores the setting before it.
-        """
+        """Set whether the gradients of a model are held back in the block, or averaged."""
         before = self.is_held(model)
         self._held[model] = held
         try:
@@ -171,12 +134,7 @@ class Averaging:
             )
 
     def guard(self, optimizer: torch.optim.Optimizer, names: ParameterNames) -> None:
-        """Make an optimizer's step refuse gradients that were not averaged, and parameters of no prepared model.
-
-        Args:
-            optimizer: The optimizer.
-            names: The parameters of prepared models.
-        """
+        """Make an optimizer's step refuse gradients that were not averaged, and parameters of no prepared model."""
         known = False
 
         def refuse(*_: object) -> None:
@@ -210,12 +168,7 @@ class Averaging:
 
 
 def average(gradients: Sequence[torch.Tensor], groups: Sequence[dist.ProcessGroup]) -> None:
-    """Average gradients that every rank has over groups of ranks, one group after the other.
-
-    Args:
-        gradients: This rank's gradients, in the order in which all ranks have them.
-        groups: The groups.
-    """
+    """Average gradients that every rank has over groups of ranks, one group after the other."""
     for bucket in _buckets(gradients):
         _average_together(bucket, groups)
 

@@ -54,14 +54,6 @@ class Bundle:
     ) -> Bundle:
         """Sort objects by kind; an object of none of the four kinds passes through unchanged.
 
-        Args:
-            objects: What the caller passed to `prepare`.
-            placement: For each object, whether it is moved to the device.
-            own: Returns the kind of an object that only the run's strategy recognizes.
-
-        Returns:
-            The objects in the slots of their kinds.
-
         Raises:
             PreparationError: `placement` has another length than `objects`.
         """
@@ -98,11 +90,7 @@ class Bundle:
 
 
 def kind_of(given: object) -> Kind | None:
-    """Return which of the four kinds an object has for every strategy, or `None`.
-
-    Args:
-        given: An object passed to `prepare`.
-    """
+    """Return which of the four kinds an object has for every strategy, or `None`."""
     if isinstance(given, torch.nn.Module):
         return "models"
     if isinstance(given, torch.optim.Optimizer | AcceleratedOptimizer):

@@ -54,13 +54,6 @@ class _Alone(Source):
 def save_model(kind: str, model: nn.Module, folder: Path, index: int, *, adapter_only: bool) -> None:
     """Write a model's weights: whole into one file, or in shards; every rank calls it.
 
-    Args:
-        kind: FULL_STATE_DICT or SHARDED_STATE_DICT.
-        model: The model, sharded by either version of FSDP.
-        folder: Where the file or the folder of shards goes.
-        index: Number of the model.
-        adapter_only: Write the adapter of a model of peft's, and nothing else.
-
     Raises:
         CheckpointError: Writing failed; what was there before is intact.
         EngineUnavailableError: Another kind.
@@ -77,16 +70,6 @@ def save_model(kind: str, model: nn.Module, folder: Path, index: int, *, adapter
 
 def load_model(kind: str, model: nn.Module, folder: Path, index: int, *, adapter_only: bool) -> Any:
     """Load what `save_model`, or Accelerate, wrote into a model, once it is known to fit; every rank calls it.
-
-    Args:
-        kind: FULL_STATE_DICT or SHARDED_STATE_DICT.
-        model: The prepared model.
-        folder: The folder of the checkpoint.
-        index: Number of the model, which is part of the file name.
-        adapter_only: Load only the weights of a PEFT adapter.
-
-    Returns:
-        What torch's `load_state_dict` returns.
 
     Raises:
         CheckpointError: It is missing, damaged, unsafe or does not fit; every rank raises, and nothing was changed.
@@ -118,15 +101,7 @@ def load_model(kind: str, model: nn.Module, folder: Path, index: int, *, adapter
 
 
 def save_optimizer(kind: str, optimizer: Any, model: nn.Module, folder: Path, index: int) -> None:
-    """Write the state of an optimizer by the names of its parameters; arguments and errors as for `save_model`.
-
-    Args:
-        kind: FULL_STATE_DICT or SHARDED_STATE_DICT.
-        optimizer: The optimizer.
-        model: The prepared model that it trains.
-        folder: The folder of the checkpoint.
-        index: Number of the optimizer, which is part of the file name.
-    """
+    """Write the state of an optimizer by the names of its parameters; arguments and errors as for `save_model`."""
     wrapper = _wrapper(kind, model)
 
     def state() -> dict[str, Any]:
@@ -139,15 +114,7 @@ def save_optimizer(kind: str, optimizer: Any, model: nn.Module, folder: Path, in
 
 
 def load_optimizer(kind: str, optimizer: Any, model: nn.Module, folder: Path, index: int) -> None:
-    """Load what `save_optimizer`, or Accelerate, wrote into an optimizer; errors as for `load_model`.
-
-    Args:
-        kind: FULL_STATE_DICT or SHARDED_STATE_DICT.
-        optimizer: The optimizer.
-        model: The prepared model that it trains.
-        folder: The folder of the checkpoint.
-        index: Number of the optimizer, which is part of the file name.
-    """
+    """Load what `save_optimizer`, or Accelerate, wrote into an optimizer; errors as for `load_model`."""
     wrapper = _wrapper(kind, model)
 
     def look(source: Source, rank: int) -> Restoration:

@@ -21,20 +21,12 @@ def _maps(model: torch.nn.Module) -> list[dict[str, _Place]]:
 
 
 def devices_of(model: torch.nn.Module) -> set[str]:
-    """Return every device that a device map of the model, or of a part of it, names.
-
-    Args:
-        model: The model.
-    """
+    """Return every device that a device map of the model, or of a part of it, names."""
     return {str(device) for each in _maps(model) for device in each.values()}
 
 
 def is_spread(model: torch.nn.Module) -> bool:
-    """Return whether a device map of the model, or of a part of it, places its parts separately.
-
-    Args:
-        model: The model.
-    """
+    """Return whether a device map of the model, or of a part of it, places its parts separately."""
     return any(len(each) > 1 for each in _maps(model))
 
 
@@ -43,10 +35,6 @@ def move(model: torch.nn.Module, device: torch.device) -> None:
 
     It stays where it is if a device map placed its parts, or if hooks move its weights and inputs together. A device
     map with a single device for the whole model does not count.
-
-    Args:
-        model: The model.
-        device: The device of the process.
     """
     placed = is_spread(model) or (_maps(model) and "_hf_hook" in model.__dict__) or "disk" in devices_of(model)
     if not placed:
@@ -55,9 +43,6 @@ def move(model: torch.nn.Module, device: torch.device) -> None:
 
 def refuse_offloaded(model: torch.nn.Module) -> None:
     """Refuse to train a model with weights on disk; one that is frozen as a whole may be used.
-
-    Args:
-        model: The model.
 
     Raises:
         PreparationError: The device map names the disk, and some parameter is trained.
@@ -71,9 +56,6 @@ def refuse_offloaded(model: torch.nn.Module) -> None:
 
 def refuse_sharded(model: torch.nn.Module) -> None:
     """Refuse a model that torch's FSDP has sharded, where the run trains whole copies.
-
-    Args:
-        model: The model.
 
     Raises:
         PreparationError: Some part of it is sharded.
@@ -94,10 +76,6 @@ def refuse_misplaced(model: torch.nn.Module, device: torch.device) -> None:
     """Refuse a model quantized by bitsandbytes whose weights are not where this process computes.
 
     Packed weights cannot be moved there: a kernel packs them for the device that they are on.
-
-    Args:
-        model: The model.
-        device: Where the process computes.
 
     Raises:
         PreparationError: The device map names another device alone, the disk, or the CPU where the installed

@@ -34,78 +34,39 @@ __all__ = [
 
 
 def inside(model: torch.nn.Module) -> torch.nn.Module:
-    """Return the module inside a compiled one; a module that was not compiled is returned unchanged.
-
-    Args:
-        model: The model.
-    """
+    """Return the module inside a compiled one; a module that was not compiled is returned unchanged."""
     return cast(torch.nn.Module, model._orig_mod) if is_compiled_module(model) else model
 
 
 def compile_blocks(model: torch.nn.Module, settings: TorchDynamoPlugin) -> torch.nn.Module:
-    """Compile the repeated blocks of a model, if the run compiles by region.
-
-    Args:
-        model: The model.
-        settings: How the run compiles.
-
-    Returns:
-        A model with compiled blocks; the same model if the run does not compile by region.
-    """
+    """Compile the repeated blocks of a model, if the run compiles by region."""
     if settings.backend == DynamoBackend.NO or not settings.use_regional_compilation or has_compiled_regions(model):
         return model
     return compile_regions(model, **_arguments(settings))
 
 
 def compile_in_place(blocks: Iterable[torch.nn.Module], settings: TorchDynamoPlugin) -> None:
-    """Compile modules in place, if the run compiles by region: sharding changes them in place too.
-
-    Args:
-        blocks: The modules.
-        settings: How the run compiles.
-    """
+    """Compile modules in place, if the run compiles by region: sharding changes them in place too."""
     if settings.backend != DynamoBackend.NO and settings.use_regional_compilation:
         for block in blocks:
             block.compile(**_arguments(settings))
 
 
 def compile_blocks_in_place(model: torch.nn.Module, settings: TorchDynamoPlugin) -> None:
-    """Compile the repeated blocks of a model in place, if the run compiles by region.
-
-    Args:
-        model: The model.
-        settings: How the run compiles.
-    """
+    """Compile the repeated blocks of a model in place, if the run compiles by region."""
     if settings.backend != DynamoBackend.NO and settings.use_regional_compilation:
         compile_regions_in_place(model, **_arguments(settings))
 
 
 def compile_whole(model: torch.nn.Module, settings: TorchDynamoPlugin) -> torch.nn.Module:
-    """Compile a model, if the run compiles whole models.
-
-    Args:
-        model: The model.
-        settings: How the run compiles.
-
-    Returns:
-        The compiled model; the same model if it was compiled before, or the run does not compile whole models.
-    """
+    """Compile a model, if the run compiles whole models."""
     if settings.backend == DynamoBackend.NO or settings.use_regional_compilation or is_compiled_module(model):
         return model
     return cast(torch.nn.Module, torch.compile(model, **_arguments(settings)))
 
 
 def keep_compiled(given: torch.nn.Module, prepared: torch.nn.Module, forward_before: object) -> torch.nn.Module:
-    """Compile the prepared form of a compiled model as the user had compiled it.
-
-    Args:
-        given: The compiled model that the user passed.
-        prepared: The prepared form of the module inside it.
-        forward_before: `forward` in the inner module's `__dict__` before it was prepared.
-
-    Returns:
-        A compiled model; `given` if preparing changed nothing.
-    """
+    """Compile the prepared form of a compiled model as the user had compiled it."""
     if prepared is given._orig_mod and prepared.__dict__.get("forward") is forward_before:
         return given
     return like_compiled(given, prepared)

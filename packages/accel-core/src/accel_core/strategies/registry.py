@@ -68,11 +68,7 @@ class Row:
     formats: tuple[str, ...] = ()
 
     def of(self, plugins: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return the plugins that belong to this row.
-
-        Args:
-            plugins: All plugins of the run.
-        """
+        """Return the plugins that belong to this row."""
         module, _, name = self.plugin.partition(":")
         if module not in sys.modules:  # nobody can have made a plugin whose module was never imported
             return ()
@@ -183,9 +179,6 @@ _registered: dict[str, type[Strategy]] = {}
 def register_strategy(strategy: type[Strategy]) -> None:
     """Register a strategy, as if an installed package had announced it; its `name` or its plugin selects it.
 
-    Args:
-        strategy: The class.
-
     Raises:
         ConfigurationError: Another class has the name.
     """
@@ -198,9 +191,6 @@ def register_strategy(strategy: type[Strategy]) -> None:
 
 def choose(request: Request) -> Choice:
     """Return the strategy that a request asks for.
-
-    Args:
-        request: The run's plugins, environment and hardware.
 
     Raises:
         ConfigurationError: Several engines are asked for, or one that XLA devices do not have; two third-party

@@ -46,11 +46,7 @@ _owners: MutableMapping[torch.nn.Module, ReferenceType[Strategy]] = WeakIdKeyDic
 
 
 def strategy_of(model: torch.nn.Module) -> Strategy | None:
-    """Return the strategy that prepared a model, or `None` if none did.
-
-    Args:
-        model: What `prepare` returned, or the bare model inside it.
-    """
+    """Return the strategy that prepared a model, or `None` if none did."""
     for form in (model, recipe.inside(model)):
         reference = _owners.get(form)
         if reference is not None:
@@ -60,9 +56,6 @@ def strategy_of(model: torch.nn.Module) -> Strategy | None:
 
 def sync_next_backward(model: torch.nn.Module) -> AbstractContextManager[Any]:
     """Return the context of the strategy that prepared a model; see `Strategy.sync_next_backward`.
-
-    Args:
-        model: A prepared model; for a bare one, the context does nothing.
 
     Raises:
         StateError: The model stands in a container that no living Accelerator put there.

@@ -85,14 +85,7 @@ def no_process_group_leak() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def no_state_leak(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Fail a test that leaves process, run or step state behind, and clear it.
-
-    Args:
-        request: The test; with the fixture `fresh_state` it is not checked.
-
-    Returns:
-        A fixture; it checks after the test.
-    """
+    """Fail a test that leaves process, run or step state behind, and clear it."""
     yield
     if "fresh_state" in request.fixturenames:
         return

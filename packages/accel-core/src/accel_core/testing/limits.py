@@ -33,21 +33,12 @@ def slowness() -> float:
 
 
 def limit(quiet: float = 6.0) -> float:
-    """Return the seconds after which a step of a test has to be taken for hung.
-
-    Args:
-        quiet: Seconds that the step takes at most on a quiet machine.
-    """
+    """Return the seconds after which a step of a test has to be taken for hung."""
     return max(_SHORTEST, _FACTOR * quiet) * (_slowest or slowness())
 
 
 class Deadline:
-    """The moment at which a test gives up waiting; it moves on where the machine turns out to be slower by then.
-
-    Args:
-        quiet: Seconds that the step takes at most on a quiet machine.
-        exactly: Seconds after which it is over whatever the machine needs, for a test in which something has to hang.
-    """
+    """The moment at which a test gives up waiting; it moves on where the machine turns out to be slower by then."""
 
     def __init__(self, quiet: float = 6.0, *, exactly: float | None = None) -> None:
         self._begun = time.monotonic()
@@ -69,16 +60,7 @@ class Deadline:
 
 
 def wait_until(condition: Callable[[], object], *, quiet: float = 6.0, pause: float = 0.01) -> bool:
-    """Wait for a condition of another process or thread.
-
-    Args:
-        condition: Asked again and again.
-        quiet: Seconds that it takes at most on a quiet machine.
-        pause: Seconds between two looks.
-
-    Returns:
-        Whether it came true before the limit.
-    """
+    """Wait for a condition of another process or thread."""
     deadline = Deadline(quiet)
     while not condition():
         if deadline.is_over:
@@ -89,10 +71,6 @@ def wait_until(condition: Callable[[], object], *, quiet: float = 6.0, pause: fl
 
 def communicate(process: subprocess.Popen[str], *, quiet: float = 6.0) -> tuple[str, str]:
     """Return what a process prints until it ends, as `Popen.communicate` does.
-
-    Args:
-        process: The process, whose output is text.
-        quiet: Seconds that it takes at most on a quiet machine.
 
     Raises:
         subprocess.TimeoutExpired: It hangs; it has been killed.
@@ -110,15 +88,6 @@ def run(
     command: Sequence[str] | str, *, quiet: float = 6.0, check: bool = False, **options: Any
 ) -> subprocess.CompletedProcess[str]:
     """Run a program to its end, as `subprocess.run` with captured text does.
-
-    Args:
-        command: The program and its arguments.
-        quiet: Seconds that it takes at most on a quiet machine.
-        check: Raise where its exit status is not zero.
-        **options: Passed to `subprocess.Popen`.
-
-    Returns:
-        Its exit status and what it printed.
 
     Raises:
         subprocess.CalledProcessError: `check`, and it failed.

@@ -40,14 +40,6 @@ def _missing(need: str) -> str | None:
 
 
 def requires(*needs: str) -> pytest.MarkDecorator:
-    """Skip the test unless all `needs` are met, and give the first that is not as the reason.
-
-    Args:
-        *needs: `"tensorboard"` (an importable library), `"program:g++"`, `"device:cuda"`, `"torch:2.8"` (that
-            version or a later one), `"user:root"`, `"platform:linux"`.
-
-    Returns:
-        The mark to put on a test, a class or a parameter.
-    """
+    """Skip the test unless all `needs` are met, and give the first that is not as the reason."""
     reasons = [reason for reason in map(_missing, needs) if reason]
     return pytest.mark.skipif(bool(reasons), reason=reasons[0] if reasons else "")

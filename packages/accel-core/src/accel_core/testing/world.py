@@ -51,15 +51,6 @@ def world(size: int, *, quiet: float = 6.0, environment: dict[str, str] | None =
 
     Fixtures and parameters reach every rank (they have to be picklable; `tmp_path` is the same folder on all).
 
-    Args:
-        size: Number of ranks.
-        quiet: Seconds that the body takes at most on a quiet machine. Ranks that take many times longer (`limits`)
-            are ended, and the test fails with the stack of each.
-        environment: Variables to set on every rank.
-
-    Returns:
-        A decorator for a test function.
-
     Example::
 
         @world(2)
@@ -93,18 +84,6 @@ def run(
     """Call a function on several ranks that communicate through gloo.
 
     A rank that skips (`pytest.skip`) skips the test.
-
-    Args:
-        body: A function that other processes can import.
-        size: Number of ranks.
-        args: Its positional arguments; they have to be picklable.
-        kwargs: Its keyword arguments.
-        quiet: Seconds that the function takes at most on a quiet machine.
-        hangs_after: Seconds after which the ranks are ended, for a function that is known to hang.
-        environment: Variables to set on every rank.
-
-    Returns:
-        What failed, with the traceback of each rank; `None` if nothing did.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOAD)

@@ -44,9 +44,6 @@ _missing_library_does: MissingLibrary = "raise"
 def set_default_missing_library(what: MissingLibrary) -> None:
     """Choose, for the whole process, what happens when the library of a requested tracker is not installed.
 
-    Args:
-        what: `"raise"` or `"warn"`, which drops the tracker with a warning.
-
     Raises:
         ConfigurationError: It is neither `"raise"` nor `"warn"`; nothing changes.
     """
@@ -104,11 +101,7 @@ LOGGER_TYPE_TO_CLASS: MutableMapping[str, type[GeneralTracker]] = _TrackerClasse
 
 
 def is_available(name: str) -> bool:
-    """Return whether a tracker is known and its library is installed.
-
-    Args:
-        name: The tracker's name, such as `"wandb"`.
-    """
+    """Return whether a tracker is known and its library is installed."""
     return name in LOGGER_TYPE_TO_CLASS and _missing_library(LOGGER_TYPE_TO_CLASS[name]) is None
 
 
@@ -171,14 +164,6 @@ def filter_trackers(
     log_with: Wanted | Iterable[Wanted] | None, logging_dir: str | os.PathLike[str] | None = None
 ) -> list[Any]:
     """Check what a user asks to log with.
-
-    Args:
-        log_with: Names, `LoggerType` members, tracker objects, a list of these, or `"all"` for every tracker whose
-            library is installed (those that need a folder only where there is one).
-        logging_dir: Folder for trackers that write to one.
-
-    Returns:
-        `LoggerType` members, names of registered trackers and tracker objects, each once, in the order asked for.
 
     Raises:
         ConfigurationError: A name is unknown, or a tracker needs a folder and none is given.

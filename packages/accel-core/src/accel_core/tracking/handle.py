@@ -30,11 +30,6 @@ class TrackerHandle(GeneralTracker):
 
     It is an instance of the tracker's class to `isinstance`, and gives and takes all its attributes. The methods in
     `QUEUED` return at once; everything else waits a moment for what was queued before it.
-
-    Args:
-        session: The tracker in its thread.
-        send: The hub's way in.
-        settle: Waits a moment until what was queued has been called.
     """
 
     def __init__(self, session: TrackerSession, send: Sender, settle: Callable[[TrackerSession], None]) -> None:

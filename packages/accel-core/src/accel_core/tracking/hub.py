@@ -42,12 +42,6 @@ class TrackerHub:
     tracker's own thread. With accel-trackers installed, what a tracker fails to take stays in the spool; the settings
     say what else happens.
 
-    Args:
-        log_with: What to log with: see `filter_trackers`.
-        logging_dir: Folder for trackers that write to one, and for the spool.
-        is_main: Whether this rank tracks; the others hold trackers that do nothing.
-        settings: How failing and slow trackers are treated.
-
     Attributes:
         run_id: Identity of the run, kept over a resume; `None` before `init`.
 
@@ -150,11 +144,6 @@ class TrackerHub:
 
         A run that is open is finished first.
 
-        Args:
-            project_name: Name of the run or project; each tracker's first argument.
-            config: Configuration of the run: any nesting of anything.
-            init_kwargs: By tracker name, keyword arguments of its constructor.
-
         Raises:
             ConfigurationError: The logging directory cannot be written.
             TrackerError: With the policy `raise`, a tracker did not start.
@@ -200,11 +189,6 @@ class TrackerHub:
     ) -> None:
         """Log values to every tracker; returns at once.
 
-        Args:
-            values: Numbers, texts, tensors of one element, or mappings of numbers, by name.
-            step: Number of the step. Without one, trackers that cannot count get the run's next.
-            log_kwargs: By tracker name, keyword arguments of its `log`.
-
         Raises:
             ConfigurationError: The values are not a mapping.
             TrackerError: With the policy `raise`, a tracker failed in an earlier call.
@@ -221,13 +205,6 @@ class TrackerHub:
 
     def get(self, name: str | LoggerType, unwrap: bool = False) -> Any:
         """Return a tracker by its name, a moment after it has what was logged before.
-
-        Args:
-            name: The tracker's name.
-            unwrap: Return the library's own run object instead.
-
-        Returns:
-            The tracker; one that does nothing, or `NULL_RUN`, on other ranks and in a run that tracks nothing.
 
         Raises:
             ConfigurationError: The run has trackers, and no such one runs here.
@@ -309,9 +286,6 @@ class TrackerHub:
         """Continue the run that a checkpoint stored: its id, its steps, its runs in the trackers' libraries.
 
         It can be called before `init` or after it; after it, the trackers switch to the stored runs in their threads.
-
-        Args:
-            state: What `state_dict` returned.
 
         Raises:
             StateError: It is not such a state.

@@ -70,14 +70,7 @@ class _Null:
 
 
 def null_tracker(like: type[GeneralTracker] | GeneralTracker) -> GeneralTracker:
-    """Make a tracker that is an instance of the same class, and does nothing.
-
-    Args:
-        like: The class of a tracker, or a tracker.
-
-    Returns:
-        A tracker whose methods return `None`, whose `tracker` and other attributes are `NULL_RUN`.
-    """
+    """Make a tracker that is an instance of the same class, and does nothing."""
     kind = like if isinstance(like, type) else type(like)
     members: dict[str, Any] = {}
     for name in dir(kind):

@@ -84,19 +84,11 @@ class RecorderFactory(Protocol):
     """Makes the recorder of a run; waits for no disk."""
 
     def __call__(self, folder: Path, run: Mapping[str, Any]) -> Recorder:
-        """Begin a record in a folder.
-
-        Args:
-            folder: Where to write; it need not exist.
-            run: `run_id`, `project` and `trackers`, the names of the run's trackers.
-        """
+        """Begin a record in a folder."""
 
 
 def recorder_for(settings: TrackerKwargs) -> RecorderFactory | None:
     """Return the factory of the recorder that is installed, or `None` if there is none.
-
-    Args:
-        settings: The run's settings for trackers.
 
     Raises:
         MissingDependencyError: The settings ask for a spool, but nothing is installed that writes one.

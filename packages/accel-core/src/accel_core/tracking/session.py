@@ -32,13 +32,7 @@ class Call:
 
     @classmethod
     def of(cls, entry: Mapping[str, Any], tracker: str, fills_step: bool) -> Call:
-        """Return the call that brings an entry to a tracker.
-
-        Args:
-            entry: An entry as the hub makes it, or as it was recorded.
-            tracker: The tracker's name.
-            fills_step: Whether the tracker wants a step with every call.
-        """
+        """Return the call that brings an entry to a tracker."""
         if entry["kind"] == "config":
             return cls("store_init_configuration", (entry["values"],), seq=entry["seq"])
         if entry["kind"] == "log":
@@ -50,12 +44,6 @@ class Call:
 
 class TrackerSession:
     """Makes a tracker and calls it, all in one thread, in the order of `put`.
-
-    Args:
-        name: The tracker's name, unique in its run.
-        kind: The tracker's class.
-        make: Makes the tracker, or returns the one that the user made.
-        settle: Told after every call: the session, the call, and the error that it raised or `None`.
 
     Attributes:
         tracker: The tracker, once it has started.
@@ -92,14 +80,7 @@ class TrackerSession:
             self.put(Call("start"))
 
     def put(self, call: Call) -> bool:
-        """Queue a call.
-
-        Args:
-            call: The call.
-
-        Returns:
-            Whether there was room; a call without room is counted as dropped.
-        """
+        """Queue a call."""
         if call.seq is not None:
             self.unsent.add(call.seq)
         taken = self._worker.put(lambda: self.call(call))
@@ -107,14 +88,7 @@ class TrackerSession:
         return taken
 
     def drain(self, seconds: float) -> bool:
-        """Wait until nothing is queued or running.
-
-        Args:
-            seconds: Longest time to wait.
-
-        Returns:
-            Whether nothing is left.
-        """
+        """Wait until nothing is queued or running."""
         return self._worker.drain(seconds)
 
     def finish(self) -> None:
@@ -122,14 +96,7 @@ class TrackerSession:
         self._worker.finish(lambda: self.call(Call("finish")))
 
     def close(self, seconds: float) -> bool:
-        """Wait for the end that `finish` queued.
-
-        Args:
-            seconds: Longest time to wait.
-
-        Returns:
-            Whether it came.
-        """
+        """Wait for the end that `finish` queued."""
         done = self._worker.close(seconds)
         if done and self.tracker is not None and self.kind.starts_on_caller:
             self.call(Call("release"), on_caller=True)
@@ -140,10 +107,6 @@ class TrackerSession:
 
         A tracker must not end its thread or the run, so SystemExit and the like count as failures. Only in the user's
         own thread is KeyboardInterrupt raised again: there it may be the user's Ctrl-C.
-
-        Args:
-            call: The call.
-            on_caller: Whether this is the user's own thread.
         """
         error: BaseException | None = None
         try:
@@ -179,11 +142,7 @@ class TrackerSession:
 
 
 def describe_error(error: BaseException) -> str:
-    """Return the class and the message of an error, even if reading its message raises.
-
-    Args:
-        error: The error.
-    """
+    """Return the class and the message of an error, even if reading its message raises."""
     try:
         return f"{type(error).__name__}: {error}"
     except BaseException as unreadable:

@@ -13,14 +13,7 @@ _DEEPEST = 20
 
 
 def snapshot(value: _T) -> _T:
-    """Copy what may change: tensors, arrays and the containers that hold them.
-
-    Args:
-        value: Anything.
-
-    Returns:
-        The same structure. Tensors stay on their device, so a GPU is not waited for; other objects are not copied.
-    """
+    """Copy what may change: tensors, arrays and the containers that hold them."""
     return _copied(value, depth=0)  # type: ignore[return-value]
 
 

@@ -30,16 +30,7 @@ class StepCounter:
         self._shift: dict[str, int] = {}
 
     def place(self, names: Iterable[str], step: int | None) -> list[tuple[int | None, int, list[str]]]:
-        """Give names their steps.
-
-        Args:
-            names: Names of the values of one call.
-            step: The user's step, or `None`.
-
-        Returns:
-            For every distinct step: the user's one as forwarded (`None` stays `None`), the same with `None` filled in,
-            and the names that go there.
-        """
+        """Give names their steps."""
         if step is None:
             filled = self.last if self.explicit and self.last >= 0 else self.count
             self.count = filled + (0 if self.explicit else 1)
@@ -79,11 +70,7 @@ class StepCounter:
         return {"explicit": self.explicit, "count": self.count, "last": self.last, "names": dict(self._last)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from counters that another process stored.
-
-        Args:
-            state: What `state_dict` returned.
-        """
+        """Continue from counters that another process stored."""
         self.explicit = bool(state["explicit"])
         self.count = int(state["count"])
         self.last = int(state["last"])
@@ -93,11 +80,7 @@ class StepCounter:
 
 
 def whole_step(step: object) -> int | None:
-    """Return a step as an integer; `None`, with a warning, for a value that is not one.
-
-    Args:
-        step: A number, a tensor or array of one element, or `None`.
-    """
+    """Return a step as an integer; `None`, with a warning, for a value that is not one."""
     if step is None:
         return step
     try:

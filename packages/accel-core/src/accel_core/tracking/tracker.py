@@ -122,14 +122,7 @@ class GeneralTracker:
 
 
 def on_main_process(function: _F) -> _F:
-    """Make a tracker's method do nothing on ranks other than 0, if the tracker is `main_process_only`.
-
-    Args:
-        function: The method.
-
-    Returns:
-        The wrapped method; where it does nothing, it returns `None`.
-    """
+    """Make a tracker's method do nothing on ranks other than 0, if the tracker is `main_process_only`."""
 
     @functools.wraps(function)
     def run(self: object, *args: object, **kwargs: object) -> object:

@@ -21,9 +21,6 @@ class TrackerWorker:
 
     Every tracker of a run has one, and so has the file that records the run. A job deals with its own errors; one that
     raises all the same ends the thread, and nobody waits for what it leaves.
-
-    Args:
-        name: Name of the thread.
     """
 
     def __init__(self, name: str) -> None:
@@ -38,28 +35,14 @@ class TrackerWorker:
         self._thread.start()
 
     def put(self, job: Job) -> bool:
-        """Queue a job.
-
-        Args:
-            job: The job, called without arguments in the worker's thread.
-
-        Returns:
-            Whether it was accepted: a full or finished queue accepts none.
-        """
+        """Queue a job."""
         if self._closing or len(self._jobs) >= MOST_WAITING:
             return False
         self._append(job)
         return True
 
     def drain(self, seconds: float) -> bool:
-        """Wait until the jobs that are queued now are done.
-
-        Args:
-            seconds: Longest time to wait.
-
-        Returns:
-            Whether they are done.
-        """
+        """Wait until the jobs that are queued now are done."""
         if self._jobs and self._closing:
             self._thread.join(seconds)
         elif self._jobs:
@@ -70,26 +53,14 @@ class TrackerWorker:
         return not self._jobs and not self._failed
 
     def finish(self, last: Job) -> None:
-        """Queue the last job, even if the queue is full.
-
-        Args:
-            last: The job; later ones are not accepted.
-        """
+        """Queue the last job, even if the queue is full."""
         if not self._closing:
             self._closing = True
             self._append(last)
             self._append(None)
 
     def close(self, seconds: float) -> bool:
-        """Wait for the last job, which `finish` queued.
-
-        Args:
-            seconds: Longest time to wait.
-
-        Returns:
-            Whether every job was done. Otherwise waiting jobs are dropped, and the thread is left to its present
-            job.
-        """
+        """Wait for the last job, which `finish` queued."""
         done = self.drain(seconds)
         self._abandoned = True
         if done:

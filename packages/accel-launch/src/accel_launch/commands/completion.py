@@ -31,27 +31,13 @@ complete -c accel -F
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of the command.
-
-    Args:
-        parser: Parser of `accel completion`.
-    """
+    """Declare the options of the command."""
     parser.add_argument("--words", nargs=argparse.REMAINDER, default=None, help=argparse.SUPPRESS)
     parser.add_argument("shell", nargs="?", choices=tuple(_SCRIPTS), help="Your shell.")
 
 
 def complete(words: list[str], names: Iterable[str], parser_of: Callable[[str], Parser]) -> list[str]:
-    """Return what may stand where the last word stands.
-
-    Args:
-        words: Words after `accel`, the last one unfinished.
-        names: Every command.
-        parser_of: Returns the parser of a command.
-
-    Returns:
-        Commands for the first word; for a later one options, the choices of the option before, sub-commands, or the
-        choices of an argument.
-    """
+    """Return what may stand where the last word stands."""
     current = words[-1] if words else ""
     if len(words) <= 1:
         return sorted(name for name in names if name.startswith(current))
@@ -72,9 +58,6 @@ def complete(words: list[str], names: Iterable[str], parser_of: Callable[[str], 
 
 def script_for(shell: str | None) -> str:
     """Return the script that lets a shell complete `accel`.
-
-    Args:
-        shell: Name of the shell.
 
     Raises:
         ConfigurationError: No shell was named.

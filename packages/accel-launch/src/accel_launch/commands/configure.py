@@ -26,12 +26,6 @@ _WRITE_IT = Question("write", "Write this file?", ("yes", "no"), "yes")
 def configure(args: argparse.Namespace) -> int:
     """Write a configuration file.
 
-    Args:
-        args: Parsed command line: subcommand, config_file, set, yes.
-
-    Returns:
-        0, or 1 where the file was not wanted.
-
     Raises:
         ConfigurationError: An answer is not valid, or the file cannot be written.
     """
@@ -127,14 +121,7 @@ def _typed(text: str) -> Any:
 
 
 def default_config(args: argparse.Namespace) -> int:
-    """Write a file with the usual settings of this machine.
-
-    Args:
-        args: Parsed command line: save_location, or config_file before the sub-command, mixed_precision, yes.
-
-    Returns:
-        0, or 1 where the file exists already and was left alone.
-    """
+    """Write a file with the usual settings of this machine."""
     gpus = count_gpus(environ.snapshot())
     place = args.save_location or getattr(args, "config_file", None) or default_yaml_file()
     path = Path(place).expanduser()
@@ -150,12 +137,6 @@ def default_config(args: argparse.Namespace) -> int:
 
 def update_config(args: argparse.Namespace) -> Path:
     """Bring an existing file to today's keys and defaults, keeping what it says.
-
-    Args:
-        args: Parsed command line: config_file.
-
-    Returns:
-        The file.
 
     Raises:
         ConfigurationError: There is no such file.

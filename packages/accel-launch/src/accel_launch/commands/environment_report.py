@@ -31,11 +31,7 @@ _SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD")
 
 
 def environment_report() -> dict[str, Any]:
-    """Gather versions, devices and variables.
-
-    Returns:
-        What a bug report needs by name, in the order of showing.
-    """
+    """Gather versions, devices and variables."""
     versions = {
         dist.metadata["Name"]: dist.version
         for dist in distributions()
@@ -73,14 +69,7 @@ def _variables() -> dict[str, str]:
 
 
 def show_env(args: argparse.Namespace) -> int:
-    """Print the report.
-
-    Args:
-        args: Parsed command line: config_file, json.
-
-    Returns:
-        0.
-    """
+    """Print the report."""
     found = environment_report()
     configuration = _configuration(args.config_file)
     if args.json:

@@ -28,14 +28,7 @@ _KINDS = {"ok": "good", "warning": "warning", "problem": "error"}
 
 
 def diagnose(args: argparse.Namespace) -> int:
-    """Examine this machine and show what was found.
-
-    Args:
-        args: Parsed command line: config_file, checkpoint_dir, no_collective, timeout, json.
-
-    Returns:
-        1 where there is a problem, else 0.
-    """
+    """Examine this machine and show what was found."""
     found: list[Finding] = []
     for finding in _examine(args):
         if not args.json:
@@ -72,11 +65,7 @@ def _examine(args: argparse.Namespace) -> Iterator[Finding]:
 
 
 def settings_of(words: Sequence[str]) -> Settings:
-    """Return the settings of a launch, every value with its origin.
-
-    Args:
-        words: Arguments of `accel launch`, without the command.
-    """
+    """Return the settings of a launch, every value with its origin."""
     return settings_from(launch_command_parser().parse_args(words))
 
 

@@ -14,12 +14,7 @@ __all__ = ["COMMAND", "add_settings", "launch_command_parser"]
 
 
 def add_settings(parser: argparse.ArgumentParser, table: Iterable[Setting]) -> None:
-    """Declare settings as options, grouped by topic.
-
-    Args:
-        parser: An empty parser.
-        table: The settings.
-    """
+    """Declare settings as options, grouped by topic."""
     groups: dict[str, Any] = {}
     for setting in table:
         if setting.topic not in groups:
@@ -70,11 +65,7 @@ COMMAND = Command(
 
 
 def launch_command_parser(subparsers: Any = None) -> argparse.ArgumentParser:
-    """Return the parser of `accel launch`.
-
-    Args:
-        subparsers: What `add_subparsers` of another parser returned; the command becomes one of them.
-    """
+    """Return the parser of `accel launch`."""
     words = {"description": COMMAND.help, "epilog": COMMAND.epilog, "allow_abbrev": False}
     parser: argparse.ArgumentParser
     if subparsers is None:

@@ -26,15 +26,7 @@ _LINES = 4
 
 
 def explanation(settings: Settings) -> list[dict[str, Any]]:
-    """Return every setting with its value and where it comes from.
-
-    Args:
-        settings: Settings of the run.
-
-    Returns:
-        One object per setting: key, value, origin, where, and the values of weaker sources. The last one, of the key
-        `engines`, has the engines that accel knows, what is installed of them, and whether the settings choose them.
-    """
+    """Return every setting with its value and where it comes from."""
     rows = [
         {
             "key": key,
@@ -70,12 +62,7 @@ def _shown(key: str, value: object) -> Any:
 
 
 def print_explanation(settings: Settings, *, as_json: bool) -> None:
-    """Print every setting, grouped by topic; what somebody said stands out.
-
-    Args:
-        settings: Settings of the run.
-        as_json: Print JSON instead.
-    """
+    """Print every setting, grouped by topic; what somebody said stands out."""
     rows = explanation(settings)
     if as_json:
         print(json.dumps(rows, indent=2, default=str))
@@ -100,17 +87,7 @@ def print_explanation(settings: Settings, *, as_json: bool) -> None:
 
 
 def plan(settings: Settings, launcher: Launcher) -> dict[str, Any]:
-    """Return what would be started, machine by machine.
-
-    Args:
-        settings: Settings of the run.
-        launcher: The launcher that claimed it.
-
-    Returns:
-        The launcher, and for every machine its command line, environment and ranks; the mesh, and the ranks that lie
-        together along each of its axes; the batch of one optimizer step over all ranks where it is known, and what is
-        known of it.
-    """
+    """Return what would be started, machine by machine."""
     layout, mesh, batch = layout_of(settings), mesh_of(settings), batch_of(settings)
     machines = []
     for rank in range(layout.machines):
@@ -142,13 +119,7 @@ def plan(settings: Settings, launcher: Launcher) -> dict[str, Any]:
 
 
 def print_plan(settings: Settings, launcher: Launcher, *, as_json: bool) -> None:
-    """Print what would be started.
-
-    Args:
-        settings: Settings of the run.
-        launcher: The launcher that claimed it.
-        as_json: Print JSON instead.
-    """
+    """Print what would be started."""
     found = plan(settings, launcher)
     if as_json:
         print(json.dumps(found, indent=2))

@@ -21,14 +21,7 @@ _PREVIEW = "accel_launch.commands.preview"
 
 
 def settings_from(args: argparse.Namespace) -> Settings:
-    """Resolve a parsed command line.
-
-    Args:
-        args: What the command's parser returned.
-
-    Returns:
-        The settings of the run, every value with its origin.
-    """
+    """Resolve a parsed command line."""
     inherited = environ.snapshot()
     file = _configuration(args, inherited)
     said = {} if file is None else file.settings_of(written_in(ALL, args))
@@ -52,12 +45,6 @@ def _configuration(args: argparse.Namespace, inherited: Mapping[str, str]) -> An
 
 def launch(args: argparse.Namespace) -> int:
     """Start the run that a command line asks for.
-
-    Args:
-        args: What the command's parser returned.
-
-    Returns:
-        The exit status.
 
     Raises:
         ConfigurationError: The command line, the environment or the configuration file is not valid.

@@ -22,12 +22,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def words_for(config_file: str | None, processes: int | None) -> list[str]:
-    """Return the words of `accel launch` that run the check.
-
-    Args:
-        config_file: Configuration that was named, or None.
-        processes: Processes that were asked for, or None.
-    """
+    """Return the words of `accel launch` that run the check."""
     words = [] if config_file is None else ["--config-file", config_file]
     if processes is not None:
         words += ["--num-processes", str(processes)]
@@ -37,14 +32,7 @@ def words_for(config_file: str | None, processes: int | None) -> list[str]:
 
 
 def check(args: argparse.Namespace) -> int:
-    """Launch the check.
-
-    Args:
-        args: Parsed command line: config_file, num_processes.
-
-    Returns:
-        0 where everything holds, else the status of the rank that failed first.
-    """
+    """Launch the check."""
     launch = resolve_runner(LAUNCH)
     status = launch(launch_command_parser().parse_args(words_for(args.config_file, args.num_processes))) or 0
     print("The check passed: this configuration is ready for training." if status == 0 else "The check failed.")

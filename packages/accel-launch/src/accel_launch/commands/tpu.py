@@ -30,13 +30,6 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 def pod_command(args: argparse.Namespace, config: dict[str, Any]) -> list[str]:
     """Return the gcloud command line that reaches every machine of the pod.
 
-    Args:
-        args: Parsed command line.
-        config: The configuration file, or nothing.
-
-    Returns:
-        Program and arguments.
-
     Raises:
         ConfigurationError: Nobody names the pod, its zone, or a command, or a name begins like an option.
     """

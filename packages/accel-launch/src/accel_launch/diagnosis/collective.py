@@ -20,16 +20,7 @@ _SHUTDOWN_S = 15.0
 
 
 def check_collective(hardware: str, environment: Mapping[str, str], seconds: float) -> Finding:
-    """Start two ranks that gather from one another.
-
-    Args:
-        hardware: Flag of `accel launch`: --cpu or --multi-gpu.
-        environment: Variables to inherit; those that stand for settings are left out.
-        seconds: How long it may take.
-
-    Returns:
-        A problem where they fail or take longer, with what they printed last.
-    """
+    """Start two ranks that gather from one another."""
     inherited = {name: value for name, value in environment.items() if name not in {*KNOWN, *_OF_RANKS}}
     words = ["launch", hardware, "--num-processes", "2", *own_command("accel_launch.selfcheck", "gather")[1:]]
     begun = time.monotonic()

@@ -15,15 +15,7 @@ _TOPIC = "Configuration"
 
 
 def check_configuration(path: str | None, settings_of: Callable[[Sequence[str]], Settings]) -> list[Finding]:
-    """Examine the configuration file, and what a launch without flags would be.
-
-    Args:
-        path: The file; None for the default one.
-        settings_of: Resolves the words of a command line.
-
-    Returns:
-        What is wrong with the file and its settings; only the first error where one is raised.
-    """
+    """Examine the configuration file, and what a launch without flags would be."""
     try:
         file = load(path)
         findings = [ok(_TOPIC, f"{file.path} can be read" if file else "no configuration file; defaults apply")]

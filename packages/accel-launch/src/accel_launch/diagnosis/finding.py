@@ -27,43 +27,21 @@ class Finding(NamedTuple):
 
 
 def ok(topic: str, what: str) -> Finding:
-    """Return a finding that needs no remedy.
-
-    Args:
-        topic: Heading under which it is shown.
-        what: What was found.
-    """
+    """Return a finding that needs no remedy."""
     return Finding(topic, "ok", what)
 
 
 def warning(topic: str, what: str, remedy: str) -> Finding:
-    """Return a finding that may explain trouble, and does not stop a run.
-
-    Args:
-        topic: Heading under which it is shown.
-        what: What was found.
-        remedy: What to do about it.
-    """
+    """Return a finding that may explain trouble, and does not stop a run."""
     return Finding(topic, "warning", what, remedy)
 
 
 def problem(topic: str, what: str, remedy: str) -> Finding:
-    """Return a finding with which runs fail or go wrong.
-
-    Args:
-        topic: Heading under which it is shown.
-        what: What was found.
-        remedy: What to do about it.
-    """
+    """Return a finding with which runs fail or go wrong."""
     return Finding(topic, "problem", what, remedy)
 
 
 def from_error(topic: str, error: AccelError) -> Finding:
-    """Return the problem that an error describes: its message says what is wrong, and then what to do.
-
-    Args:
-        topic: Heading under which it is shown.
-        error: What a part of accel raised.
-    """
+    """Return the problem that an error describes: its message says what is wrong, and then what to do."""
     what, _, remedy = str(error).partition(". ")
     return problem(topic, what, remedy)

@@ -19,11 +19,7 @@ _LITTLE_MEMORY = 0.1
 
 
 class Probe:
-    """Imports of torch and of the optional libraries, which go on in another process until they are asked for.
-
-    Args:
-        libraries: Names of the distributions to import; None for torch and all others that accel can use.
-    """
+    """Imports of torch and of the optional libraries, which go on in another process until they are asked for."""
 
     def __init__(self, libraries: list[str] | None = None) -> None:
         names = ["torch", *optional_libraries()] if libraries is None else libraries
@@ -37,14 +33,7 @@ class Probe:
         )
 
     def findings(self, seconds: float) -> list[Finding]:
-        """Wait for the imports, and return what they showed.
-
-        Args:
-            seconds: How long to wait; a library that is not imported by then is a problem.
-
-        Returns:
-            One finding for each library, then those about devices.
-        """
+        """Wait for the imports, and return what they showed."""
         try:
             printed = self._process.communicate(timeout=seconds)[0]
             ended = f"a Python that ended with status {self._process.returncode}"

@@ -19,14 +19,7 @@ _FEW_FILES = 1024
 
 
 def check_disks(checkpoints: Path) -> list[Finding]:
-    """Examine the folders that a run writes to, by writing to them.
-
-    Args:
-        checkpoints: Where checkpoints go.
-
-    Returns:
-        One finding for each folder: a problem where it cannot be written, a warning where little space is left.
-    """
+    """Examine the folders that a run writes to, by writing to them."""
     findings = [_folder("checkpoints", checkpoints)]
     temporary = environ.text("TMPDIR")
     if temporary and not Path(temporary).is_dir():
@@ -71,14 +64,7 @@ def _size(amount: int) -> str:
 
 
 def check_shared_memory(folder: Path = Path("/dev/shm")) -> list[Finding]:
-    """Examine the memory through which the workers of a loader hand over batches, by writing to it.
-
-    Args:
-        folder: Where it is mounted.
-
-    Returns:
-        One finding: a problem where it cannot be written, a warning where it is small.
-    """
+    """Examine the memory through which the workers of a loader hand over batches, by writing to it."""
     remedy = "Start the container with `--shm-size=8g` or `--ipc=host`, or set num_workers=0."
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
@@ -94,11 +80,7 @@ def check_shared_memory(folder: Path = Path("/dev/shm")) -> list[Finding]:
 
 
 def check_open_files() -> list[Finding]:
-    """Examine how many files a process may have open: loaders with workers and many ranks need them.
-
-    Returns:
-        One finding: a warning where the limit is low, with the command that raises it.
-    """
+    """Examine how many files a process may have open: loaders with workers and many ranks need them."""
     limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     shown = "any number of" if limit == resource.RLIM_INFINITY else str(limit)
     told = f"a process may open {shown} files"

@@ -19,14 +19,7 @@ _SECONDS = 5.0
 
 
 def check_network(environment: Mapping[str, str]) -> list[Finding]:
-    """Examine interfaces, the machine's name, and the loopback interface by a connection over it.
-
-    Args:
-        environment: Variables that processes inherit.
-
-    Returns:
-        The interfaces, then what the variables select, the name and the connection.
-    """
+    """Examine interfaces, the machine's name, and the loopback interface by a connection over it."""
     addresses = {name: _address(name) for _, name in socket.if_nameindex()}
     shown = ", ".join(f"{name} {address or 'without an IPv4 address'}" for name, address in addresses.items())
     findings = [ok(_TOPIC, f"interfaces: {shown}")]
@@ -100,15 +93,7 @@ def _loopback() -> Finding:
 
 
 def check_port(port: int, source: str) -> Finding:
-    """Examine whether a port that somebody asked for is free.
-
-    Args:
-        port: The port.
-        source: The variable, or the file and line, that asks for it.
-
-    Returns:
-        A problem where a program listens there.
-    """
+    """Examine whether a port that somebody asked for is free."""
     try:
         check_free(port)
     except LaunchError as error:

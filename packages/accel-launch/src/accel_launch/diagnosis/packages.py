@@ -20,11 +20,7 @@ _WITHOUT_EXTRA = ("torchao", "transformer_engine", "transformers")
 
 
 def check_packages() -> list[Finding]:
-    """Examine Python and the packages of accel.
-
-    Returns:
-        A finding for Python, for each package, and for each requirement that is not met.
-    """
+    """Examine Python and the packages of accel."""
     findings = [ok(_TOPIC, f"Python {platform.python_version()} in {sys.prefix}")]
     for ours in _installed_ours():
         name, misfits = ours.metadata["Name"], _misfits(ours)
@@ -93,11 +89,7 @@ def optional_libraries() -> list[str]:
 
 
 def module_of(name: str) -> str:
-    """Return the module that an installed distribution is imported as.
-
-    Args:
-        name: Name of the distribution.
-    """
+    """Return the module that an installed distribution is imported as."""
     found, likely = distribution(name), name.replace("-", "_").lower()
     listed = (found.read_text("top_level.txt") or "").split()
     modules = listed or [file.parts[0] for file in found.files or () if file.parts[1:] == ("__init__.py",)]

@@ -14,11 +14,7 @@ __all__ = ["main"]
 
 
 def main(modules: list[str]) -> None:
-    """Import modules, and write a line of JSON before and after each; of torch, also what it sees.
-
-    Args:
-        modules: Names of modules.
-    """
+    """Import modules, and write a line of JSON before and after each; of torch, also what it sees."""
     with os.fdopen(os.dup(1), "w", buffering=1) as answers:
         os.dup2(2, 1)  # what a library prints is no answer
         for module in modules:

@@ -44,14 +44,7 @@ KNOWN: frozenset[str] = frozenset(
 
 
 def check_variables(environment: Mapping[str, str]) -> list[Finding]:
-    """Examine the variables that processes will inherit.
-
-    Args:
-        environment: The variables.
-
-    Returns:
-        A finding for each that is wrong; one that says that none is, otherwise.
-    """
+    """Examine the variables that processes will inherit."""
     found = [*_unknown(environment), *_contradictions(environment)]
     said = sorted(name for name in environment if name in KNOWN)
     return found or [ok(_TOPIC, f"no contradiction; accel reads {', '.join(said) or 'none that is set'}")]

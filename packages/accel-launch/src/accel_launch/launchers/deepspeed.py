@@ -34,15 +34,7 @@ _SPECIAL = re.compile(r'(["\\$`])')
 
 
 def carried(value: str, launcher: str) -> str | None:
-    """Return a value as DeepSpeed's file of variables has it, so that other machines get it unchanged.
-
-    Args:
-        value: The value.
-        launcher: Name of DeepSpeed's launcher.
-
-    Returns:
-        The text, or None where it cannot be handed over: a line cannot hold it, or there is no shell for its quotes.
-    """
+    """Return a value as DeepSpeed's file of variables has it, so that other machines get it unchanged."""
     if value != value.strip() or len(value.splitlines()) > 1:
         return None
     if launcher in MPI:

@@ -138,13 +138,6 @@ def _raise_signal(number: signal.Signals) -> None:
 def run_elastic(settings: Settings, environment: Mapping[str, str]) -> int:
     """Start this machine's processes, see them through, and report a failure.
 
-    Args:
-        settings: Settings of the run.
-        environment: Variables that the processes get beyond what they inherit and their ranks.
-
-    Returns:
-        The exit status for the shell: that of the rank that failed first, 128 + N after signal N, 0 if all went well.
-
     Raises:
         ConfigurationError: The folder for logs cannot be used.
         LaunchError: The processes could not be started, or the machines did not find one another.

@@ -37,12 +37,7 @@ __all__ = ["NotebookRankError", "SpawnedRankError", "SpawnedRankExitError", "run
 
 
 class NotebookRankError(ChildFailedError, LaunchError):
-    """A rank of `notebook_launcher` failed: our error, and the one that torch's launcher raises for it.
-
-    Args:
-        message: What is shown: which rank failed first, and its traceback.
-        failures: torch's record of each rank that failed.
-    """
+    """A rank of `notebook_launcher` failed: our error, and the one that torch's launcher raises for it."""
 
     def __init__(self, message: str, failures: dict[int, ProcessFailure]) -> None:
         LaunchError.__init__(self, message, failures)
@@ -163,15 +158,6 @@ def run_forked(
 ) -> None:
     """Run a function in processes forked under torch's elastic agent.
 
-    Args:
-        function: The function.
-        args: Its arguments.
-        rendezvous: Where the machines meet.
-        processes: Processes on this machine.
-        max_restarts: How often processes are started again after a failure.
-        monitor_interval: Seconds between looks at the processes.
-        log_line_prefix_template: Text before every line of a process, with ${rank} and ${local_rank}.
-
     Raises:
         NotebookRankError: A process failed; the message ends with the traceback of the one that failed first.
     """
@@ -207,11 +193,6 @@ def _rank_error(forked: _Forked, failures: dict[int, ProcessFailure]) -> Noteboo
 
 def run_spawned(function: Callable[..., Any], args: Sequence[Any], processes: int) -> None:
     """Run a function in processes forked without an agent.
-
-    Args:
-        function: The function; it gets the number of its process first.
-        args: Its further arguments.
-        processes: Number of processes.
 
     Raises:
         SpawnedRankError: A process raised; the message ends with the traceback of the one that did so first.

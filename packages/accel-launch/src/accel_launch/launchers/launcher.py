@@ -12,11 +12,7 @@ __all__ = ["Launcher", "script_command"]
 
 
 def script_command(settings: Settings) -> list[str]:
-    """Return the command line of the script itself, as one process gets it.
-
-    Args:
-        settings: Settings of the run; its script must be set.
-    """
+    """Return the command line of the script itself, as one process gets it."""
     script = str(settings.script)
     if settings["no_python"]:
         return [script, *settings.arguments]

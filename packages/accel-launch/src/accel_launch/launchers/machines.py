@@ -21,10 +21,6 @@ _FAILED = "accel/failed"
 class OtherMachines:
     """The launchers of the other machines, reached through the store in which the machines met.
 
-    Args:
-        settings: Settings of the run.
-        supervisor: Watches the ranks of this machine.
-
     Attributes:
         failure: What another machine said about a failure there, or an empty text.
     """
@@ -41,11 +37,6 @@ class OtherMachines:
     def met(self, store: object, machine: int, machines: int) -> None:
         """Compare the machines that met, and listen for the failure of another one.
 
-        Args:
-            store: torch's key-value store of this round.
-            machine: Number of this machine in this round.
-            machines: Machines in this round.
-
         Raises:
             LaunchError: A machine has another version, script or number of processes.
         """
@@ -59,11 +50,7 @@ class OtherMachines:
             self._listener.start()
 
     def tell(self, rank: int) -> None:
-        """Tell the others that a rank of this machine failed, unless one of theirs did before.
-
-        Args:
-            rank: The rank.
-        """
+        """Tell the others that a rank of this machine failed, unless one of theirs did before."""
         if self._store is not None and not self.failure:
             self._told = True
             with contextlib.suppress(RuntimeError):

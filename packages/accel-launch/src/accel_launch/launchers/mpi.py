@@ -25,12 +25,6 @@ _NOT_FORWARDED = {"PATH", "PYTHONPATH", "LD_LIBRARY_PATH"}
 def flavor(program: str) -> str:
     """Return which MPI a program belongs to.
 
-    Args:
-        program: Path of mpirun or mpiexec.
-
-    Returns:
-        "Open MPI", "Intel", "mvapich2" or "HYDRA" (MPICH).
-
     Raises:
         ConfigurationError: It is none of these.
     """

@@ -21,12 +21,6 @@ _CONNECT_TIMEOUT_S = 300.0
 def check_main_machine(host: str, port: int, *, own: bool, seconds: float = _CONNECT_TIMEOUT_S) -> None:
     """Check that machine 0 can be reached, or on machine 0 that its port is free.
 
-    Args:
-        host: Address of machine 0.
-        port: Its port.
-        own: Whether this is machine 0.
-        seconds: How long machine 0 may take to appear.
-
     Raises:
         LaunchError: The name is unknown, the port is taken, or nobody answers.
     """
@@ -66,12 +60,7 @@ def _try_to_reach(host: str, port: int) -> str | None:
 
 
 def own_address(host: str, port: int) -> str | None:
-    """Return the address of this machine on the network that leads to machine 0, or None where none does.
-
-    Args:
-        host: Address of machine 0.
-        port: Its port.
-    """
+    """Return the address of this machine on the network that leads to machine 0, or None where none does."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((host, port))
@@ -83,9 +72,6 @@ def own_address(host: str, port: int) -> str | None:
 
 def check_free(port: int) -> None:
     """Check that nothing on this machine uses a port.
-
-    Args:
-        port: The port.
 
     Raises:
         LaunchError: It is taken.
@@ -103,15 +89,7 @@ def check_free(port: int) -> None:
 
 
 def facts_of_machine(script: str | None, processes: int) -> dict[str, Any]:
-    """Return what all machines of a run must agree about.
-
-    Args:
-        script: The script that is started.
-        processes: Processes on all machines, as this one counts them.
-
-    Returns:
-        Versions, a digest of the script, and the number of processes.
-    """
+    """Return what all machines of a run must agree about."""
     path = Path(script or "")
     return {
         "python": platform.python_version(),
@@ -125,13 +103,6 @@ def facts_of_machine(script: str | None, processes: int) -> dict[str, Any]:
 
 def check_agreement(store: Any, rank: int, size: int, facts: dict[str, Any], *, elastic: bool) -> None:
     """Compare the machines' facts through the store in which they met.
-
-    Args:
-        store: torch's key-value store of this round.
-        rank: Number of this machine in this round.
-        size: Machines in this round.
-        facts: What `facts_of_machine` returned here.
-        elastic: Whether the number of processes may differ.
 
     Raises:
         LaunchError: A machine has another version, script or number of processes.

@@ -33,12 +33,6 @@ def _points() -> Iterable[Any]:
 def choose(settings: Settings) -> Launcher:
     """Return the launcher that claims a run.
 
-    Args:
-        settings: Settings of the run.
-
-    Returns:
-        The launcher.
-
     Raises:
         ConfigurationError: Launchers of two third parties claim it.
     """

@@ -25,10 +25,6 @@ _TIMEOUT = timedelta(seconds=300)
 class LocalRendezvous(RendezvousHandler):
     """Meeting point of one machine: a store that other machines cannot reach, on a port that the system chose.
 
-    Args:
-        run_id: Name of the run.
-        port: Port of the store; 0 for a free one.
-
     Attributes:
         address: Address of this machine.
 
@@ -58,11 +54,7 @@ class LocalRendezvous(RendezvousHandler):
         return "local"
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Meet for the next round of attempts.
-
-        Returns:
-            A store of its own for each round; this machine is number 0 of 1.
-        """
+        """Meet for the next round of attempts."""
         if self._round:
             self._empty()
         self._round += 1
@@ -95,11 +87,7 @@ class LocalRendezvous(RendezvousHandler):
         return self._run_id
 
     def shutdown(self) -> bool:
-        """End the rendezvous for all machines.
-
-        Returns:
-            True: there is nobody else to tell.
-        """
+        """End the rendezvous for all machines."""
         return True
 
     def leave(self) -> None:
@@ -108,14 +96,6 @@ class LocalRendezvous(RendezvousHandler):
 
 class MachinesRendezvous(RendezvousHandler):
     """Meeting point of several machines: torch's own, but from the second round on with a new store for the ranks.
-
-    Args:
-        backend: Name of torch's rendezvous: static, c10d, etcd.
-        endpoint: Address and port where the machines meet.
-        run_id: Name of the run.
-        machines: Fewest and most machines.
-        address: Address of this machine, if one is known.
-        configuration: Further words for torch's rendezvous.
 
     Attributes:
         address: Address of this machine, if one is known.
@@ -148,11 +128,7 @@ class MachinesRendezvous(RendezvousHandler):
         return str(self._inner.get_backend())
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Meet the other machines for the next round of attempts.
-
-        Returns:
-            The round's store, the number of this machine, and how many machines there are.
-        """
+        """Meet the other machines for the next round of attempts."""
         info: RendezvousInfo = self._inner.next_rendezvous()
         self._round += 1
         if self._round == 1 or not self.use_agent_store:
@@ -184,11 +160,7 @@ class MachinesRendezvous(RendezvousHandler):
         return str(self._inner.get_run_id())
 
     def shutdown(self) -> bool:
-        """End the rendezvous for all machines.
-
-        Returns:
-            Whether it is closed for every machine.
-        """
+        """End the rendezvous for all machines."""
         return bool(self._inner.shutdown())
 
     def leave(self) -> None:

@@ -33,12 +33,6 @@ _DISTRIBUTION = {
 def hyperparameters(words: Sequence[str]) -> dict[str, Any]:
     """Turn the script's words into SageMaker's hyperparameters.
 
-    Args:
-        words: Words after the script, as `--name value` pairs.
-
-    Returns:
-        Values by name, numbers and truth values as such.
-
     Raises:
         ConfigurationError: A word is no `--name value` pair, which SageMaker cannot pass on.
     """
@@ -65,13 +59,6 @@ def _typed(text: str) -> Any:
 
 def job_description(settings: Settings, environment: Mapping[str, str]) -> dict[str, Any]:
     """Return the arguments of SageMaker's estimator for a run.
-
-    Args:
-        settings: Settings of the run; its file is one for SageMaker.
-        environment: Variables that the script gets.
-
-    Returns:
-        The arguments, by name.
 
     Raises:
         ConfigurationError: The file lacks the instance or the role, or the script is not a Python file.
@@ -116,11 +103,7 @@ def job_description(settings: Settings, environment: Mapping[str, str]) -> dict[
 
 
 def inputs_of(config: Mapping[str, Any]) -> dict[str, str] | None:
-    """Return the data channels that the file names.
-
-    Args:
-        config: The configuration file.
-    """
+    """Return the data channels that the file names."""
     rows = _table(config.get("sagemaker_inputs_file"), ("channel", "data_location"))
     return None if rows is None else {row["channel"]: row["data_location"] for row in rows}
 

@@ -11,11 +11,7 @@ _NAMES = ("torch.distributed.elastic", "torch.distributed.launcher", "torch.mult
 
 @contextmanager
 def torch_loggers(*, talk: bool) -> Iterator[None]:
-    """Let torch's launcher say everything or nothing: what it says of failures is said better in the report.
-
-    Args:
-        talk: Whether it says everything.
-    """
+    """Let torch's launcher say everything or nothing: what it says of failures is said better in the report."""
     level = logging.INFO if talk else logging.CRITICAL
     known = [name for name in logging.root.manager.loggerDict if name.startswith(_NAMES)]
     before = {name: logging.getLogger(name).level for name in (*_NAMES, *known)}

@@ -18,14 +18,6 @@ __all__ = ["find_function", "main"]
 def find_function(script: str, name: str, *, module: bool = False) -> Callable[..., Any]:
     """Import a script and return its main training function.
 
-    Args:
-        script: Path of the script, or name of the module.
-        name: Name of the function.
-        module: Whether `script` is a module's name.
-
-    Returns:
-        The function.
-
     Raises:
         ConfigurationError: The script has no such function.
     """

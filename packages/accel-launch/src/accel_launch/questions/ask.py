@@ -34,11 +34,7 @@ class Asker(Protocol):
 
 
 class LineAsker:
-    """Answers come as lines, one for each question that is asked; an empty line takes the default.
-
-    Args:
-        source: Where the lines come from.
-    """
+    """Answers come as lines, one for each question that is asked; an empty line takes the default."""
 
     person = False
 
@@ -48,12 +44,6 @@ class LineAsker:
 
     def ask(self, question: Question) -> str:
         """Read one line.
-
-        Args:
-            question: The question.
-
-        Returns:
-            The line, without spaces around it.
 
         Raises:
             ConfigurationError: There is no line left, or the last answer was not accepted.
@@ -74,20 +64,12 @@ class LineAsker:
         return line.strip()
 
     def told(self, message: str) -> None:
-        """Remember the message: lines cannot be asked again.
-
-        Args:
-            message: Why the answer was not accepted.
-        """
+        """Remember the message: lines cannot be asked again."""
         self._wrong = message
 
 
 def asker_for(source: TextIO) -> Asker:
-    """Return somebody to ask: a person where `source` is a terminal, lines elsewhere.
-
-    Args:
-        source: Standard input.
-    """
+    """Return somebody to ask: a person where `source` is a terminal, lines elsewhere."""
     if not (source.isatty() and sys.stdout.isatty()):
         return LineAsker(source)
     asker: Asker = import_module("accel_launch.questions.keys").TerminalAsker()
@@ -95,16 +77,7 @@ def asker_for(source: TextIO) -> Asker:
 
 
 def ask_all(questions: Sequence[Question], asker: Asker, answers: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Ask every question whose time comes.
-
-    Args:
-        questions: The questions in their order.
-        asker: Who is asked.
-        answers: Answers that are known already; they are not asked for.
-
-    Returns:
-        The answers by key.
-    """
+    """Ask every question whose time comes."""
     known = dict(answers or {})
     found = dict(known)
     asked: list[int] = []

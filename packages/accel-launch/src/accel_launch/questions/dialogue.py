@@ -12,14 +12,7 @@ __all__ = ["configuration_of", "hold_dialogue"]
 
 
 def hold_dialogue(asker: Asker) -> dict[str, Any]:
-    """Ask everything and return the configuration.
-
-    Args:
-        asker: Who is asked.
-
-    Returns:
-        What the file will say, by key.
-    """
+    """Ask everything and return the configuration."""
     answers = ask_all((ENVIRONMENT,), asker)
     sagemaker = answers["compute_environment"] == "AMAZON_SAGEMAKER"
     questions = (ENVIRONMENT, *(SAGEMAKER if sagemaker else CLUSTER))
@@ -27,15 +20,7 @@ def hold_dialogue(asker: Asker) -> dict[str, Any]:
 
 
 def configuration_of(answers: Mapping[str, Any], questions: Sequence[Question]) -> dict[str, Any]:
-    """Put answers where a configuration file has them.
-
-    Args:
-        answers: Answers by key.
-        questions: The questions that were asked.
-
-    Returns:
-        What the file will say, by key.
-    """
+    """Put answers where a configuration file has them."""
     config: dict[str, Any] = {}
     for question in questions:
         value = answers.get(question.key)

@@ -19,12 +19,6 @@ class TerminalAsker:
     def ask(self, question: Question) -> str:
         """Ask one question.
 
-        Args:
-            question: The question.
-
-        Returns:
-            The answer, or `BACK`.
-
         Raises:
             KeyboardInterrupt: Ctrl-C was pressed.
         """
@@ -41,11 +35,7 @@ class TerminalAsker:
         return str(answer)
 
     def told(self, message: str) -> None:
-        """Print the message before the question comes again.
-
-        Args:
-            message: Why the answer was not accepted.
-        """
+        """Print the message before the question comes again."""
         print(message, file=sys.stderr)
 
 

@@ -21,14 +21,7 @@ When: TypeAlias = Callable[[Answers], bool]
 
 
 def always(answers: Answers) -> bool:
-    """Ask in any case.
-
-    Args:
-        answers: Earlier answers; none of them matters.
-
-    Returns:
-        True.
-    """
+    """Ask in any case."""
     return True
 
 
@@ -58,12 +51,6 @@ class Question:
 
     def answer(self, text: str) -> Any:
         """Read an answer.
-
-        Args:
-            text: What was typed or chosen; empty stands for the default.
-
-        Returns:
-            The answer.
 
         Raises:
             ConfigurationError: It is not among the choices or cannot be read.
@@ -96,18 +83,7 @@ def from_setting(
     default: str | None = None,
     optional: bool = False,
 ) -> Question:
-    """Make a question of a launch setting.
-
-    Args:
-        setting: The setting; its help becomes the question.
-        when: Tells from earlier answers whether to ask.
-        text: The question, where the help does not do.
-        default: Default, where the setting's does not do.
-        optional: Whether an empty answer is allowed.
-
-    Returns:
-        The question, whose answer is parsed as the setting.
-    """
+    """Make a question of a launch setting."""
     choices = ("no", "yes") if setting.yes_or_no and not setting.choices else tuple(map(str, setting.choices))
     if setting.default in ("true", "false"):
         choices = ("true", "false")

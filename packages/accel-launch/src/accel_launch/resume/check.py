@@ -49,12 +49,6 @@ class Difference:
 def run(args: argparse.Namespace) -> int:
     """Carry the command out.
 
-    Args:
-        args: `script`, `script_arguments`, `steps`, `at`, `num_processes`, `cpu` and `timeout` (seconds).
-
-    Returns:
-        0 if the interrupted run is identical to the straight one, 1 if not.
-
     Raises:
         ConfigurationError: Steps that cannot be, or no such script.
         LaunchError: The script failed.
@@ -111,12 +105,7 @@ def _ended_by_sigterm() -> Iterator[None]:
 
 
 def compare(straight: list[list[dict[str, Any]]], interrupted: list[list[dict[str, Any]]]) -> Difference | None:
-    """Return the first difference between two runs, or `None`.
-
-    Args:
-        straight: For each rank, the records of its steps.
-        interrupted: The same of the other run.
-    """
+    """Return the first difference between two runs, or `None`."""
     for records in zip(
         *(zip(one, two, strict=True) for one, two in zip(straight, interrupted, strict=True)), strict=True
     ):

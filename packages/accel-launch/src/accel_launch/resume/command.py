@@ -12,11 +12,7 @@ run = "accel_launch.resume.check:run"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of the command.
-
-    Args:
-        parser: Parser of `accel check-resume`.
-    """
+    """Declare the options of the command."""
     _add_options(parser)
     parser.add_argument("script", help="The script, which uses an Accelerator.")
     parser.add_argument(

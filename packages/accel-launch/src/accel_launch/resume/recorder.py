@@ -48,16 +48,7 @@ class Finished(SystemExit):
 
 
 class Recorder:
-    """Watches the Accelerator of a script.
-
-    Args:
-        record: File to write lines to.
-        first: Number of the step before the first.
-        last: Step after which the script is ended.
-        save: Folder to save the state into at the end, or "-".
-        load: Folder to load the state from at the beginning, or "-".
-        project: Folder that takes the place of the project's, where checkpoints are named automatically.
-    """
+    """Watches the Accelerator of a script."""
 
     def __init__(self, record: TextIO, first: int, last: int, save: str, load: str, project: str) -> None:
         self.step = first
@@ -192,11 +183,7 @@ def _count(optimizer: Any) -> int:
 
 
 def digest(value: object) -> str:
-    """Return a checksum of tensors in any nest, or of the text of anything else.
-
-    Args:
-        value: Tensors on any device, alone or in a nest; or any other object.
-    """
+    """Return a checksum of tensors in any nest, or of the text of anything else."""
     state = hashlib.blake2b(digest_size=8)
 
     def add(tensor: Tensor) -> Tensor:
@@ -228,12 +215,7 @@ def _leaves(value: object) -> Iterator[Any]:
 
 
 def main(arguments: list[str]) -> None:
-    """Run the script as it would run by itself.
-
-    Args:
-        arguments: Record file, first and last step, checkpoint to save and to load, project folder, the script, and its
-            arguments.
-    """
+    """Run the script as it would run by itself."""
     record, first, last, save, load, project, script, *rest = arguments
     with open(record, "w") as file:
         recorder = Recorder(file, int(first), int(last), save, load, project)

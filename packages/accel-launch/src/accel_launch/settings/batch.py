@@ -37,11 +37,7 @@ class StepBatch:
 
 
 def batch_of(settings: Settings) -> StepBatch:
-    """Return what the settings say about the batch of one optimizer step.
-
-    Args:
-        settings: Settings of the run.
-    """
+    """Return what the settings say about the batch of one optimizer step."""
     ranks = mesh_of(settings).data_parallel
     config = deepspeed_file(settings)
     total, each = _number(config.get("train_batch_size")), _number(config.get("train_micro_batch_size_per_gpu"))

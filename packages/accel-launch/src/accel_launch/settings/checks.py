@@ -17,9 +17,6 @@ __all__ = ["check_installed", "check_script", "check_settings"]
 def check_script(settings: Settings) -> None:
     """Refuse a script that cannot be started.
 
-    Args:
-        settings: Settings of the run.
-
     Raises:
         ConfigurationError: There is no such file, it is a folder, or `--module` and `--no-python` are both said.
     """
@@ -56,9 +53,6 @@ _EXCLUSIVE = (
 def check_settings(settings: Settings) -> None:
     """Refuse settings that contradict each other.
 
-    Args:
-        settings: Settings of the run.
-
     Raises:
         ConfigurationError: Hardware or engines exclude each other, numbers of processes contradict each other,
             sizes of mesh axes do not multiply to the number of processes, or a DeepSpeed file and the settings say one
@@ -86,9 +80,6 @@ def check_installed(settings: Settings) -> None:
     """Refuse an engine whose library the Python of this process does not have, where the script runs in it.
 
     DeepSpeed's own launcher is looked for by its program instead.
-
-    Args:
-        settings: Settings of the run.
 
     Raises:
         MissingDependencyError: The library is not installed, or is too old.

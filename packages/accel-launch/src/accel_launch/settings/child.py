@@ -22,26 +22,14 @@ _SWITCHES = {
 
 
 def active(engine: str, settings: Mapping[str, Any]) -> bool:
-    """Return whether a run uses an engine.
-
-    Args:
-        engine: Name in `Setting.engine`.
-        settings: Settings of the run.
-    """
+    """Return whether a run uses an engine."""
     if engine == "fp8":
         return bool(settings["mixed_precision"] == "fp8")
     return engine == "dynamo" or bool(settings[_SWITCHES[engine]])
 
 
 def child_environment(settings: Settings) -> dict[str, str]:
-    """Return the variables that tell the training side about the settings.
-
-    Args:
-        settings: Settings of the run.
-
-    Returns:
-        Variables beyond the rank's own (RANK, WORLD_SIZE, …), by name.
-    """
+    """Return the variables that tell the training side about the settings."""
     found = {
         "ACCELERATE_USE_CPU": str(bool(settings["cpu"])),
         "ACCELERATE_MIXED_PRECISION": settings["mixed_precision"] or "no",
@@ -64,11 +52,7 @@ def child_environment(settings: Settings) -> dict[str, str]:
 
 
 def engine_environment(settings: Settings) -> dict[str, str]:
-    """Return the variables of the engines that the run uses.
-
-    Args:
-        settings: Settings of the run.
-    """
+    """Return the variables of the engines that the run uses."""
     found = {BY_KEY[key].environment: "true" for engine, key in _SWITCHES.items() if active(engine, settings)}
     for key, setting in BY_KEY.items():
         option = setting.option

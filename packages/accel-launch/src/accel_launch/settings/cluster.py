@@ -15,12 +15,6 @@ _TORCHRUN, *_MPI = LAUNCHERS
 def recognise(environment: Mapping[str, str]) -> dict[str, Resolved]:
     """Return what the surrounding scheduler says about a launch.
 
-    Args:
-        environment: Variables that the launcher runs in.
-
-    Returns:
-        Values by key; empty where no scheduler started this process.
-
     Raises:
         ConfigurationError: SLURM started several tasks on a machine, each of which would start processes; or a variable
             that counts something holds no number.

@@ -60,14 +60,7 @@ class BaseConfig:
 
     @staticmethod
     def process_config(config_dict: dict[str, Any]) -> dict[str, Any]:
-        """Give what a file holds the keys that it may leave out.
-
-        Args:
-            config_dict: What the file says.
-
-        Returns:
-            The same, with compute_environment, distributed_type, mixed_precision, use_cpu and debug.
-        """
+        """Give what a file holds the keys that it may leave out."""
         found = dict(config_dict)
         found.setdefault("compute_environment", ComputeEnvironment.LOCAL_MACHINE.value)
         found.setdefault("distributed_type", DistributedType.NO.value)
@@ -82,26 +75,12 @@ class BaseConfig:
 
     @classmethod
     def from_json_file(cls, json_file: str | Path | None = None) -> "BaseConfig":
-        """Read a configuration written as JSON.
-
-        Args:
-            json_file: The file; the default one when None.
-
-        Returns:
-            The configuration; keys of older versions are converted.
-        """
+        """Read a configuration written as JSON."""
         return cls._from(json_file)
 
     @classmethod
     def from_yaml_file(cls, yaml_file: str | Path | None = None) -> "BaseConfig":
-        """Read a configuration written as YAML.
-
-        Args:
-            yaml_file: The file; the default one when None.
-
-        Returns:
-            The configuration; keys of older versions are converted.
-        """
+        """Read a configuration written as YAML."""
         return cls._from(yaml_file)
 
     @classmethod
@@ -126,19 +105,11 @@ class BaseConfig:
         return cls(**{key: value for key, value in said.items() if key in names})
 
     def to_json_file(self, json_file: str | Path) -> None:
-        """Write the configuration as JSON.
-
-        Args:
-            json_file: The file.
-        """
+        """Write the configuration as JSON."""
         Path(json_file).write_text(json.dumps(self.to_dict(), indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
     def to_yaml_file(self, yaml_file: str | Path) -> None:
-        """Write the configuration as YAML.
-
-        Args:
-            yaml_file: The file.
-        """
+        """Write the configuration as YAML."""
         Path(yaml_file).write_text(yaml.safe_dump(self.to_dict()), encoding="utf-8")
 
     def __post_init__(self) -> None:
@@ -208,12 +179,6 @@ class SageMakerConfig(BaseConfig):
 def load_config_from_file(config_file: str | Path | None) -> BaseConfig:
     """Read a configuration file into an object.
 
-    Args:
-        config_file: The file; the default one when None.
-
-    Returns:
-        A `ClusterConfig`, or a `SageMakerConfig` where the file is one for SageMaker.
-
     Raises:
         ConfigurationError: The file does not exist or is not valid.
     """
@@ -258,11 +223,6 @@ def write_basic_config(
 
 def basic_config(mixed_precision: str = "no", *, processes: int | None = None, gpus: int = 0) -> ClusterConfig:
     """Return the most usual settings of this machine.
-
-    Args:
-        mixed_precision: "no", "fp16", "bf16" or "fp8".
-        processes: Processes; one per GPU, or one without GPUs, when None.
-        gpus: GPUs of this machine.
 
     Raises:
         ConfigurationError: The precision is unknown.

@@ -30,9 +30,6 @@ _FORMATS = ("fp16", "bf16")
 def deepspeed_file(settings: Settings) -> Mapping[str, Any]:
     """Return what DeepSpeed's JSON file holds, and nothing where the run names none.
 
-    Args:
-        settings: Settings of the run.
-
     Raises:
         ConfigurationError: The file cannot be read, or is not a JSON object.
     """
@@ -50,9 +47,6 @@ def deepspeed_file(settings: Settings) -> Mapping[str, Any]:
 def said_by_file(settings: Settings) -> dict[str, Resolved]:
     """Return the settings that DeepSpeed's file decides, each with its place in the file.
 
-    Args:
-        settings: Settings of the run.
-
     Raises:
         ConfigurationError: The file cannot be read, or is not a JSON object.
     """
@@ -69,11 +63,7 @@ def said_by_file(settings: Settings) -> dict[str, Resolved]:
 
 
 def keys_beside_file(settings: Settings) -> list[str]:
-    """Return the keys of the configuration file's DeepSpeed section in its order, and its mixed precision last.
-
-    Args:
-        settings: Settings of the run.
-    """
+    """Return the keys of the configuration file's DeepSpeed section in its order, and its mixed precision last."""
     found = [
         key for key in settings.file_order if _in_file(settings, key) and BY_KEY[key].path[:1] == ("deepspeed_config",)
     ]
@@ -82,9 +72,6 @@ def keys_beside_file(settings: Settings) -> list[str]:
 
 def check_deepspeed_file(settings: Settings) -> None:
     """Refuse a DeepSpeed file that cannot be used, or that sets a key beside the settings.
-
-    Args:
-        settings: Settings of the run.
 
     Raises:
         ConfigurationError: The file is missing, is not a JSON object, has no part on ZeRO or two number formats; the

@@ -31,9 +31,6 @@ def launcher_of(settings: Mapping[str, Any]) -> str | None:
     """Return which launcher of DeepSpeed's reaches the other machines; None where torchrun starts this one.
 
     Where nobody chooses it is pdsh, but under a scheduler, which has started every machine already.
-
-    Args:
-        settings: Settings of the run.
     """
     if not settings["use_deepspeed"] or layout_of(settings).machines == 1:
         return None
@@ -44,9 +41,6 @@ def launcher_of(settings: Mapping[str, Any]) -> str | None:
 
 def check_hosts(settings: Settings) -> None:
     """Refuse a hostfile, filters and numbers that DeepSpeed's launcher cannot start, or would start otherwise.
-
-    Args:
-        settings: Settings of the run; `launcher_of` returns a launcher for it.
 
     Raises:
         ConfigurationError: No hostfile is named, it cannot be read, the filters do not fit it or the launcher, or
@@ -94,9 +88,6 @@ def _check_filters(settings: Settings, launcher: str | None) -> None:
 def active_slots(settings: Settings) -> Hosts:
     """Return the hosts and slots that remain after the filters.
 
-    Args:
-        settings: Settings of the run.
-
     Raises:
         ConfigurationError: The hostfile cannot be read, or a filter names what it does not have.
     """
@@ -119,12 +110,6 @@ def active_slots(settings: Settings) -> Hosts:
 
 def read_hosts(path: Path) -> Hosts:
     """Read a hostfile: one `NAME slots=N` in a line.
-
-    Args:
-        path: The file.
-
-    Returns:
-        The numbers of the slots by host, in the order of the file.
 
     Raises:
         ConfigurationError: It cannot be read, a line is not of that form, or a host occurs twice.

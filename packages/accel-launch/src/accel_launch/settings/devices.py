@@ -17,24 +17,12 @@ SEVERAL_DEVICES = tuple(sorted(_VISIBLE, key=lambda label: (label != _GPU, label
 
 
 def visible_variable(label: object) -> str:
-    """Return the variable that says which devices a process sees.
-
-    Args:
-        label: What the configuration file calls the kind of device; GPUs of NVIDIA or AMD where it names none.
-    """
+    """Return the variable that says which devices a process sees."""
     return _VISIBLE.get(str(label)) or str(_VISIBLE[_GPU])
 
 
 def count_gpus(environment: Mapping[str, str], gpu_ids: str | None = None) -> int:
-    """Count the NVIDIA and AMD GPUs that processes started here would see.
-
-    Args:
-        environment: Variables that the processes inherit.
-        gpu_ids: GPUs asked for, as comma-separated numbers; None or "all" for every one.
-
-    Returns:
-        Number of GPUs; those named by `gpu_ids` or `CUDA_VISIBLE_DEVICES` where one says so.
-    """
+    """Count the NVIDIA and AMD GPUs that processes started here would see."""
     present = _present()
     named = gpu_ids if gpu_ids not in (None, "", "all") else environment.get(visible_variable(_GPU))
     if named is None or present == 0:

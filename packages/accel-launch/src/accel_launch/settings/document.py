@@ -97,13 +97,6 @@ class _Size:
 def parse(text: str, path: Path) -> tuple[dict[Hashable, Any], Lines]:
     """Read YAML or JSON that holds keys and values.
 
-    Args:
-        text: The text.
-        path: Where it comes from, for messages.
-
-    Returns:
-        The values by key, and the line of every key.
-
     Raises:
         ConfigurationError: The text is neither, holds something else than keys and values, or stands for too much.
     """

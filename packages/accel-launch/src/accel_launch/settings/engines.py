@@ -16,11 +16,7 @@ _FP8 = "fp8-"
 
 
 def asked_for(settings: Settings) -> list[Engine]:
-    """Return the engines that the settings of a run choose; a script may choose others.
-
-    Args:
-        settings: Settings of the run.
-    """
+    """Return the engines that the settings of a run choose; a script may choose others."""
     names = set(_names(settings))
     return [engine for engine in ENGINES if engine.name in names]
 
@@ -45,12 +41,7 @@ def _first_fp8() -> str:
 
 
 def engine_rows() -> list[dict[str, Any]]:
-    """Return every engine that accel knows, with what is installed of it.
-
-    Returns:
-        One object per engine: name, title, library, its installed version or None, what is missing, and the command
-        that mends that.
-    """
+    """Return every engine that accel knows, with what is installed of it."""
     found = []
     for engine in ENGINES:
         here = engine.presence()
@@ -68,11 +59,7 @@ def engine_rows() -> list[dict[str, Any]]:
 
 
 def describe(row: dict[str, Any]) -> str:
-    """Return what there is to say of an engine, in one line.
-
-    Args:
-        row: One of `engine_rows`.
-    """
+    """Return what there is to say of an engine, in one line."""
     if row["problem"]:
         return f"{row['title']}: {row['problem']}; run `{row['remedy']}`"
     return f"{row['title']}: {row['library']} {row['version']}"

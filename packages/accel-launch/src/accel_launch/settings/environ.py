@@ -16,15 +16,7 @@ def snapshot() -> Mapping[str, str]:
 
 
 def wants_colors(terminal: bool) -> bool:
-    """Return whether output may carry colors.
-
-    Args:
-        terminal: Whether it goes to a terminal.
-
-    Returns:
-        False under `NO_COLOR` (https://no-color.org), else True under `FORCE_COLOR`, else True on a terminal that is
-        not a dumb one.
-    """
+    """Return whether output may carry colors."""
     if text("NO_COLOR"):
         return False
     if text("FORCE_COLOR"):

@@ -82,22 +82,12 @@ class ConfigFile:
     changes: list[str] = field(default_factory=list)
 
     def where(self, *keys: str) -> str:
-        """Return file and line of a key.
-
-        Args:
-            keys: The keys that lead to it.
-        """
+        """Return file and line of a key."""
         line = self.lines.get(keys)
         return f"{self.path}:{line}" if line else str(self.path)
 
     def settings_of(self, written: set[str]) -> dict[str, Resolved]:
         """Return what the file says about a launch.
-
-        Args:
-            written: Settings that the command line says; hardware named there sets the file's `distributed_type` aside.
-
-        Returns:
-            Values by key, each with its file and line.
 
         Raises:
             ConfigurationError: A value cannot be read or is not allowed.
@@ -129,12 +119,6 @@ def sections() -> set[str]:
 def load(path: str | Path | None = None) -> ConfigFile | None:
     """Read a configuration file.
 
-    Args:
-        path: The file; the default one when None.
-
-    Returns:
-        The file, or None where none was named and there is no default one.
-
     Raises:
         ConfigurationError: It does not exist, is too large, is no YAML or JSON, comes from a newer version, or has keys
             that nobody knows.
@@ -152,13 +136,6 @@ def load(path: str | Path | None = None) -> ConfigFile | None:
 
 def read_document(text: str, path: Path) -> ConfigFile:
     """Read the text of a configuration file.
-
-    Args:
-        text: The text.
-        path: Where it comes from, for messages.
-
-    Returns:
-        The file, migrated and with only keys that are known.
 
     Raises:
         ConfigurationError: As for `load`.
@@ -196,9 +173,6 @@ def _check_schema(text: str, config: Mapping[str, Any], path: Path) -> None:
 
 def check_keys(file: ConfigFile) -> None:
     """Refuse keys that nobody knows, and values where settings are grouped.
-
-    Args:
-        file: The file.
 
     Raises:
         ConfigurationError: There is such a key; the message has its place, and the key that was probably meant.
@@ -307,10 +281,6 @@ def _value(setting: Setting, value: object, where: str) -> Any:
 def write(config: Mapping[str, Any], path: Path) -> None:
     """Write a configuration file.
 
-    Args:
-        config: What it says, by key.
-        path: Where; a name that ends in .json gives JSON, any other YAML.
-
     Raises:
         ConfigurationError: The place cannot be written.
     """
@@ -328,12 +298,7 @@ def write(config: Mapping[str, Any], path: Path) -> None:
 
 
 def as_document(config: Mapping[str, Any], path: Path) -> str:
-    """Return a configuration as the text of a file.
-
-    Args:
-        config: What it says, by key.
-        path: Its name decides between JSON and YAML.
-    """
+    """Return a configuration as the text of a file."""
     if path.suffix == ".json":
         return json.dumps({"schema": SCHEMA, **config}, indent=2, sort_keys=True) + "\n"
     body: str = yaml.safe_dump(dict(config), sort_keys=True, default_flow_style=False)

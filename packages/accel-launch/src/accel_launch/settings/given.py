@@ -9,9 +9,5 @@ GIVEN = "_given"
 
 
 def given(args: argparse.Namespace) -> set[str]:
-    """Return the destinations that were written on the command line.
-
-    Args:
-        args: What `accel_launch.arguments.Parser.parse_args` returned.
-    """
+    """Return the destinations that were written on the command line."""
     return set(getattr(args, GIVEN, ()))

@@ -42,12 +42,6 @@ class Layout:
 def layout_of(settings: Mapping[str, Any]) -> Layout:
     """Work out where the processes are.
 
-    Args:
-        settings: Settings of the run; `inherited` of a `Settings` tells which GPUs are visible.
-
-    Returns:
-        The layout.
-
     Raises:
         ConfigurationError: The numbers are not valid, or contradict each other.
     """
@@ -76,12 +70,7 @@ def layout_of(settings: Mapping[str, Any]) -> Layout:
 
 
 def said_by_cluster(settings: Mapping[str, Any], key: str) -> bool:
-    """Return whether a scheduler's variables gave a setting its value.
-
-    Args:
-        settings: Settings of the run.
-        key: Name of the setting.
-    """
+    """Return whether a scheduler's variables gave a setting its value."""
     said = getattr(settings, "said", {}).get(key)
     return said is not None and said.origin == "cluster"
 
@@ -91,13 +80,7 @@ def _source(settings: Mapping[str, Any], key: str) -> str:
 
 
 def counted(number: object, noun: str, plural: str = "s") -> str:
-    """Return a number with its noun in the singular or the plural.
-
-    Args:
-        number: How many.
-        noun: In the singular.
-        plural: Ending of the plural.
-    """
+    """Return a number with its noun in the singular or the plural."""
     return f"{number} {noun}{'' if str(number) == '1' else plural}"
 
 

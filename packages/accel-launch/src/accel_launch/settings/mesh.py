@@ -36,14 +36,7 @@ class Mesh:
         return math.prod(size for axis, size in self.sizes.items() if axis in _DATA_AXES)
 
     def groups(self, axis: str) -> list[list[int]]:
-        """Return the ranks that lie together along an axis.
-
-        Args:
-            axis: One of the axes.
-
-        Returns:
-            One list of ranks for each line along the axis; empty where the axes do not hold every process.
-        """
+        """Return the ranks that lie together along an axis."""
         if not self.fits:
             return []
         names = list(self.sizes)
@@ -54,14 +47,7 @@ class Mesh:
 
 
 def mesh_of(settings: Settings) -> Mesh:
-    """Return the axes that the settings give the processes.
-
-    Args:
-        settings: Settings of the run.
-
-    Returns:
-        The mesh; one axis `dp` where no parallelism is configured, or every axis of it has one rank.
-    """
+    """Return the axes that the settings give the processes."""
     processes = layout_of(settings).processes
     if active("megatron", settings):
         sizes = {

@@ -21,14 +21,7 @@ _GONE = {"ipex_config", "use_xpu", "num_cpu_threads", "main_cpu_threads"}
 
 
 def migrate(config: dict[str, Any]) -> list[Change]:
-    """Bring a configuration to today's keys and values, in place.
-
-    Args:
-        config: What the file says, by key.
-
-    Returns:
-        What was changed; empty for a file of today.
-    """
+    """Bring a configuration to today's keys and values, in place."""
     changes: list[Change] = []
     for step in _STEPS:
         changes.extend(step(config))

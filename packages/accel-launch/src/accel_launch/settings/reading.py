@@ -11,11 +11,7 @@ _LARGEST_FILE = 1 << 18
 
 
 def shortened(value: object) -> str:
-    """Return a value as it stands in a message: on one line, and cut where it is long.
-
-    Args:
-        value: What was found.
-    """
+    """Return a value as it stands in a message: on one line, and cut where it is long."""
     text = value if isinstance(value, str) else repr(value)
     text = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text[:200])
     return text if len(text) <= 100 else f"{text[:97]}..."
@@ -23,10 +19,6 @@ def shortened(value: object) -> str:
 
 def read_text(path: Path, what: str) -> str:
     """Return the text of a file.
-
-    Args:
-        path: The file.
-        what: What the file is, for messages.
 
     Raises:
         ConfigurationError: It cannot be read, is larger than 256 KiB, or is no UTF-8.
@@ -48,10 +40,6 @@ def read_text(path: Path, what: str) -> str:
 
 def read_json(path: Path, what: str) -> object:
     """Return what a JSON file holds.
-
-    Args:
-        path: The file.
-        what: What the file is, for messages.
 
     Raises:
         ConfigurationError: It cannot be read, is too large, or is no JSON.

@@ -66,20 +66,12 @@ class Settings(Mapping[str, Any]):
         return len(self.said)
 
     def source(self, key: str) -> str:
-        """Return who says a setting, as a message names it: the flag, the variable, the file and line.
-
-        Args:
-            key: Name of the setting.
-        """
+        """Return who says a setting, as a message names it: the flag, the variable, the file and line."""
         said = self.said[key]
         return f"the default of {key}" if said.origin == "default" else said.where
 
     def is_set(self, key: str) -> bool:
-        """Return whether anybody said the setting, so that it is not merely a default.
-
-        Args:
-            key: Name of the setting.
-        """
+        """Return whether anybody said the setting, so that it is not merely a default."""
         return self.said[key].origin != "default"
 
 
@@ -92,16 +84,6 @@ def resolve(
     file: Mapping[str, Resolved] | None = None,
 ) -> dict[str, Resolved]:
     """Decide every setting.
-
-    Args:
-        table: The settings.
-        args: Parsed command line.
-        environment: Variables that the launcher runs in.
-        cluster: What a scheduler's variables mean, by key.
-        file: What the configuration file says, by key.
-
-    Returns:
-        Value and origin by key, for every key of the table.
 
     Raises:
         ConfigurationError: A flag, a variable or a file says what cannot be read or is not allowed.
@@ -132,13 +114,7 @@ def resolve(
 
 
 def written_in(table: Iterable[Setting], args: argparse.Namespace) -> set[str]:
-    """Return the settings that a command line says.
-
-    Args:
-        table: The settings.
-        args: Parsed command line; in one that a program made or changed, what differs from the default counts as
-            written.
-    """
+    """Return the settings that a command line says."""
     changed = {
         setting.key
         for setting in table
@@ -153,14 +129,6 @@ def _parsed_default(setting: Setting) -> Any:
 
 def read(setting: Setting, text: str, where: str) -> Any:
     """Turn what was written into the value of a setting.
-
-    Args:
-        setting: The setting.
-        text: What was written.
-        where: Where, for the message.
-
-    Returns:
-        The value, checked.
 
     Raises:
         ConfigurationError: It cannot be read, or is not allowed.
@@ -182,11 +150,6 @@ def read(setting: Setting, text: str, where: str) -> Any:
 def checked(setting: Setting, value: Any, where: str) -> Any:
     """Return a value that the setting may have.
 
-    Args:
-        setting: The setting.
-        value: A parsed value; None where nothing is said.
-        where: Where it was said, for the message.
-
     Raises:
         ConfigurationError: It is not allowed.
     """
@@ -202,11 +165,7 @@ def _not_valid(setting: Setting, said: object, where: str) -> ConfigurationError
 
 
 def wanted(setting: Setting) -> str:
-    """Return in words what a setting takes.
-
-    Args:
-        setting: The setting.
-    """
+    """Return in words what a setting takes."""
     if setting.choices:
         return f"one of {', '.join(map(str, setting.choices))}"
     if setting.rule is not None:

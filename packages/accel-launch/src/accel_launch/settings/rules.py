@@ -62,15 +62,7 @@ TEE = Rule("0, 1, 2 or 3, or a number for each local rank as in 0:3,1:2", lambda
 
 
 def tee_of(said: str, local_rank: int) -> int:
-    """Read `--tee`: 0 nothing, 1 output, 2 errors, 3 both; or comma-separated RANK:N.
-
-    Args:
-        said: What was written; `TEE` holds for it.
-        local_rank: The rank asked about.
-
-    Returns:
-        The number for the rank.
-    """
+    """Read `--tee`: 0 nothing, 1 output, 2 errors, 3 both; or comma-separated RANK:N."""
     if ":" not in said:
         return int(said)
     parts = [part.partition(":") for part in said.split(",")]

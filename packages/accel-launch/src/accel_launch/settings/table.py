@@ -73,17 +73,7 @@ def _rows(
     prefix: str = "",
     leave_out: Iterable[str] = (),
 ) -> tuple[Setting, ...]:
-    """Make the settings of one engine.
-
-    Args:
-        topic: Heading of the help.
-        engine: Name in `Setting.engine`.
-        table: The options.
-        section: Key of a configuration file under which they stand.
-        keep: Whether the launcher passes the options' own defaults on where no value is given.
-        prefix: Part of the options' names that keys of the file leave out; only `fp8_format` keeps it.
-        leave_out: Options that the launcher sets in another way.
-    """
+    """Make the settings of one engine."""
     return tuple(
         _setting(
             option,

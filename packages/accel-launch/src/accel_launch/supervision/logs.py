@@ -15,11 +15,7 @@ RECORD = "failure.json"
 
 
 class LogFile:
-    """The output of one rank on disk. It never raises: what the disk does not take is left out, and that is said.
-
-    Args:
-        path: The file; it is appended to.
-    """
+    """The output of one rank on disk. It never raises: what the disk does not take is left out, and that is said."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -28,11 +24,7 @@ class LogFile:
         self._warned = False
 
     def write(self, chunk: bytes) -> None:
-        """Append a piece, or count it as missing where the disk does not take it.
-
-        Args:
-            chunk: What the rank printed.
-        """
+        """Append a piece, or count it as missing where the disk does not take it."""
         view = memoryview(chunk)
         try:
             self._open()
@@ -69,9 +61,6 @@ class LogFile:
 class LogFolder:
     """The folder of `--log-dir`, used by one run after the other.
 
-    Args:
-        path: The folder; it is made if it is not there.
-
     Raises:
         ConfigurationError: It cannot be made.
     """
@@ -88,11 +77,7 @@ class LogFolder:
             ) from None
 
     def open(self, name: str) -> LogFile:
-        """Return the log of one stream; attempts of one run share it.
-
-        Args:
-            name: Name of the file.
-        """
+        """Return the log of one stream; attempts of one run share it."""
         if name not in self._begun:
             self._begun.add(name)
             with contextlib.suppress(OSError):  # a disk that does not rename: then the log is appended to

@@ -30,21 +30,12 @@ RUN_VARIABLE = "ACCEL_RUN_ID"
 
 
 def run_mark(run_id: str, around: str | None) -> str:
-    """Return the value of `RUN_VARIABLE` for the processes of a run.
-
-    Args:
-        run_id: The run.
-        around: The variable's value in the process that starts the run, where that belongs to a run itself.
-    """
+    """Return the value of `RUN_VARIABLE` for the processes of a run."""
     return f"{around} {run_id}" if around else run_id
 
 
 def alive(pid: int) -> bool:
-    """Return whether a process exists and is not a zombie.
-
-    Args:
-        pid: Process id.
-    """
+    """Return whether a process exists and is not a zombie."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
     except (OSError, IndexError):
@@ -53,14 +44,7 @@ def alive(pid: int) -> bool:
 
 
 def find_orphans(run_id: str) -> list[int]:
-    """Return the processes of a run that are still there, by the variable in their environment.
-
-    Args:
-        run_id: The run; the processes of runs that were started in it count as well.
-
-    Returns:
-        Process ids, this process excepted.
-    """
+    """Return the processes of a run that are still there, by the variable in their environment."""
     name, wanted = f"{RUN_VARIABLE}=".encode(), run_id.encode()
     found = []
     for folder in Path("/proc").iterdir():
@@ -80,10 +64,6 @@ def signal_group(pid: int, number: signal.Signals) -> None:
     """Send a signal to the group that a process leads, or to the process if it leads none yet.
 
     A process gets it once: a second SIGABRT would end it in the middle of printing its stacks.
-
-    Args:
-        pid: Process id.
-        number: The signal.
     """
     for send in (os.killpg, os.kill):
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -92,15 +72,7 @@ def signal_group(pid: int, number: signal.Signals) -> None:
 
 
 def kill_orphans(run_id: str, *, grace: float = 2.0) -> list[int]:
-    """End what is left of a run: SIGTERM first, SIGKILL after a while.
-
-    Args:
-        run_id: The run.
-        grace: Seconds between the two signals.
-
-    Returns:
-        The processes that were found.
-    """
+    """End what is left of a run: SIGTERM first, SIGKILL after a while."""
     left = find_orphans(run_id)
     for number in (signal.SIGTERM, signal.SIGKILL):
         for pid in left:
@@ -155,11 +127,7 @@ class OrphanReaper:
         os.close(read_end)
 
     def watch(self, pid: int) -> None:
-        """Add a process, the leader of its own group, to those that must not outlive the launcher.
-
-        Args:
-            pid: Id of the process and of its group.
-        """
+        """Add a process, the leader of its own group, to those that must not outlive the launcher."""
         os.write(self._pipe, f"{pid}\n".encode())
 
     def release(self) -> None:

@@ -102,14 +102,7 @@ class MemoryKills:
 
 
 def last_traceback(tail: bytes) -> str:
-    """Return the last traceback of what a process printed, with the chain that led to it.
-
-    Args:
-        tail: End of its error stream.
-
-    Returns:
-        The text from the traceback on, without a crash on the way out that followed it; or an empty one.
-    """
+    """Return the last traceback of what a process printed, with the chain that led to it."""
     text = tail.decode(errors="replace").replace("\r\n", "\n")
     marker = TRACEBACK.decode()
     start = text.rfind(marker)
@@ -131,25 +124,12 @@ def last_traceback(tail: bytes) -> str:
 
 
 def without_crash(text: str) -> str:
-    """Return what a process printed up to a crash on its way out.
-
-    Args:
-        text: What it printed.
-    """
+    """Return what a process printed up to a crash on its way out."""
     return _CRASH_AT_EXIT.split(text)[0]
 
 
 def failed_at(log: RankLog, status: int) -> float:
-    """Return when a rank went wrong: when its last traceback began, or when it ended.
-
-    Args:
-        log: The rank's record.
-        status: Exit code, or minus a signal.
-
-    Returns:
-        Seconds on the monotonic clock. A traceback counts only for an exit code, and only shortly before the end: an
-        older one was handled.
-    """
+    """Return when a rank went wrong: when its last traceback began, or when it ended."""
     ended = time.monotonic() if log.ended_at is None else log.ended_at
     if _may_have_raised(status) and log.traceback_at is not None and ended - log.traceback_at < _TRACEBACK_COUNTS_FOR:
         return log.traceback_at
@@ -162,21 +142,13 @@ def _may_have_raised(status: int) -> bool:
 
 
 def first_failure(outcomes: Iterable[ExitOutcome]) -> ExitOutcome | None:
-    """Return the failure that came first, or None where every process ended well or was stopped.
-
-    Args:
-        outcomes: How the processes ended.
-    """
+    """Return the failure that came first, or None where every process ended well or was stopped."""
     failures = [outcome for outcome in outcomes if outcome.status != 0 and not outcome.stopped]
     return min(failures, key=lambda outcome: outcome.failed_at, default=None)
 
 
 def cause_of(outcomes: Sequence[ExitOutcome]) -> ExitOutcome | None:
-    """Return the outcome that explains the end of a run: the first failure, else the first that has a traceback.
-
-    Args:
-        outcomes: How the processes ended.
-    """
+    """Return the outcome that explains the end of a run: the first failure, else the first that has a traceback."""
     raised = [outcome for outcome in outcomes if outcome.traceback]
     return first_failure(outcomes) or min(raised, key=lambda outcome: outcome.failed_at, default=None)
 
@@ -184,17 +156,7 @@ def cause_of(outcomes: Sequence[ExitOutcome]) -> ExitOutcome | None:
 def outcomes(
     logs: Mapping[int, RankLog], statuses: Mapping[int, int], stopped: Iterable[int], memory: MemoryKills
 ) -> list[ExitOutcome]:
-    """Put together how the processes of this machine ended.
-
-    Args:
-        logs: Record of each rank.
-        statuses: Exit code, or minus a signal, by rank.
-        stopped: Ranks that the launcher ended itself.
-        memory: Count of kills for memory since the start.
-
-    Returns:
-        One outcome for each status, by rank.
-    """
+    """Put together how the processes of this machine ended."""
     ended_by_us = set(stopped)
     found = []
     for rank, status in sorted(statuses.items()):
@@ -216,18 +178,10 @@ def outcomes(
 
 
 def want_restart(outcomes: Iterable[ExitOutcome]) -> bool:
-    """Return whether every process left with the exit code that asks for the run to be started again.
-
-    Args:
-        outcomes: How the processes ended.
-    """
+    """Return whether every process left with the exit code that asks for the run to be started again."""
     return {outcome.status for outcome in outcomes} == {TRY_AGAIN}
 
 
 def shell_status(status: int) -> int:
-    """Return the exit status that a shell shows: 128 + N for a process ended by signal N.
-
-    Args:
-        status: Exit code, or minus the number of a signal.
-    """
+    """Return the exit status that a shell shows: 128 + N for a process ended by signal N."""
     return 128 - status if status < 0 else status

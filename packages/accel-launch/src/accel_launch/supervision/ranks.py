@@ -37,23 +37,12 @@ class RanksEnded:
         return next((rank for rank in ranks if self.codes[rank] > 0), ranks[0] if ranks else None)
 
     def tail(self, rank: int, lines: int = 30) -> str:
-        """Return the last lines that a rank printed.
-
-        Args:
-            rank: The rank.
-            lines: At most how many.
-        """
+        """Return the last lines that a rank printed."""
         return "\n".join(self.logs[rank].read_text(errors="replace").splitlines()[-lines:])
 
 
 def rank_variables(rank: int, size: int, port: int) -> dict[str, str]:
-    """Return the variables by which a rank finds the others on this machine; none of a single process.
-
-    Args:
-        rank: Number of the rank.
-        size: How many there are.
-        port: Where they meet.
-    """
+    """Return the variables by which a rank finds the others on this machine; none of a single process."""
     if size == 1:
         return {}
     return {
@@ -69,18 +58,7 @@ def run_ranks(
     timeout: float,
     grace: float | None = None,
 ) -> RanksEnded:
-    """Start ranks and wait for them; the first failure ends the others, and none outlives the call.
-
-    Args:
-        commands: Command line of each rank.
-        environments: Environment of each rank.
-        place: Folder for `0.log`, `1.log` …
-        timeout: Seconds after which they are ended.
-        grace: Seconds that the others have once one has ended well; as long as `timeout` where `None`.
-
-    Returns:
-        Exit codes and output, also where a rank failed or time ran out.
-    """
+    """Start ranks and wait for them; the first failure ends the others, and none outlives the call."""
     logs = tuple(place / f"{rank}.log" for rank in range(len(commands)))
     ranks: list[subprocess.Popen[bytes]] = []
     try:

@@ -36,11 +36,7 @@ _NOT_A_STACK = re.compile(r"^(?:Fatal Python error: Aborted\n+|Extension modules
 
 
 def report_left_behind(pids: Sequence[int]) -> None:
-    """Say which processes outlived the ranks that started them, and were ended.
-
-    Args:
-        pids: Process ids.
-    """
+    """Say which processes outlived the ranks that started them, and were ended."""
     told = ", ".join(map(str, pids))
     say(f"accel launch: ended processes that outlived their ranks: {told}")
 
@@ -54,19 +50,7 @@ def failure_record(
     reason: str,
     attempt: int = 0,
 ) -> dict[str, Any]:
-    """Return the record of a failure.
-
-    Args:
-        outcomes: How the processes of this machine ended.
-        run_id: Name of the run.
-        command: Command line of the processes.
-        seconds: Seconds between start and end.
-        reason: "failure", "watchdog" or a signal's name.
-        attempt: How often the processes had been started again.
-
-    Returns:
-        A JSON object; `first` is the rank that failed first, `ranks` how each ended.
-    """
+    """Return the record of a failure."""
     first = first_failure(outcomes)
     return {
         "schema": 1,
@@ -104,20 +88,7 @@ def report_failure(
     log_dir: Path | None,
     quiet: bool = False,
 ) -> Path | None:
-    """Write the record and the logs of a failure, and tell a person about it; the traceback comes last.
-
-    Args:
-        outcomes: How the processes of this machine ended.
-        logs: Record of each rank.
-        record: What `failure_record` returned.
-        told: Text that ends the report: the traceback of the cause, or its last line where the rest was shown before.
-        log_dir: Folder with full logs, or None: then what is remembered of each rank goes to a temporary folder, and so
-            it does where the folder cannot be written.
-        quiet: Write the files, print nothing.
-
-    Returns:
-        The record's path, or None where no folder could be written.
-    """
+    """Write the record and the logs of a failure, and tell a person about it; the traceback comes last."""
     path = _write_record(record, {}, log_dir) if log_dir is not None else None
     path = path or _write_record(record, logs, None)
     if not quiet:
@@ -127,14 +98,7 @@ def report_failure(
 
 
 def report_restart(outcomes: Sequence[ExitOutcome], told: str, attempt: int, most: int) -> None:
-    """Tell a person that the ranks are started again, and why.
-
-    Args:
-        outcomes: How the processes of this machine ended.
-        told: The traceback of the cause, or its last line where the rest was shown before.
-        attempt: Number of this restart, from 1.
-        most: Restarts at most.
-    """
+    """Tell a person that the ranks are started again, and why."""
     first = first_failure(outcomes)
     if first is not None:
         named = f"rank {first.rank} failed first: {first.how}; all ranks start again (restart {attempt} of {most})"
@@ -143,23 +107,14 @@ def report_restart(outcomes: Sequence[ExitOutcome], told: str, attempt: int, mos
 
 
 def report_stacks(rank: int, printed: bytes) -> None:
-    """Show the stacks that the processes of a rank printed when the watchdog ended it.
-
-    Args:
-        rank: The rank.
-        printed: What it printed as errors since then.
-    """
+    """Show the stacks that the processes of a rank printed when the watchdog ended it."""
     text = printed.decode(errors="replace").replace("\r\n", "\n")
     stacks = _NOT_A_STACK.sub("", text).strip("\n")
     say(f"\nStacks of rank {rank}:\n{stacks or 'it printed none before it ended'}")
 
 
 def pass_on(text: str) -> None:
-    """Show what a process printed around its traceback.
-
-    Args:
-        text: What it printed; a crash on the way out is left out.
-    """
+    """Show what a process printed around its traceback."""
     kept = without_crash(text).strip("\n")
     if kept:
         say(kept)
@@ -185,11 +140,7 @@ def _write_record(record: Mapping[str, Any], logs: Mapping[int, RankLog], folder
 
 
 def forget_old_failures(place: Path) -> None:
-    """Remove this user's records of failures in the folder for temporary files that are older than a week.
-
-    Args:
-        place: The folder for temporary files.
-    """
+    """Remove this user's records of failures in the folder for temporary files that are older than a week."""
     oldest = time.time() - _KEPT_DAYS * 86400
     with contextlib.suppress(OSError), os.scandir(place) as found:
         for entry in found:

@@ -19,15 +19,6 @@ def supervise(
     kills it, and so does the end of the time that it has after the first. When the command fails, the record of the
     failure is written and a person is told.
 
-    Args:
-        command: Program and arguments.
-        environment: The whole environment of the process.
-        settings: Settings of the run: log_dir, tee, watchdog, quiet.
-        one_rank: Whether the command is one rank, and not a program that starts them.
-
-    Returns:
-        The exit status for the shell: the command's own, or 128 + N after signal N.
-
     Raises:
         ConfigurationError: The folder for logs cannot be used.
         LaunchError: The program cannot be started.

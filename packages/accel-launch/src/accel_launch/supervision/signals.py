@@ -23,11 +23,6 @@ class SignalHandlers:
 
     Python lets the main thread alone handle signals. A launcher in another thread leaves them to the program around it.
 
-    Args:
-        on_first: Called with the first signal that ends the run.
-        on_again: Called for every further one.
-        forward: Called with each signal that is only forwarded.
-
     Attributes:
         first: The first signal that came, or None.
     """

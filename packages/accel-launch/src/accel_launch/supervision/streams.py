@@ -50,11 +50,7 @@ class RankLog:
     heard_at: float = field(default_factory=time.monotonic)
 
     def keep(self, chunk: bytes) -> None:
-        """Remember a piece of what the process printed.
-
-        Args:
-            chunk: The bytes, which may begin or end inside a line.
-        """
+        """Remember a piece of what the process printed."""
         self.heard_at = time.monotonic()
         # A read may end inside of the words that begin a traceback.
         seam = len(self.tail) - len(TRACEBACK)
@@ -95,10 +91,6 @@ class Followed:
 class Streams:
     """The streams of all processes that one launcher started.
 
-    Args:
-        logs: Folder that keeps each rank's output, or None.
-        hold: Hold tracebacks back until it is known whether the process ends by them.
-
     Attributes:
         on_end: Called from the reading thread with each process that ended.
     """
@@ -117,29 +109,12 @@ class Streams:
         self.ranks: dict[int, RankLog] = {}
 
     def add_rank(self, rank: int, local_rank: int) -> RankLog:
-        """Begin the record of a rank, forgetting an earlier attempt's.
-
-        Args:
-            rank: Rank among all processes.
-            local_rank: Rank among those of this machine.
-
-        Returns:
-            The empty record.
-        """
+        """Begin the record of a rank, forgetting an earlier attempt's."""
         self.ranks[rank] = RankLog(rank, local_rank)
         return self.ranks[rank]
 
     def follow(self, log: RankLog, stream: str, *, mark: str = "") -> Followed:
-        """Make a stream that the launcher reads.
-
-        Args:
-            log: The rank's record.
-            stream: "stdout" or "stderr".
-            mark: Text before every line; empty passes bytes on as they come.
-
-        Returns:
-            The stream; give `child_end` or `child_path` to the process and call `started` afterwards.
-        """
+        """Make a stream that the launcher reads."""
         sink = 1 if stream == "stdout" else 2
         if os.isatty(sink) and not mark:
             source, child_end = pty.openpty()
@@ -160,12 +135,7 @@ class Streams:
         return followed
 
     def started(self, log: RankLog, pid: int) -> None:
-        """Note that a rank's process runs: close the launcher's copies of its ends and listen for its end.
-
-        Args:
-            log: The rank's record.
-            pid: Its process id.
-        """
+        """Note that a rank's process runs: close the launcher's copies of its ends and listen for its end."""
         log.pid = pid
         log.heard_at = time.monotonic()
         with self._lock:
@@ -182,11 +152,7 @@ class Streams:
         self._wake()
 
     def stop(self, *, seconds: float = 1.0) -> None:
-        """Read what is left and end the thread.
-
-        Args:
-            seconds: How long to wait for the thread.
-        """
+        """Read what is left and end the thread."""
         self._stopping = True
         self._wake()
         if self._thread.is_alive():
@@ -199,28 +165,16 @@ class Streams:
                 followed.file.close()
 
     def collect(self, log: RankLog) -> None:
-        """Hold back all that a rank prints from now on as errors.
-
-        Args:
-            log: The rank's record.
-        """
+        """Hold back all that a rank prints from now on as errors."""
         for hold in self._holds_of(log):
             hold.keep_all()
 
     def take_held(self, log: RankLog) -> bytes:
-        """Return what is held back of a rank, which is then passed on no more. Call it when the rank has ended.
-
-        Args:
-            log: The rank's record.
-        """
+        """Return what is held back of a rank, which is then passed on no more. Call it when the rank has ended."""
         return b"".join(hold.take() for hold in self._holds_of(log))
 
     def release(self, log: RankLog) -> None:
-        """Pass on what is held back of a rank. Call it when the rank has ended.
-
-        Args:
-            log: The rank's record.
-        """
+        """Pass on what is held back of a rank. Call it when the rank has ended."""
         for followed in self._of(log):
             self._release(followed)
 

@@ -56,13 +56,6 @@ class Supervisor:
 
     Make it before heavy imports: it forks, and no other thread may run then.
 
-    Args:
-        settings: Settings of the run: log_dir, tee, role, watchdog, quiet.
-        command: Command line of the processes, for the record.
-        on_signal: Called with the first signal that ends the run; when None, the signal goes to every process group,
-            which is killed where it takes too long to end.
-        hold: Whether each process is one rank, whose traceback is held back for the report.
-
     Attributes:
         signals: What is done about signals; the launcher installs them when its processes run.
         attempt: How often the processes were started again.
@@ -119,35 +112,18 @@ class Supervisor:
             self.streams.collect(log)
 
     def variables(self, local_rank: int) -> dict[str, str]:
-        """Return what a process needs in its environment to be watched.
-
-        Args:
-            local_rank: Its rank among those of this machine.
-        """
+        """Return what a process needs in its environment to be watched."""
         watched = {} if self._watchdog is None else self._watchdog.variables(local_rank)
         return {RUN_VARIABLE: run_mark(self._run_id, environ.text(RUN_VARIABLE)), **watched}
 
     def follow(self, rank: int, local_rank: int) -> dict[str, Followed]:
-        """Begin the record of a rank that is about to start, and make the streams that it writes to.
-
-        Args:
-            rank: Rank among all processes.
-            local_rank: Rank among those of this machine.
-
-        Returns:
-            The streams that are read, by "stdout" and "stderr".
-        """
+        """Begin the record of a rank that is about to start, and make the streams that it writes to."""
         log = self.streams.add_rank(rank, local_rank)
         wanted = marks(self._settings, local_rank)
         return {name: self.streams.follow(log, name, mark=mark) for name, mark in wanted.items()}
 
     def started(self, rank: int, pid: int) -> None:
-        """Note that the process of a rank runs.
-
-        Args:
-            rank: Rank among all processes.
-            pid: Id of its process.
-        """
+        """Note that the process of a rank runs."""
         self._reaper.watch(pid)
         self.streams.started(self.streams.ranks[rank], pid)
 
@@ -156,11 +132,7 @@ class Supervisor:
         return [log for log in list(self.streams.ranks.values()) if log.pid and log.ended_at is None]
 
     def forward_signal(self, number: signal.Signals) -> None:
-        """Send a signal to each rank, and not to what it started.
-
-        Args:
-            number: The signal; ranks that have ended are skipped.
-        """
+        """Send a signal to each rank, and not to what it started."""
         for log in self.running():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(log.pid, number)
@@ -184,11 +156,7 @@ class Supervisor:
             signal_group(log.pid, number)
 
     def kill_after(self, seconds: float) -> None:
-        """End the ranks that run now if they still do after a while.
-
-        Args:
-            seconds: How long they have to end by themselves.
-        """
+        """End the ranks that run now if they still do after a while."""
         logs = self.running()  # those of now: after a restart the numbers belong to other processes
 
         def kill() -> None:
@@ -224,15 +192,7 @@ class Supervisor:
             self.streams.release(log)
 
     def report(self, statuses: Mapping[int, int]) -> int:
-        """Write the record of a failure and tell a person, where there was one.
-
-        Args:
-            statuses: Exit code, or minus a signal, by rank.
-
-        Returns:
-            The exit status for the shell: that of the rank that failed first, 128 + N after signal N, 0 if all went
-            well.
-        """
+        """Write the record of a failure and tell a person, where there was one."""
         sent = self.signals.first
         if sent is not None:
             self._reasons.append(sent.name)
@@ -263,12 +223,7 @@ class Supervisor:
         return outcomes(self.streams.ranks, statuses, stopped, self._memory)
 
     def restarting(self, statuses: Mapping[int, int], most: int) -> None:
-        """Tell a person why the ranks are started again.
-
-        Args:
-            statuses: Exit code, or minus a signal, of the ranks that have ended.
-            most: How often they are started again at most.
-        """
+        """Tell a person why the ranks are started again."""
         ended = self._outcomes(statuses)
         told = self._settle(ended)
         if first_failure(ended) is not None and not self._settings["quiet"]:
@@ -316,12 +271,7 @@ class Supervisor:
 
 
 def cannot_start(program: str, error: OSError) -> LaunchError:
-    """Return the error for a program that the system does not start.
-
-    Args:
-        program: The program.
-        error: What the system said.
-    """
+    """Return the error for a program that the system does not start."""
     return LaunchError(
         f"The program could not be started; {program!r} gives: {error.strerror}. Check the name and that it may be "
         "executed."
@@ -329,15 +279,7 @@ def cannot_start(program: str, error: OSError) -> LaunchError:
 
 
 def marks(settings: Mapping[str, Any], local_rank: int) -> dict[str, str]:
-    """Decide which streams of a rank the launcher reads, and the mark before their lines.
-
-    Args:
-        settings: Settings of the run: tee, log_dir, watchdog, role.
-        local_rank: Rank among those of this machine.
-
-    Returns:
-        The mark by stream; an empty mark passes everything on untouched. The error stream is always read.
-    """
+    """Decide which streams of a rank the launcher reads, and the mark before their lines."""
     tee = tee_of(str(settings["tee"]), local_rank)
     mark = f"[{settings['role']}{local_rank}]: "
     found = {"stderr": mark if tee & 2 else ""}

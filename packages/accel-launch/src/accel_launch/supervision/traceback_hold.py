@@ -41,15 +41,7 @@ class TracebackHold:
         return len(self._held)
 
     def add(self, chunk: bytes, pid: int) -> bytes:
-        """Hold back a piece of the stream from a traceback on, and return what comes before it.
-
-        Args:
-            chunk: The piece.
-            pid: The process that wrote it.
-
-        Returns:
-            What can be printed now; empty where all of it is held back.
-        """
+        """Hold back a piece of the stream from a traceback on, and return what comes before it."""
         found = list(_BEGINS.finditer(chunk))
         uncaught = any(begins[1] for begins in found)
         keeps_all = self._seconds == float("inf")
@@ -65,11 +57,7 @@ class TracebackHold:
         self._seconds = float("inf")
 
     def remaining(self, pid: int) -> float:
-        """Return the seconds of its own that a process still has to end; not above 0 once the traceback is due.
-
-        Args:
-            pid: The process.
-        """
+        """Return the seconds of its own that a process still has to end; not above 0 once the traceback is due."""
         passed = time.monotonic() - self._since
         return self._seconds - (passed - (seconds_without_core(pid) - self._waited))
 
@@ -81,14 +69,7 @@ class TracebackHold:
 
 
 def seconds_without_core(pid: int) -> float:
-    """Return how long the main thread of a process was ready to run while others had the cores.
-
-    Args:
-        pid: Process id.
-
-    Returns:
-        Seconds since it started; 0 where the system does not count them, or the process has ended.
-    """
+    """Return how long the main thread of a process was ready to run while others had the cores."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
     return 0.0

@@ -25,12 +25,7 @@ _SETTLED = 2
 
 
 def progressed_at(heard_at: float, pulse: heartbeat.Pulse | None) -> float:
-    """Return when a rank last made progress.
-
-    Args:
-        heard_at: When it last printed something, on the monotonic clock in seconds.
-        pulse: What its training loop noted, or None where that cannot be known.
-    """
+    """Return when a rank last made progress."""
     if pulse is None or (pulse.beats == 0 and pulse.loops == 0):
         return heard_at
     if pulse.loops and pulse.beats > _SETTLED:
@@ -39,14 +34,7 @@ def progressed_at(heard_at: float, pulse: heartbeat.Pulse | None) -> float:
 
 
 class Watchdog:
-    """Watches the ranks of one machine, from the moment that the first of them runs.
-
-    Args:
-        seconds: How long no rank may make progress.
-        ranks: Returns the records of the ranks that run.
-        on_timeout: Called once, from the watching thread, before the processes are ended.
-        quiet: Say nothing before the stacks.
-    """
+    """Watches the ranks of one machine, from the moment that the first of them runs."""
 
     def __init__(
         self,
@@ -66,11 +54,7 @@ class Watchdog:
         self._thread.start()
 
     def variables(self, local_rank: int) -> dict[str, str]:
-        """Return what a process needs in its environment; an earlier attempt's signs of life are forgotten.
-
-        Args:
-            local_rank: Its rank among those of this machine.
-        """
+        """Return what a process needs in its environment; an earlier attempt's signs of life are forgotten."""
         found = {"PYTHONFAULTHANDLER": "1"}
         if heartbeat.Sensor.possible():
             sensor = self._sensors.get(local_rank)

@@ -43,11 +43,7 @@ class Tolerance:
     noise: float
 
     def at(self, step: int) -> Tolerance:
-        """Return how far values of a step may differ.
-
-        Args:
-            step: Number of the step, from 1.
-        """
+        """Return how far values of a step may differ."""
         if step == 1:
             return self
         gradient, update = max(self.gradient, self.later), max(self.update, self.later)
@@ -107,11 +103,7 @@ class Largest:
 
 
 def tolerance_of(run: Run) -> Tolerance:
-    """Return how far the values of a run may lie from those of another one in the same number format.
-
-    Args:
-        run: The run on one process.
-    """
+    """Return how far the values of a run may lie from those of another one in the same number format."""
     name = _OF_PRECISION.get(run.precision)
     if name is None:
         kinds = {str(value.dtype).removeprefix("torch.") for value in run.tensors(0, "weights").values()}
@@ -121,12 +113,7 @@ def tolerance_of(run: Run) -> Tolerance:
 
 
 def compare(one: Run, ranks: Run) -> list[Finding]:
-    """Return what differs between one process and ranks, in the order in which it appears.
-
-    Args:
-        one: The run on one process.
-        ranks: The run on ranks.
-    """
+    """Return what differs between one process and ranks, in the order in which it appears."""
     noise = _Noise(tolerance_of(one))
     found: list[Finding] = []
     for step in range(1, len(one.steps) + 1):
@@ -145,12 +132,7 @@ def compare(one: Run, ranks: Run) -> list[Finding]:
 
 
 def largest_difference(one: Run, ranks: Run) -> Largest | None:
-    """Return the largest difference of any element of the weights after the last step; `None` without weights.
-
-    Args:
-        one: The run on one process.
-        ranks: The run on ranks.
-    """
+    """Return the largest difference of any element of the weights after the last step; `None` without weights."""
     step = min(len(one.steps), len(ranks.steps))
     if not step:
         return None
@@ -167,14 +149,6 @@ def own_draw(one: Run, ranks: Run, last: int) -> str | None:
     """Find a rank that draws random numbers that one process does not draw.
 
     Ranks that draw for each sample, or for all of them and use their part, draw what one process draws too.
-
-    Args:
-        one: The run on one process.
-        ranks: The run on ranks.
-        last: The last step that counts, from 1.
-
-    Returns:
-        A sentence for the report, or None.
     """
     for ours, lines in zip(one.steps[:last], ranks.steps, strict=False):
         for rank, line in enumerate(lines):
@@ -185,11 +159,7 @@ def own_draw(one: Run, ranks: Run, last: int) -> str | None:
 
 
 class _Noise:
-    """Which elements of each parameter had gradients of a size that counts, in every step so far.
-
-    Args:
-        tolerance: What counts.
-    """
+    """Which elements of each parameter had gradients of a size that counts, in every step so far."""
 
     def __init__(self, tolerance: Tolerance) -> None:
         self._tolerance = tolerance
@@ -209,12 +179,7 @@ class _Noise:
 
 
 def floor_of(gradients: dict[str, Tensor], tolerance: Tolerance) -> float:
-    """Return the size below which an element of a gradient is rounding noise.
-
-    Args:
-        gradients: Whole gradients by name.
-        tolerance: That of the run's number format.
-    """
+    """Return the size below which an element of a gradient is rounding noise."""
     sizes = [float(value.abs().max()) for value in gradients.values() if value.numel()]
     return tolerance.noise * max(sizes, default=0.0)
 

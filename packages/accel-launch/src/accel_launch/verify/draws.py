@@ -33,9 +33,6 @@ _ORDERS = ("torch.utils.data.", "accel_core.", "accel_launch.")
 class DrawWatch:
     """Notes what torch's functions draw while a model trains.
 
-    Args:
-        wanted: Returns whether draws count now.
-
     Attributes:
         drawn: For each line of code that drew in the step, a digest of each tensor that it drew.
     """

@@ -55,11 +55,7 @@ class ForwardWatch:
         functions.scaled_dot_product_attention = self._attention(F.scaled_dot_product_attention)
 
     def watch(self, model: nn.Module) -> None:
-        """Note what the modules of a model return in the first batch; a compiled model is left alone.
-
-        Args:
-            model: A prepared model.
-        """
+        """Note what the modules of a model return in the first batch; a compiled model is left alone."""
         modules = dict(model.named_modules())
         for module in modules.values():
             if isinstance(module, nn.RNNBase) and module.dropout:
@@ -72,11 +68,7 @@ class ForwardWatch:
             self._handles.append(module.register_forward_hook(hook))
 
     def backward_begins(self, models: list[nn.Module]) -> None:
-        """Note that a forward pass is over: what is computed now is computed again.
-
-        Args:
-            models: The prepared models. Their dropout may have been compiled, where nothing is seen of its call.
-        """
+        """Note that a forward pass is over: what is computed now is computed again."""
         self._listening, self.in_backward = False, True
         modules = [module for model in models for module in model.modules()]
         drops = any(isinstance(each, _DROPOUT_MODULES) and each.p > 0 and each.training for each in modules)

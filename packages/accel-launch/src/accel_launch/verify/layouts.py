@@ -33,13 +33,6 @@ class LayoutAsked:
 def layouts_asked(text: str, most: int) -> list[LayoutAsked]:
     """Read a comma-separated list of layouts.
 
-    Args:
-        text: The list.
-        most: Number of processes that this machine may run.
-
-    Returns:
-        The layouts, in the order of the list.
-
     Raises:
         ConfigurationError: A layout is unknown or comes twice, none is there, or one needs more processes, or one only.
     """
@@ -55,9 +48,6 @@ def layouts_asked(text: str, most: int) -> list[LayoutAsked]:
 
 def layout_asked(text: str) -> LayoutAsked:
     """Return what a layout asks for.
-
-    Args:
-        text: The layout.
 
     Raises:
         ConfigurationError: There is no such layout, or it is one process by itself.

@@ -28,12 +28,7 @@ __all__ = ["read_for_all"]
 
 
 class _Joined(BatchSampler):
-    """Gives as many batches at a time as there are ranks, as one.
-
-    Args:
-        batches: Gives the batches.
-        parts: How many make one.
-    """
+    """Gives as many batches at a time as there are ranks, as one."""
 
     def __init__(self, batches: Any, parts: int) -> None:
         self._batches, self._parts = batches, parts
@@ -57,12 +52,7 @@ class _Joined(BatchSampler):
 
 
 def read_for_all(parts: int, *, counts: bool = False) -> None:
-    """Let the Accelerators of this process read, and schedule, for several ranks.
-
-    Args:
-        parts: Into how many parts ranks split the data.
-        counts: Whether `num_processes` answers with that number.
-    """
+    """Let the Accelerators of this process read, and schedule, for several ranks."""
     facade: Any = Accelerator
     prepare = Accelerator.prepare_data_loader
 

@@ -61,14 +61,7 @@ class Finished(SystemExit):
 
 
 class Recorder:
-    """Watches the Accelerator of a script.
-
-    Args:
-        folder: Where records go.
-        steps: Number of optimizer steps.
-        parts: For how many ranks this one process reads; 0 on a rank.
-        counts: Whether it says that it is as many.
-    """
+    """Watches the Accelerator of a script."""
 
     def __init__(self, folder: Path, steps: int, parts: int, *, counts: bool = False) -> None:
         self.steps, self._parts, self._counts = steps, parts, counts
@@ -104,21 +97,12 @@ class Recorder:
             self._watch_loader(kind)
 
     def write(self, kind: str, **facts: Any) -> None:
-        """Write a line of the record.
-
-        Args:
-            kind: What the line describes: `run`, `step`, `metric` or `end`.
-            **facts: Values that JSON can hold.
-        """
+        """Write a line of the record."""
         self._record.write(json.dumps({"kind": kind, **facts}) + "\n")
         self._record.flush()
 
     def end(self, error: BaseException | None) -> None:
-        """Write the last line.
-
-        Args:
-            error: What ended the script.
-        """
+        """Write the last line."""
         device = torch.device("cpu") if self._accelerator is None else self._accelerator.device
         note = None if error is None or isinstance(error, SystemExit) else f"{type(error).__name__}: {error}"
         refused = isinstance(error, REFUSALS) and self.step < self.steps
@@ -360,12 +344,7 @@ def _is_one_value(tensor: Tensor) -> bool:
 
 
 def run_target(target: str, arguments: list[str]) -> None:
-    """Run a script as it would run by itself, or a function of it.
-
-    Args:
-        target: `script.py`, or `script.py:function`.
-        arguments: What the script finds in `sys.argv`.
-    """
+    """Run a script as it would run by itself, or a function of it."""
     script, _, function = target.partition(".py:")
     script += ".py" if function else ""
     sys.argv = [script, *arguments]
@@ -377,12 +356,7 @@ def run_target(target: str, arguments: list[str]) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Watch a target to its end; what it raises before its last step is raised, unless a strategy refuses it.
-
-    Args:
-        arguments: Folder for records, number of steps, number of parts, "1" to count as that many ranks, the target,
-            and its arguments.
-    """
+    """Watch a target to its end; what it raises before its last step is raised, unless a strategy refuses it."""
     folder, steps, parts, counts, target, *rest = arguments
     recorder = Recorder(Path(folder), int(steps), int(parts), counts=counts == "1")
     recorder.install()

@@ -45,12 +45,7 @@ class Run:
     cut: bool = False
 
     def tensors(self, step: int, what: str) -> dict[str, Tensor]:
-        """Return the whole gradients or weights of a step, by name; weights of step 0 are those before the first.
-
-        Args:
-            step: Number of the step, from 1.
-            what: `gradients` or `weights`.
-        """
+        """Return the whole gradients or weights of a step, by name; weights of step 0 are those before the first."""
         found: dict[str, Tensor] = torch.load(self.folder / f"{step}-{what}.pt", mmap=True, weights_only=True)
         return found
 
@@ -65,11 +60,7 @@ class Run:
         return _first_of_each(self.loss_parts)
 
     def loss(self, step: int) -> float:
-        """Return the loss of a step over all ranks: the mean of their means, or the sum of sums over that of weights.
-
-        Args:
-            step: Number of the step, from 1.
-        """
+        """Return the loss of a step over all ranks: the mean of means, or the sum of sums over that of weights."""
         lines = self.steps[step - 1]
         pairs: list[tuple[float, float | None]] = [pair for rank in self.losers for pair in lines[rank]["losses"]]
         if any(weight is not None for _, weight in pairs):
@@ -77,12 +68,7 @@ class Run:
         return sum(value for value, _ in pairs) / max(1, len(pairs))
 
     def norm(self, step: int, what: str) -> float:
-        """Return the norm of all gradients or weights of a step, as rank 0 sees them.
-
-        Args:
-            step: Number of the step, from 1.
-            what: `gradients` or `weights`.
-        """
+        """Return the norm of all gradients or weights of a step, as rank 0 sees them."""
         norms: list[float] = [norm for norm, _ in self.steps[step - 1][0][what].values()]
         return math.sqrt(sum(norm * norm for norm in norms))
 
@@ -92,14 +78,7 @@ def _first_of_each(parts: list[int]) -> list[int]:
 
 
 def read_run(folder: Path) -> Run:
-    """Read what the recorders of a run wrote; steps that not every rank made are left out.
-
-    Args:
-        folder: Where they wrote.
-
-    Returns:
-        The run; the notes and states of all its ranks.
-    """
+    """Read what the recorders of a run wrote; steps that not every rank made are left out."""
     files = sorted(folder.glob("*.jsonl"), key=lambda path: int(path.stem))
     ranks = [[json.loads(line) for line in path.read_text().splitlines()] for path in files]
     first = {line["kind"]: line for lines in ranks for line in lines if line["kind"] == "run"}

@@ -98,11 +98,7 @@ class Report:
 
 
 def run_as_numbers(run: Run) -> Numbers:
-    """Return what a run measured.
-
-    Args:
-        run: The run.
-    """
+    """Return what a run measured."""
     steps = range(1, len(run.steps) + 1)
     return Numbers(
         [run.loss(step) for step in steps],
@@ -113,12 +109,7 @@ def run_as_numbers(run: Run) -> Numbers:
 
 
 def print_report(report: Report, *, as_json: bool) -> None:
-    """Print what was found.
-
-    Args:
-        report: What was found.
-        as_json: Print JSON instead.
-    """
+    """Print what was found."""
     if as_json:
         print(json.dumps(_finite({**asdict(report), "equal": report.equal}), indent=2, allow_nan=False))
         return

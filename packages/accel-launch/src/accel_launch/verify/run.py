@@ -63,13 +63,6 @@ class Asked:
 def run(args: argparse.Namespace) -> int:
     """Carry the command out.
 
-    Args:
-        args: `script`, `script_arguments`, `layouts`, `steps`, `cpu`, `mixed_precision`, `dynamo_backend`,
-            `count_as_ranks`, `max_processes`, `timeout`, `json`.
-
-    Returns:
-        0 if every layout equals one process, else 1.
-
     Raises:
         ConfigurationError: An unknown layout, one that is too large, or no such script.
         LaunchError: The script fails on one process, or makes fewer steps.
@@ -104,22 +97,6 @@ def verify_parallel(
     timeout: float = 600.0,
 ) -> Report:
     """Run a script, or a function, on one process and on layouts of ranks, and compare what happens.
-
-    Args:
-        target: Path of a script, `script.py:function`, or a function of a module, which is called without arguments.
-        layouts: Names of layouts, as a list or comma-separated.
-        arguments: Arguments of the script.
-        steps: Optimizer steps to compare.
-        cpu: Run on the CPU whatever hardware is here.
-        mixed_precision: Number format of all runs, where the script leaves that open.
-        dynamo_backend: Compile the model in all runs with this backend.
-        count_as_ranks: Let `accelerator.num_processes` of the one process answer with the number of data parts, for
-            scripts that scale rates by it.
-        max_processes: Processes that a layout may have; the number of GPUs, or 8 on the CPU, where `None`.
-        timeout: Seconds that each run may take.
-
-    Returns:
-        A verdict for each layout.
 
     Raises:
         ConfigurationError: An unknown layout, one that is too large, or no such script.
@@ -202,11 +179,6 @@ def _one_process(asked: Asked, parts: int) -> Run:
 def check_one_process(asked: Asked, ended: RanksEnded, found: Run) -> None:
     """Refuse to compare with a run on one process that did not make its steps.
 
-    Args:
-        asked: What is verified.
-        ended: How the process ended.
-        found: What it wrote down.
-
     Raises:
         LaunchError: It failed, was too slow, or made fewer steps.
     """
@@ -235,15 +207,7 @@ def check_one_process(asked: Asked, ended: RanksEnded, found: Run) -> None:
 
 
 def verdict_on(asked: Asked, layout: LayoutAsked, one: Run, ended: RanksEnded, found: Run) -> Verdict:
-    """Return what became of a layout.
-
-    Args:
-        asked: What is verified.
-        layout: The layout.
-        one: The run on one process.
-        ended: How the ranks ended.
-        found: What they wrote down.
-    """
+    """Return what became of a layout."""
     about: dict[str, Any] = {"layout": layout.name, "ranks": layout.ranks, "parts": layout.parts}
     about["numbers"] = run_as_numbers(found)
     if found.refused:
@@ -291,12 +255,7 @@ def _recorded(asked: Asked, name: str, size: int, parts: int, words: Sequence[st
 
 
 def variables_of(words: Sequence[str], place: Path) -> dict[str, str]:
-    """Return the variables by which `accel launch` would tell ranks of some flags, whatever this machine's file says.
-
-    Args:
-        words: The flags.
-        place: Folder for an empty configuration file.
-    """
+    """Return the variables by which `accel launch` would tell ranks of some flags, whatever its file says."""
     empty = place / "empty.yaml"
     empty.write_text("compute_environment: LOCAL_MACHINE\n")
     return child_environment(settings_from(launch_command_parser().parse_args(["--config-file", str(empty), *words])))

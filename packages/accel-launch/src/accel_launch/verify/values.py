@@ -29,11 +29,7 @@ def _bare_models(accelerator: Accelerator) -> Iterator[tuple[str, torch.nn.Modul
 
 
 def gradients(accelerator: Accelerator) -> Iterator[tuple[str, Tensor]]:
-    """Yield the name and the whole gradient of each parameter that has one; every rank calls it.
-
-    Args:
-        accelerator: Whose models are meant.
-    """
+    """Yield the name and the whole gradient of each parameter that has one; every rank calls it."""
     for prefix, model, bare in _bare_models(accelerator):
         engine = _is_engine(model)
         for name, parameter in bare.named_parameters():
@@ -53,11 +49,7 @@ def _of_engine(parameter: Tensor) -> Tensor | None:
 
 
 def weights(accelerator: Accelerator) -> Iterator[tuple[str, Tensor]]:
-    """Yield the name and the whole value of each parameter; every rank calls it, and of an engine one gets them.
-
-    Args:
-        accelerator: Whose models are meant.
-    """
+    """Yield the name and the whole value of each parameter; every rank calls it, and of an engine one gets them."""
     for prefix, model, bare in _bare_models(accelerator):
         engine = _is_engine(model)
         state = accelerator.get_state_dict(model) if engine else {}
@@ -70,11 +62,7 @@ def weights(accelerator: Accelerator) -> Iterator[tuple[str, Tensor]]:
 
 
 def sketch(value: Tensor) -> tuple[float, str]:
-    """Return the norm of a tensor and a digest of its bytes.
-
-    Args:
-        value: A plain tensor on the CPU.
-    """
+    """Return the norm of a tensor and a digest of its bytes."""
     plain = value.contiguous()
     digest = hashlib.blake2b(f"{plain.dtype}{tuple(plain.shape)}".encode(), digest_size=8)
     digest.update(buffer_of(plain))
@@ -82,11 +70,7 @@ def sketch(value: Tensor) -> tuple[float, str]:
 
 
 def row_digests(batch: object) -> list[str]:
-    """Return a digest of each row of a batch, over all its tensors.
-
-    Args:
-        batch: A nest of tensors; those with another number of rows than the first are left out.
-    """
+    """Return a digest of each row of a batch, over all its tensors."""
     tensors = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.dim()]
     rows = len(tensors[0]) if tensors else 0
     tensors = [local_part(tensor.detach()).cpu() for tensor in tensors if len(tensor) == rows]
@@ -100,11 +84,7 @@ def row_digests(batch: object) -> list[str]:
 
 
 def first_tensor(output: object) -> Tensor | None:
-    """Return this rank's part of the first floating point tensor in what a module returned; `None` without one.
-
-    Args:
-        output: A tensor, or a nest or object with tensors.
-    """
+    """Return this rank's part of the first floating point tensor in what a module returned; `None` without one."""
     leaves = [output] if isinstance(output, Tensor) else _leaves_of(output)
     found = next((leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()), None)
     return None if found is None else local_part(found.detach())
@@ -117,31 +97,19 @@ def _leaves_of(output: object) -> list[Any]:
 
 
 def sums(value: Tensor) -> tuple[int, float, float]:
-    """Return the number of elements, their sum and the sum of their squares.
-
-    Args:
-        value: A tensor, summed in float64.
-    """
+    """Return the number of elements, their sum and the sum of their squares."""
     exact = value.double()
     return exact.numel(), float(exact.sum()), float(exact.square().sum())
 
 
 def generator_state(device: torch.device) -> str:
-    """Return a digest of the state of the default generator of a device.
-
-    Args:
-        device: This process's device.
-    """
+    """Return a digest of the state of the default generator of a device."""
     state = torch.get_rng_state() if device.type == "cpu" else getattr(torch, device.type).get_rng_state(device)
     return hashlib.blake2b(buffer_of(state.cpu()), digest_size=8).hexdigest()
 
 
 def peak_memory(device: torch.device) -> int:
-    """Return the most bytes that this process has held: on its device where torch counts that, else in the machine.
-
-    Args:
-        device: This process's device.
-    """
+    """Return the most bytes that this process has held: on its device where torch counts that, else in the machine."""
     module: Any = getattr(torch, device.type, None)
     if device.type != "cpu" and hasattr(module, "max_memory_allocated"):
         return int(module.max_memory_allocated(device))

@@ -40,9 +40,6 @@ class Made:
 def describe(raw: bytes) -> Any:
     """Return what a pickle describes.
 
-    Args:
-        raw: The pickle, in protocol 2 to 5.
-
     Raises:
         ValueError: It is damaged, or holds what no record of shards needs.
     """

@@ -94,11 +94,7 @@ class Metadata:
     places: Mapping[Key, Place]
 
     def path_of(self, name: str) -> tuple[str | int, ...]:
-        """Return the place of a value in nested dicts and lists.
-
-        Args:
-            name: The value's flat name.
-        """
+        """Return the place of a value in nested dicts and lists."""
         return self.paths.get(name, tuple(name.split(".", 1)))
 
     def contents(self) -> dict[str, list[str]]:
@@ -111,13 +107,6 @@ class Metadata:
 
 def decode(raw: bytes, path: Path) -> Metadata:
     """Read a `.metadata` file of `torch.distributed.checkpoint`; nothing in it is imported, called or constructed.
-
-    Args:
-        raw: Content of the file.
-        path: Its name in error messages.
-
-    Returns:
-        The metadata.
 
     Raises:
         UnsafeCheckpointError: It names something else than the records of shards, or files outside the folder.
@@ -139,10 +128,6 @@ def decode(raw: bytes, path: Path) -> Metadata:
 
 def overlap(one: Box, other: Box) -> Box | None:
     """Return the intersection of two parts of a tensor; `None` if it is empty.
-
-    Args:
-        one: A part.
-        other: Another part of the same tensor.
 
     >>> overlap(Box((0, 0), (3, 3)), Box((2, 0), (3, 3)))
     Box(offsets=(2, 0), sizes=(1, 3))
@@ -220,10 +205,6 @@ def _check(found: Metadata) -> None:
 
 def covers(shape: Sequence[int], boxes: Sequence[Box]) -> bool:
     """Return whether pieces make up a tensor, with each element in exactly one.
-
-    Args:
-        shape: Shape of the tensor.
-        boxes: The pieces.
 
     >>> covers((3, 2), [Box((0, 0), (2, 2)), Box((2, 0), (1, 2))]), covers((3,), [Box((0,), (2,)), Box((1,), (1,))])
     (True, False)

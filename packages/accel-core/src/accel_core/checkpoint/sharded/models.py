@@ -21,11 +21,7 @@ __all__ = ["ShardedModel", "Stand", "damages", "holds_local", "is_sharded", "res
 
 
 class ShardedModel:
-    """The weights of a model in a folder of shards, under the names of the bare model.
-
-    Args:
-        shards: The folder.
-    """
+    """The weights of a model in a folder of shards, under the names of the bare model."""
 
     aliases: Mapping[str, str] = {}
 
@@ -46,31 +42,17 @@ class ShardedModel:
         }
 
     def read(self, name: str) -> Tensor:
-        """Return one tensor in new memory on the CPU; a value that is no tensor is returned unchanged.
-
-        Args:
-            name: Its name in the model.
-        """
+        """Return one tensor in new memory on the CPU; a value that is no tensor is returned unchanged."""
         value: Tensor = self._objects[name] if name in self._objects else self.shards.read(self.stored[name])
         return value
 
     def read_into(self, name: str, destination: Tensor) -> None:
-        """Copy one tensor into another; of a sharded one, only this rank's part is read.
-
-        Args:
-            name: The tensor's name in the model.
-            destination: A tensor of the same shape.
-        """
+        """Copy one tensor into another; of a sharded one, only this rank's part is read."""
         self.shards.read_into(self.stored[name], destination)
 
 
 class Stand(nn.Module):
-    """Stands for a model with a state by parameters; tied ones are one tensor.
-
-    Args:
-        state: The state; loading changes it.
-        ties: Groups of names of one tensor.
-    """
+    """Stands for a model with a state by parameters; tied ones are one tensor."""
 
     def __init__(self, state: dict[str, Any], ties: Sequence[Sequence[str]] = ()) -> None:
         super().__init__()
@@ -80,57 +62,26 @@ class Stand(nn.Module):
             state.update(dict.fromkeys(there, state[there[0]]) if there else {})
 
     def state_dict(self, *args: object, **kwargs: object) -> dict[str, Any]:  # type: ignore[override]
-        """Return the state itself, without a copy.
-
-        Args:
-            *args: Ignored.
-            **kwargs: Ignored.
-        """
+        """Return the state itself, without a copy."""
         return self.state
 
     def load_state_dict(self, state_dict: Any, *args: object, **kwargs: object) -> Any:
-        """Update the state with the given entries.
-
-        Args:
-            state_dict: Entries that replace those of the same name.
-            *args: Ignored.
-            **kwargs: Ignored: names that are missing stay as they were.
-
-        Returns:
-            `None`: nothing is missing or unexpected here.
-        """
+        """Update the state with the given entries."""
         self.state.update(state_dict)
 
 
 def is_sharded(source: Source, folder: str) -> bool:
-    """Return whether the checkpoint has a folder of shards of this name.
-
-    Args:
-        source: The checkpoint.
-        folder: The folder's name.
-    """
+    """Return whether the checkpoint has a folder of shards of this name."""
     return f"{folder}/{METADATA_NAME}" in source.files()
 
 
 def holds_local(source: Source, index: int) -> bool:
-    """Return whether each rank wrote its own part of model `index`, as with LOCAL_STATE_DICT.
-
-    Args:
-        source: The checkpoint.
-        index: Number of the model.
-    """
+    """Return whether each rank wrote its own part of model `index`, as with LOCAL_STATE_DICT."""
     return names.local_model_name(index, 0) in source.files()
 
 
 def shards_of(source: Source, folder: str) -> ShardFolder:
     """Open a folder of shards, which has to be complete.
-
-    Args:
-        source: The checkpoint.
-        folder: The folder's name.
-
-    Returns:
-        The open shards.
 
     Raises:
         CheckpointMismatchError: It belongs to no save.
@@ -141,17 +92,7 @@ def shards_of(source: Source, folder: str) -> ShardFolder:
 
 
 def restoration(own: object, index: int, source: Source, rank: int) -> Restoration:
-    """Compare the weights of model `index` in a checkpoint with a model, changing nothing.
-
-    Args:
-        own: The model, or an object that stands for it; its tensors may be sharded.
-        index: Its number.
-        source: The checkpoint.
-        rank: This rank, for the findings.
-
-    Returns:
-        What does not fit, and how to load the rest.
-    """
+    """Compare the weights of model `index` in a checkpoint with a model, changing nothing."""
     component = f"model {index}"
     files: frozenset[str] = frozenset()
     try:
@@ -173,12 +114,6 @@ def damages(shards: ShardFolder, source: Source, component: str, rank: int) -> l
 
     A folder without a manifest has no checksums, so its pieces are read once: a shard of another save is noticed now,
     and not after a part of the run was restored.
-
-    Args:
-        shards: The shards.
-        source: The checkpoint.
-        component: The component, such as `"model 0"`.
-        rank: This rank.
     """
     wrong = shards.check()
     for file, held in shards.contents().items() if source.manifest is not None else ():

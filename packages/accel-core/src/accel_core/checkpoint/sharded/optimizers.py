@@ -43,11 +43,7 @@ class NamedOptimizer:
     state: Mapping[Any, Any] = field(default_factory=dict)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load a state dict whose groups are in the order of this optimizer.
-
-        Args:
-            state: The state dict.
-        """
+        """Load a state dict whose groups are in the order of this optimizer."""
         self.load(state)
 
 
@@ -55,10 +51,6 @@ def named_optimizer(own: Any, models: Sequence[Any]) -> NamedOptimizer:
     """Return an optimizer by the names that its parameters have in the models.
 
     Where it trains several models, the names in all but the first of them begin with `model_<number>.`.
-
-    Args:
-        own: The optimizer.
-        models: The models of the run, prepared or not.
     """
     given = names_of(own, models)
     like = {
@@ -70,12 +62,7 @@ def named_optimizer(own: Any, models: Sequence[Any]) -> NamedOptimizer:
 
 
 def names_of(own: Any, models: Sequence[Any]) -> list[list[str]]:
-    """Return the names of an optimizer's parameters by group; a parameter of none of the models has its place as name.
-
-    Args:
-        own: The optimizer.
-        models: The models that it may train.
-    """
+    """Return the names of an optimizer's parameters by group; one of no model has its place as name."""
     held = {id(parameter) for group in own.param_groups for parameter in group["params"]}
     known: dict[int, str] = {}
     trained = 0
@@ -96,12 +83,7 @@ def names_of(own: Any, models: Sequence[Any]) -> list[list[str]]:
 
 
 def state_by_names(own: Any, models: Sequence[Any]) -> dict[str, Any]:
-    """Return the state of an optimizer with parameter names as keys.
-
-    Args:
-        own: The optimizer.
-        models: The models that it may train.
-    """
+    """Return the state of an optimizer with parameter names as keys."""
     state = own.state_dict()
     given = names_of(own, models)
     known = {
@@ -116,17 +98,7 @@ def state_by_names(own: Any, models: Sequence[Any]) -> dict[str, Any]:
 
 
 def restoration(own: NamedOptimizer, index: int, source: Source, rank: int) -> Restoration:
-    """Compare optimizer `index` of a checkpoint, in shards or whole, with an optimizer, changing nothing.
-
-    Args:
-        own: The optimizer.
-        index: Its number.
-        source: The checkpoint.
-        rank: This rank, for the findings.
-
-    Returns:
-        What does not fit, and how to restore the rest.
-    """
+    """Compare optimizer `index` of a checkpoint, in shards or whole, with an optimizer, changing nothing."""
     component, folder = f"optimizer {index}", names.sharded_optimizer_name(index)
     if not is_sharded(source, folder):
         return optimizer.restoration(own, index, source, rank, own.names)
@@ -155,11 +127,7 @@ def _apply(own: NamedOptimizer, stored: _Stored, groups: list[dict[str, Any]]) -
 
 
 class _Memory:
-    """The memory of an optimizer's state, which what is read takes again: fresh memory costs more than reading.
-
-    Args:
-        own: The optimizer.
-    """
+    """The memory of an optimizer's state, which what is read takes again: fresh memory costs more than reading."""
 
     def __init__(self, own: NamedOptimizer) -> None:
         self._state = own.state

@@ -34,11 +34,6 @@ class ShardFolder:
 
     Opening reads the list of shards only. No collective is called by any method, and nothing is run from the files.
 
-    Args:
-        checkpoint: The folder that has it, such as that of `save_state`.
-        name: Its name there, such as `pytorch_model_fsdp_0`; empty for the folder itself.
-        links: Allow links that lead out of the checkpoint.
-
     Raises:
         CheckpointNotFoundError: There is no list of shards.
         CheckpointDamagedError: The list is damaged.
@@ -68,11 +63,7 @@ class ShardFolder:
         return self.metadata.tensors
 
     def file(self, name: str) -> str:
-        """Return the path of a shard relative to the checkpoint.
-
-        Args:
-            name: Its file name.
-        """
+        """Return the path of a shard relative to the checkpoint."""
         return f"{self._name}/{name}" if self._name else name
 
     def files(self) -> list[str]:
@@ -84,11 +75,7 @@ class ShardFolder:
         return self.metadata.contents()
 
     def check(self, files: Iterable[str] | None = None) -> dict[str, str]:
-        """Return what is wrong with each shard that is missing or shorter than the list says, with what it held.
-
-        Args:
-            files: Names of shards here; all by default.
-        """
+        """Return what is wrong with each shard that is missing or shorter than the list says, with what it held."""
         contents, ends = self.contents(), dict[str, int]()
         for place in self.metadata.places.values():
             ends[place.file] = max(ends.get(place.file, 0), place.offset + place.length)
@@ -108,9 +95,6 @@ class ShardFolder:
     def read(self, name: str) -> Tensor:
         """Return one tensor, whole, in new memory on the CPU.
 
-        Args:
-            name: The tensor's name.
-
         Raises:
             CheckpointDamagedError: A piece of it is damaged or not there.
         """
@@ -120,10 +104,6 @@ class ShardFolder:
     @torch.no_grad()
     def read_part(self, name: str, part: Box) -> Tensor:
         """Return a part of one tensor in new memory on the CPU; only pieces that overlap it are read.
-
-        Args:
-            name: The tensor's name.
-            part: The part.
 
         Raises:
             CheckpointDamagedError: A piece of it is damaged or not there.
@@ -137,10 +117,6 @@ class ShardFolder:
 
     def stream(self, name: str, box: Box) -> Iterator[Tensor]:
         """Yield the values of one piece in their order, a part at a time; each is good until the next is asked for.
-
-        Args:
-            name: A tensor.
-            box: One of its pieces.
 
         Raises:
             CheckpointDamagedError: The piece is damaged or not there.
@@ -168,10 +144,6 @@ class ShardFolder:
     def read_into(self, name: str, destination: Tensor) -> None:
         """Copy one tensor into another; of a sharded one, only this rank's part is read.
 
-        Args:
-            name: The tensor's name.
-            destination: A tensor of the same shape.
-
         Raises:
             CheckpointDamagedError: A piece of it is damaged or not there.
         """
@@ -180,9 +152,6 @@ class ShardFolder:
 
     def sample(self, name: str) -> bytes:
         """Return some bytes from the middle of each piece of one tensor, which are equal for equal values.
-
-        Args:
-            name: The tensor's name.
 
         Raises:
             CheckpointDamagedError: A piece of it is not there.
@@ -199,9 +168,6 @@ class ShardFolder:
 
     def read_object(self, name: str) -> object:
         """Return a value that is no tensor.
-
-        Args:
-            name: The value's name.
 
         Raises:
             UnsafeCheckpointError: Reading it would run code.

@@ -60,18 +60,7 @@ def plan(
     exchange: Exchange,
     made: Callable[[], DefaultSavePlanner] = DefaultSavePlanner,
 ) -> list[ShardPart]:
-    """Agree on which rank writes which piece of some states; every rank calls it.
-
-    Args:
-        states: Nested dicts and lists, by the name of their folder of shards. Each rank writes its part of a
-            `DTensor`; anything else is written once.
-        rank: This rank.
-        exchange: Gives every rank the plans of all ranks.
-        made: Creates the planner; an engine with its own kind of tensors has its own.
-
-    Returns:
-        What this rank writes.
-    """
+    """Agree on which rank writes which piece of some states; every rank calls it."""
     planners = {folder: made() for folder in states}
     for folder, planner in planners.items():
         planner.set_up_planner(dict(states[folder]), is_coordinator=rank == 0)
@@ -105,15 +94,7 @@ class ShardPart:
     concurrent: bool = True
 
     def write(self, folder: Path, rank: int) -> list[Entry]:
-        """Write this rank's shard and flush it to disk.
-
-        Args:
-            folder: The folder in which the checkpoint is staged.
-            rank: This rank.
-
-        Returns:
-            Its entry in the manifest; none for a rank without pieces.
-        """
+        """Write this rank's shard and flush it to disk."""
         self.note = []
         if not self.values:
             return []
@@ -131,16 +112,7 @@ class ShardPart:
         return [Entry(f"{self.name}/{name}", file.size, file.digest, rank)]
 
     def conclude(self, folder: Path, rank: int, notes: Sequence[object]) -> list[Entry]:
-        """Write the list of shards, after every rank has written its own.
-
-        Args:
-            folder: The folder in which the checkpoint is staged.
-            rank: This rank.
-            notes: The `note` of each rank's part, by rank.
-
-        Returns:
-            The entry of the list in the manifest.
-        """
+        """Write the list of shards, after every rank has written its own."""
         storage: dict[MetadataIndex, Any] = {}
         for other, placed in enumerate(notes):
             for index, start, length in placed or ():  # type: ignore[attr-defined]
@@ -154,11 +126,7 @@ class ShardPart:
         return [Entry(f"{self.name}/{METADATA_NAME}", file.size, file.digest, rank)]
 
     def snapshot(self, buffers: Buffers) -> ShardPart:
-        """Return a copy that later training steps do not change.
-
-        Args:
-            buffers: Reused memory for tensors.
-        """
+        """Return a copy that later training steps do not change."""
         tensors = {str(index): value for index, value in self.values.items() if isinstance(value, Tensor)}
         copied = buffers.copy(tensors, self.name)
         return replace(self, values={index: copied.get(str(index), value) for index, value in self.values.items()})

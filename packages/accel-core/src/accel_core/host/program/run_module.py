@@ -14,12 +14,7 @@ __all__ = ["main", "own_command"]
 
 
 def own_command(module: str, *words: str) -> list[str]:
-    """Return the command line that runs a module of accel's own, or of a library, in another process.
-
-    Args:
-        module: Name of the module.
-        *words: What it finds in `sys.argv`.
-    """
+    """Return the command line that runs a module of accel's own, or of a library, in another process."""
     return [sys.executable, os.path.realpath(__file__), module, *words]
 
 

@@ -23,9 +23,6 @@ __all__ = ["choose", "choose_backend"]
 def choose_backend(recipes: list[KwargsHandler]) -> FP8BackendType:
     """Return the library that computes fp8.
 
-    Args:
-        recipes: The fp8 handlers given; one at most.
-
     Raises:
         ConfigurationError: Several recipes, or an unknown name in ACCELERATE_FP8_BACKEND.
         MissingDependencyError: No library is installed.
@@ -58,13 +55,7 @@ def choose_backend(recipes: list[KwargsHandler]) -> FP8BackendType:
 
 
 def choose(device: torch.device, recipes: list[Any], autocast: AutocastKwargs) -> Precision:
-    """Return the fp8 number format on `device`.
-
-    Args:
-        device: Where the run computes.
-        recipes: The fp8 handlers given.
-        autocast: Arguments of `torch.autocast`.
-    """
+    """Return the fp8 number format on `device`."""
     backend = choose_backend(recipes)
     recipe = recipes[0] if recipes else None
     if backend is FP8BackendType.AO:

@@ -19,11 +19,6 @@ __all__ = ["MsampPrecision"]
 class MsampPrecision(AutocastPrecision):
     """8-bit gradients and optimizer states through MS-AMP, bf16 forward passes. Never run on hardware.
 
-    Args:
-        device: Where the run computes.
-        recipe: What is kept in 8 bits.
-        handler: Arguments of `torch.autocast`.
-
     Raises:
         MissingDependencyError: MS-AMP is not installed.
     """

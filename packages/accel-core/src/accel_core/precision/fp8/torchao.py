@@ -32,23 +32,13 @@ _MULTIPLE = 16
 
 
 def find_first_last_linear_layers(model: torch.nn.Module) -> tuple[str | None, str | None]:
-    """Return the names of the first and the last linear layer of a model; `None` if it has none.
-
-    Args:
-        model: The model.
-    """
+    """Return the names of the first and the last linear layer of a model; `None` if it has none."""
     names = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
     return (names[0], names[-1]) if names else (None, None)
 
 
 def filter_linear_layers(module: torch.nn.Module, fqn: str, layers_to_filter: list[str]) -> bool:
-    """Return whether a layer is to be converted: a linear one whose sizes allow it and that is not excluded.
-
-    Args:
-        module: The layer.
-        fqn: Its full name in the model.
-        layers_to_filter: Full names to leave as they are.
-    """
+    """Return whether a layer is to be converted: a linear one whose sizes allow it and that is not excluded."""
     if not isinstance(module, torch.nn.Linear):
         return False
     fits = module.in_features % _MULTIPLE == 0 and module.out_features % _MULTIPLE == 0
@@ -56,11 +46,7 @@ def filter_linear_layers(module: torch.nn.Module, fqn: str, layers_to_filter: li
 
 
 def has_ao_layers(model: torch.nn.Module) -> bool:
-    """Return whether a model has torchao's `Float8Linear` layers.
-
-    Args:
-        model: The model; its submodules count.
-    """
+    """Return whether a model has torchao's `Float8Linear` layers."""
     _require()
     from torchao.float8.float8_linear import Float8Linear
 
@@ -73,15 +59,6 @@ def convert_model_to_fp8_ao(
     module_filter_func: Callable[[torch.nn.Module, str], bool] | None = None,
 ) -> _M:
     """Exchange linear layers, in place, for ones that multiply in 8 bits (`torchao.float8`).
-
-    Args:
-        model: The model.
-        config: How; torchao's default where `None`.
-        module_filter_func: Says of a layer and its name whether it is converted. By default all linear layers are
-            whose sizes are multiples of 16, but for the first and the last, which are the most sensitive.
-
-    Returns:
-        The same model.
 
     Raises:
         MissingDependencyError: torchao is not installed.
@@ -104,13 +81,7 @@ def _require() -> None:
 
 
 class TorchaoPrecision(AutocastPrecision):
-    """fp8 matrix products in linear layers, bf16 everywhere else.
-
-    Args:
-        device: Where the run computes.
-        recipe: What is converted, and how.
-        handler: Arguments of `torch.autocast`.
-    """
+    """fp8 matrix products in linear layers, bf16 everywhere else."""
 
     def __init__(self, device: torch.device, recipe: AORecipeKwargs, handler: AutocastKwargs) -> None:
         super().__init__("bf16", device, handler, GradScalerKwargs())

@@ -42,11 +42,7 @@ def _engine() -> ModuleType:
 
 
 def has_transformer_engine_layers(model: torch.nn.Module) -> bool:
-    """Return whether a model has layers of Transformer Engine.
-
-    Args:
-        model: The model; its submodules count.
-    """
+    """Return whether a model has layers of Transformer Engine."""
     te = _engine()
     kinds = (te.LayerNorm, te.Linear, te.TransformerLayer)
     return any(isinstance(module, kinds) for module in model.modules())
@@ -59,14 +55,7 @@ def convert_model(
     _convert_linear: bool = True,
     _convert_ln: bool = True,
 ) -> None:
-    """Exchange, in place, linear and layer-norm layers for Transformer Engine's, or back.
-
-    Args:
-        model: The model.
-        to_transformer_engine: Exchange torch's layers for Transformer Engine's; else the other way round.
-        _convert_linear: Whether linear layers are exchanged (those whose sizes are multiples of 16).
-        _convert_ln: Whether layer norms are.
-    """
+    """Exchange, in place, linear and layer-norm layers for Transformer Engine's, or back."""
     te = _engine()
     for name, layer in list(model.named_children()):
         if _convert_linear and isinstance(layer, torch.nn.Linear if to_transformer_engine else te.Linear):
@@ -104,16 +93,7 @@ def _norm_like(layer: Any, library: ModuleType) -> torch.nn.Module:
 def contextual_fp8_autocast(
     model_forward: Callable[..., Any], fp8_recipe: object, use_during_eval: bool = False
 ) -> Callable[..., Any]:
-    """Run a model's forward under `te.fp8_autocast`.
-
-    Args:
-        model_forward: The bound forward of a module, or a function whose first argument is the module.
-        fp8_recipe: A recipe of Transformer Engine.
-        use_during_eval: Also compute in 8 bits in evaluation mode.
-
-    Returns:
-        The wrapped function; its first argument is the module.
-    """
+    """Run a model's forward under `te.fp8_autocast`."""
     te = _engine()
 
     @functools.wraps(model_forward)
@@ -125,11 +105,7 @@ def contextual_fp8_autocast(
 
 
 def recipe_arguments(handler: TERecipeKwargs | None) -> dict[str, Any]:
-    """Return the arguments of Transformer Engine's recipe that a handler stands for.
-
-    Args:
-        handler: The handler; `None` leaves all arguments at their defaults.
-    """
+    """Return the arguments of Transformer Engine's recipe that a handler stands for."""
     arguments = (handler.to_kwargs() if handler is not None else {}).copy()
     for ours in ("use_autocast_during_eval", "use_mxfp8_block_scaling", "backend", "opt_level"):
         arguments.pop(ours, None)
@@ -137,15 +113,7 @@ def recipe_arguments(handler: TERecipeKwargs | None) -> dict[str, Any]:
 
 
 def apply_fp8_autowrap(model: _M, fp8_recipe_handler: TERecipeKwargs | None) -> _M:
-    """Make `model.forward` compute in 8 bits where its layers can.
-
-    Args:
-        model: A model with layers of Transformer Engine.
-        fp8_recipe_handler: The recipe; `None` is delayed scaling with its defaults.
-
-    Returns:
-        The same model.
-    """
+    """Make `model.forward` compute in 8 bits where its layers can."""
     _engine()
     from transformer_engine.common import recipe as recipes
 
@@ -160,13 +128,7 @@ def apply_fp8_autowrap(model: _M, fp8_recipe_handler: TERecipeKwargs | None) -> 
 
 
 class TransformerEnginePrecision(AutocastPrecision):
-    """fp8 through Transformer Engine, bf16 everywhere else. Never run on hardware.
-
-    Args:
-        device: Where the run computes.
-        recipe: How numbers are scaled.
-        handler: Arguments of `torch.autocast`.
-    """
+    """fp8 through Transformer Engine, bf16 everywhere else. Never run on hardware."""
 
     def __init__(self, device: torch.device, recipe: TERecipeKwargs, handler: AutocastKwargs) -> None:
         super().__init__("bf16", device, handler, GradScalerKwargs())

@@ -18,13 +18,6 @@ def check_buffers(
 ) -> Share:
     """Return how the sequence that some buffers share is split; refuse buffers that have none in common.
 
-    Args:
-        buffers: The tensors.
-        dims: For each, its sequence dim.
-        no_restore: Those of them that stay split.
-        rank: This rank, within the context-parallel group.
-        size: Number of ranks of the group.
-
     Raises:
         ConfigurationError: There is none; one is no tensor, or is trained; a dim is missing or out of range; lengths
             differ or cannot be shared; a tensor that would not be restored is no buffer.
@@ -71,12 +64,6 @@ def split_in_place(
 
     Each gets other memory for that time, so views of one tensor (inputs and labels of one batch) do not overwrite one
     another, and what is put back is what was there.
-
-    Args:
-        buffers: The tensors.
-        dims: For each, its sequence dim.
-        no_restore: Those of them that stay split.
-        share: This rank's part.
     """
     kept = {id(buffer) for buffer in no_restore}
     by_identity = {id(buffer): (buffer, dim) for buffer, dim in zip(buffers, dims, strict=True)}

@@ -49,14 +49,7 @@ class _Gather(torch.autograd.Function):
 def gather_keys_and_values(
     group: dist.ProcessGroup, key: torch.Tensor, value: torch.Tensor, refuses: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the keys and values of the whole sequence, in its order, and which ranks refuse to go on.
-
-    Args:
-        group: The ranks that share the sequence; all call this.
-        key: This rank's keys, with tokens along the last dim but one.
-        value: Its values.
-        refuses: Whether this rank refuses. It takes part all the same, or the others would wait for it.
-    """
+    """Return the keys and values of the whole sequence, in its order, and which ranks refuse to go on."""
     keys, values, refusals = cast(
         "tuple[torch.Tensor, torch.Tensor, torch.Tensor]",
         _Gather.apply(group, refuses, key, value),  # type: ignore[no-untyped-call]
@@ -65,13 +58,7 @@ def gather_keys_and_values(
 
 
 def gather_whole(group: dist.ProcessGroup, part: torch.Tensor, dim: int) -> torch.Tensor:
-    """Return a tensor of data with the whole sequence along a dim, in its order; without gradients.
-
-    Args:
-        group: The ranks that share the sequence; all call this with equal shapes.
-        part: What this rank has of it.
-        dim: The sequence dim.
-    """
+    """Return a tensor of data with the whole sequence along a dim, in its order; without gradients."""
     with torch.no_grad():
         sent = part.contiguous()
         sent = sent.to(torch.uint8) if sent.dtype == torch.bool else sent
@@ -81,13 +68,7 @@ def gather_whole(group: dist.ProcessGroup, part: torch.Tensor, dim: int) -> torc
 
 
 def gather_flags(group: dist.ProcessGroup, flag: bool, device: torch.device) -> torch.Tensor:
-    """Return a yes or no of each rank, by rank.
-
-    Args:
-        group: The ranks; all call this.
-        flag: What this rank says.
-        device: Where the ranks compute.
-    """
+    """Return a yes or no of each rank, by rank."""
     gathered = torch.empty(group.size(), dtype=torch.uint8, device=device)
     all_gather_single(gathered, torch.full((1,), int(flag), dtype=torch.uint8, device=device), group=group)
     return gathered

@@ -38,11 +38,7 @@ def _refuse(what: str, instead: str) -> NoReturn:
 
 
 def uncompiled(function: Callable[..., _R]) -> Callable[..., _R]:
-    """Return a function that compiled code calls without tracing it.
-
-    Args:
-        function: A function that must not be traced.
-    """
+    """Return a function that compiled code calls without tracing it."""
     if "torch._dynamo" not in sys.modules:
         return function
     found: Callable[..., _R] = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
@@ -50,12 +46,7 @@ def uncompiled(function: Callable[..., _R]) -> Callable[..., _R]:
 
 
 class _Interception(TorchFunctionMode):
-    """Sends every `scaled_dot_product_attention` elsewhere, by whatever name it is called.
-
-    Args:
-        attend: What is called instead. In it, torch's own attention is what it is.
-        handlers: What is called instead of other functions, with the function and its arguments.
-    """
+    """Sends every `scaled_dot_product_attention` elsewhere, by whatever name it is called."""
 
     def __init__(self, attend: Callable[..., torch.Tensor], handlers: dict[Any, Callable[..., Any]]) -> None:
         super().__init__()
@@ -131,9 +122,6 @@ def attending(attention: Attention) -> AbstractContextManager[None]:
     """Return a context in which attention goes over all ranks.
 
     Functions that mix positions of a sequence otherwise are refused where they can be told from those that do not.
-
-    Args:
-        attention: What computes attention over all ranks.
     """
     own = attention.share.local_length
 

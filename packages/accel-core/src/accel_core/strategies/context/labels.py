@@ -13,10 +13,6 @@ def shift_labels(labels: torch.Tensor, ignore_index: int = -100) -> torch.Tensor
     Shift before the sequence is split: the token that follows the last one of a rank's part is on another rank. A
     model that shifts on its own (transformers does, without `shift_labels`) takes a wrong one there.
 
-    Args:
-        labels: The tokens, with the sequence along the last dim.
-        ignore_index: What stands after the last token: no loss is computed for it.
-
     >>> shift_labels(torch.tensor([[5, 6, 7]]))
     tensor([[   6,    7, -100]])
     """

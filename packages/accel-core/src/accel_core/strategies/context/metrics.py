@@ -40,10 +40,6 @@ def of_whole_samples(value: _T, group: dist.ProcessGroup) -> _T:
     A loss is one number, or a row of equal ones, as libraries repeat it for each sample. `Accelerator.backward` takes
     it as a mean over ranks too.
 
-    Args:
-        value: A nest of what this rank computed.
-        group: The ranks that share sequences; all call this.
-
     Raises:
         DataError: Other values differ, on all ranks.
     """

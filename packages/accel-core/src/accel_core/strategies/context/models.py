@@ -25,9 +25,6 @@ __all__ = ["CompleteInputs", "check_attention", "find_model"]
 def check_attention(model: nn.Module) -> None:
     """Refuse a model whose attention is not torch's `scaled_dot_product_attention`.
 
-    Args:
-        model: The model; parts without a configuration of transformers are accepted.
-
     Raises:
         PreparationError: Its configuration, or that of a part, names another implementation.
     """
@@ -42,11 +39,7 @@ def check_attention(model: nn.Module) -> None:
 
 
 def find_model(model: nn.Module) -> nn.Module | None:
-    """Return the first module that takes transformers' mask and positions, `model` or one inside it, or `None`.
-
-    Args:
-        model: A model, bare or wrapped.
-    """
+    """Return the first module that takes transformers' mask and positions, `model` or one inside it, or `None`."""
     for module in model.modules():
         if hasattr(getattr(module, "config", None), "_attn_implementation"):
             names = inspect.signature(module.forward).parameters
@@ -56,13 +49,7 @@ def find_model(model: nn.Module) -> nn.Module | None:
 
 
 class CompleteInputs:
-    """A forward pre-hook that gives a model of transformers the mask of the whole sequence.
-
-    Args:
-        group: The ranks that share sequences.
-        now: Returns this rank's part while a context block is open, and `None` outside.
-        compiled: Whether the model is compiled: transformers then makes masks that it else leaves out.
-    """
+    """A forward pre-hook that gives a model of transformers the mask of the whole sequence."""
 
     def __init__(self, group: dist.ProcessGroup, now: Callable[[], Share | None], compiled: bool) -> None:
         self.group = group

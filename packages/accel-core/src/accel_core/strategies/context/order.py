@@ -57,24 +57,11 @@ class Share:
         return slice(self.rank * piece, (self.rank + 1) * piece), slice(last * piece, (last + 1) * piece)
 
     def of(self, whole: torch.Tensor, dim: int) -> torch.Tensor:
-        """Return this rank's part of a tensor, in memory of its own.
-
-        Args:
-            whole: A tensor with the whole sequence along `dim`.
-            dim: Its sequence dim.
-        """
+        """Return this rank's part of a tensor, in memory of its own."""
         return torch.cat([whole.narrow(dim, piece.start, piece.stop - piece.start) for piece in self.pieces], dim)
 
 
 def in_order(parts: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
-    """Put the parts of all ranks together again, in the order of the sequence.
-
-    Args:
-        parts: Each rank's part, by rank.
-        dim: The sequence dim.
-
-    Returns:
-        The whole sequence, in new memory.
-    """
+    """Put the parts of all ranks together again, in the order of the sequence."""
     halves = [part.chunk(2, dim) for part in parts]
     return torch.cat([*(head for head, _ in halves), *(tail for _, tail in reversed(halves))], dim)

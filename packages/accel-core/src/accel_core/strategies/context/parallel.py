@@ -28,12 +28,7 @@ _T = TypeVar("_T")
 
 
 class ContextParallel:
-    """Ranks that share each sequence of a batch.
-
-    Args:
-        group: The ranks. All of them read the same batches.
-        settings: How they exchange keys and values.
-    """
+    """Ranks that share each sequence of a batch."""
 
     def __init__(self, group: dist.ProcessGroup, settings: TorchContextParallelConfig) -> None:
         self.group = group
@@ -44,11 +39,7 @@ class ContextParallel:
 
     @classmethod
     def of(cls, parts: Parts) -> ContextParallel | None:
-        """Return what splits the sequences of a run; `None` where each rank has whole ones.
-
-        Args:
-            parts: What the run's strategy is built from.
-        """
+        """Return what splits the sequences of a run; `None` where each rank has whole ones."""
         if parts.layout.size("cp") == 1 or parts.mesh is None or parts.parallelism is None:
             return None
         return cls(parts.mesh.get_group("cp"), parts.parallelism.cp_handler or TorchContextParallelConfig())
@@ -61,21 +52,13 @@ class ContextParallel:
     def check(self, model: torch.nn.Module) -> None:
         """Refuse a model whose configuration names an attention that would not go over all ranks.
 
-        Args:
-            model: A bare model; it stays as it is.
-
         Raises:
             PreparationError: It has another attention than torch's.
         """
         check_attention(model)
 
     def watch(self, model: torch.nn.Module, *, compiled: bool = False) -> None:
-        """Complete what a model gets in a block, if it is one of transformers.
-
-        Args:
-            model: The bare model.
-            compiled: Whether it is, or will be, compiled.
-        """
+        """Complete what a model gets in a block, if it is one of transformers."""
         module = find_model(model)
         if module is None or module in self._watched:
             return
@@ -91,11 +74,6 @@ class ContextParallel:
         no_restore_buffers: Collection[torch.Tensor] | None,
     ) -> Iterator[None]:
         """Split buffers in the block, in which attention goes over all ranks.
-
-        Args:
-            buffers: Tensors that hold the whole sequence.
-            buffer_seq_dims: For each, its sequence dim.
-            no_restore_buffers: Those of them that stay split.
 
         Raises:
             ConfigurationError: The buffers cannot be split.
@@ -120,9 +98,6 @@ class ContextParallel:
 
     def whole_metrics(self, value: _T) -> _T:
         """Return values as those of whole samples; see `metrics.of_whole_samples`.
-
-        Args:
-            value: Tensors in any nest, as `gather_for_metrics` gets them.
 
         Raises:
             DataError: They have this rank's part of a sequence, in a block, or differ among ranks that share one: one

@@ -51,11 +51,7 @@ class Members:
 
 
 class Filling:
-    """Fills in the configuration of a plugin for each model that is prepared, and remembers which keys were 'auto'.
-
-    Args:
-        parts: What the run's strategy is built from.
-    """
+    """Fills in the configuration of a plugin for each model that is prepared, and remembers which keys were 'auto'."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
@@ -64,10 +60,6 @@ class Filling:
 
     def plan(self, plugin: DeepSpeedPlugin, members: Members) -> dict[str, Any]:
         """Return the configuration of an engine, without changing the plugin.
-
-        Args:
-            plugin: The plugin with the configuration.
-            members: The objects from which the engine is built.
 
         Raises:
             ConfigurationError: The configuration contradicts the run, or an 'auto' value cannot be determined.
@@ -94,15 +86,7 @@ class Filling:
             config[_GLOBAL] = micro * steps * self._parts.layout.replicas
 
     def fill(self, plugin: DeepSpeedPlugin, members: Members) -> dict[str, Any]:
-        """Write the configuration that `plan` returns into the plugin, and return a copy of it.
-
-        Args:
-            plugin: The plugin; its dict is changed in place.
-            members: The objects from which the engine is built.
-
-        Returns:
-            The copy, which `deepspeed.initialize` may change.
-        """
+        """Write the configuration that `plan` returns into the plugin, and return a copy of it."""
         filled = self.plan(plugin, members)
         before = self._opened(plugin).deepspeed_config
         waiting = _waiting({_CLIPPING: "auto", **before})
@@ -181,10 +165,6 @@ class Filling:
 def steps_of(plugin: DeepSpeedPlugin, asked: int) -> int:
     """Return the number of batches per step; where the script leaves it at 1, the configuration decides.
 
-    Args:
-        plugin: The plugin with the configuration.
-        asked: `gradient_accumulation_steps` of the script.
-
     Raises:
         ConfigurationError: Both give a number, and the numbers differ.
     """
@@ -202,10 +182,6 @@ def steps_of(plugin: DeepSpeedPlugin, asked: int) -> int:
 
 def refuse_contradictions(plugin: DeepSpeedPlugin, device: str | None = None) -> None:
     """Refuse a configuration that contradicts itself or the device.
-
-    Args:
-        plugin: The plugin with the configuration.
-        device: Type of the run's device, if known.
 
     Raises:
         ConfigurationError: fp16 and bf16 are both on, or something is offloaded that the stage does not shard.
@@ -234,10 +210,6 @@ def refuse_contradictions(plugin: DeepSpeedPlugin, device: str | None = None) ->
 def refuse_format(plugin: DeepSpeedPlugin, name: str) -> None:
     """Refuse a configuration that turns off the precision that the run asked for.
 
-    Args:
-        plugin: The plugin with the configuration.
-        name: `mixed_precision` of the run.
-
     Raises:
         ConfigurationError: The configuration sets `enabled` to false for it.
     """
@@ -250,11 +222,6 @@ def refuse_format(plugin: DeepSpeedPlugin, name: str) -> None:
 
 def refuse_stand_ins(plugin: DeepSpeedPlugin, optimizer: Any, schedule: Any) -> None:
     """Refuse an optimizer or schedule that is defined twice or not at all.
-
-    Args:
-        plugin: The plugin with the configuration.
-        optimizer: The optimizer or `DummyOptim` that was passed, or `None`.
-        schedule: The schedule or `DummyScheduler` that was passed, or `None`.
 
     Raises:
         PreparationError: Script and configuration both define it, or there is a stand-in for what neither defines.

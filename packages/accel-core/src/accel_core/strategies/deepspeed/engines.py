@@ -23,9 +23,6 @@ __all__ = ["DeepSpeedEngineWrapper", "DeepSpeedOptimizerWrapper", "DeepSpeedSche
 class Engine:
     """A DeepSpeed engine and the state of its accumulation window; it also steps its optimizer.
 
-    Args:
-        deepspeed: What `deepspeed.initialize` returned.
-
     Attributes:
         deepspeed: The same.
         held: Whether backward passes leave the window open, even where the run would end it.
@@ -54,11 +51,6 @@ class Engine:
     def backward(self, loss: torch.Tensor, *, ends_window: bool, **kwargs: Any) -> None:
         """Compute gradients, and synchronize them at the end of the window.
 
-        Args:
-            loss: A scalar, already divided by the number of accumulation steps.
-            ends_window: Whether gradients are synchronized.
-            **kwargs: Passed to the engine.
-
         Raises:
             PreparationError: In stage 3, the forward pass of the loss already had a backward pass.
         """
@@ -86,13 +78,7 @@ class Engine:
             gradients.add(self.deepspeed, earlier)
 
     def clip(self, factor: float, norm: float, own: float) -> None:
-        """Scale the gradients, and report their norm before scaling as that of the step.
-
-        Args:
-            factor: At most 1.
-            norm: Norm of all engines together.
-            own: Norm of this engine.
-        """
+        """Scale the gradients, and report their norm before scaling as that of the step."""
         if factor < 1:
             gradients.scale(self.deepspeed, factor)
         self._norm = gradients.known(self.deepspeed, own * factor)
@@ -100,12 +86,6 @@ class Engine:
 
     def step(self, closure: Callable[[], Any] | None) -> object:
         """Update the parameters, and step a schedule that DeepSpeed runs; without complete gradients, do nothing.
-
-        Args:
-            closure: Has to be `None`.
-
-        Returns:
-            Always `None`.
 
         Raises:
             ConfigurationError: A closure was passed, which DeepSpeed does not call.
@@ -125,11 +105,7 @@ class Engine:
         return None
 
     def zero_grad(self, set_to_none: bool | None) -> None:
-        """Drop complete gradients; those of an open window stay, and a step leaves none.
-
-        Args:
-            set_to_none: Not used.
-        """
+        """Drop complete gradients; those of an open window stay, and a step leaves none."""
         if self._complete:
             gradients.clear(self.deepspeed)
             self._complete = False
@@ -144,11 +120,7 @@ def _trained(deepspeed: DeepSpeedEngine) -> frozenset[int]:
 
 
 class _SteppedElsewhere:
-    """Leaves `step` and `zero_grad` to the code that drives the engine.
-
-    Args:
-        optimizer: The engine's optimizer, which notes an overflow.
-    """
+    """Leaves `step` and `zero_grad` to the code that drives the engine."""
 
     def __init__(self, optimizer: Any) -> None:
         self._optimizer = optimizer
@@ -166,14 +138,7 @@ class _SteppedElsewhere:
 
 
 class DeepSpeedOptimizerWrapper(AcceleratedOptimizer):
-    """The optimizer of an engine: it steps the engine at the end of the window.
-
-    Args:
-        optimizer: The engine's optimizer.
-        engine: Performs `step` and `zero_grad`; with `None` both do nothing, for callers of the engine's own
-            `step`.
-        gradient_state: Accumulation state; that of the process where `None`.
-    """
+    """The optimizer of an engine: it steps the engine at the end of the window."""
 
     def __init__(
         self, optimizer: Any, engine: Engine | None = None, gradient_state: GradientState | None = None
@@ -183,12 +148,7 @@ class DeepSpeedOptimizerWrapper(AcceleratedOptimizer):
 
 
 class DeepSpeedSchedulerWrapper(AcceleratedScheduler):
-    """A schedule that DeepSpeed steps itself.
-
-    Args:
-        scheduler: The schedule.
-        optimizers: Its optimizer, or a list of them.
-    """
+    """A schedule that DeepSpeed steps itself."""
 
     def __init__(self, scheduler: object, optimizers: object) -> None:
         super().__init__(scheduler, optimizers)
@@ -198,23 +158,13 @@ class DeepSpeedSchedulerWrapper(AcceleratedScheduler):
 
 
 class DeepSpeedEngineWrapper:
-    """Computes gradients through an engine, for code that expects one on the Accelerator.
-
-    Args:
-        engine: The engine of DeepSpeed.
-    """
+    """Computes gradients through an engine, for code that expects one on the Accelerator."""
 
     def __init__(self, engine: DeepSpeedEngine) -> None:
         self.engine = engine
 
     def backward(self, loss: torch.Tensor, sync_gradients: bool = True, **kwargs: Any) -> None:
-        """Compute gradients, and step where the window ends.
-
-        Args:
-            loss: A scalar.
-            sync_gradients: Whether the window ends.
-            **kwargs: Passed to the engine.
-        """
+        """Compute gradients, and step where the window ends."""
         self.engine.set_gradient_accumulation_boundary(is_boundary=sync_gradients)
         self.engine.backward(loss, **kwargs)
         if sync_gradients:

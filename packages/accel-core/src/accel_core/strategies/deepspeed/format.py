@@ -31,12 +31,7 @@ _OF_RANK = re.compile(r"zero_pp_rank_(\d+)_mp_rank_")
 
 
 class EngineFormat(PlainFormat):
-    """Stores engines in DeepSpeed's files, one part per rank, and models that are only evaluated as whole weights.
-
-    Args:
-        engine_of: Returns the engine that trains a prepared model, or `None`.
-        in_turn: Whether each rank has its own part, by its rank.
-    """
+    """Stores engines in DeepSpeed's files, one part per rank, and models that are only evaluated as whole weights."""
 
     def __init__(self, engine_of: Callable[[Any], Engine | None], in_turn: bool) -> None:
         self._engine_of = engine_of

@@ -28,9 +28,6 @@ _NO_STEP_YET = -1
 def parts_of(engine: DeepSpeedEngine) -> list[torch.Tensor]:
     """Return the tensors that hold the complete gradients of a window on this rank.
 
-    Args:
-        engine: The engine.
-
     Raises:
         PreparationError: The gradients are on disk (nvme offload).
     """
@@ -46,15 +43,7 @@ def parts_of(engine: DeepSpeedEngine) -> list[torch.Tensor]:
 
 
 def scale(engine: DeepSpeedEngine, factor: float | torch.Tensor) -> bool:
-    """Multiply the complete gradients of a window.
-
-    Args:
-        engine: The engine.
-        factor: The factor.
-
-    Returns:
-        Whether there were any gradients.
-    """
+    """Multiply the complete gradients of a window."""
     parts = parts_of(engine)
     if parts:
         foreach_mul_(parts, factor)
@@ -63,11 +52,7 @@ def scale(engine: DeepSpeedEngine, factor: float | torch.Tensor) -> bool:
 
 
 def norm_of(engine: DeepSpeedEngine) -> float:
-    """Return the 2-norm of all gradients of an engine, the same on every rank; infinite if one is infinite or NaN.
-
-    Args:
-        engine: The engine; every rank calls it.
-    """
+    """Return the 2-norm of all gradients of an engine, the same on every rank; infinite if one is infinite or NaN."""
     optimizer = engine.optimizer
     if hasattr(optimizer, "scaled_global_norm"):
         norms = [float(optimizer.scaled_global_norm())]
@@ -94,12 +79,7 @@ class KnownNorm:
 
 
 def known(engine: DeepSpeedEngine, norm: float) -> KnownNorm | None:
-    """Return a norm together with the current versions of the gradients; `None` if no step can reuse it.
-
-    Args:
-        engine: The engine.
-        norm: The 2-norm of its gradients as they are now.
-    """
+    """Return a norm together with the current versions of the gradients; `None` if no step can reuse it."""
     if not math.isfinite(norm) or _taker(engine.optimizer) is None:
         return None
     return KnownNorm(norm, _stand_of(engine))
@@ -125,13 +105,6 @@ def using(engine: DeepSpeedEngine, found: KnownNorm | None) -> Iterator[None]:
 
     DeepSpeed would compute it again, with another collective, to decide whether to skip the step. Writes through
     `deepspeed.utils.safe_set_full_grad` go unnoticed: a NaN written in between reaches the weights, as in torch.
-
-    Args:
-        engine: The engine.
-        found: What `known` returned.
-
-    Returns:
-        A context for the step.
     """
     optimizer = engine.optimizer
     name = _taker(optimizer)
@@ -147,11 +120,7 @@ def using(engine: DeepSpeedEngine, found: KnownNorm | None) -> Iterator[None]:
 
 
 def clear(engine: DeepSpeedEngine) -> None:
-    """Drop the complete gradients of a window that no step has used.
-
-    Args:
-        engine: The engine.
-    """
+    """Drop the complete gradients of a window that no step has used."""
     optimizer = engine.optimizer
     optimizer.zero_grad()
     if not hasattr(optimizer, "averaged_gradients"):
@@ -171,12 +140,7 @@ def clear(engine: DeepSpeedEngine) -> None:
 
 
 def add(engine: DeepSpeedEngine, earlier: Iterable[torch.Tensor]) -> None:
-    """Add the gradients of an earlier backward pass to those of the last one.
-
-    Args:
-        engine: The engine.
-        earlier: Copies of what `parts_of` returned after the earlier pass.
-    """
+    """Add the gradients of an earlier backward pass to those of the last one."""
     for part, before in zip(parts_of(engine), earlier, strict=True):
         part.add_(before)
     _note_norms(engine.optimizer)

@@ -21,10 +21,6 @@ def engine_of(loss: torch.Tensor, engines: Sequence[Engine]) -> Engine:
 
     With one engine, the parameter nearest to the loss decides; with several, the whole graph is searched.
 
-    Args:
-        loss: The loss.
-        engines: The engines that train.
-
     Raises:
         PreparationError: The loss comes from several engines.
         StateError: The loss comes from no engine.

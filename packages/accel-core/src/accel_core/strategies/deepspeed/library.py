@@ -17,13 +17,6 @@ __all__ = ["load"]
 def load(device: torch.device, local_rank: int) -> ModuleType:
     """Import DeepSpeed for the device of this process.
 
-    Args:
-        device: Device of the process.
-        local_rank: Rank on this machine, which DeepSpeed reads from LOCAL_RANK.
-
-    Returns:
-        The module `deepspeed`.
-
     Raises:
         ConfigurationError: DeepSpeed was imported before, for another device.
     """

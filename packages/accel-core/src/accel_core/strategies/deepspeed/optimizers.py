@@ -25,11 +25,6 @@ _HOMES = {
 def for_the_host(optimizer: Any, plugin: DeepSpeedPlugin, *, dry_run: bool = False) -> Any:
     """Return DeepSpeed's CPU version of an optimizer if its state is offloaded, or else the optimizer itself.
 
-    Args:
-        optimizer: An optimizer or `DummyOptim`.
-        plugin: Decides whether the state is offloaded, and whether that requires DeepSpeed's version.
-        dry_run: Only check whether there is one.
-
     Raises:
         PreparationError: There is none.
     """
@@ -52,9 +47,6 @@ def map_pytorch_optim_to_deepspeed(optimizer: Any) -> Any:
     """Return DeepSpeed's CPU version of a torch optimizer; any other optimizer is returned unchanged.
 
     The first process that needs it compiles its code into torch's extension cache, which takes about a minute.
-
-    Args:
-        optimizer: The optimizer, before its first step.
     """
     home = _HOMES.get(type(optimizer))
     if home is None:

@@ -30,11 +30,6 @@ _Parts = Callable[[int, int], torch.Tensor]
 def contents(engine: DeepSpeedEngine, folder: Path, wanted: Sequence[str]) -> dict[str, Any]:
     """Return the contents of the files of an engine for this rank, computed from what another number of ranks saved.
 
-    Args:
-        engine: The engine.
-        folder: The checkpoint.
-        wanted: Names of the files.
-
     Raises:
         CheckpointError: The files are damaged, or do not fit the engine.
     """
@@ -71,13 +66,7 @@ def _difference(engine: DeepSpeedEngine, saved: ZeroFolder) -> str | None:
 
 
 def _model_for(saved: ZeroFolder, rank: int, ranks: int) -> dict[str, Any]:
-    """Return the content of the model file that a rank loads.
-
-    Args:
-        saved: What the other ranks saved.
-        rank: The rank, among those that share the parts.
-        ranks: Their number.
-    """
+    """Return the content of the model file that a rank loads."""
     found = {**saved.models[0], "dp_world_size": ranks}
     frozen: Mapping[str, Any] = found.get("frozen_param_fragments") or {}
     if saved.stage == SHARDED_STAGE and frozen:
@@ -96,14 +85,7 @@ def _frozen_part(saved: ZeroFolder, name: str, rank: int, ranks: int) -> torch.T
 
 
 def _optimizer_for(engine: DeepSpeedEngine, saved: ZeroFolder, rank: int, ranks: int) -> dict[str, Any]:
-    """Return the content of the optimizer file that a rank loads.
-
-    Args:
-        engine: The engine that loads it.
-        saved: What the other ranks saved.
-        rank: This rank, among those that share the parts.
-        ranks: Their number.
-    """
+    """Return the content of the optimizer file that a rank loads."""
     own = engine.optimizer.state_dict()
     shapes = engine._get_zero_param_shapes()
     target = layout_of(saved.stage, ranks, shapes, own)
@@ -162,13 +144,7 @@ def _state_of(saved: ZeroFolder, name: str, rank: int, group: int) -> torch.Tens
 
 
 class _Move:
-    """Moves values from the layout in which other ranks saved them to the layout of a rank now.
-
-    Args:
-        source: Where the values are.
-        target: Where they belong.
-        rank: The rank whose part is wanted.
-    """
+    """Moves values from the layout in which other ranks saved them to the layout of a rank now."""
 
     def __init__(self, source: Layout, target: Layout, rank: int) -> None:
         self._source = source

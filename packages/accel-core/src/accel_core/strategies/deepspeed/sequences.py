@@ -41,10 +41,6 @@ class Sharing:
     def part_of(self, batch: object) -> dict[str, Any]:
         """Return this rank's part of a batch: its tokens of each tensor, and labels shifted by one.
 
-        Args:
-            batch: A mapping with `input_ids` of shape (rows, tokens). Other tensors begin with the same two dims,
-                or have one entry per row. Positions are created if missing; anything else stays as it is.
-
         Raises:
             DataError: The batch has another form, or its sequences cannot be split.
         """
@@ -114,12 +110,7 @@ class Sharing:
 
 
 class _SharedOut:
-    """A collate function that returns this rank's part of each batch.
-
-    Args:
-        collate_fn: The user's function.
-        sharing: How sequences are shared.
-    """
+    """A collate function that returns this rank's part of each batch."""
 
     def __init__(self, collate_fn: Callable[[Any], Any], sharing: Sharing) -> None:
         self.collate_fn = collate_fn
@@ -131,12 +122,7 @@ class _SharedOut:
 
 
 class _FilledUp(BatchSampler):
-    """Batches of indices, padded with samples from the start to a multiple of a number of batches.
-
-    Args:
-        batches: The batches.
-        multiple: The number.
-    """
+    """Batches of indices, padded with samples from the start to a multiple of a number of batches."""
 
     def __init__(self, batches: BatchSampler, multiple: int) -> None:
         self.batch_sampler = batches
@@ -168,11 +154,6 @@ class _FilledUp(BatchSampler):
 def refuse(loader: Any, data: DataLoaderConfiguration, placed: bool) -> None:
     """Refuse a loader, prepared or not, whose batches cannot be split along the sequence.
 
-    Args:
-        loader: The loader.
-        data: How the run prepares loaders.
-        placed: Whether its batches are moved to the device.
-
     Raises:
         PreparationError: Rank 0 reads for all ranks, batches are split over ranks, ranks read different numbers of
             batches, or the loader does not batch.
@@ -198,13 +179,6 @@ def _unfit(loader: object) -> PreparationError:
 
 def adapt(loader: Any, layout: Layout, sharing: Sharing, *, fills: bool) -> None:
     """Make a prepared loader return this rank's part of its sequences, in place; an adapted loader stays as it is.
-
-    Args:
-        loader: A prepared loader, which gives each rank its own whole sequences.
-        layout: The layout of the ranks; those that share sequences read the same.
-        sharing: How sequences are shared.
-        fills: Whether an epoch is padded to a multiple of its present length, on which code that read this length
-            relies. Otherwise it has as many batches as without sequence parallelism.
 
     Raises:
         PreparationError: Another object makes its batches, or ranks would read different numbers of them.

@@ -32,12 +32,7 @@ _CLASSES = (
 
 
 class _Storage:
-    """Replaces the object through which an engine writes and reads its files.
-
-    Args:
-        own: The object that it replaces.
-        known: Contents of files, by path.
-    """
+    """Replaces the object through which an engine writes and reads its files."""
 
     def __init__(self, own: Any, known: Mapping[str, Any]) -> None:
         self._own = own
@@ -67,12 +62,7 @@ def _instead(engine: DeepSpeedEngine, known: Mapping[str, Any]) -> Iterator[_Sto
 
 
 def save_from(engine: DeepSpeedEngine, tag: str) -> dict[str, Any]:
-    """Return what this rank saves of an engine, by file name; every rank calls it.
-
-    Args:
-        engine: The engine.
-        tag: The folder of its files.
-    """
+    """Return what this rank saves of an engine, by file name; every rank calls it."""
     with tempfile.TemporaryDirectory() as folder, _instead(engine, {}) as storage:
         engine.save_checkpoint(folder, tag=tag, save_latest=False)
         return {_name_of(path): _apart(content) for path, content in storage.files.items()}
@@ -87,13 +77,7 @@ def _apart(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def expected(engine: DeepSpeedEngine, folder: Path, tag: str) -> list[str]:
-    """Return the names of the files that this rank reads for an engine.
-
-    Args:
-        engine: The engine.
-        folder: The checkpoint.
-        tag: The folder of the engine's files.
-    """
+    """Return the names of the files that this rank reads for an engine."""
     found = [engine._get_ckpt_name(str(folder), tag)]
     if engine.zero_optimization():
         found.append(engine._get_zero_ckpt_name(str(folder), tag))
@@ -102,13 +86,6 @@ def expected(engine: DeepSpeedEngine, folder: Path, tag: str) -> list[str]:
 
 def read(folder: Path, name: str) -> Any:
     """Read a file of an engine; only plain data and DeepSpeed's own plain classes are accepted.
-
-    Args:
-        folder: The checkpoint.
-        name: Path of the file in it.
-
-    Returns:
-        The content, on the CPU.
 
     Raises:
         CheckpointError: The file is damaged, or reading it would run code.
@@ -119,13 +96,7 @@ def read(folder: Path, name: str) -> Any:
 
 
 def contents(engine: DeepSpeedEngine, folder: Path, wanted: Sequence[str]) -> dict[str, Any]:
-    """Return the contents of the files that this rank reads for an engine, by name.
-
-    Args:
-        engine: Not used.
-        folder: The checkpoint.
-        wanted: Names of the files.
-    """
+    """Return the contents of the files that this rank reads for an engine, by name."""
     return {name: read(folder, name) for name in wanted}
 
 
@@ -136,14 +107,7 @@ def classes() -> list[Any]:
 
 @contextmanager
 def placeholders(known: Mapping[str, Any]) -> Iterator[Path]:
-    """Create a folder of empty files: DeepSpeed checks which files exist before it asks for their contents.
-
-    Args:
-        known: Contents of this rank's files, by name.
-
-    Returns:
-        A context that gives the folder, and deletes it at the end.
-    """
+    """Create a folder of empty files: DeepSpeed checks which files exist before it asks for their contents."""
     with tempfile.TemporaryDirectory() as folder:
         for name in known:
             path = Path(folder) / name
@@ -153,14 +117,7 @@ def placeholders(known: Mapping[str, Any]) -> Iterator[Path]:
 
 
 def load_into(engine: DeepSpeedEngine, folder: Path, tag: str, known: Mapping[str, Any]) -> None:
-    """Load an engine from a checkpoint; every rank calls it.
-
-    Args:
-        engine: The engine.
-        folder: The checkpoint.
-        tag: The folder of the engine's files.
-        known: Contents of this rank's files, by name.
-    """
+    """Load an engine from a checkpoint; every rank calls it."""
     with _instead(engine, {str(folder / name): content for name, content in known.items()}):
         engine.load_checkpoint(str(folder), tag=tag, load_lr_scheduler_states=False)
 

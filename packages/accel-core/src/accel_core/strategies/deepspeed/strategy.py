@@ -171,11 +171,7 @@ class DeepSpeedStrategy(Strategy):
         return DeepSpeedEngineWrapper(engines[-1].deepspeed) if engines else None
 
     def kind_of(self, given: object) -> Kind | None:
-        """Recognize the stand-ins for the optimizer and the schedule of the configuration.
-
-        Returns:
-            Their kind, or `None` for any other object.
-        """
+        """Recognize the stand-ins for the optimizer and the schedule of the configuration."""
         if isinstance(given, DummyOptim):
             return "optimizers"
         return "schedulers" if isinstance(given, DummyScheduler) else None
@@ -372,13 +368,7 @@ class DeepSpeedStrategy(Strategy):
     def prepare_model(
         self, model: torch.nn.Module, *, device_placement: bool | None = None, evaluation: bool = False
     ) -> torch.nn.Module:
-        """Prepare a model that is only evaluated: stage 3 shards it, the other stages keep it whole on each rank.
-
-        Args:
-            model: The model.
-            device_placement: Whether to move a whole model to the device; `None` uses the setting of the run.
-            evaluation: Not used: without its optimizer no model is trained.
-        """
+        """Prepare a model that is only evaluated: stage 3 shards it, the other stages keep it whole on each rank."""
         if self._is_known(model):
             known: torch.nn.Module = self._known(model)
             return known
@@ -408,10 +398,6 @@ class DeepSpeedStrategy(Strategy):
 
     def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
         """Compute gradients in the engine that a loss comes from.
-
-        Args:
-            loss: A scalar. It is divided by the length of its window unless it had a weight.
-            **kwargs: `scale_wrt_gas=False` leaves the loss undivided; `retain_graph` is passed to DeepSpeed.
 
         Raises:
             ConfigurationError: There are other arguments, which DeepSpeed does not take.

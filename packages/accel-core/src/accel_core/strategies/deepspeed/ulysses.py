@@ -46,13 +46,7 @@ _installed: set[str] = set()
 
 
 class SequenceParallel:
-    """How the ranks of a run share sequences: the process groups, the models, and the loaders.
-
-    Args:
-        layout: The layout of the ranks.
-        parallelism: The axes of the mesh.
-        handler: The run's settings for sequences and attention.
-    """
+    """How the ranks of a run share sequences: the process groups, the models, and the loaders."""
 
     def __init__(
         self, layout: Layout, parallelism: ParallelismConfig, handler: DeepSpeedSequenceParallelConfig
@@ -65,22 +59,14 @@ class SequenceParallel:
 
     @classmethod
     def of(cls, parts: Parts) -> SequenceParallel | None:
-        """Return the sequence parallelism of a run, or `None` if it has none.
-
-        Args:
-            parts: What the run's strategy is built from.
-        """
+        """Return the sequence parallelism of a run, or `None` if it has none."""
         axes, layout = parts.parallelism, parts.layout
         if axes is None or axes.sp_handler is None or layout.size("sp") == 1:
             return None
         return cls(layout, axes, axes.sp_handler)
 
     def mesh(self, device_type: str) -> DeviceMesh:
-        """Return the mesh in which scripts find the ranks that share sequences, under "sp"; every rank calls it.
-
-        Args:
-            device_type: Type of the device, such as `"cuda"`.
-        """
+        """Return the mesh in which scripts find the ranks that share sequences, under "sp"; every rank calls it."""
         if self._parallelism.device_mesh is None:  # another Accelerator of the run may have laid it out
             axes = {axis: size for axis, size in self._layout.sizes if size > 1}
             self._parallelism.device_mesh = lay_out(device_type, axes)
@@ -88,10 +74,6 @@ class SequenceParallel:
 
     def refuse(self, bundle: Bundle, parts: Parts) -> None:
         """Refuse models and loaders that sequence parallelism does not support.
-
-        Args:
-            bundle: The objects passed to `prepare`.
-            parts: What the run's strategy is built from.
 
         Raises:
             ConfigurationError: DeepSpeed's configuration would sum the gradients of some parameters and not of
@@ -110,14 +92,7 @@ class SequenceParallel:
             sequences.refuse(slot.given, parts.data, parts.device_placement if slot.place is None else slot.place)
 
     def join(self, model: torch.nn.Module) -> Any:
-        """Make a model compute on parts of sequences; every rank calls it.
-
-        Args:
-            model: The model, after `refuse` accepted it.
-
-        Returns:
-            DeepSpeed's groups, for the engine of the model.
-        """
+        """Make a model compute on parts of sequences; every rank calls it."""
         groups = groups_of(self.size)
         self._attentions.append(Ulysses(model, groups))
         return groups
@@ -126,20 +101,11 @@ class SequenceParallel:
         """Return the number of ranks over which an engine sums gradients instead of averaging them.
 
         DeepSpeed sums them over the ranks that share a sequence; in stage 3 it averages over all ranks.
-
-        Args:
-            engine: The engine.
         """
         return self.size if engine.zero_optimization_stage() < SHARDED_STAGE else 1
 
     def adapt(self, loader: Any, model: torch.nn.Module, *, fills: bool) -> None:
-        """Make a prepared loader return parts of sequences; see `sequences.adapt`.
-
-        Args:
-            loader: A prepared loader.
-            model: The model that it feeds, whose attention decides whether sequences may be packed.
-            fills: Whether an epoch is padded to a multiple of its present length.
-        """
+        """Make a prepared loader return parts of sequences; see `sequences.adapt`."""
         handler, layout = self._handler, self._layout
         length = None if handler.sp_seq_length_is_variable else handler.sp_seq_length
         packs = _packs(_text_config(model)._attn_implementation)
@@ -154,11 +120,6 @@ def _packs(implementation: str) -> bool:
 
 def refuse(model: torch.nn.Module, size: int, handler: DeepSpeedSequenceParallelConfig) -> None:
     """Refuse a model whose attention cannot be computed over ranks that share sequences.
-
-    Args:
-        model: The model.
-        size: Number of ranks that share a sequence.
-        handler: The run's settings for attention.
 
     Raises:
         PreparationError: The model is not from transformers, uses another attention, has too few heads, or has
@@ -230,9 +191,6 @@ def _functions() -> Any:
 def groups_of(size: int) -> Any:
     """Return DeepSpeed's sequence-parallel groups; the first call creates them, on every rank.
 
-    Args:
-        size: Number of ranks that share a sequence.
-
     Raises:
         StateError: The process already shares sequences among another number of ranks.
     """
@@ -253,10 +211,6 @@ def groups_of(size: int) -> Any:
 
 class Ulysses:
     """The attention of one model, which exchanges heads for tokens between ranks.
-
-    Args:
-        model: The model, after `refuse` accepted it.
-        groups: DeepSpeed's groups.
 
     Raises:
         MissingDependencyError: A library that DeepSpeed needs for the exchange is not installed.
@@ -293,14 +247,6 @@ class Ulysses:
         self, core: _Attention, module: Any, query: torch.Tensor, key: torch.Tensor, *given: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, Any]:
         """Compute attention: with an exchange for parts of sequences, or else as the model does.
-
-        Args:
-            core: The attention that the model uses.
-            module: The layer.
-            query: Of shape (rows, heads, tokens, head size).
-            key: Of the same shape, with the number of key heads.
-            *given: Value, mask and further arguments.
-            **kwargs: Keyword arguments from the model.
 
         Raises:
             PreparationError: A model in training was given whole sequences, or the layer passes no positions.

@@ -20,39 +20,24 @@ __all__ = ["is_sharded", "is_split", "joined", "load_into", "refuse_ungathered",
 
 
 def is_sharded(model: torch.nn.Module) -> bool:
-    """Return whether stage 3 has sharded the parameters of a model.
-
-    Args:
-        model: The model, prepared or not.
-    """
+    """Return whether stage 3 has sharded the parameters of a model."""
     return any(hasattr(parameter, "ds_id") for parameter in model.parameters())
 
 
 def is_split(engine: DeepSpeedEngine) -> bool:
-    """Return whether DeepSpeed's own tensor parallelism has split the layers of a model over ranks.
-
-    Args:
-        engine: The engine.
-    """
+    """Return whether DeepSpeed's own tensor parallelism has split the layers of a model over ranks."""
     size = getattr(engine, "autotp_size", None)
     return size is not None and size() > 1
 
 
 def joined(engine: DeepSpeedEngine) -> dict[str, Any]:
-    """Return the state of a model whose layers are split: whole on the first rank; the others keep their parts.
-
-    Args:
-        engine: The engine; every rank calls it.
-    """
+    """Return the state of a model whose layers are split: whole on the first rank; the others keep their parts."""
     found = engine._consolidated_16bit_state_dict() or {}
     return {canonical_name(name): found.get(name, value) for name, value in engine.module.state_dict().items()}
 
 
 def refuse_ungathered(engine: DeepSpeedEngine) -> None:
     """Refuse to gather the weights of an engine whose configuration does not allow it.
-
-    Args:
-        engine: The engine.
 
     Raises:
         ConfigurationError: `stage3_gather_16bit_weights_on_model_save` is off.
@@ -67,15 +52,7 @@ def refuse_ungathered(engine: DeepSpeedEngine) -> None:
 
 
 def state_of(engine: DeepSpeedEngine, *, keep: bool) -> dict[str, Any]:
-    """Gather the state of a model under its bare names, one parameter at a time; every rank calls it.
-
-    Args:
-        engine: The model or its engine.
-        keep: Whether this rank keeps the state, on the CPU.
-
-    Returns:
-        The state, or an empty dict on ranks that do not keep it.
-    """
+    """Gather the state of a model under its bare names, one parameter at a time; every rank calls it."""
     found: dict[str, Any] = {}
     shared: dict[int, torch.Tensor] = {}
     for name, value in weights_of(engine):
@@ -90,12 +67,7 @@ def state_of(engine: DeepSpeedEngine, *, keep: bool) -> dict[str, Any]:
 
 @torch.no_grad()
 def load_into(engine: DeepSpeedEngine, state: Mapping[str, Any]) -> None:
-    """Load whole weights into a model, one parameter at a time; every rank calls it.
-
-    Args:
-        engine: The model or its engine.
-        state: The weights under their bare names; those of the first rank are used.
-    """
+    """Load whole weights into a model, one parameter at a time; every rank calls it."""
     model = getattr(engine, "module", engine)
     for name, parameter in model.named_parameters():
         with importlib.import_module("deepspeed").zero.GatheredParameters([parameter], modifier_rank=0):
@@ -106,11 +78,7 @@ def load_into(engine: DeepSpeedEngine, state: Mapping[str, Any]) -> None:
 
 
 def weights_of(engine: DeepSpeedEngine) -> Iterator[tuple[str, Any]]:
-    """Yield the names and weights of a model: sharded ones as a `SpreadWeight`, one for all names of a tied weight.
-
-    Args:
-        engine: The model or its engine.
-    """
+    """Yield the names and weights of a model: sharded ones as a `SpreadWeight`, one for all names of a tied weight."""
     model = getattr(engine, "module", engine)
     parameters = dict(model.named_parameters(remove_duplicate=False))
     spread: dict[int, SpreadWeight] = {}

@@ -43,18 +43,6 @@ def held_state(
     """Return a wrapped model's state under its bare names, of each parameter the run that this rank holds.
 
     Every rank calls it. Loading into what it returns changes the model.
-
-    Args:
-        wrapper: The wrapped model.
-        shapes: The shapes of its parameters by name, before they were flattened.
-        whole: Identities of parameters that every rank keeps whole.
-        tell: Tells all ranks the lengths of the runs, and returns what each of them told.
-        holders: The ranks that share the parameters, in their order.
-        rank: This rank.
-
-    Returns:
-        The state, or on all ranks `None`: parts of the model see to their states themselves, or some parameters lie
-        whole beside the runs, as an evaluation leaves them, and torch would go on with those.
     """
     state = dict(_state(wrapper))
     runs = {name: state[name] for name in shapes if name in state and id(state[name]) not in whole}
@@ -79,13 +67,7 @@ def held_state(
 def spread_weights(
     state: Mapping[str, Any], holders: Sequence[int], group: dist.ProcessGroup
 ) -> Iterator[tuple[str, Any]]:
-    """Yield the names and weights that `save_model` writes; what ranks hold runs of as a `SpreadWeight`.
-
-    Args:
-        state: What `held_state` returned.
-        holders: The ranks that share the parameters, in their order.
-        group: The same ranks.
-    """
+    """Yield the names and weights that `save_model` writes; what ranks hold runs of as a `SpreadWeight`."""
     spread: dict[int, SpreadWeight] = {}
     for name, value in state.items():
         if isinstance(value, FlatPart):
@@ -125,13 +107,7 @@ def _gather_on_first(part: FlatPart, holders: Sequence[int]) -> torch.Tensor:
 
 
 def optimizer_state(own: Any, model: torch.nn.Module, parts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the state of an optimizer by names of parameters, of each entry the run that this rank holds.
-
-    Args:
-        own: The optimizer.
-        model: The wrapped model that it trains.
-        parts: What `held_state` returned.
-    """
+    """Return the state of an optimizer by names of parameters, of each entry the run that this rank holds."""
     named = state_by_names(own, [model])
     of_parameters = {
         name: {key: _part(f"{key} of {name}", value, parts.get(name)) for key, value in entries.items()}
@@ -141,13 +117,7 @@ def optimizer_state(own: Any, model: torch.nn.Module, parts: Mapping[str, Any]) 
 
 
 def named_optimizer_of(own: Any, model: torch.nn.Module, parts: Mapping[str, Any]) -> NamedOptimizer:
-    """Return an optimizer by parameter names, where this rank holds a contiguous run of each parameter.
-
-    Args:
-        own: The optimizer.
-        model: The prepared model.
-        parts: By parameter name, the run that this rank holds.
-    """
+    """Return an optimizer by parameter names, where this rank holds a contiguous run of each parameter."""
     seen = named_optimizer(own, [model])
     like = {name: parts.get(name, value) for name, value in seen.like.items()}
     groups = [

@@ -52,12 +52,7 @@ class _Owner(Protocol):
 
 
 class WrappedFormat(FullyShardedFormat):
-    """Compares models and optimizers by original parameters: flattened pieces have other names and shapes.
-
-    Args:
-        kind: The state dict type that the plugin names.
-        owner: Finds the FSDP modules, gathers and distributes states.
-    """
+    """Compares models and optimizers by original parameters: flattened pieces have other names and shapes."""
 
     def __init__(self, kind: str, owner: _Owner) -> None:
         super().__init__(kind, owner.whole_optimizer)
@@ -194,13 +189,7 @@ def _then(plan: Restoration, finish: Callable[[], None]) -> Restoration:
 
 
 def named_optimizer(own: Any, wrapper: torch.nn.Module, order: Callable[[dict[str, Any]], list[str]]) -> NamedOptimizer:
-    """Return an optimizer of a model that is wrapped in shards by the names of its parameters; every rank calls it.
-
-    Args:
-        own: The optimizer, prepared or not.
-        wrapper: The wrapped model.
-        order: Returns the names of the parameters as the optimizer had them, given its state by names.
-    """
+    """Return an optimizer of a model that is wrapped in shards by the names of its parameters; every rank calls it."""
     inside = states.inside(own)
     named = states.optimizer_of(wrapper, inside)
     return _seen(

@@ -28,20 +28,12 @@ __all__ = ["in_shards", "inside", "load_optimizer", "load_state", "local_tensors
 
 
 def in_shards(wrapper: torch.nn.Module | None) -> bool:
-    """Return whether ranks hold shards of a wrapped model; with one process or NO_SHARD, each holds all of it.
-
-    Args:
-        wrapper: The FSDP module, or `None` for a model without one.
-    """
+    """Return whether ranks hold shards of a wrapped model; with one process or NO_SHARD, each holds all of it."""
     return isinstance(wrapper, FullyShardedDataParallel) and wrapper.sharding_strategy is not ShardingStrategy.NO_SHARD
 
 
 def inside(optimizer: Any) -> torch.optim.Optimizer:
-    """Return the optimizer inside accel's wrappers.
-
-    Args:
-        optimizer: The optimizer, wrapped or not.
-    """
+    """Return the optimizer inside accel's wrappers."""
     while isinstance(optimizer, AcceleratedOptimizer):
         optimizer = optimizer.optimizer
     found: torch.optim.Optimizer = optimizer
@@ -49,55 +41,31 @@ def inside(optimizer: Any) -> torch.optim.Optimizer:
 
 
 def state_of(wrapper: torch.nn.Module) -> dict[str, Any]:
-    """Return a wrapped model's state under its bare names; every rank calls it.
-
-    Args:
-        wrapper: The FSDP module.
-    """
+    """Return a wrapped model's state under its bare names; every rank calls it."""
     with _as_held(wrapper):
         return {canonical_name(name): value for name, value in wrapper.state_dict().items()}
 
 
 def load_state(wrapper: torch.nn.Module, state: dict[str, Any]) -> None:
-    """Load what `state_of` returned; every rank calls it.
-
-    Args:
-        wrapper: The FSDP module.
-        state: What `state_of` returned.
-    """
+    """Load what `state_of` returned; every rank calls it."""
     with _as_held(wrapper):
         wrapper.load_state_dict(state)
 
 
 def optimizer_of(wrapper: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Return an optimizer's state by parameter names; every rank calls it.
-
-    Args:
-        wrapper: The FSDP module.
-        optimizer: The optimizer of its parameters.
-    """
+    """Return an optimizer's state by parameter names; every rank calls it."""
     with _as_held(wrapper):
         return FullyShardedDataParallel.optim_state_dict(wrapper, optimizer)
 
 
 def load_optimizer(wrapper: torch.nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Load what `optimizer_of` returned; every rank calls it.
-
-    Args:
-        wrapper: The FSDP module.
-        optimizer: The optimizer of its parameters.
-        state: What `optimizer_of` returned.
-    """
+    """Load what `optimizer_of` returned; every rank calls it."""
     with _as_held(wrapper):
         optimizer.load_state_dict(FullyShardedDataParallel.optim_state_dict_to_load(wrapper, optimizer, state))
 
 
 def local_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Return the tensors of a model that this rank holds, under their own names; flattened ones stay flat.
-
-    Args:
-        model: The model.
-    """
+    """Return the tensors of a model that this rank holds, under their own names; flattened ones stay flat."""
     return {
         canonical_name(name): tensor.detach()
         for tensors in (model.named_parameters(), model.named_buffers())

@@ -406,12 +406,7 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
         return self.plugin.sharding_strategy is not ShardingStrategy.NO_SHARD
 
     def whole_state(self, model: torch.nn.Module, *, keep: bool) -> dict[str, Any]:
-        """Gather a model's state under its bare names; every rank calls it.
-
-        Args:
-            model: A prepared model.
-            keep: Whether this rank keeps the state; other ranks get an empty dict.
-        """
+        """Gather a model's state under its bare names; every rank calls it."""
         wrapper = self._wrapper_of(self._bare(model))
         if wrapper is None:
             return super().whole_state(model, keep=keep)
@@ -426,24 +421,14 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
         return found
 
     def load_whole_state(self, model: torch.nn.Module, state: dict[str, Any]) -> None:
-        """Load a whole state, equal on all ranks; each keeps its shards.
-
-        Args:
-            model: The prepared model.
-            state: The whole state under the bare model's names.
-        """
+        """Load a whole state, equal on all ranks; each keeps its shards."""
         wrapper = self._wrapper_of(self._bare(model))
         with self._whole(wrapper):
             (model if wrapper is None else wrapper).load_state_dict(state)
 
     @contextmanager
     def _whole(self, wrapper: torch.nn.Module | None, *, on_first: bool = False) -> Iterator[None]:
-        """Make the states of an FSDP module, and of its optimizers, whole in the block.
-
-        Args:
-            wrapper: The FSDP module.
-            on_first: Only the first rank gets them; the others have one block at a time in memory.
-        """
+        """Make the states of an FSDP module, and of its optimizers, whole in the block."""
         if wrapper is None:
             yield
             return
@@ -457,12 +442,7 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
                 yield
 
     def whole_optimizer(self, optimizer: Any, keep: bool) -> dict[str, Any]:
-        """Gather the state of an optimizer in the form of torch's optimizers; every rank calls it.
-
-        Args:
-            optimizer: A prepared optimizer.
-            keep: Whether this rank keeps the state.
-        """
+        """Gather the state of an optimizer in the form of torch's optimizers; every rank calls it."""
         wrapper, bare = self.wrapper_under(optimizer), inside(optimizer)
         if wrapper is None:
             return super().whole_optimizer(optimizer, keep)
@@ -478,22 +458,11 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
         return found
 
     def wrapper_of(self, model: torch.nn.Module) -> torch.nn.Module | None:
-        """Return the FSDP module around a prepared model, if there is one.
-
-        Args:
-            model: The prepared model.
-        """
+        """Return the FSDP module around a prepared model, if there is one."""
         return self._wrapper_of(self._bare(model))
 
     def held_state(self, wrapper: torch.nn.Module) -> dict[str, Any] | None:
-        """Return a model's state as the runs of elements that this rank holds; every rank calls it.
-
-        Args:
-            wrapper: The FSDP module.
-
-        Returns:
-            The state by name; `None` without `use_orig_params`.
-        """
+        """Return a model's state as the runs of elements that this rank holds; every rank calls it."""
         if not self.plugin.use_orig_params:
             return None
         bare = self._bare(wrapper)
@@ -513,28 +482,15 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
         return next(row for row in rows if self.world.rank in row)
 
     def ties_of(self, model: torch.nn.Module) -> list[list[str]]:
-        """Return the groups of names that were one tensor before a model was flattened.
-
-        Args:
-            model: The prepared model.
-        """
+        """Return the groups of names that were one tensor before a model was flattened."""
         return self._ties.get(self._bare(model), [])
 
     def whole_shapes(self, wrapper: torch.nn.Module) -> dict[str, torch.Size]:
-        """Return the unsharded shapes of a wrapped model's parameters, by name.
-
-        Args:
-            wrapper: The FSDP module.
-        """
+        """Return the unsharded shapes of a wrapped model's parameters, by name."""
         return self._shapes[self._bare(wrapper)]
 
     def load_whole_optimizer(self, optimizer: Any, state: dict[str, Any]) -> None:
-        """Load a whole optimizer state, equal on all ranks; each keeps its shards.
-
-        Args:
-            optimizer: The prepared optimizer.
-            state: The whole state, with numbered parameters.
-        """
+        """Load a whole optimizer state, equal on all ranks; each keeps its shards."""
         wrapper, bare = self.wrapper_under(optimizer), inside(optimizer)
         if wrapper is None:
             optimizer.load_state_dict(state)
@@ -551,22 +507,12 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
             bare.load_state_dict(FullyShardedDataParallel.optim_state_dict_to_load(wrapper, bare, whole))
 
     def whole_named(self, wrapper: torch.nn.Module, optimizer: Any) -> dict[str, Any]:
-        """Return the whole state of an optimizer by parameter names; every rank calls it.
-
-        Args:
-            wrapper: The FSDP module.
-            optimizer: The optimizer of its parameters.
-        """
+        """Return the whole state of an optimizer by parameter names; every rank calls it."""
         with self._whole(wrapper):
             return FullyShardedDataParallel.optim_state_dict(wrapper, inside(optimizer))
 
     def order(self, wrapper: torch.nn.Module, named: dict[str, Any]) -> list[str]:
-        """Return the names of an optimizer's parameters in its own order, or in the model's if they were flattened.
-
-        Args:
-            wrapper: The FSDP module.
-            named: What `whole_named` returned.
-        """
+        """Return the names of an optimizer's parameters in its own order, or in the model's if they were flattened."""
         names = [name for group in named["param_groups"] for name in group["params"]]
         if self.plugin.use_orig_params:
             return names
@@ -575,9 +521,6 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
 
     def wrapper_under(self, optimizer: Any) -> torch.nn.Module | None:
         """Return the FSDP module that an optimizer trains, or `None` if it trains no wrapped model.
-
-        Args:
-            optimizer: The optimizer, prepared or not.
 
         Raises:
             CheckpointError: It trains several models.

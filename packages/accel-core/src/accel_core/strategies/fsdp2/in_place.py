@@ -18,11 +18,7 @@ __all__ = ["arguments_of", "is_sharded", "shard"]
 
 
 def is_sharded(model: torch.nn.Module) -> bool:
-    """Return whether a bare model was sharded in place.
-
-    Args:
-        model: The model inside `torch.compile`, if it is compiled.
-    """
+    """Return whether a bare model was sharded in place."""
     return isinstance(model, FSDPModule)
 
 
@@ -35,16 +31,7 @@ def shard(
     *,
     aligned: bool = False,
 ) -> None:
-    """Shard the blocks of a plan, those inside others first, and then the rest; every rank calls it.
-
-    Args:
-        model: The bare model.
-        plan: How it is taken apart. What the plan replicates is moved to the device and stays whole.
-        plugin: The settings.
-        mesh: The ranks that hold shards, and copies of them.
-        world: This process among its fellows.
-        aligned: Whether all ranks hold the values of the first already.
-    """
+    """Shard the blocks of a plan, those inside others first, and then the rest; every rank calls it."""
     if world.is_main:
         plan.tell(model, plugin.mixed_precision_policy)
     arguments = arguments_of(plugin, mesh, world.device)
@@ -70,13 +57,7 @@ def shard(
 
 
 def arguments_of(plugin: FullyShardedDataParallelPlugin, mesh: DeviceMesh, device: torch.device) -> dict[str, Any]:
-    """Return the arguments of `fully_shard` by name.
-
-    Args:
-        plugin: The settings of FSDP2.
-        mesh: Ranks that hold shards, and copies of them.
-        device: This process's device; on a CPU, offloading pins no memory.
-    """
+    """Return the arguments of `fully_shard` by name."""
     policy, offload = plugin.mixed_precision_policy, plugin.cpu_offload
     if isinstance(offload, CPUOffloadPolicy) and device.type == "cpu":
         offload = CPUOffloadPolicy(pin_memory=False)  # only memory that an accelerator reads can be pinned

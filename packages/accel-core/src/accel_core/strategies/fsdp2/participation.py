@@ -20,13 +20,7 @@ __all__ = ["Participation"]
 
 
 class _Group:
-    """What this rank did in a window with parameters that torch reduces together.
-
-    Args:
-        name: The module that they belong to.
-        group: torch's record of them. Its methods are replaced on this object, which so lives as long as it does.
-        meet: Waits for all ranks to come to a place; called in the first window only.
-    """
+    """What this rank did in a window with parameters that torch reduces together."""
 
     def __init__(self, name: str, group: Any, meet: Callable[[str], None]) -> None:
         self.name = name
@@ -99,22 +93,14 @@ class _Group:
         return not self.entered and any(each.sharded_param.requires_grad for each in self._group.fsdp_params)
 
     def flags(self, *, complete: bool = False) -> list[int]:
-        """Return whether this rank used the group, whether it did not, and whether it used each parameter.
-
-        Args:
-            complete: Return what a rank brings that used all of them.
-        """
+        """Return whether this rank used the group, whether it did not, and whether it used each parameter."""
         skipped = not complete and self.is_skipped
         unused = () if complete else self._unused.keys() - self._used
         own = [int(place not in unused) for place in range(len(self._group.fsdp_params))]
         return [int(not skipped), int(skipped), *own]
 
     def clear(self, used: Sequence[int]) -> None:
-        """Take the gradients of parameters away that no rank used.
-
-        Args:
-            used: Whether any rank used each parameter.
-        """
+        """Take the gradients of parameters away that no rank used."""
         for place, parameter in self._unused.items():
             if not used[place]:
                 parameter.grad = None
@@ -136,10 +122,6 @@ class Participation:
 
     All ranks run the same blocks in the same order. In a model's first window they meet before each of torch's
     collectives, which hang or mix blocks up where they do not match; later on, each looks back where a window ends.
-
-    Args:
-        world: This process among its fellows.
-        groups: The process groups over which gradients are reduced, one after the other.
     """
 
     def __init__(self, world: World, groups: Sequence[dist.ProcessGroup]) -> None:
@@ -150,11 +132,7 @@ class Participation:
         self._work: dist.Work | None = None
 
     def watch(self, model: torch.nn.Module) -> None:
-        """Follow a model that was sharded in place.
-
-        Args:
-            model: The model. One that is followed already is looked through again.
-        """
+        """Follow a model that was sharded in place."""
         if not self._groups:
             return
         groups = [

@@ -31,13 +31,7 @@ __all__ = ["FullyShardStrategy"]
 
 
 def _covers(parameter: DTensor, ranks: int, split: tuple[int, ...]) -> bool:
-    """Return whether a parameter's gradient is reduced over so many ranks: it is sharded, or sharded and copied.
-
-    Args:
-        parameter: The parameter.
-        ranks: The number of ranks that read different data.
-        split: The ranks of tensor parallel, none of which reduces.
-    """
+    """Return whether a parameter's gradient is reduced over so many ranks: it is sharded, or sharded and copied."""
     mesh = parameter.device_mesh
     groups = [tuple(dist.get_process_group_ranks(group)) for group in mesh.get_all_groups()]
     axes = [axis for axis, group in enumerate(groups) if len(group) > 1 and group != split]

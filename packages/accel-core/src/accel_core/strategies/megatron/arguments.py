@@ -147,10 +147,6 @@ class Degrees:
 def degrees_of(plugin: MegatronLMPlugin, world_size: int) -> Degrees:
     """Return the degree of each kind of parallelism.
 
-    Args:
-        plugin: The user's configuration; a degree that is not set counts as 1.
-        world_size: Number of processes.
-
     Raises:
         ConfigurationError: The degrees do not divide the number of processes.
     """
@@ -175,9 +171,6 @@ def degrees_of(plugin: MegatronLMPlugin, world_size: int) -> Degrees:
 
 def refuse_unhonored(plugin: MegatronLMPlugin) -> None:
     """Refuse options that megatron-core does not support, or whose library is not installed.
-
-    Args:
-        plugin: The user's configuration.
 
     Raises:
         ConfigurationError: An option would have no effect.
@@ -204,13 +197,6 @@ def build(
     args_defaults: Mapping[str, Any] | None = None,
 ) -> Namespace:
     """Return the arguments of Megatron-LM for a run.
-
-    Args:
-        plugin: The user's configuration, with the facts of the model, batch sizes, optimizer and schedule filled
-            in.
-        world_size: Number of processes.
-        extra_args_provider: Adds the user's own arguments to a parser and returns it; their defaults are used.
-        args_defaults: Values by argument name; the plugin's own values take precedence.
 
     Raises:
         ConfigurationError: An argument is unknown.
@@ -288,14 +274,6 @@ def _settle(found: Namespace, plugin: MegatronLMPlugin) -> None:
 def configured(kind: Any, arguments: Namespace, **own: Any) -> Any:
     """Create one of megatron-core's configurations from the arguments with matching names.
 
-    Args:
-        kind: The configuration class, a dataclass.
-        arguments: The arguments of the run; those that are `None` keep the default of the class.
-        **own: Fields that override the arguments.
-
-    Returns:
-        An instance of `kind`.
-
     Raises:
         ConfigurationError: megatron-core rejects the values.
     """
@@ -311,11 +289,7 @@ def configured(kind: Any, arguments: Namespace, **own: Any) -> Any:
 
 
 def number_format(arguments: Namespace) -> torch.dtype:
-    """Return the dtype of the weights in forward passes.
-
-    Args:
-        arguments: The arguments of the run; `fp16` and `bf16` decide.
-    """
+    """Return the dtype of the weights in forward passes."""
     if getattr(arguments, "fp16", False):
         return torch.float16
     return torch.bfloat16 if getattr(arguments, "bf16", False) else torch.float32

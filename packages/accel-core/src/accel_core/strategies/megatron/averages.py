@@ -15,14 +15,7 @@ __all__ = ["avg_losses_across_data_parallel_group", "gather_across_data_parallel
 
 
 def avg_losses_across_data_parallel_group(losses: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Average losses over the data-parallel group; every rank of the group calls it.
-
-    Args:
-        losses: Scalar tensors.
-
-    Returns:
-        One tensor with the means, in the same order.
-    """
+    """Average losses over the data-parallel group; every rank of the group calls it."""
     group = library.core("parallel_state").get_data_parallel_group()
     mean = torch.cat([loss.detach().clone().view(1) for loss in losses])
     dist.all_reduce(mean, group=group)
@@ -30,14 +23,7 @@ def avg_losses_across_data_parallel_group(losses: Sequence[torch.Tensor]) -> tor
 
 
 def gather_across_data_parallel_groups(tensor: object) -> Any:
-    """Concatenate the tensors of the data-parallel group along their first dim; every rank of the group calls it.
-
-    Args:
-        tensor: A tensor, or a nest of tensors, with the same shapes on all ranks.
-
-    Returns:
-        The same nest with the gathered tensors; a scalar of each rank becomes one row.
-    """
+    """Concatenate the tensors of the data-parallel group along their first dim; every rank of the group calls it."""
     group = library.core("parallel_state").get_data_parallel_group()
 
     def gathered(value: torch.Tensor) -> torch.Tensor:

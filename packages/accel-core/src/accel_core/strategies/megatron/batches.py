@@ -23,10 +23,6 @@ Batch = Mapping[str, Any]
 def check(run: Run, batch: Batch) -> int:
     """Return the number of samples in a batch.
 
-    Args:
-        run: The run.
-        batch: Tensors with one row per sample.
-
     Raises:
         DataError: There is no tensor, the batch does not split into micro batches, or its sequences do not fit the
             run.
@@ -64,12 +60,7 @@ def _check_lengths(run: Run, batch: Batch) -> None:
 
 
 def micro_batches(run: Run, batch: Batch) -> Iterator[dict[str, Any]]:
-    """Yield the micro batches of a batch, on the device.
-
-    Args:
-        run: The run, whose plugin has the number of micro batches.
-        batch: Tensors with one row per sample, as `check` accepted them.
-    """
+    """Yield the micro batches of a batch, on the device."""
     parts = run.plugin.num_micro_batches or 1
     moved = send_to_device(dict(batch), run.device)
     size = len(next(value for value in moved.values() if isinstance(value, torch.Tensor) and value.ndim)) // parts
@@ -82,13 +73,7 @@ def micro_batches(run: Run, batch: Batch) -> Iterator[dict[str, Any]]:
 
 
 def gpt_batch(run: Run, data: Batch, *, from_megatron: bool) -> tuple[Any, ...]:
-    """Return tokens, labels, loss mask, attention mask and positions of a micro batch of a GPT.
-
-    Args:
-        run: The run.
-        data: The micro batch, from a megatron-core dataset or in the format of transformers' models.
-        from_megatron: Whether it comes from a megatron-core dataset.
-    """
+    """Return tokens, labels, loss mask, attention mask and positions of a micro batch of a GPT."""
     if from_megatron:
         tokens, labels = data["tokens"], data["labels"]
         loss_mask = data.get("loss_mask", torch.ones_like(labels)).float()
@@ -143,12 +128,7 @@ def _end_of_document(run: Run) -> int:
 
 
 def bert_batch(data: Batch, *, from_megatron: bool) -> tuple[Any, ...]:
-    """Return tokens, types, label of the sentence, loss mask, labels and padding mask of a micro batch of a BERT.
-
-    Args:
-        data: The micro batch, from a megatron-core dataset or in the format of transformers' models.
-        from_megatron: Whether it comes from a megatron-core dataset.
-    """
+    """Return tokens, types, label of the sentence, loss mask, labels and padding mask of a micro batch of a BERT."""
     if from_megatron:
         found = {name: data[name] for name in ("text", "types", "is_random", "loss_mask", "labels", "padding_mask")}
         return (*(found[name] for name in ("text", "types", "is_random")), found["loss_mask"].float(),
@@ -162,13 +142,7 @@ def bert_batch(data: Batch, *, from_megatron: bool) -> tuple[Any, ...]:
 
 
 def t5_batch(run: Run, data: Batch, *, from_megatron: bool) -> tuple[Any, ...]:
-    """Return the tokens of both sides, the loss mask, the labels and the three masks of a micro batch of a T5.
-
-    Args:
-        run: The run.
-        data: The micro batch, from a megatron-core dataset or in the format of transformers' models.
-        from_megatron: Whether it comes from a megatron-core dataset.
-    """
+    """Return the tokens of both sides, the loss mask, the labels and the three masks of a micro batch of a T5."""
     if from_megatron:
         names = ("text_enc", "text_dec", "loss_mask", "labels", "enc_mask", "dec_mask", "enc_dec_mask")
         encoder, decoder, loss_mask, labels, *stored = (data[name] for name in names)
@@ -194,20 +168,10 @@ def _moved_right(run: Run, labels: torch.Tensor) -> torch.Tensor:
 
 
 def decoder_mask(length: int, device: torch.device) -> torch.Tensor:
-    """Return the causal mask of a decoder, of shape (1, 1, length, length): true where a token is hidden.
-
-    Args:
-        length: Number of tokens.
-        device: Device of the mask.
-    """
+    """Return the causal mask of a decoder, of shape (1, 1, length, length): true where a token is hidden."""
     return torch.ones(1, 1, length, length, dtype=torch.bool, device=device).tril().logical_not()
 
 
 def pair_mask(queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-    """Return which keys are hidden from which queries because they are padding, of shape (batch, 1, queries, keys).
-
-    Args:
-        queries: Padding mask of the queries, (batch, tokens): 1 for a token and 0 for padding.
-        keys: Padding mask of the keys, in the same form.
-    """
+    """Return which keys are hidden from which queries because they are padding, of shape (batch, 1, queries, keys)."""
     return (queries[:, :, None] * keys[:, None, :])[:, None] < 0.5

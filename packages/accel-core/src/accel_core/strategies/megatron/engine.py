@@ -49,12 +49,6 @@ class StepResult(NamedTuple):
 class MegatronEngine(nn.Module):
     """A model with its optimizer and schedule in megatron-core; a call in training mode takes a whole training step.
 
-    Args:
-        accelerator: The Accelerator of the run.
-        model: The parts of the model that this rank holds, one for each virtual stage.
-        optimizer: The optimizer of megatron-core, or `None` for a model that is only evaluated.
-        scheduler: Its schedule, or `None`.
-
     Attributes:
         base_model: The first part of the model.
         optimizer: The optimizer of megatron-core, or `None`.
@@ -104,30 +98,16 @@ class MegatronEngine(nn.Module):
         return self.config
 
     def train(self, mode: bool = True) -> MegatronEngine:
-        """Set the training mode.
-
-        Args:
-            mode: `True` for training, `False` for evaluation.
-
-        Returns:
-            This engine.
-        """
+        """Set the training mode."""
         super().train(mode)
         return self
 
     def eval(self) -> MegatronEngine:
-        """Set the evaluation mode.
-
-        Returns:
-            This engine.
-        """
+        """Set the evaluation mode."""
         return self.train(False)
 
     def get_batch_data_iterator(self, batch_data: Mapping[str, Any]) -> Any:
         """Return an iterator over the micro batches of a batch; with virtual stages, one for each.
-
-        Args:
-            batch_data: Tensors with one row per sample.
 
         Raises:
             DataError: The batch does not split into micro batches.
@@ -139,12 +119,6 @@ class MegatronEngine(nn.Module):
 
     def train_step(self, **batch_data: object) -> StepResult:
         """Take a training step: gradients of all micro batches, the update, and a step of the schedule.
-
-        Args:
-            **batch_data: This rank's tensors, with one row per sample.
-
-        Returns:
-            The losses, the gradient norm and whether the update was skipped.
 
         Raises:
             DataError: The batch does not split into micro batches.
@@ -175,9 +149,6 @@ class MegatronEngine(nn.Module):
     def eval_step(self, **batch_data: object) -> dict[str, torch.Tensor]:
         """Return the losses of a batch by name, averaged over the data-parallel ranks.
 
-        Args:
-            **batch_data: This rank's tensors, with one row per sample.
-
         Raises:
             DataError: The batch does not split into micro batches.
         """
@@ -189,15 +160,7 @@ class MegatronEngine(nn.Module):
         return losses
 
     def forward(self, **batch_data: object) -> Any:
-        """Take a training step in training mode; otherwise evaluate.
-
-        Args:
-            **batch_data: This rank's tensors, with one row per sample.
-
-        Returns:
-            The output class of the corresponding transformers model: the loss, averaged over the data-parallel
-            ranks and equal on every rank; with `return_logits`, also the logits of this rank's data.
-        """
+        """Take a training step in training mode; otherwise evaluate."""
         losses = self.train_step(**batch_data).losses if self.training else self.eval_step(**batch_data)
         self.loss = torch.stack(list(losses.values())).sum()
         return _output(self._run, self.loss, self._logits)
@@ -217,11 +180,7 @@ class MegatronEngine(nn.Module):
         }
 
     def go_on_from(self, progress: Mapping[str, Any]) -> None:
-        """Continue counting from a saved progress.
-
-        Args:
-            progress: What `progress` returned.
-        """
+        """Continue counting from a saved progress."""
         self.iteration = progress["iteration"]
         self.consumed_samples = progress["consumed_train_samples"]
         for iterator, state in zip(self.datasets, progress["datasets"], strict=False):
@@ -238,9 +197,6 @@ class MegatronEngine(nn.Module):
     def save_checkpoint(self, output_dir: object) -> None:
         """Refuse: an engine is saved together with its run.
 
-        Args:
-            output_dir: Not used.
-
         Raises:
             PreparationError: Always.
         """
@@ -251,9 +207,6 @@ class MegatronEngine(nn.Module):
 
     def load_checkpoint(self, input_dir: object) -> None:
         """Refuse: an engine is loaded together with its run.
-
-        Args:
-            input_dir: Not used.
 
         Raises:
             PreparationError: Always.

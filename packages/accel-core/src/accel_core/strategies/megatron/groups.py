@@ -16,13 +16,7 @@ __all__ = ["join", "lay_out", "seed_of"]
 
 
 def lay_out(rank: int, world_size: int, degrees: Degrees) -> Layout:
-    """Return the layout of the ranks in megatron-core's order: tensor fastest, then context, data and pipeline.
-
-    Args:
-        rank: This process.
-        world_size: Number of processes.
-        degrees: The degree of each kind of parallelism.
-    """
+    """Return the layout of the ranks in megatron-core's order: tensor fastest, then context, data and pipeline."""
     replicas = world_size // (degrees.tensor * degrees.pipeline * degrees.context)
     sizes = {"pp": degrees.pipeline, "dp_replicate": replicas, "cp": degrees.context, "tp": degrees.tensor}
     return Layout(rank, tuple(sizes.items()))
@@ -30,9 +24,6 @@ def lay_out(rank: int, world_size: int, degrees: Degrees) -> Layout:
 
 def join(run: Run) -> None:
     """Create megatron-core's process groups, once per process; every rank calls it.
-
-    Args:
-        run: The run, whose plugin has the degrees.
 
     Raises:
         StateError: The process already has groups of other sizes.
@@ -70,11 +61,7 @@ def _refuse_other_groups(degrees: Degrees) -> None:
 
 
 def seed_of(run: Run) -> int:
-    """Return the seed of the run: the `seed` argument, or else the seed of rank 0; the same on every rank.
-
-    Args:
-        run: The run; without a `seed` argument, every rank calls it.
-    """
+    """Return the seed of the run: the `seed` argument, or else the seed of rank 0; the same on every rank."""
     if run.arguments.seed is not None:
         return int(run.arguments.seed)
     own = torch.initial_seed() % (1 << 31)

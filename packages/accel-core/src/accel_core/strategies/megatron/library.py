@@ -11,14 +11,7 @@ __all__ = ["core", "has_transformer_engine", "training_arguments"]
 
 
 def core(name: str) -> ModuleType:
-    """Import a module of megatron-core.
-
-    Args:
-        name: Its name below `megatron.core`; empty for `megatron.core` itself.
-
-    Returns:
-        The module.
-    """
+    """Import a module of megatron-core."""
     return importlib.import_module(f"megatron.core.{name}" if name else "megatron.core")
 
 

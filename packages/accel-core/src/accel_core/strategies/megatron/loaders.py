@@ -19,11 +19,7 @@ _SPLITS = 3
 
 
 def batch_size_of(loader: object) -> int | None:
-    """Return the batch size of a loader, the samples of one micro batch; `None` if it has none.
-
-    Args:
-        loader: A `DataLoader` or `MegatronLMDummyDataLoader`.
-    """
+    """Return the batch size of a loader, the samples of one micro batch; `None` if it has none."""
     if isinstance(loader, MegatronLMDummyDataLoader):
         size = loader.dataset_args.get("micro_batch_size")
     else:
@@ -35,10 +31,6 @@ def batch_size_of(loader: object) -> int | None:
 
 def enlarge(loader: DataLoader[Any], times: int) -> DataLoader[Any]:
     """Return a loader whose batches are `times` as large, so that each holds all micro batches of a step.
-
-    Args:
-        loader: A loader, which is not changed.
-        times: Number of micro batches.
 
     Raises:
         PreparationError: The loader has a custom batch sampler.
@@ -62,15 +54,7 @@ def enlarge(loader: DataLoader[Any], times: int) -> DataLoader[Any]:
 
 
 def prepare_data_loader(accelerator: object, dataloader: Any) -> Any:
-    """Distribute a loader over the data-parallel ranks.
-
-    Args:
-        accelerator: The Accelerator of the run.
-        dataloader: A loader whose batches are micro batches, or a `MegatronLMDummyDataLoader`.
-
-    Returns:
-        A loader whose batches hold all micro batches of a step; for a dummy, its iterator over the training data.
-    """
+    """Distribute a loader over the data-parallel ranks."""
     if isinstance(dataloader, MegatronLMDummyDataLoader):
         return dataloader.build_train_valid_test_data_iterators(accelerator)[0]
     return accelerator.prepare_data_loader(  # type: ignore[attr-defined]
@@ -80,11 +64,6 @@ def prepare_data_loader(accelerator: object, dataloader: Any) -> Any:
 
 class DatasetIterator:
     """An endless iterator over this rank's batches of a megatron-core dataset.
-
-    Args:
-        run: The run.
-        dataset: The dataset, the same on all ranks.
-        consumed: Number of its samples that the run has already used.
 
     Attributes:
         consumed: The same count, kept up to date.
@@ -115,11 +94,7 @@ class DatasetIterator:
         return {"consumed": self.consumed}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Continue after the samples that a run has used.
-
-        Args:
-            state: What `state_dict` returned.
-        """
+        """Continue after the samples that a run has used."""
         self.consumed = state["consumed"]
 
 
@@ -127,10 +102,6 @@ class MegatronLMDummyDataLoader:
     """Takes the place of a loader over megatron-core's own datasets.
 
     Pass it to `prepare` three times: the results are the iterators over training, validation and test data.
-
-    Args:
-        **dataset_kwargs: Arguments of Megatron-LM: `data_path` (a prefix, or a list of prefixes, with a weight before
-            each or none), `splits_string`, `seq_length`, `micro_batch_size` and others.
     """
 
     def __init__(self, **dataset_kwargs: object) -> None:
@@ -143,23 +114,12 @@ class MegatronLMDummyDataLoader:
             setattr(run.arguments, name, value)
 
     def get_train_valid_test_datasets_provider(self, accelerator: object) -> Callable[..., Any]:
-        """Return the function that builds the three datasets from the number of samples the run needs of each.
-
-        Args:
-            accelerator: The Accelerator of the run.
-        """
+        """Return the function that builds the three datasets from the number of samples the run needs of each."""
         own = current().plugin.custom_megatron_datasets_provider_function
         return own or _datasets
 
     def build_train_valid_test_data_iterators(self, accelerator: object) -> tuple[Any, ...]:
-        """Build the iterators over the three datasets.
-
-        Args:
-            accelerator: The Accelerator of the run.
-
-        Returns:
-            The iterators for training, validation and test; `None` in place of one without data.
-        """
+        """Build the iterators over the three datasets."""
         run = current()
         self.set_megatron_data_args()
         provider = self.get_train_valid_test_datasets_provider(accelerator)

@@ -28,11 +28,6 @@ def initialize(
 ) -> None:
     """Collect the arguments of Megatron-LM and create its process groups; every rank calls it.
 
-    Args:
-        accelerator: The Accelerator of the run.
-        extra_args_provider: Adds the user's own arguments to a parser and returns it; their defaults are used.
-        args_defaults: Values by argument name; the plugin's own values take precedence.
-
     Raises:
         ConfigurationError: Arguments are unknown, or contradict each other.
     """
@@ -53,14 +48,7 @@ def finish_mpu_init() -> None:
 
 
 def prepare_model_optimizer_scheduler(accelerator: object) -> tuple[list[nn.Module], Any, Any]:
-    """Build this rank's part of the model, its optimizer and its schedule; every rank calls it.
-
-    Args:
-        accelerator: The Accelerator of the run.
-
-    Returns:
-        The parts of the model, the optimizer and the schedule; `None` for one that was not passed to `prepare`.
-    """
+    """Build this rank's part of the model, its optimizer and its schedule; every rank calls it."""
     run = current()
     chunks = models.build(run)
     optimizer = None if run.optimizer is None else prepare_optimizer(accelerator, chunks)
@@ -69,28 +57,12 @@ def prepare_model_optimizer_scheduler(accelerator: object) -> tuple[list[nn.Modu
 
 
 def prepare_optimizer(accelerator: object, model: nn.Module | Sequence[nn.Module]) -> Any:
-    """Build the optimizer of a model.
-
-    Args:
-        accelerator: The Accelerator of the run.
-        model: This rank's parts of the model, in megatron-core's data-parallel wrapper.
-
-    Returns:
-        The optimizer of megatron-core.
-    """
+    """Build the optimizer of a model."""
     return optimizers.build_optimizer(current(), [model] if isinstance(model, nn.Module) else model)
 
 
 def prepare_scheduler(accelerator: object, optimizer: Any, scheduler: object) -> Any:
     """Build the schedule of an optimizer.
-
-    Args:
-        accelerator: The Accelerator of the run.
-        optimizer: What `prepare_optimizer` returned.
-        scheduler: A `MegatronLMDummyScheduler`.
-
-    Returns:
-        The schedule of megatron-core.
 
     Raises:
         ConfigurationError: The schedule is of another class.

@@ -24,9 +24,6 @@ KINDS = ("gpt", "bert", "t5")
 def refuse_unbuilt(arguments: Namespace) -> None:
     """Refuse models that megatron-core cannot build.
 
-    Args:
-        arguments: The arguments of the run.
-
     Raises:
         ConfigurationError: The kind of model is unknown.
         EngineUnavailableError: megatron-core has no such head, pipeline or virtual stages for this kind of model.
@@ -61,12 +58,7 @@ def refuse_unbuilt(arguments: Namespace) -> None:
 
 
 def configuration(run: Run, **own: Any) -> Any:
-    """Return megatron-core's configuration of the model's layers.
-
-    Args:
-        run: The run.
-        **own: Fields that override the arguments.
-    """
+    """Return megatron-core's configuration of the model's layers."""
     arguments = run.arguments
     enums = library.core("transformer.enums")
     dtype = number_format(arguments)
@@ -90,17 +82,7 @@ def configuration(run: Run, **own: Any) -> Any:
 def model_provider_func(
     pre_process: bool = True, post_process: bool = True, add_encoder: bool = True, add_decoder: bool = True
 ) -> nn.Module:
-    """Build this stage's part of the model.
-
-    Args:
-        pre_process: Whether the part has the embeddings.
-        post_process: Whether the part has the head.
-        add_encoder: Whether a T5 has its encoder.
-        add_decoder: Whether a T5 has its decoder.
-
-    Returns:
-        The GPT, BERT or T5 that the arguments of the run name.
-    """
+    """Build this stage's part of the model."""
     run = current()
     kind = run.arguments.model_type_name
     if kind == "gpt":
@@ -186,9 +168,6 @@ def build(run: Run) -> list[nn.Module]:
     """Return this rank's parts of the model, one per virtual stage, in megatron-core's data-parallel wrapper.
 
     Weights are initialized at random, equally for any number of data-parallel ranks.
-
-    Args:
-        run: The run, after its process groups were created.
     """
     _seed(run)
     provider = run.plugin.custom_model_provider_function or model_provider_func

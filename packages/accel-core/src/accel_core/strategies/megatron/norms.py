@@ -19,12 +19,6 @@ def shared_sequences(arguments: Namespace) -> Iterator[None]:
 
     Each rank normalizes its own tokens. The gradients of a norm's weights are therefore summed over ranks, which
     megatron-core does for all weights that are marked for it.
-
-    Args:
-        arguments: The arguments of the run; without sequence parallelism nothing changes.
-
-    Returns:
-        A context in which models are built.
     """
     if not arguments.sequence_parallel:
         yield

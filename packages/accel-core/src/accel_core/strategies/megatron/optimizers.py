@@ -24,10 +24,6 @@ __all__ = ["build_optimizer", "build_schedule", "refuse_groups", "refuse_kind", 
 def refuse_kind(plugin: MegatronLMPlugin, optimizer: object) -> None:
     """Refuse an optimizer whose state megatron-core cannot shard.
 
-    Args:
-        plugin: The user's configuration.
-        optimizer: The optimizer, recognized by its class name.
-
     Raises:
         PreparationError: `use_distributed_optimizer` is set and it is not an Adam.
     """
@@ -42,9 +38,6 @@ def refuse_groups(optimizer: torch.optim.Optimizer) -> None:
     """Refuse parameter groups that megatron-core's optimizer would not have.
 
     It creates two groups: biases and norms without weight decay, and all other weights with it.
-
-    Args:
-        optimizer: The optimizer that the user passed.
 
     Raises:
         PreparationError: The groups differ in something other than the presence of weight decay.
@@ -66,11 +59,7 @@ def refuse_groups(optimizer: torch.optim.Optimizer) -> None:
 
 
 def settings_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Return the learning rate and weight decay of an optimizer's groups, which its defaults may not hold.
-
-    Args:
-        optimizer: The optimizer that the user passed.
-    """
+    """Return the learning rate and weight decay of an optimizer's groups, which its defaults may not hold."""
     groups = optimizer.param_groups
     decays = [group["weight_decay"] for group in groups if group.get("weight_decay")]
     adam = "adam" in type(optimizer).__name__.lower()
@@ -82,12 +71,7 @@ def settings_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 
 
 def build_optimizer(run: Run, chunks: Sequence[nn.Module]) -> MegatronOptimizer:
-    """Return megatron-core's optimizer for a model.
-
-    Args:
-        run: The run.
-        chunks: This rank's parts of the model, in megatron-core's data-parallel wrapper.
-    """
+    """Return megatron-core's optimizer for a model."""
     arguments, optimizers = run.arguments, library.core("optimizer")
     config = configured(
         optimizers.OptimizerConfig,
@@ -140,9 +124,6 @@ def _key(keys: Any, name: str, condition: Any) -> ParamKey:
 def refuse_schedule(schedule: object) -> None:
     """Refuse a schedule that megatron-core cannot build.
 
-    Args:
-        schedule: The schedule that the user passed.
-
     Raises:
         ConfigurationError: It is not a `MegatronLMDummyScheduler`, or it has no length.
     """
@@ -156,10 +137,6 @@ def refuse_schedule(schedule: object) -> None:
 
 def build_schedule(run: Run, optimizer: MegatronOptimizer) -> OptimizerParamScheduler:
     """Return megatron-core's schedule for an optimizer; it counts samples.
-
-    Args:
-        run: The run, whose arguments give its length.
-        optimizer: What `build_optimizer` returned.
 
     Raises:
         ConfigurationError: The length of the run is not known, or megatron-core rejects the numbers.

@@ -45,11 +45,7 @@ _now: list[Run] = []
 
 
 def start(run: Run) -> None:
-    """Make a run the current one of the process, replacing an earlier one.
-
-    Args:
-        run: The new run.
-    """
+    """Make a run the current one of the process, replacing an earlier one."""
     _now[:] = [run]
 
 

@@ -62,14 +62,7 @@ class _TrainStep(AbstractTrainStep):
     def _choose(
         self, accelerator: object, args: Namespace, loss: Sequence[Any] = (), forward: Sequence[Any] = ()
     ) -> None:
-        """Choose the functions.
-
-        Args:
-            accelerator: The Accelerator of the run.
-            args: The arguments of Megatron-LM.
-            loss: Further arguments of `get_loss_func`.
-            forward: Arguments of `get_forward_step_func`.
-        """
+        """Choose the functions."""
         plugin = current().plugin
         self.get_batch = plugin.custom_get_batch_function or self.get_batch_func(
             accelerator, bool(args.megatron_dataset_flag)
@@ -88,12 +81,7 @@ def _summed(loss_mask: torch.Tensor, losses: torch.Tensor) -> Loss:
 
 
 class GPTTrainStep(_TrainStep):
-    """The training step of a GPT.
-
-    Args:
-        accelerator: The Accelerator of the run.
-        args: The arguments of Megatron-LM.
-    """
+    """The training step of a GPT."""
 
     def __init__(self, accelerator: object, args: Namespace) -> None:
         super().__init__("GPTTrainStep")
@@ -101,12 +89,7 @@ class GPTTrainStep(_TrainStep):
         self._choose(accelerator, args)
 
     def get_batch_func(self, accelerator: object, megatron_dataset_flag: bool) -> Callable[..., Any]:
-        """Return the function that reads tokens, labels, loss mask, attention mask and positions of a micro batch.
-
-        Args:
-            accelerator: The Accelerator of the run.
-            megatron_dataset_flag: Whether batches come from a megatron-core dataset.
-        """
+        """Return the function that reads tokens, labels, loss mask, attention mask and positions of a micro batch."""
 
         def get_batch(data_iterator: Iterator[Any]) -> tuple[Any, ...]:
             return batches.gpt_batch(current(), next(data_iterator), from_megatron=megatron_dataset_flag)
@@ -114,11 +97,7 @@ class GPTTrainStep(_TrainStep):
         return get_batch
 
     def get_loss_func(self, accelerator: object) -> Callable[..., Any]:
-        """Return the function that computes the loss from per-token losses, or from logits if they were requested.
-
-        Args:
-            accelerator: The Accelerator of the run.
-        """
+        """Return the function that computes the loss from per-token losses, or from logits if they were requested."""
 
         def loss_func(loss_mask: torch.Tensor, output_tensor: Any) -> Loss:
             losses, logits = output_tensor if isinstance(output_tensor, tuple) else (output_tensor, None)
@@ -151,12 +130,7 @@ def _with_logits(loss_func: Callable[..., Any], labels: torch.Tensor, mask: torc
 
 
 class BertTrainStep(_TrainStep):
-    """The training step of a BERT.
-
-    Args:
-        accelerator: The Accelerator of the run.
-        args: The arguments of Megatron-LM.
-    """
+    """The training step of a BERT."""
 
     def __init__(self, accelerator: object, args: Namespace) -> None:
         super().__init__("BertTrainStep")
@@ -168,12 +142,7 @@ class BertTrainStep(_TrainStep):
         )
 
     def get_batch_func(self, accelerator: object, megatron_dataset_flag: bool) -> Callable[..., Any]:
-        """Return the function that reads tokens, types, sentence label, loss mask, labels and padding mask.
-
-        Args:
-            accelerator: The Accelerator of the run.
-            megatron_dataset_flag: Whether batches come from a megatron-core dataset.
-        """
+        """Return the function that reads tokens, types, sentence label, loss mask, labels and padding mask."""
 
         def get_batch(data_iterator: Iterator[Any]) -> tuple[Any, ...]:
             return batches.bert_batch(next(data_iterator), from_megatron=megatron_dataset_flag)
@@ -183,13 +152,7 @@ class BertTrainStep(_TrainStep):
     def get_loss_func(  # type: ignore[override]
         self, accelerator: object, pretraining_flag: bool, num_labels: int
     ) -> Callable[..., Any]:
-        """Return the function that computes the loss of masked tokens and, with a sentence label, of the sentence.
-
-        Args:
-            accelerator: The Accelerator of the run.
-            pretraining_flag: Whether the model has the pretraining heads.
-            num_labels: Not used: the sentence head has two labels.
-        """
+        """Return the function that computes the loss of masked tokens and, with a sentence label, of the sentence."""
 
         def loss_func(loss_mask: torch.Tensor, sentence_order: torch.Tensor | None, output_tensor: Any) -> Loss:
             losses, binary = output_tensor
@@ -205,12 +168,7 @@ class BertTrainStep(_TrainStep):
     def get_forward_step_func(  # type: ignore[override]
         self, pretraining_flag: bool, bert_binary_head: bool
     ) -> Callable[..., Any]:
-        """Return the forward step: takes an iterator and the model, returns the output and a loss function.
-
-        Args:
-            pretraining_flag: Whether the model has the pretraining heads.
-            bert_binary_head: Whether there is a sentence-order head.
-        """
+        """Return the forward step: takes an iterator and the model, returns the output and a loss function."""
 
         def forward_step(data_iterator: Iterator[Any], model: nn.Module) -> tuple[Any, Callable[..., Any]]:
             tokens, types, sentence_order, loss_mask, labels, padding_mask = self.get_batch(data_iterator)
@@ -221,12 +179,7 @@ class BertTrainStep(_TrainStep):
 
 
 class T5TrainStep(_TrainStep):
-    """The training step of a T5.
-
-    Args:
-        accelerator: The Accelerator of the run.
-        args: The arguments of Megatron-LM.
-    """
+    """The training step of a T5."""
 
     def __init__(self, accelerator: object, args: Namespace) -> None:
         super().__init__("T5TrainStep")
@@ -234,42 +187,22 @@ class T5TrainStep(_TrainStep):
 
     @staticmethod
     def attn_mask_postprocess(attention_mask: torch.Tensor) -> torch.Tensor:
-        """Return an encoder's pairwise attention mask, true where a token is hidden.
-
-        Args:
-            attention_mask: (batch, tokens), 1 for a token and 0 for padding.
-        """
+        """Return an encoder's pairwise attention mask, true where a token is hidden."""
         return batches.pair_mask(attention_mask, attention_mask)
 
     @staticmethod
     def get_decoder_mask(seq_length: int, device: torch.device) -> torch.Tensor:
-        """Return a decoder's pairwise attention mask, true where a token is hidden.
-
-        Args:
-            seq_length: Number of tokens.
-            device: Device of the mask.
-        """
+        """Return a decoder's pairwise attention mask, true where a token is hidden."""
         return batches.decoder_mask(seq_length, device)
 
     @staticmethod
     def get_enc_dec_mask(attention_mask: torch.Tensor, dec_seq_length: int, device: torch.device) -> torch.Tensor:
-        """Return the cross-attention mask from decoder to encoder tokens, true where a token is hidden.
-
-        Args:
-            attention_mask: The encoder's padding mask: (batch, tokens), 1 for a token and 0 for padding.
-            dec_seq_length: Number of tokens of the decoder.
-            device: Device of the mask.
-        """
+        """Return the cross-attention mask from decoder to encoder tokens, true where a token is hidden."""
         keys = attention_mask.to(device)
         return batches.pair_mask(keys.new_ones(len(keys), dec_seq_length), keys)
 
     def get_batch_func(self, accelerator: object, megatron_dataset_flag: bool) -> Callable[..., Any]:
-        """Return the function that reads both sides' tokens, the loss mask, the labels and the three masks.
-
-        Args:
-            accelerator: The Accelerator of the run.
-            megatron_dataset_flag: Whether batches come from a megatron-core dataset.
-        """
+        """Return the function that reads both sides' tokens, the loss mask, the labels and the three masks."""
 
         def get_batch(data_iterator: Iterator[Any]) -> tuple[Any, ...]:
             return batches.t5_batch(current(), next(data_iterator), from_megatron=megatron_dataset_flag)
@@ -277,11 +210,7 @@ class T5TrainStep(_TrainStep):
         return get_batch
 
     def get_loss_func(self, accelerator: object) -> Callable[..., Any]:
-        """Return the function that computes the loss from per-token losses.
-
-        Args:
-            accelerator: The Accelerator of the run.
-        """
+        """Return the function that computes the loss from per-token losses."""
         return _summed
 
     def get_forward_step_func(self) -> Callable[..., Any]:

@@ -102,11 +102,7 @@ class MegatronStrategy(Strategy):
         return self.world.size - 1
 
     def kind_of(self, given: object) -> Kind | None:
-        """Recognize the stand-ins for a schedule and for loaders over megatron-core datasets.
-
-        Returns:
-            Their kind, or `None` for any other object.
-        """
+        """Recognize the stand-ins for a schedule and for loaders over megatron-core datasets."""
         if isinstance(given, MegatronLMDummyDataLoader):
             return "loaders"
         return "schedulers" if isinstance(given, MegatronLMDummyScheduler) else None
@@ -244,10 +240,6 @@ class MegatronStrategy(Strategy):
     def backward(self, loss: torch.Tensor, **kwargs: object) -> None:
         """Do nothing for the loss of the engine, whose call computed the gradients and took the step.
 
-        Args:
-            loss: The loss that the engine returned.
-            **kwargs: Not used.
-
         Raises:
             PreparationError: It is another loss, which would have no effect.
         """
@@ -268,12 +260,6 @@ class MegatronStrategy(Strategy):
         models: Sequence[torch.nn.Module] = (),
     ) -> torch.Tensor:
         """Return the gradient norm of the last step, which was clipped when the model was called.
-
-        Args:
-            parameters: The parameters of the engine.
-            max_norm: Has to equal `gradient_clipping` of the plugin.
-            norm_type: Has to be 2.
-            models: Not used.
 
         Raises:
             PreparationError: The norm is not the one by which the engine clips.

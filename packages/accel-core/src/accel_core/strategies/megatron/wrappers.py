@@ -14,11 +14,7 @@ __all__ = ["MegatronLMOptimizerWrapper", "MegatronLMSchedulerWrapper"]
 
 
 class _Chain:
-    """Several megatron-core optimizers as one, without an attribute `optimizer`: accessing it there raises.
-
-    Args:
-        chain: The optimizers.
-    """
+    """Several megatron-core optimizers as one, without an attribute `optimizer`: accessing it there raises."""
 
     def __init__(self, chain: ChainedOptimizer) -> None:
         self.chained_optimizers = chain.chained_optimizers
@@ -31,11 +27,7 @@ class _Chain:
 
 
 class MegatronLMOptimizerWrapper(AcceleratedOptimizer):
-    """The optimizer of an engine, which steps when the model is called.
-
-    Args:
-        optimizer: The optimizer of megatron-core.
-    """
+    """The optimizer of an engine, which steps when the model is called."""
 
     def __init__(self, optimizer: MegatronOptimizer) -> None:
         inner: Any = _Chain(optimizer) if len(getattr(optimizer, "chained_optimizers", ())) > 1 else optimizer
@@ -55,12 +47,7 @@ class MegatronLMOptimizerWrapper(AcceleratedOptimizer):
 
 
 class MegatronLMSchedulerWrapper(AcceleratedScheduler):
-    """A schedule that the engine steps itself.
-
-    Args:
-        scheduler: The schedule of megatron-core.
-        optimizers: The optimizer that it belongs to, or a list of them.
-    """
+    """A schedule that the engine steps itself."""
 
     def __init__(self, scheduler: object, optimizers: object) -> None:
         super().__init__(scheduler, optimizers)
@@ -69,11 +56,7 @@ class MegatronLMSchedulerWrapper(AcceleratedScheduler):
         """Do nothing: the engine stepped the schedule when the model was called."""
 
     def load_state_dict(self, state_dict: Any) -> None:
-        """Continue from a saved schedule.
-
-        Args:
-            state_dict: What `state_dict` returned.
-        """
+        """Continue from a saved schedule."""
         self.scheduler.num_steps = 0  # megatron-core adds the saved count to this
         self.scheduler.load_state_dict(state_dict)
 

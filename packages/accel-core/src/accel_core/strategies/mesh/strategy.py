@@ -112,9 +112,6 @@ class MeshStrategy(Strategy):
     def check_model(self, model: torch.nn.Module) -> TensorPlan:
         """Return how a model will be split over the ranks of a replica; refuse one that cannot be.
 
-        Args:
-            model: The model as the user gave it; it stays as it is.
-
         Raises:
             PreparationError: It cannot be.
         """
@@ -133,13 +130,7 @@ class MeshStrategy(Strategy):
     def prepare_model(
         self, model: torch.nn.Module, *, device_placement: bool | None = None, evaluation: bool = False
     ) -> torch.nn.Module:
-        """Prepare one model, also one that is not trained: it may fit on no single device.
-
-        Args:
-            model: The model. Of a compiled one the inside is prepared, and compiled again as it was.
-            device_placement: Move it to the device; `None` leaves that to the run.
-            evaluation: It is not trained.
-        """
+        """Prepare one model, also one that is not trained: it may fit on no single device."""
         given, model = model, recipe.inside(model)
         if self._bare(model) in self._prepared:
             self._adopt(self._bare(model))

@@ -12,11 +12,7 @@ __all__ = ["fingerprint", "fingerprint_of"]
 
 
 def fingerprint(model: nn.Module) -> str:
-    """Return what is equal on ranks whose models have the same parameters and buffers, and hardly ever otherwise.
-
-    Args:
-        model: A model whose tensors are plain; tensors of other layouts count as nothing.
-    """
+    """Return what is equal on ranks whose models have the same parameters and buffers, and hardly ever otherwise."""
     return fingerprint_of(tensor for tensors in (model.parameters(), model.buffers()) for tensor in tensors)
 
 
@@ -25,9 +21,6 @@ def fingerprint_of(tensors: Iterable[torch.Tensor]) -> str:
     """Return what is equal on ranks that have the same tensors, and hardly ever otherwise.
 
     Each tensor's bits are added up as integers where it lies, without a copy; a permutation goes unnoticed.
-
-    Args:
-        tensors: Plain tensors; those of other layouts count as nothing.
     """
     sums = [_sum(tensor) for tensor in tensors]
     return hashlib.sha256(repr([int(each) for each in sums]).encode()).hexdigest()

@@ -24,11 +24,6 @@ class FullyShardedFormat(ShardedFormat):
     """Models and optimizers in shards, or whole as one process writes them; read by what lies there.
 
     So what was saved here goes on under any other strategy and number of ranks, and the other way round.
-
-    Args:
-        kind: The layout of checkpoints that the plugin names.
-        whole_optimizer: Gathers the state of an optimizer; every rank calls it. The second argument says whether this
-            rank wants it.
     """
 
     def __init__(self, kind: str, whole_optimizer: Callable[[Any, bool], dict[str, Any]]) -> None:
@@ -69,20 +64,11 @@ class FullyShardedFormat(ShardedFormat):
         }
 
     def state_of(self, model: torch.nn.Module) -> dict[str, Any]:
-        """Return a model's state by its bare names, with this rank's part of each tensor; every rank calls it.
-
-        Args:
-            model: A prepared model.
-        """
+        """Return a model's state by its bare names, with this rank's part of each tensor; every rank calls it."""
         return canonical_state_dict(model)
 
     def optimizer_of(self, optimizer: Any, models: Sequence[Any]) -> dict[str, Any]:
-        """Return an optimizer's state by parameter names, with this rank's part of each tensor; every rank calls it.
-
-        Args:
-            optimizer: A prepared optimizer.
-            models: The prepared models, whose parameters give the names.
-        """
+        """Return an optimizer's state by parameter names, with this rank's part of each tensor; every rank calls it."""
         return state_by_names(optimizer, models)
 
     def _whole(self, run: Run, weights: Sequence[dict[str, Any]], writes: bool, safe: bool) -> list[Part]:

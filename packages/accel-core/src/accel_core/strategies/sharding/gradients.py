@@ -19,11 +19,7 @@ Groups: TypeAlias = tuple[dist.ProcessGroup, ...]
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the part of a tensor that this rank holds, in the same memory.
-
-    Args:
-        tensor: A `DTensor`, or a plain tensor, which is returned as it is.
-    """
+    """Return the part of a tensor that this rank holds, in the same memory."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
@@ -34,17 +30,7 @@ def clip_norm(
     norm_type: float,
     shared_by: Callable[[torch.Tensor], Groups] | None = None,
 ) -> torch.Tensor:
-    """Scale gradients down to a common norm of `max_norm` at most.
-
-    Args:
-        parameters: Parameters whose gradients are sharded over any groups, or whole and equal on all ranks.
-        max_norm: Largest norm.
-        norm_type: Which p-norm.
-        shared_by: Returns the groups over which a parameter's gradient is sharded; that of a `DTensor` where `None`.
-
-    Returns:
-        The norm before: a plain scalar, the same on all ranks.
-    """
+    """Scale gradients down to a common norm of `max_norm` at most."""
     unique = _unique(parameters)
     norm = _total_norm(unique, float(norm_type), shared_by or groups_of)
     factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
@@ -58,22 +44,13 @@ def clip_norm(
 
 @torch.no_grad()
 def clip_value(parameters: Iterable[torch.Tensor] | torch.Tensor, limit: float) -> None:
-    """Clip each element of the gradients to [-limit, limit].
-
-    Args:
-        parameters: The parameters, sharded or whole; those without a gradient are skipped.
-        limit: Largest absolute value, at least 0.
-    """
+    """Clip each element of the gradients to [-limit, limit]."""
     for gradient in _shards(_unique(parameters)):
         gradient.clamp_(-limit, limit)
 
 
 def groups_of(parameter: torch.Tensor) -> Groups:
-    """Return the groups over which a `DTensor` is sharded; none for a plain tensor.
-
-    Args:
-        parameter: A parameter, sharded or whole.
-    """
+    """Return the groups over which a `DTensor` is sharded; none for a plain tensor."""
     if not isinstance(parameter, DTensor):
         return ()
     mesh = parameter.device_mesh

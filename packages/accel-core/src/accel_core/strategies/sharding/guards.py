@@ -16,11 +16,7 @@ __all__ = ["cut_what_is_loaded", "refuse_copies", "refuse_gradients_of_gradients
 
 
 def cut_what_is_loaded(model: torch.nn.Module) -> None:
-    """Let `load_state_dict` take whole weights, the same on every rank, for distributed parameters; nothing is sent.
-
-    Args:
-        model: The bare model.
-    """
+    """Let `load_state_dict` take whole weights, the same on every rank, for distributed parameters; nothing is sent."""
     model.register_load_state_dict_pre_hook(_cut)  # type: ignore[no-untyped-call]
 
 
@@ -33,11 +29,7 @@ def _cut(model: torch.nn.Module, state: dict[str, Any], prefix: str, *_: object)
 
 
 def refuse_copies(model: torch.nn.Module) -> None:
-    """Let `copy.deepcopy` of a sharded model, which `AveragedModel` calls too, end in an error that names the way.
-
-    Args:
-        model: The sharded model, or its wrapper.
-    """
+    """Let `copy.deepcopy` of a sharded model, which `AveragedModel` calls too, end in an error that names the way."""
     model.__dict__["__deepcopy__"] = partial(_refuse_copy, type(model).__name__)
 
 
@@ -49,11 +41,7 @@ def _refuse_copy(kind: str, memo: object) -> None:
 
 
 def refuse_gradients_of_gradients(model: torch.nn.Module) -> None:
-    """Refuse `create_graph=True` through a sharded model: torch frees the weights that the second pass reads.
-
-    Args:
-        model: The bare model.
-    """
+    """Refuse `create_graph=True` through a sharded model: torch frees the weights that the second pass reads."""
     model.register_forward_hook(_watch)
 
 
@@ -75,9 +63,6 @@ def _refuse_graph(gradient: torch.Tensor) -> None:
 
 def refuse_sparse_gradients(model: torch.nn.Module) -> None:
     """Refuse layers whose gradients are sparse, which neither version of FSDP reduces.
-
-    Args:
-        model: A bare model.
 
     Raises:
         PreparationError: It has such layers, and they train.

@@ -35,26 +35,12 @@ _SHOWN = 8
 
 
 def views_of(model: nn.Module) -> dict[str, PartView]:
-    """Describe the parameters and buffers of a model, which must be alike on all ranks.
-
-    Args:
-        model: A model, bare or prepared.
-
-    Returns:
-        The format and shape of each tensor, by name.
-    """
+    """Describe the parameters and buffers of a model, which must be alike on all ranks."""
     return views_in(dict([*model.named_parameters(), *model.named_buffers()]))
 
 
 def views_in(tensors: Mapping[str, Any]) -> dict[str, PartView]:
-    """Describe the tensors of a state, which must be alike on all ranks.
-
-    Args:
-        tensors: A state by names; what is no tensor is left out.
-
-    Returns:
-        The format and shape of each tensor, by name.
-    """
+    """Describe the tensors of a state, which must be alike on all ranks."""
     return {
         name: PartView(str(value.dtype).removeprefix("torch."), tuple(value.shape))
         for name, value in tensors.items()
@@ -64,10 +50,6 @@ def views_in(tensors: Mapping[str, Any]) -> dict[str, PartView]:
 
 def refuse_empty(model: nn.Module, world: World) -> None:
     """Refuse a model without weights; every rank calls it.
-
-    Args:
-        model: The model; on ranks above 0 it may lie on the meta device.
-        world: This process among its fellows.
 
     Raises:
         PreparationError: Not even the first rank has them.
@@ -84,11 +66,6 @@ def starts_from_main(model: nn.Module, world: World, asked: bool) -> bool:
 
     They do where others have none, or have other ones: copies of a shard, and what is not sharded, would stay different
     for ever.
-
-    Args:
-        model: The model.
-        world: This process among its fellows.
-        asked: Whether the user says so.
     """
     if world.size == 1:
         return False
@@ -107,12 +84,7 @@ def _has_no_values(model: nn.Module) -> bool:
 
 
 class Empty:
-    """Gives the meta tensors of modules memory without values, module by module; ties stay.
-
-    Args:
-        device: Where the memory is.
-        but: Parameters that stay as they are.
-    """
+    """Gives the meta tensors of modules memory without values, module by module; ties stay."""
 
     def __init__(self, device: torch.device, but: Iterable[torch.Tensor] = ()) -> None:
         self._device = device
@@ -135,13 +107,7 @@ class Empty:
 
 @torch.no_grad()
 def receive(modules: Iterable[nn.Module], device: torch.device, but: Iterable[torch.Tensor] = ()) -> None:
-    """Give every rank the values that the first one has, of what is not sharded yet; every rank calls it.
-
-    Args:
-        modules: The modules, whose own tensors are meant. Those on the meta device get memory; ties stay.
-        device: Where the values go.
-        but: Parameters that stay as they are.
-    """
+    """Give every rank the values that the first one has, of what is not sharded yet; every rank calls it."""
     left_out = list(but)
     empty, sent, kept = Empty(device, left_out), set[int](), {id(parameter) for parameter in left_out}
     for module in modules:
@@ -158,12 +124,7 @@ def receive(modules: Iterable[nn.Module], device: torch.device, but: Iterable[to
 
 @torch.no_grad()
 def receive_new(parameters: Mapping[str, nn.Parameter], world: World) -> None:
-    """Give every rank the first one's values of parameters that joined a prepared model; every rank calls it.
-
-    Args:
-        parameters: Parameters that every rank holds whole, by name.
-        world: This process among its fellows.
-    """
+    """Give every rank the first one's values of parameters that joined a prepared model; every rank calls it."""
     sent = set[int]()
     with in_step(world, "prepare: new parameters", views_in(parameters)):
         for parameter in parameters.values():
@@ -176,11 +137,6 @@ class Handover:
     """Parameters of a block that the first rank has, on their way into the shards of all; every rank makes one.
 
     To each rank goes only what it holds, straight into its shard: a block has no memory there before it is sharded.
-
-    Args:
-        block: What `fully_shard` cuts next.
-        mesh: The ranks that hold shards, and copies of them.
-        whole: Parameters that stay whole.
 
     Attributes:
         parameters: Those that are handed over, before they are cut.
@@ -212,11 +168,7 @@ class Handover:
 
     @torch.no_grad()
     def finish(self, device: torch.device) -> None:
-        """Fill the shards, which `fully_shard` has cut since.
-
-        Args:
-            device: Where shards that still lie on the meta device get memory.
-        """
+        """Fill the shards, which `fully_shard` has cut since."""
         empty, rank = Empty(device), dist.get_rank()
         for module in self._block.modules():
             empty(module)
@@ -248,12 +200,6 @@ def share_out(model: nn.Module, state: Mapping[str, torch.Tensor], world: World,
     """Give a sharded model the whole state that the first rank has, one tensor at a time; every rank calls it.
 
     Values take the dtype that the model has. What is on the meta device gets memory, and with it a new parameter.
-
-    Args:
-        model: The model, sharded in place.
-        state: On the first rank, a tensor for each name of the model's state; other ranks' are not looked at.
-        world: This process among its fellows.
-        device: Where the model's tensors go that are on the meta device.
 
     Raises:
         CheckpointMismatchError: A name is missing or unknown, or a shape differs; on every rank, and nothing changed.

@@ -23,9 +23,6 @@ def data_mesh(parts: Parts) -> DeviceMesh:
 
     Shards lie along "cp" too: its ranks see parts of one sequence, so their gradients are added up as those of other
     samples are. Along "tp" each rank shards what is its own. Without `ParallelismConfig` the mesh is laid out here.
-
-    Args:
-        parts: This run's devices and mesh, with the axes that the user configured, if any.
     """
     if parts.mesh is not None:
         return sharding_part(parts.mesh)
@@ -35,11 +32,6 @@ def data_mesh(parts: Parts) -> DeviceMesh:
 
 def data_part(mesh: DeviceMesh | None, device: torch.device, combines: Collection[str] = ()) -> DeviceMesh:
     """Return the part of a mesh over which parameters are sharded and copied; one of all ranks where there is none.
-
-    Args:
-        mesh: The mesh of a run. One whose axes have no names is for sharding alone.
-        device: Where the ranks compute.
-        combines: Axes along which ranks may read the same data.
 
     Raises:
         EngineUnavailableError: It has another axis along which ranks read the same data.
@@ -62,11 +54,7 @@ def data_part(mesh: DeviceMesh | None, device: torch.device, combines: Collectio
 
 
 def sharding_part(mesh: DeviceMesh) -> DeviceMesh:
-    """Return the part of a mesh whose axes are for copies and shards; those for shards flattened where they are two.
-
-    Args:
-        mesh: A mesh whose axes have names.
-    """
+    """Return the part of a mesh whose axes are for copies and shards; those for shards flattened where they are two."""
     names = mesh.mesh_dim_names or ()
     shards = tuple(name for name in names if name in SHARD_AXES)
     copies = tuple(name for name in names if name in DATA_AXES and name not in SHARD_AXES)

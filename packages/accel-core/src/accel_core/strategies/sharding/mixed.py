@@ -21,10 +21,6 @@ def step_one_by_one(optimizer: torch.optim.Optimizer, may_mix: Callable[[], bool
     torch's operations on lists of tensors, its default on accelerators, cannot mix meshes, or shards and whole tensors,
     and not every fused one takes distributed tensors.
     The settings of a group differ during a step only, so that checkpoints hold those of the user.
-
-    Args:
-        optimizer: The optimizer.
-        may_mix: Returns whether there can be such groups at all.
     """
     changed: list[tuple[dict[str, Any], dict[str, Any]]] = []
 

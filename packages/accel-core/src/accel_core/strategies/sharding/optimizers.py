@@ -62,10 +62,6 @@ ELEMENTWISE = ("ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam"
 def check_optimizer(optimizer: torch.optim.Optimizer, forms: Iterable[str]) -> None:
     """Refuse an optimizer, or a subclass of it, that does not train parameters in their form.
 
-    Args:
-        optimizer: An optimizer, prepared or not.
-        forms: What parameters are once they are prepared, as in `Refused.forms`.
-
     Raises:
         PreparationError: It is one of `REFUSED`.
     """

@@ -20,13 +20,6 @@ def refuse_packed(
 ) -> None:
     """Refuse packed weights whose shards do not compute what the whole did; every rank calls it.
 
-    Args:
-        model: A bare model.
-        world: This process among its fellows.
-        device: Where the shards go.
-        cast: The format in which gathered parameters are used; `None` for their own.
-        integers: Whether integers are sharded, as they are.
-
     Raises:
         PreparationError: Weights in 8 bits, whose statistics are attributes of a parameter that shards lose. In 4 bits
             on a CPU, where an evaluation repacks gathered weights and training goes on with wrong ones. Or in 4 bits

@@ -19,10 +19,6 @@ def recompute(blocks: Iterable[nn.Module], *, offload: bool) -> None:
     """Let blocks keep nothing but their inputs for the backward pass; names and classes stay as they are.
 
     Random numbers are drawn again as they were, so dropout is the same in both passes.
-
-    Args:
-        blocks: The modules.
-        offload: Keep the inputs in CPU memory.
     """
     for block in blocks:
         block.forward = _recomputed(block.forward, offload)

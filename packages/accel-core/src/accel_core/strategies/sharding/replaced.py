@@ -20,11 +20,7 @@ _SHOWN = 8
 
 @contextmanager
 def keeping_marks(model: nn.Module) -> Iterator[None]:
-    """Give parameters that are made in the block the attributes that users set on those of the same names before.
-
-    Args:
-        model: A bare model. Attributes of a parameter whose class is not torch's own belong to the class, and stay.
-    """
+    """Give parameters that are made in the block the attributes that users set on those of the same names before."""
     marks = {
         canonical_name(name): vars(parameter).copy()
         for name, parameter in model.named_parameters(remove_duplicate=False)
@@ -41,9 +37,6 @@ def refuse_hooks(parameters: Iterable[tuple[str, torch.Tensor]]) -> None:
 
     They are not carried over: nobody can tell whether a hook made for a whole gradient is right for a part of it.
 
-    Args:
-        parameters: Those that will be replaced, with their names.
-
     Raises:
         PreparationError: Some have hooks.
     """
@@ -58,11 +51,6 @@ def refuse_hooks(parameters: Iterable[tuple[str, torch.Tensor]]) -> None:
 
 def refuse_mixed(reason: str, block: str, dtypes: Iterable[tuple[str, torch.dtype]]) -> None:
     """Refuse parameters of a block that do not have one number format.
-
-    Args:
-        reason: Why they have to, as the beginning of a sentence.
-        block: Name of the block.
-        dtypes: The name of each parameter, and the format that it will have.
 
     Raises:
         PreparationError: They have several.

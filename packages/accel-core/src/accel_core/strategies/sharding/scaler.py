@@ -15,16 +15,7 @@ __all__ = ["SpreadGradScaler", "together"]
 
 
 def together(precision: Precision, asked: PrecisionRequest, world: World) -> Precision:
-    """Make all ranks skip a step, or none, where a number format has a gradient scaler.
-
-    Args:
-        precision: The number format of this run.
-        asked: What the user asked for, with the settings of the scaler.
-        world: The ranks that step together.
-
-    Returns:
-        The same object, whose scaler, if it has one, finds infinities on any rank.
-    """
+    """Make all ranks skip a step, or none, where a number format has a gradient scaler."""
     if precision.scaler is not None:
         precision.scaler = SpreadGradScaler(world.device.type, **asked.scaler.to_kwargs())
     return precision

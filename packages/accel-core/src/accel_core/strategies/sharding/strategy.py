@@ -49,20 +49,12 @@ __all__ = ["ShardedStrategy", "is_half", "keep_masters"]
 
 
 def is_half(parameter: torch.Tensor) -> bool:
-    """Return whether a parameter has a format of half precision.
-
-    Args:
-        parameter: A parameter, sharded or whole.
-    """
+    """Return whether a parameter has a format of half precision."""
     return parameter.dtype in (torch.float16, torch.bfloat16)
 
 
 def keep_masters(model: torch.nn.Module) -> None:
-    """Convert what trains in half precision to float32, which steps need; the policy casts for the computation.
-
-    Args:
-        model: A bare model; parameters that do not train keep their format.
-    """
+    """Convert what trains in half precision to float32, which steps need; the policy casts for the computation."""
     made: dict[int, tuple[torch.Tensor, torch.nn.Parameter]] = {}
     for module in model.modules():
         for name, parameter in module._parameters.items():
@@ -161,16 +153,7 @@ class ShardedStrategy(Strategy):
     def prepare_model(
         self, model: torch.nn.Module, *, device_placement: bool | None = None, evaluation: bool = False
     ) -> torch.nn.Module:
-        """Shard one model, also one that is not trained: it may fit on no single device.
-
-        Args:
-            model: The model. Of a compiled one the inside is sharded, and compiled again as it was.
-            device_placement: Not used: torch moves each block to the device where it is sharded.
-            evaluation: It is not trained.
-
-        Returns:
-            The model, what wraps it, or its compiled form.
-        """
+        """Shard one model, also one that is not trained: it may fit on no single device."""
         given, model = model, recipe.inside(model)
         if self._is_sharded(model):
             self._adopt(model)
@@ -223,9 +206,6 @@ class ShardedStrategy(Strategy):
     def check_optimizers(self, bundle: Bundle) -> None:
         """Refuse optimizers that update inside backward, or need more than shards, and sparse gradients.
 
-        Args:
-            bundle: The objects that one call of `prepare` got.
-
         Raises:
             PreparationError: A LOMO optimizer, one of `optimizers.REFUSED`, or a layer whose gradients are sparse.
         """
@@ -246,9 +226,6 @@ class ShardedStrategy(Strategy):
 
     def check_model(self, model: torch.nn.Module) -> wrapping.WrapPlan:
         """Return how a model will be taken apart; refuse one that cannot be.
-
-        Args:
-            model: The model as the user gave it; it stays as it is.
 
         Raises:
             ConfigurationError: The plugin does not fit the model.
@@ -316,11 +293,7 @@ class ShardedStrategy(Strategy):
         return starts_from_main(model, self.world, bool(self.plugin.cpu_ram_efficient_loading))
 
     def check_sharded(self, model: torch.nn.Module) -> None:
-        """Refuse a model that was sharded before `prepare`, in a way that leaves ranks out.
-
-        Args:
-            model: The bare model.
-        """
+        """Refuse a model that was sharded before `prepare`, in a way that leaves ranks out."""
 
     def _adopt(self, model: torch.nn.Module) -> None:
         """Take over a model that was sharded before."""
@@ -357,11 +330,7 @@ class ShardedStrategy(Strategy):
         return self._names.trained(parameters)
 
     def groups_of(self, parameter: torch.Tensor) -> tuple[Any, ...]:
-        """Return the groups of ranks that share a parameter's gradient; none where every rank holds it whole.
-
-        Args:
-            parameter: A parameter of a prepared model.
-        """
+        """Return the groups of ranks that share a parameter's gradient; none where every rank holds it whole."""
         return gradients.groups_of(parameter)
 
     def clip_grad_value_(
@@ -391,30 +360,14 @@ class ShardedStrategy(Strategy):
         return self.whole_state(model, keep=everywhere or self.world.is_local_main)
 
     def whole_state(self, model: torch.nn.Module, *, keep: bool) -> dict[str, Any]:
-        """Gather a model's state under its bare names; every rank calls it.
-
-        Args:
-            model: A prepared model.
-            keep: Whether this rank wants it; others get an empty dict.
-
-        Returns:
-            Whole tensors on the CPU by the bare model's names; nothing on ranks that do not keep them.
-        """
+        """Gather a model's state under its bare names; every rank calls it."""
         state = {canonical_name(name): value for name, value in self._bare(model).state_dict().items()}
         with in_step(self.world, "the state dict of a sharded model", views_in(state)):
             found: dict[str, Any] = gather(state, keep=keep)
         return found if keep else {}
 
     def whole_optimizer(self, optimizer: Any, keep: bool) -> dict[str, Any]:
-        """Gather the state of an optimizer as torch's optimizers write it; every rank calls it.
-
-        Args:
-            optimizer: A prepared optimizer.
-            keep: Whether this rank wants it.
-
-        Returns:
-            A state dict with whole tensors, as the optimizer of one process has it, on the ranks that keep it.
-        """
+        """Gather the state of an optimizer as torch's optimizers write it; every rank calls it."""
         state = optimizer.state_dict()
         of_parameters = {f"{key}": PartView(" ".join(map(str, one))) for key, one in state["state"].items()}
         with in_step(self.world, "the state of a sharded optimizer", of_parameters):

@@ -17,11 +17,6 @@ def gather(content: Any, *, keep: bool, memo: dict[int, Any] | None = None) -> A
     """Return nested dicts, lists and tuples with whole tensors on the CPU in place of sharded ones.
 
     Every rank calls it with equal structure. One tensor at a time is whole on the device.
-
-    Args:
-        content: What holds the tensors. Those that are one object stay one.
-        keep: Whether this rank wants the result; others take part, and get `None` for each tensor.
-        memo: Tensors gathered so far, by identity.
     """
     memo = {} if memo is None else memo
     if isinstance(content, torch.Tensor):

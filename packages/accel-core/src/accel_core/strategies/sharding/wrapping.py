@@ -38,26 +38,15 @@ class WrapPlan:
     replicated: tuple[str, ...]
 
     def found_in(self, model: nn.Module) -> WrapPlan:
-        """Return the plan with the modules that now stand under the names of its blocks.
-
-        Args:
-            model: The model for which the plan was made, whose modules may have been replaced since.
-        """
+        """Return the plan with the modules that now stand under the names of its blocks."""
         return replace(self, blocks=tuple((name, model.get_submodule(name)) for name, _ in self.blocks))
 
     def whole(self, model: nn.Module) -> list[nn.Parameter]:
-        """Return the parameters of which every rank keeps a whole copy.
-
-        Args:
-            model: The model for which the plan was made.
-        """
+        """Return the parameters of which every rank keeps a whole copy."""
         return [model.get_parameter(name) for name in self.replicated]
 
     def refuse_one_piece(self, model: nn.Module) -> None:
         """Refuse to checkpoint activations where there are no blocks.
-
-        Args:
-            model: The model for which the plan was made, for the message.
 
         Raises:
             PreparationError: No block was found.
@@ -69,12 +58,7 @@ class WrapPlan:
             )
 
     def tell(self, model: nn.Module, policy: Any) -> None:
-        """Log the plan, as a warning where nothing is sharded on its own, and the number formats.
-
-        Args:
-            model: The model.
-            policy: The policy of mixed precision of either version of FSDP, or `None`.
-        """
+        """Log the plan, as a warning where nothing is sharded on its own, and the number formats."""
         name = type(model).__name__
         if self.blocks:
             kinds = sorted({type(block).__name__ for _, block in self.blocks})
@@ -107,13 +91,6 @@ def plan(model: nn.Module, plugin: FullyShardedDataParallelPlugin) -> WrapPlan:
     Without a policy, the blocks are those of lists and sequences that hold modules of one class, as a transformer lists
     its layers.
 
-    Args:
-        model: The model.
-        plugin: Names the policy, or leaves it open.
-
-    Returns:
-        The blocks and the parameters that stay whole. Without blocks, the model is sharded as one piece.
-
     Raises:
         ConfigurationError: A class that is to be sharded on its own does not occur, or the policy is of another kind.
     """
@@ -127,12 +104,7 @@ def plan(model: nn.Module, plugin: FullyShardedDataParallelPlugin) -> WrapPlan:
 
 
 def ignored_modules(model: nn.Module, plugin: FullyShardedDataParallelPlugin) -> list[nn.Module]:
-    """Return the modules of a model that the plugin leaves unsharded: those given, or those whose name matches.
-
-    Args:
-        model: A bare model.
-        plugin: Its `ignored_modules` is None, a list of modules, or a regular expression for names.
-    """
+    """Return the modules of a model that the plugin leaves unsharded: those given, or those whose name matches."""
     given = plugin.ignored_modules
     if given is None:
         return []
@@ -143,22 +115,12 @@ def ignored_modules(model: nn.Module, plugin: FullyShardedDataParallelPlugin) ->
 
 
 def modules_named(model: nn.Module, pattern: str) -> list[nn.Module]:
-    """Return the modules of a model whose whole dotted name matches a regular expression.
-
-    Args:
-        model: A bare model.
-        pattern: Matches the whole name, such as `layers.0.norm`, not a part of it.
-    """
+    """Return the modules of a model whose whole dotted name matches a regular expression."""
     return [module for name, module in model.named_modules() if re.fullmatch(pattern, name)]
 
 
 def wrap_policy(model: nn.Module, plugin: FullyShardedDataParallelPlugin) -> _Policy | None:
-    """Return the plugin's policy with the classes or the size that it needs, or `None` where it names no blocks.
-
-    Args:
-        model: The bare model, in which the policy looks up the classes to shard.
-        plugin: Names a policy, or gives one as a function.
-    """
+    """Return the plugin's policy with the classes or the size that it needs, or `None` where it names no blocks."""
     policy: Any = plugin.auto_wrap_policy
     if policy is transformer_auto_wrap_policy:
         classes = _classes(model, plugin)

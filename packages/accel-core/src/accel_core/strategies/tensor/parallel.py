@@ -39,9 +39,6 @@ class TensorParallel:
     What the plan leaves whole has a gradient on every rank, computed from the same numbers, and nobody averages it:
     a reduction that a plan lacks, other data or other dropout on some ranks would let copies drift apart. So the first
     complete gradients of each model are compared, and the loss that they come from.
-
-    Args:
-        parts: What the strategy is built from. Its mesh has the axis.
     """
 
     def __init__(self, parts: Parts) -> None:
@@ -65,9 +62,6 @@ class TensorParallel:
 
     def check(self, model: nn.Module) -> TensorPlan:
         """Return how a bare model will be split, an empty plan where it arrived split.
-
-        Args:
-            model: The model; it stays as it is.
 
         Raises:
             PreparationError: It cannot be split, has hooks on parameters that would be, or arrived split over other
@@ -94,23 +88,12 @@ class TensorParallel:
         return TensorPlan()
 
     def split(self, model: nn.Module, plan: TensorPlan, *, from_main: bool = False) -> None:
-        """Split a bare model in place; every rank calls it.
-
-        Args:
-            model: The model.
-            plan: What `check` returned for it.
-            from_main: Whether all ranks take the values of the first, even where theirs are equal.
-        """
+        """Split a bare model in place; every rank calls it."""
         with keeping_marks(model):
             split(model, plan, self.mesh, self._world, self._copies, from_main=from_main)
 
     def watch(self, model: nn.Module, *, again: bool = False) -> None:
-        """Compare the first complete gradients of a bare model, if it has something to train.
-
-        Args:
-            model: The model.
-            again: Also where they were compared before, because parameters were added.
-        """
+        """Compare the first complete gradients of a bare model, if it has something to train."""
         if not again and model in self._unproved:
             return
         if any(parameter.requires_grad for parameter in model.parameters()):
@@ -120,10 +103,6 @@ class TensorParallel:
 
     def prove(self, loss: torch.Tensor, averaging: Averaging) -> None:
         """Compare what ranks of one replica hold of the same, for models whose first gradients are complete.
-
-        Args:
-            loss: What the gradients come from.
-            averaging: Knows whose gradients are held back.
 
         Raises:
             StateError: It differs; on every rank, before anything is updated.
@@ -150,10 +129,6 @@ class TensorParallel:
         """Note whether ranks of one replica got different batches: a sum over ranks can hide that from the loss.
 
         The error is raised where gradients are complete, because there every rank comes along.
-
-        Args:
-            model: The prepared model that computes with the batch.
-            batch: What its forward method is called with: tensors in any nest.
         """
         tensors = [local_part(each) for each in tree_leaves(batch) if isinstance(each, torch.Tensor)]
         shapes = zlib.crc32(repr([tuple(each.shape) for each in tensors]).encode())

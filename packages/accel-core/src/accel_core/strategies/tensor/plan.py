@@ -49,12 +49,6 @@ class TensorPlan:
 def plan_of(model: nn.Module, given: Mapping[str, ParallelStyle | str] | str, size: int) -> TensorPlan:
     """Return how a bare model is split; changes nothing.
 
-    Args:
-        model: The model.
-        given: For patterns of module names, styles of torch or the names that transformers has for them; "auto" for
-            the plan that the model has itself, as `tp_plan`.
-        size: Number of ranks.
-
     Raises:
         PreparationError: There is no plan, or it does not fit the model or the number of ranks.
     """

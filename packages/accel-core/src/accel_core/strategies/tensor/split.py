@@ -22,20 +22,12 @@ __all__ = ["check_arrived", "cut", "is_split", "settle", "split"]
 
 
 def is_split(model: nn.Module) -> bool:
-    """Return whether a part of a model's parameters is spread over ranks.
-
-    Args:
-        model: A bare model.
-    """
+    """Return whether a part of a model's parameters is spread over ranks."""
     return any(isinstance(parameter, DTensor) for parameter in model.parameters())
 
 
 def check_arrived(model: nn.Module, group: Sequence[int]) -> None:
     """Refuse a model that arrived split over other ranks than those of tensor parallel.
-
-    Args:
-        model: The model.
-        group: The ranks with which this one shares products.
 
     Raises:
         PreparationError: It is split over others.
@@ -60,12 +52,7 @@ def check_arrived(model: nn.Module, group: Sequence[int]) -> None:
 
 
 def settle(model: nn.Module, device: torch.device) -> None:
-    """Move what is whole in a model that arrived split; its parts are on the devices of their mesh.
-
-    Args:
-        model: A bare model that arrived split.
-        device: This process's device.
-    """
+    """Move what is whole in a model that arrived split; its parts are on the devices of their mesh."""
     for tensor in (*model.parameters(), *model.buffers()):
         if not isinstance(tensor, DTensor) and tensor.device != device:
             tensor.data = tensor.data.to(device)
@@ -80,16 +67,7 @@ def split(
     *,
     from_main: bool = False,
 ) -> None:
-    """Split a bare model in place, with the values that the first rank has; every rank calls it.
-
-    Args:
-        model: The model.
-        plan: How. Without styles the model arrived split, and what is whole in it takes the values of the first rank.
-        mesh: The ranks that share products.
-        world: This process among its fellows.
-        copies: The groups of ranks that hold the same part, of a model that arrived split.
-        from_main: Whether all ranks take the values of the first, also where theirs are equal.
-    """
+    """Split a bare model in place, with the values that the first rank has; every rank calls it."""
     refuse_empty(model, world)
     if starts_from_main(model, world, asked=from_main):
         receive(model.modules(), world.device)
@@ -100,13 +78,7 @@ def split(
 
 
 def cut(model: nn.Module, plan: TensorPlan, mesh: DeviceMesh) -> None:
-    """Split a bare model in place, as a plan says.
-
-    Args:
-        model: The model.
-        plan: How.
-        mesh: The ranks that share products.
-    """
+    """Split a bare model in place, as a plan says."""
     for name, style in plan.styles:
         parallelize_module(model.get_submodule(name), mesh, style)
     for first, *others in plan.ties:

@@ -80,13 +80,7 @@ class XlaStrategy(MeshStrategy):
     def prepare_model(
         self, model: torch.nn.Module, *, device_placement: bool | None = None, evaluation: bool = False
     ) -> torch.nn.Module:
-        """Prepare one model; one that torch_xla shards stays as it is.
-
-        Args:
-            model: The model. A compiled one is prepared inside, and compiled again as before.
-            device_placement: Whether to move it to the device; `None` uses the setting of the run.
-            evaluation: Whether it is only evaluated.
-        """
+        """Prepare one model; one that torch_xla shards stays as it is."""
         if _is_sharded(recipe.inside(model)):
             self._names.remember(recipe.inside(model))
             self._own(model)

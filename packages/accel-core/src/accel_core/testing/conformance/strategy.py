@@ -88,33 +88,19 @@ GRID: tuple[Case, ...] = tuple(
 
 
 def model(seed: int = 3, dtype: torch.dtype = torch.double) -> nn.Module:
-    """Return a small model with the same weights wherever this is called.
-
-    Args:
-        seed: Seed of the weights.
-        dtype: Their dtype.
-    """
+    """Return a small model with the same weights wherever this is called."""
     torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(_FEATURES, 6), nn.Tanh(), nn.Linear(6, 1)).to(dtype)
 
 
 def optimizer_of(net: nn.Module) -> torch.optim.Optimizer:
-    """Return an optimizer whose result shows a wrong size of any gradient, and in 32 bits does not blow rounding up.
-
-    Args:
-        net: The model.
-    """
+    """Return an optimizer whose result shows a wrong size of any gradient, and in 32 bits does not blow rounding up."""
     double = next(net.parameters()).dtype is torch.double
     return torch.optim.SGD(net.parameters(), lr=0.2 if double else 0.02, momentum=0.9)
 
 
 def samples(count: int, dtype: torch.dtype = torch.double) -> TensorDataset:
-    """Return features, targets and numbers of units of `count` samples.
-
-    Args:
-        count: How many samples.
-        dtype: Their dtype.
-    """
+    """Return features, targets and numbers of units of `count` samples."""
     generator = torch.Generator().manual_seed(7)
     x = torch.randn(count, _FEATURES, generator=generator, dtype=dtype)
     return TensorDataset(x, x.sin().sum(1, keepdim=True), (torch.arange(count) % 4).to(dtype)[:, None])
@@ -135,19 +121,7 @@ def _windows(data: TensorDataset, size: int, accumulation: int) -> Iterator[list
 def plain(
     net: nn.Module, optimizer: torch.optim.Optimizer, data: TensorDataset, size: int, case: Case, epochs: int
 ) -> list[float]:
-    """Train in one process on batches of `size` samples; return the norms of all gradients before they were clipped.
-
-    Args:
-        net: The model, which is trained in place.
-        optimizer: Its optimizer.
-        data: What `samples` returned.
-        size: Samples in a global batch.
-        case: How it is trained.
-        epochs: How often the data are read.
-
-    Returns:
-        A norm for each step; none where nothing is clipped.
-    """
+    """Train in one process on batches of `size` samples; return the norms of all gradients before they were clipped."""
     norms: list[float] = []
     for _ in range(epochs):
         for window in _windows(data, size, case.accumulation):
@@ -169,19 +143,7 @@ def train(
     case: Case,
     epochs: int,
 ) -> list[float]:
-    """Train through an Accelerator; return the norms of all gradients before they were clipped.
-
-    Args:
-        accelerator: The run.
-        net: The prepared model.
-        optimizer: The prepared optimizer.
-        loader: The prepared loader.
-        case: How it is trained.
-        epochs: How often the data are read.
-
-    Returns:
-        A norm for each step; none where nothing is clipped.
-    """
+    """Train through an Accelerator; return the norms of all gradients before they were clipped."""
     norms: list[float] = []
     for _ in range(epochs):
         for x, y, units in loader:

@@ -158,20 +158,11 @@ class TrackerConformance:
     timeout: ClassVar[float] = 120.0
 
     def arguments(self, folder: pathlib.Path) -> dict[str, Any]:
-        """Return the keyword arguments of the tracker's constructor, with everything below `folder`.
-
-        Args:
-            folder: The folder of the session.
-        """
+        """Return the keyword arguments of the tracker's constructor, with everything below `folder`."""
         return {}
 
     def images(self, name: str, pixels: object) -> dict[str, Any]:
-        """Return what to pass to `log_images` for one picture of shape (H, W, C).
-
-        Args:
-            name: Name of the picture.
-            pixels: An array of bytes of shape (H, W, C).
-        """
+        """Return what to pass to `log_images` for one picture of shape (H, W, C)."""
         return {name: [pixels]}
 
     def image_arguments(self) -> dict[str, Any]:
@@ -179,28 +170,13 @@ class TrackerConformance:
         return {}
 
     def read(self, folder: pathlib.Path, state: Mapping[str, Any]) -> Stored:
-        """Read what the session stored, with the library's own reader or from its files.
-
-        Args:
-            folder: The session's folder, also its working directory.
-            state: The tracker's `state_dict`.
-
-        Returns:
-            What was found; what the library cannot store stays `None`.
-        """
+        """Read what the session stored, with the library's own reader or from its files."""
         raise TypeError(f"{type(self).__name__} has no way to read what was stored; got none. Define `read`.")
 
     @pytest.fixture(scope="class")
     @classmethod
     def session(cls, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-        """Run the session once per class, in its own process.
-
-        Args:
-            tmp_path_factory: pytest's; makes the folder of the session.
-
-        Returns:
-            What the session found, by name.
-        """
+        """Run the session once per class, in its own process."""
         libraries = cls.tracker_class.libraries
         mark = requires(libraries[0]) if libraries else None
         if mark is not None and mark.args[0]:

@@ -661,7 +661,19 @@ def casts(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none", default=False)
 def release(session: nox.Session) -> None:
-    """Bump one package: version file, changelog, dependants' ranges: `nox -s release -- accel-core minor`."""
+    """Bump one package: version file, changelog, dependants' ranges: `nox -s release -- accel-core minor`.
+
+    Without arguments nothing is bumped: every wheel and sdist is built as for a release, and twine checks them.
+    """
+    if not session.posargs:
+        folder = WORKSHOP / "release"
+        shutil.rmtree(folder, ignore_errors=True)
+        environment = Environment(session, "build").provide(GROUPS["build"], [])
+        for package in PACKAGES.values():
+            with session.chdir(package.folder):
+                environment.run("hatch", "build", folder, silent=True)
+        environment.run("twine", "check", "--strict", *sorted(folder.iterdir()))
+        return
     single_package(session)
     environment = Environment(session, "release").provide(["packaging"], [])
     environment.run("python", ROOT / ".ci" / "release.py", *session.posargs, "--root", ROOT)

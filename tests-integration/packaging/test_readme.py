@@ -13,9 +13,10 @@ NEEDS = {
     "accel-launch": {"accel-core"},
     "accel-trackers": {"accel-core"},
     "accel-quant": {"accel-core", "accel-bigmodel"},
-    "accel-all": {"accel-core", "accel-bigmodel", "accel-launch", "accel-trackers", "accel-quant"},
-    "accel-compat": {"accel-core", "accel-bigmodel", "accel-launch", "accel-trackers", "accel-quant", "accel-all"},
+    "accel-verify": {"accel-core", "accel-launch"},
+    "accel-all": {"accel-core", "accel-bigmodel", "accel-launch", "accel-trackers", "accel-quant", "accel-verify"},
 }
+NEEDS["accel-compat"] = {*NEEDS["accel-all"], "accel-all"}
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("packages/*/README.md")), *sorted(ROOT.glob("docs/**/*.md"))]
 
 
@@ -26,7 +27,7 @@ def install_lines() -> list[tuple[str, str]]:
         lines += [
             (page.relative_to(ROOT).as_posix(), line)
             for line in page.read_text().splitlines()
-            if "pip install" in line and re.search(r"\baccel-(core|bigmodel|launch|trackers|quant|all|compat)\b", line)
+            if "pip install" in line and re.search(rf"\b({'|'.join(NEEDS)})\b", line)
         ]
     return lines
 

@@ -13,9 +13,10 @@ NEEDS = {
     "accel-launch": {"accel-core"},
     "accel-trackers": {"accel-core"},
     "accel-quant": {"accel-core", "accel-bigmodel"},
-    "accel-all": {"accel-core", "accel-bigmodel", "accel-launch", "accel-trackers", "accel-quant"},
-    "accel-compat": {"accel-core", "accel-bigmodel", "accel-launch", "accel-trackers", "accel-quant", "accel-all"},
+    "accel-verify": {"accel-core", "accel-launch"},
+    "accel-all": {"accel-core", "accel-bigmodel", "accel-launch", "accel-trackers", "accel-quant", "accel-verify"},
 }
+NEEDS["accel-compat"] = {*NEEDS["accel-all"], "accel-all"}
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("packages/*/README.md")), *sorted(ROOT.glob("docs/**/*.md"))]
 
 

@@ -64,7 +64,9 @@ def test_the_figures_are_those_that_were_measured() -> None:
     text = (ROOT / "README.md").read_text()
     table = text[text.index("<!-- figures -->") : text.index("<!-- end of figures -->")]
     results = (ROOT / "benchmarks" / "RESULTS.md").read_text()
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if line.endswith("` |")]
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if line.endswith("` |")
+    ]
     assert len(rows) >= 6
     for what, ours, theirs, benchmark in rows:
         name = benchmark.strip("`")

@@ -18,9 +18,6 @@ moved (`in_place`): renaming a hidden folder inside it is the commit. The states
 | 11 | without its manifest | inside: a note of what is deleted | nothing | deletes the rest of it |
 | 12 | damaged by something else | – | an error | replaces it |
 
-and those of versions that exchanged whole folders: whatever complete folder they left beside a target that is none
-(`.tmp-`, then `.old-`), or inside a target that they could not exchange, which counted before the target itself.
-
 Where every machine has its own disk, all disks are prepared (5) before any is committed (8): a kill leaves either every
 disk with the save before, or every disk with the new one. docs/concepts/checkpoints.md says the same for users.
 """
@@ -40,7 +37,7 @@ from pathlib import Path
 
 from accel_core._records import record
 from accel_core.checkpoint import deferred_delete, names
-from accel_core.checkpoint.digest import HashingFile, digest_of_bytes, flush_folder
+from accel_core.checkpoint.digest import HashingFile, flush_folder
 from accel_core.checkpoint.in_place import lies_inside, owned_files, state_journal
 from accel_core.checkpoint.manifest import Manifest, is_complete
 from accel_core.errors import CheckpointError
@@ -88,11 +85,6 @@ class Held:
     whole: bool
     settled: bool
     written_at: int
-
-    @property
-    def of_this_version(self) -> bool:
-        """Whether its save has an id: older versions gave none."""
-        return self.identity.startswith("save ")
 
 
 def stage(target: Path, identity: str) -> Path:
@@ -189,16 +181,12 @@ def holdings(target: Path) -> list[Held]:
     if committed is not None:
         # The target may be a mixture now, whatever its own manifest says.
         return [_held(committed, settled=True)]
-    placed = _held(target, settled=True) if target.is_dir() else None
+    placed = [_held(target, settled=True)] if target.is_dir() else []
     found = [_held(path, settled=False) for path in journal.prepared()]
-    if placed is None or not placed.whole or not placed.of_this_version:
-        # Only older versions leave something beside or inside a folder that holds a checkpoint.
-        pending = _pending_of_older(target)
-        if pending is not None:
-            return [_held(pending, settled=True)]
+    if not any(held.whole for held in placed):
+        # A first save, written beside, which a crash kept from its place.
         found += [_held(path, settled=False) for path in _complete_beside(target)]
-    if placed is not None:
-        found.append(placed)
+    found += placed
     return sorted(found, key=lambda held: (held.whole, held.settled), reverse=True)
 
 
@@ -217,13 +205,12 @@ def settle(target: Path, identity: str | None = None) -> None:
     whole = [held for held in holdings(target) if held.whole]
     counting = whole if identity is None else [held for held in whole if held.settled]
     best = next((held for held in whole if held.identity == identity), next(iter(counting), None))
-    older = [] if best is not None and best.of_this_version else list(_left_inside_by_older(target))
     # Before anything is cleared: until it is in place, the folder that is adopted may be the only whole copy.
     if best is not None and best.folder != target:
         _adopt(best.folder, target)
     if os.path.lexists(journal.folder):
         journal.clear()
-    for path in [*_left_beside(target), *older]:
+    for path in list(_left_beside(target)):
         _discard(path, target)
 
 
@@ -284,7 +271,7 @@ def replace_folder(source: Path, target: Path) -> None:
     """Put a flushed folder in the place of another in one step, and flush its name; what was there is deleted.
 
     Where the system cannot exchange folders (`renameat2`, Linux), a crash between two renames leaves no folder of that
-    name, and the earlier one beside it as `.old-<name>-<id>`.
+    name.
     """
     if not os.path.lexists(target):
         os.rename(source, target)
@@ -293,7 +280,7 @@ def replace_folder(source: Path, target: Path) -> None:
     number = _rename_with(_RENAME_EXCHANGE, source, target)
     replaced = source
     if number in _NOT_SUPPORTED:
-        replaced = names.beside(target, names.OLD, names.fresh_id())
+        replaced = names.beside(target, names.GONE, names.fresh_id())
         os.rename(target, replaced)
         os.rename(source, target)
     elif number:
@@ -309,18 +296,7 @@ def _held(folder: Path, *, settled: bool) -> Held:
         return Held(folder, "damaged", False, settled, 0)
     if manifest is None:
         return Held(folder, "", is_complete(folder), settled, 0)
-    identity = f"save {manifest.save}" if manifest.save else f"content {_content_of(manifest)}"
-    return Held(folder, identity, is_complete(folder), settled, manifest.written_at)
-
-
-def _content_of(manifest: Manifest) -> str:
-    """Return what stands for the id in a manifest that has none: a digest of what all ranks share."""
-    shared = sorted(
-        f"{entry.name} {entry.digest}"
-        for entry in manifest.entries
-        if entry.name.startswith((names.SAFE_MODEL_NAME, names.MODEL_NAME, names.OPTIMIZER_NAME, names.PROGRESS_NAME))
-    )
-    return digest_of_bytes("\n".join(shared).encode())[:12]
+    return Held(folder, f"save {manifest.save}", is_complete(folder), settled, manifest.written_at)
 
 
 def _left_beside(target: Path) -> Iterator[Path]:
@@ -332,32 +308,10 @@ def _left_beside(target: Path) -> Iterator[Path]:
 
 
 def _complete_beside(target: Path) -> list[Path]:
-    """Return what is complete beside a target, best first."""
-    found = [
-        # What was to be put in place is newer than what it was to replace.
-        (path.name.startswith(names.STAGING), _written_at(path), path)
-        for path in _left_beside(target)
-        if not path.name.startswith(names.GONE) and is_complete(path, foreign=path.name.startswith(names.OLD))
-    ]
-    return [path for _, _, path in sorted(found, reverse=True)]
-
-
-def _left_inside_by_older(target: Path) -> Iterator[Path]:
-    """Yield what versions that exchanged folders left inside a target that they could not exchange."""
-    if target.is_dir():
-        for entry in sorted(os.scandir(target), key=lambda entry: entry.name):
-            parsed = names.split_beside(entry.name)
-            if parsed is not None and parsed[1] == target.name:
-                yield Path(entry.path)
-
-
-def _pending_of_older(target: Path) -> Path | None:
-    found = [
-        path
-        for path in _left_inside_by_older(target)
-        if path.name.startswith(names.STAGING) and path.is_dir() and is_complete(path, foreign=False)
-    ]
-    return max(found, key=_written_at) if found else None
+    """Return what is complete beside a target, newest first."""
+    staged = (path for path in _left_beside(target) if path.name.startswith(names.STAGING))
+    found = [(_written_at(path), path) for path in staged if is_complete(path, foreign=False)]
+    return [path for _, path in sorted(found, reverse=True)]
 
 
 def _adopt(folder: Path, target: Path) -> None:

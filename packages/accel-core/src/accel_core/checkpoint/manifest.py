@@ -54,7 +54,7 @@ class Manifest:
         world_size: Number of ranks that wrote it.
         versions: Versions of the installed accel packages and of torch.
         written_at: Nanoseconds since the epoch.
-        save: Id of the save, the same on every disk that the ranks write to; empty in what older versions wrote.
+        save: Id of the save, the same on every disk that the ranks write to.
         absent: Number of further ranks of the run, of which nothing was written: rank 0 saved alone.
     """
 
@@ -62,7 +62,7 @@ class Manifest:
     world_size: int
     versions: dict[str, str] = field(default_factory=dict)
     written_at: int = field(default_factory=time.time_ns)
-    save: str = ""
+    save: str = field(default_factory=names.fresh_id)
     absent: int = 0
 
     @classmethod
@@ -104,9 +104,9 @@ class Manifest:
             data = json.loads(raw)
             claimed = data.pop("digest")
             entries = tuple(Entry(**entry) for entry in data["entries"])
-            further = {name: data[name] for name in ("save", "absent") if name in data}
-            manifest = cls(entries, data["world_size"], data["versions"], data["written_at"], **further)
-            whole = data.keys() - further == {"entries", "world_size", "versions", "written_at", "format"}
+            fields = ("world_size", "versions", "written_at", "save")
+            manifest = cls(entries=entries, absent=data.get("absent", 0), **{name: data[name] for name in fields})
+            whole = data.keys() - {"absent"} == {"entries", "format", *fields}
             whole = whole and isinstance(manifest.save, str)
             whole = whole and claimed == _digest(data) and all(_well_typed(entry) for entry in entries)
             whole = whole and type(manifest.world_size) is int and manifest.world_size >= 1
@@ -130,9 +130,10 @@ class Manifest:
             "world_size": self.world_size,
             "versions": self.versions,
             "written_at": self.written_at,
+            "save": self.save,
             "format": _VERSION,
         }
-        data |= {name: value for name, value in (("save", self.save), ("absent", self.absent)) if value}
+        data |= {"absent": self.absent} if self.absent else {}
         return json.dumps(data | {"digest": _digest(data)}, indent=1, sort_keys=True).encode() + b"\n"
 
     def write(self, folder: Path) -> None:

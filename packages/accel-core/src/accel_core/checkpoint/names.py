@@ -21,7 +21,6 @@ __all__ = [
     "MANIFEST_NAME",
     "MODEL_JOURNAL_NAME",
     "MODEL_NAME",
-    "OLD",
     "OPTIMIZER_NAME",
     "PROGRESS_NAME",
     "RNG_STATE_NAME",
@@ -83,7 +82,6 @@ MODEL_JOURNAL_NAME = ".accel-saving-model"
 """The same for `save_model`."""
 
 STAGING = ".tmp-"
-OLD = ".old-"
 GONE = ".gone-"
 
 _ID_LENGTH = 12
@@ -259,10 +257,10 @@ def _shortened(name: str) -> str:
 def split_beside(name: str) -> tuple[str, str] | None:
     """Return the prefix and the target's name of a folder that a save put beside its target; `None` for other names.
 
-    >>> split_beside(".old-ckpt-abcdefghijkl")
-    ('.old-', 'ckpt')
+    >>> split_beside(".tmp-ckpt-abcdefghijkl")
+    ('.tmp-', 'ckpt')
     """
-    for prefix in (STAGING, OLD, GONE):
+    for prefix in (STAGING, GONE):
         if name.startswith(prefix):
             target, dash, identity = name[len(prefix) :].rpartition("-")
             if dash and target and len(identity) == _ID_LENGTH and identity.isalpha():

@@ -191,11 +191,6 @@ def _settle(journal: Journal) -> None:
         journal.place(committed)
     if os.path.lexists(journal.folder):
         journal.clear()
-    for entry in os.scandir(journal.target):
-        parsed = names.split_beside(entry.name)
-        # Older versions wrote beside the files' places.
-        if parsed is not None and names.is_shard(parsed[1]) and not entry.is_dir(follow_symlinks=False):
-            os.unlink(entry.path)
 
 
 def _earlier(folder: Path, safe: bool) -> list[str]:

@@ -1,4 +1,4 @@
-"""The table of states on disk in commit.py, row by row; here with what older versions left beside a target."""
+"""The table of states on disk in commit.py, row by row."""
 
 import errno
 import json
@@ -84,18 +84,13 @@ ROWS = {
     "4": ("previous", [".tmp-:half"], b"previous"),
     "5": ("absent", [".tmp-:new"], b"new"),
     "6": ("previous", [".tmp-:new"], b"previous"),
-    "7": ("absent", [".old-:previous", ".tmp-:new"], b"new"),
-    "8": ("absent", [".old-:previous", ".tmp-:half"], b"previous"),
-    "9, exchanged": ("new", [".tmp-:previous"], b"new"),
-    "9, renamed": ("new", [".old-:previous"], b"new"),
+    "9, whole beside": ("new", [".tmp-:previous"], b"new"),
     "10": ("new", [".gone-:half"], b"new"),
     "10, whole": ("new", [".gone-:previous"], b"new"),
     "11": ("absent", [".gone-:previous"], None),
     "12": ("new", [], b"new"),
-    "13, renamed": ("half", [".old-:previous"], b"previous"),
     "13, staged": ("half", [".tmp-:new"], b"new"),
-    "7, a file lost": ("absent", [".old-:previous", ".tmp-:lost"], b"previous"),
-    "13, a file lost": ("lost", [".old-:previous"], b"previous"),
+    "3, a file lost": ("absent", [".tmp-:lost"], None),
     "13, a file short": ("short", [".tmp-:new"], b"new"),
     "several staged": ("absent", [".tmp-:previous", ".tmp-:new", ".tmp-:half"], b"new"),
 }
@@ -660,28 +655,10 @@ def test_leftovers_of_other_targets_are_left_alone(tmp_path: Path) -> None:
     assert other.is_dir()
 
 
-def test_what_older_versions_left_inside_a_target_is_recovered(tmp_path: Path) -> None:
-    """A whole copy inside a target that could not be exchanged was its checkpoint; it comes to its place."""
-    ckpt = checkpoint(tmp_path / "ckpt", b"previous")
-    (ckpt / "notes.txt").write_text("mine")
-    (ckpt / "optimizer.bin").write_text("never listed")
-    pending = names.beside(ckpt / "ckpt", names.STAGING, "abcdefghijkl")
-    checkpoint(pending, b"new", manifest=False)
-    assert content(commit.find(ckpt)) == b"previous"
-    commit.settle(ckpt)
-    assert not pending.exists()
-    checkpoint(pending, b"new")
-    assert commit.find(ckpt) == pending
-    commit.settle(ckpt)
-    assert commit.find(ckpt) == ckpt
-    assert content(ckpt) == b"new"
-    assert sorted(os.listdir(ckpt)) == [names.MANIFEST_NAME, "model.safetensors", "notes.txt", "optimizer.bin"]
-
-
 def test_leftovers_that_cannot_be_deleted_do_not_forbid_a_save(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What an older version moved away, with a volume in it, is left where it is, with a warning."""
+    """What cannot be deleted beside a target, as a volume is in it, is left where it is, with a warning."""
     ckpt = checkpoint(tmp_path / "ckpt", b"previous")
     (tmp_path / ".gone-ckpt-abcdefghijkl" / "tb").mkdir(parents=True)
     monkeypatch.setattr(os.path, "ismount", lambda path: str(path).endswith("tb"))

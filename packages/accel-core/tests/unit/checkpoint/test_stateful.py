@@ -163,7 +163,17 @@ def test_a_loader_that_was_not_iterated_draws_nothing_when_it_is_saved(tmp_path:
     assert finish(last, last.dataloaders[0]) == expected
 
 
-_POSITION = {"version": 1, "epoch": 0, "offset": 0, "unit": "samples", "seed": None, "order": {}}
+_POSITION = {
+    "version": 1,
+    "epoch": 0,
+    "offset": 0,
+    "unit": "samples",
+    "seed": None,
+    "order": {},
+    "drawn_late": False,
+    "steps": 0,
+    "readers": [1, 0, 2, 1, 1, 0],
+}
 
 
 @pytest.mark.usefixtures("fresh_state")
@@ -176,6 +186,9 @@ _POSITION = {"version": 1, "epoch": 0, "offset": 0, "unit": "samples", "seed": N
         ({**_POSITION, "epoch": "first"}, "a str for its epoch"),
         ({**_POSITION, "offset": -1}, "offset that is negative"),
         ({**_POSITION, "order": {"loader": "text"}}, "no states of generators"),
+        ({**_POSITION, "drawn_late": 1}, "a int for its drawn_late"),
+        ({**_POSITION, "steps": -1}, "steps that is negative"),
+        ({**_POSITION, "readers": [1]}, "1 facts of its readers"),
         ({key: value for key, value in _POSITION.items() if key != "order"}, "no order"),
     ],
 )

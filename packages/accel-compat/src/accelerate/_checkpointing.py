@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from accel_core.checkpoint import names, pickles, plain, progress, stateful
-from accel_core.checkpoint.folder import placement
 from accel_core.checkpoint.format import Part, Source
+from accel_core.checkpoint.load import placement
 from accel_core.checkpoint.manifest import Manifest
 from accel_core.checkpoint.plain import PLAIN
 from accel_core.checkpoint.report import RestoreReport

@@ -43,20 +43,20 @@ from accel_core.checkpoint.manifest import Manifest, is_complete
 from accel_core.errors import CheckpointError
 
 __all__ = [
-    "Held",
+    "FoundSave",
     "complete",
     "find",
     "flush_tree",
-    "holdings",
     "numbered",
     "prune",
     "publish",
+    "recover",
     "replace_folder",
-    "settle",
+    "saves_of",
     "stage",
     "staging_of",
     "undo",
-    "unsettled",
+    "unrecovered",
 ]
 
 logger = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ _PREFIX = "checkpoint_"
 
 
 @record(frozen=True)
-class Held:
+class FoundSave:
     """One checkpoint that a disk holds for a target.
 
     Attributes:
@@ -109,7 +109,7 @@ def stage(target: Path, identity: str) -> Path:
     # https://man7.org/linux/man-pages/man2/fsync.2.html
     for folder in made:
         flush_folder(folder.parent)
-    staging = names.beside(target, names.STAGING, identity)
+    staging = names.sibling_path(target, names.STAGING, identity)
     staging.mkdir()
     return staging
 
@@ -117,7 +117,7 @@ def stage(target: Path, identity: str) -> Path:
 def staging_of(target: Path, identity: str) -> Path | None:
     """Return the folder that `stage` created; `None` on a disk where it did not."""
     inside = state_journal(target).staging_of(identity)
-    beside = names.beside(target, names.STAGING, identity)
+    beside = names.sibling_path(target, names.STAGING, identity)
     return inside if inside.is_dir() else beside if beside.is_dir() else None
 
 
@@ -174,7 +174,7 @@ def undo(staging: Path, target: Path) -> None:
             state_journal(target).clear()
 
 
-def holdings(target: Path) -> list[Held]:
+def saves_of(target: Path) -> list[FoundSave]:
     """Return the checkpoints that this disk has for a target, best first; an empty list if there is none."""
     journal = state_journal(target)
     committed = journal.committed()
@@ -192,17 +192,17 @@ def holdings(target: Path) -> list[Held]:
 
 def find(target: Path) -> Path | None:
     """Return the folder of the newest complete checkpoint that was saved to `target`; `None` if there is none."""
-    best = next(iter(holdings(target)), None)
+    best = next(iter(saves_of(target)), None)
     return best.folder if best is not None and best.whole else None
 
 
-def settle(target: Path, identity: str | None = None) -> None:
+def recover(target: Path, identity: str | None = None) -> None:
     """Bring a target to rest: put in place what is to be kept, delete the rest of what saves left."""
     journal = state_journal(target)
     # First: nothing below may take a checkpoint that is half deleted for one.
     if os.path.lexists(journal.folder / _PRUNED):
         _delete_pruned(target)
-    whole = [held for held in holdings(target) if held.whole]
+    whole = [held for held in saves_of(target) if held.whole]
     counting = whole if identity is None else [held for held in whole if held.settled]
     best = next((held for held in whole if held.identity == identity), next(iter(counting), None))
     # Before anything is cleared: until it is in place, the folder that is adopted may be the only whole copy.
@@ -231,7 +231,7 @@ def numbered(directory: Path) -> list[Path]:
     return [found[number] for number in sorted(found)]
 
 
-def unsettled(directory: Path) -> list[Path]:
+def unrecovered(directory: Path) -> list[Path]:
     """Return the numbered checkpoints of a directory for which a crash left files behind."""
     if not directory.is_dir():
         return []
@@ -280,7 +280,7 @@ def replace_folder(source: Path, target: Path) -> None:
     number = _rename_with(_RENAME_EXCHANGE, source, target)
     replaced = source
     if number in _NOT_SUPPORTED:
-        replaced = names.beside(target, names.GONE, names.fresh_id())
+        replaced = names.sibling_path(target, names.GONE, names.fresh_id())
         os.rename(target, replaced)
         os.rename(source, target)
     elif number:
@@ -289,14 +289,14 @@ def replace_folder(source: Path, target: Path) -> None:
     _discard(replaced, target)
 
 
-def _held(folder: Path, *, settled: bool) -> Held:
+def _held(folder: Path, *, settled: bool) -> FoundSave:
     try:
         manifest = Manifest.read(folder)
     except (CheckpointError, OSError):
-        return Held(folder, "damaged", False, settled, 0)
+        return FoundSave(folder, "damaged", False, settled, 0)
     if manifest is None:
-        return Held(folder, "", is_complete(folder), settled, 0)
-    return Held(folder, f"save {manifest.save}", is_complete(folder), settled, manifest.written_at)
+        return FoundSave(folder, "", is_complete(folder), settled, 0)
+    return FoundSave(folder, f"save {manifest.save}", is_complete(folder), settled, manifest.written_at)
 
 
 def _left_beside(target: Path) -> Iterator[Path]:
@@ -387,7 +387,7 @@ def _discard(folder: Path, target: Path) -> None:
     gone = folder
     try:
         if not folder.name.startswith(names.GONE):
-            gone = names.beside(folder.parent / target.name, names.GONE, names.fresh_id())
+            gone = names.sibling_path(folder.parent / target.name, names.GONE, names.fresh_id())
             os.rename(folder, gone)
         if gone.is_dir() and not gone.is_symlink():
             deferred_delete.remove(gone)

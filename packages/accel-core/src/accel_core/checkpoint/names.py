@@ -36,7 +36,6 @@ __all__ = [
     "WEIGHTS_NAME",
     "WEIGHTS_PATTERN_NAME",
     "belongs_to_checkpoint",
-    "beside",
     "custom_name",
     "dataloader_name",
     "engine_of",
@@ -53,6 +52,7 @@ __all__ = [
     "scheduler_name",
     "sharded_model_name",
     "sharded_optimizer_name",
+    "sibling_path",
     "split_beside",
     "whole_model_name",
 ]
@@ -224,11 +224,11 @@ def fresh_id() -> str:
     return "".join(string.ascii_lowercase[byte % 26] for byte in os.urandom(_ID_LENGTH))
 
 
-def beside(target: Path, prefix: str, identity: str) -> Path:
+def sibling_path(target: Path, prefix: str, identity: str) -> Path:
     """Return the file or folder that stands beside `target` during a save; a very long name is shortened.
 
     >>> from pathlib import Path
-    >>> str(beside(Path("runs/ckpt"), STAGING, "abcdefghijkl"))
+    >>> str(sibling_path(Path("runs/ckpt"), STAGING, "abcdefghijkl"))
     'runs/.tmp-ckpt-abcdefghijkl'
     """
     return target.parent / f"{prefix}{_shortened(target.name)}-{identity}"

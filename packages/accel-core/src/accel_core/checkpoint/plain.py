@@ -114,7 +114,7 @@ def save(
             torch.save(obj, f)
         return
     path = Path(f)
-    staging = names.beside(path, names.STAGING, names.fresh_id())
+    staging = names.sibling_path(path, names.STAGING, names.fresh_id())
     try:
         if safe_serialization:
             tensor_file.write_tensors(staging, obj)

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from accel_core.checkpoint import commit, names
-from accel_core.checkpoint.commit import FoundSave
 from accel_core.checkpoint.digest import digest_of, digest_of_bytes
 from accel_core.checkpoint.format import Exchange
+from accel_core.checkpoint.manifest import FoundSave
 from accel_core.checkpoint.ranks import ADVICE, Ranks
 from accel_core.comm.transport import ranks_know
 from accel_core.errors import CheckpointMismatchError, CheckpointNotFoundError

@@ -35,15 +35,13 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from accel_core._records import record
 from accel_core.checkpoint import deferred_delete, names
 from accel_core.checkpoint.digest import HashingFile, flush_folder
 from accel_core.checkpoint.in_place import lies_inside, owned_files, state_journal
-from accel_core.checkpoint.manifest import Manifest, is_complete
+from accel_core.checkpoint.manifest import FoundSave, Manifest, found_save
 from accel_core.errors import CheckpointError
 
 __all__ = [
-    "FoundSave",
     "complete",
     "find",
     "flush_tree",
@@ -66,25 +64,6 @@ _AT_FDCWD = -100
 _NOT_SUPPORTED = frozenset({errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP})
 _PRUNED = "pruned.json"
 _PREFIX = "checkpoint_"
-
-
-@record(frozen=True)
-class FoundSave:
-    """One checkpoint that a disk holds for a target.
-
-    Attributes:
-        folder: Where its files are.
-        identity: Which save it is; the same on all disks that this save was written to.
-        whole: Whether all of its files are there with their sizes.
-        settled: Whether its save was committed, as far as this disk knows.
-        written_at: Nanoseconds since the epoch.
-    """
-
-    folder: Path
-    identity: str
-    whole: bool
-    settled: bool
-    written_at: int
 
 
 def stage(target: Path, identity: str) -> Path:
@@ -180,12 +159,12 @@ def saves_of(target: Path) -> list[FoundSave]:
     committed = journal.committed()
     if committed is not None:
         # The target may be a mixture now, whatever its own manifest says.
-        return [_held(committed, settled=True)]
-    placed = [_held(target, settled=True)] if target.is_dir() else []
-    found = [_held(path, settled=False) for path in journal.prepared()]
+        return [committed]
+    placed = [found_save(target, settled=True)] if target.is_dir() else []
+    found = journal.prepared()
     if not any(held.whole for held in placed):
         # A first save, written beside, which a crash kept from its place.
-        found += [_held(path, settled=False) for path in _complete_beside(target)]
+        found += _complete_beside(target)
     found += placed
     return sorted(found, key=lambda held: (held.whole, held.settled), reverse=True)
 
@@ -289,16 +268,6 @@ def replace_folder(source: Path, target: Path) -> None:
     _discard(replaced, target)
 
 
-def _held(folder: Path, *, settled: bool) -> FoundSave:
-    try:
-        manifest = Manifest.read(folder)
-    except (CheckpointError, OSError):
-        return FoundSave(folder, "damaged", False, settled, 0)
-    if manifest is None:
-        return FoundSave(folder, "", is_complete(folder), settled, 0)
-    return FoundSave(folder, f"save {manifest.save}", is_complete(folder), settled, manifest.written_at)
-
-
 def _left_beside(target: Path) -> Iterator[Path]:
     """Yield every folder that saves to `target` left beside it."""
     if target.parent.is_dir():
@@ -307,11 +276,11 @@ def _left_beside(target: Path) -> Iterator[Path]:
                 yield Path(entry.path)
 
 
-def _complete_beside(target: Path) -> list[Path]:
+def _complete_beside(target: Path) -> list[FoundSave]:
     """Return what is complete beside a target, newest first."""
-    staged = (path for path in _left_beside(target) if path.name.startswith(names.STAGING))
-    found = [(_written_at(path), path) for path in staged if is_complete(path, foreign=False)]
-    return [path for _, path in sorted(found, reverse=True)]
+    staged = [path for path in _left_beside(target) if path.name.startswith(names.STAGING)]
+    found = [found_save(path, settled=False, foreign=False) for path in staged]
+    return sorted((save for save in found if save.whole), key=lambda save: save.written_at, reverse=True)
 
 
 def _adopt(folder: Path, target: Path) -> None:
@@ -320,7 +289,8 @@ def _adopt(folder: Path, target: Path) -> None:
     if folder.parent == target.parent and _rename_if_absent(folder, target):
         flush_folder(target.parent)
         return
-    if folder != journal.committed():
+    committed = journal.committed()
+    if committed is None or folder != committed.folder:
         # A rename stays within one filesystem. `copytree` flushes nothing, and what is committed has to be on disk.
         if folder.stat().st_dev != target.stat().st_dev:
             copied = journal.begin(names.fresh_id())
@@ -418,11 +388,6 @@ def _clear(target: Path) -> None:
             target,
             error,
         )
-
-
-def _written_at(folder: Path) -> int:
-    manifest = Manifest.read(folder)
-    return manifest.written_at if manifest else 0
 
 
 @functools.cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import importlib.metadata
@@ -20,9 +21,9 @@ from accel_core._records import record
 from accel_core._version import __version__
 from accel_core.checkpoint import names
 from accel_core.checkpoint.digest import HashingFile, digest_of, digest_of_bytes
-from accel_core.errors import CheckpointDamagedError, CheckpointNotFoundError, UnsafeCheckpointError
+from accel_core.errors import CheckpointDamagedError, CheckpointError, CheckpointNotFoundError, UnsafeCheckpointError
 
-__all__ = ["Entry", "Manifest", "check_name", "is_complete", "open_member", "versions"]
+__all__ = ["Entry", "FoundSave", "Manifest", "check_name", "found_save", "is_complete", "open_member", "versions"]
 
 _VERSION = 1
 _PACKAGES = ("accel-core", "accel-bigmodel", "accel-launch", "accel-trackers", "accel-quant", "accelerate")
@@ -175,15 +176,41 @@ def _installed() -> dict[str, str]:
     return installed
 
 
+@record(frozen=True)
+class FoundSave:
+    """One checkpoint that a disk holds for a target.
+
+    Attributes:
+        folder: Where its files are.
+        identity: Which save it is; the same on all disks that this save was written to.
+        whole: Whether all of its files are there with their sizes.
+        settled: Whether its save was committed, as far as this disk knows.
+        written_at: Nanoseconds since the epoch.
+    """
+
+    folder: Path
+    identity: str
+    whole: bool
+    settled: bool
+    written_at: int
+
+
+def found_save(folder: Path, *, settled: bool, foreign: bool = True) -> FoundSave:
+    """Return what a folder holds; without a manifest it is whole as a folder of Accelerate, if it may be `foreign`."""
+    manifest, identity, whole = None, "damaged", False
+    with contextlib.suppress(CheckpointError, OSError):
+        manifest = Manifest.read(folder)
+        identity = "" if manifest is None else f"save {manifest.save}"
+        if manifest is None:
+            whole = foreign and (folder / names.random_states_name(0)).is_file()
+        else:
+            whole = not manifest.damages(folder, contents=False)
+    return FoundSave(folder, identity, whole, settled, 0 if manifest is None else manifest.written_at)
+
+
 def is_complete(folder: Path, *, foreign: bool = True) -> bool:
     """Return whether a folder holds a complete checkpoint."""
-    try:
-        manifest = Manifest.read(folder)
-        if manifest is None:
-            return foreign and (folder / names.random_states_name(0)).is_file()
-        return not manifest.damages(folder, contents=False)
-    except (CheckpointNotFoundError, CheckpointDamagedError, UnsafeCheckpointError, OSError):
-        return False
+    return found_save(folder, settled=False, foreign=foreign).whole
 
 
 def check_name(name: str, where: Path) -> None:

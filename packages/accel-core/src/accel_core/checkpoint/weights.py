@@ -188,7 +188,7 @@ def _recover(journal: Journal) -> None:
     """Finish what a crash left of an earlier save, and delete the rest of it."""
     committed = journal.committed()
     if committed is not None:
-        journal.place(committed)
+        journal.place(committed.folder)
     if os.path.lexists(journal.folder):
         journal.clear()
 

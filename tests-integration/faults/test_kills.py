@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
+from accel_core.checkpoint.commit import split_beside
 from accel_core.checkpoint.load import load_state
-from accel_core.checkpoint.names import split_beside
 from accel_core.state import reset_all
 from accel_core.testing import limits
 

@@ -28,6 +28,7 @@ import contextlib
 import ctypes
 import errno
 import functools
+import hashlib
 import json
 import logging
 import os
@@ -42,6 +43,8 @@ from accel_core.checkpoint.manifest import FoundSave, Manifest, found_save
 from accel_core.errors import CheckpointError
 
 __all__ = [
+    "GONE",
+    "STAGING",
     "complete",
     "find",
     "flush_tree",
@@ -51,6 +54,8 @@ __all__ = [
     "recover",
     "replace_folder",
     "saves_of",
+    "sibling_path",
+    "split_beside",
     "stage",
     "staging_of",
     "undo",
@@ -64,6 +69,12 @@ _AT_FDCWD = -100
 _NOT_SUPPORTED = frozenset({errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP})
 _PRUNED = "pruned.json"
 _PREFIX = "checkpoint_"
+
+STAGING = ".tmp-"
+GONE = ".gone-"
+
+_LONGEST_NAME = 255 - len(GONE) - 1 - names.ID_LENGTH
+"""Bytes that are left for a target's name beside it, on filesystems with names of 255 bytes."""
 
 
 def stage(target: Path, identity: str) -> Path:
@@ -88,7 +99,7 @@ def stage(target: Path, identity: str) -> Path:
     # https://man7.org/linux/man-pages/man2/fsync.2.html
     for folder in made:
         flush_folder(folder.parent)
-    staging = names.sibling_path(target, names.STAGING, identity)
+    staging = sibling_path(target, STAGING, identity)
     staging.mkdir()
     return staging
 
@@ -96,7 +107,7 @@ def stage(target: Path, identity: str) -> Path:
 def staging_of(target: Path, identity: str) -> Path | None:
     """Return the folder that `stage` created; `None` on a disk where it did not."""
     inside = state_journal(target).staging_of(identity)
-    beside = names.sibling_path(target, names.STAGING, identity)
+    beside = sibling_path(target, STAGING, identity)
     return inside if inside.is_dir() else beside if beside.is_dir() else None
 
 
@@ -201,7 +212,7 @@ def numbered(directory: Path) -> list[Path]:
     found: dict[int, Path] = {}
     if directory.is_dir():
         for entry in os.scandir(directory):
-            parsed = names.split_beside(entry.name)
+            parsed = split_beside(entry.name)
             name = parsed[1] if parsed else entry.name
             number = name.removeprefix(_PREFIX)
             canonical = number.isascii() and number.isdecimal() and number == str(int(number))
@@ -214,7 +225,7 @@ def unrecovered(directory: Path) -> list[Path]:
     """Return the numbered checkpoints of a directory for which a crash left files behind."""
     if not directory.is_dir():
         return []
-    beside = {parsed[1] for parsed in map(names.split_beside, os.listdir(directory)) if parsed}
+    beside = {parsed[1] for parsed in map(split_beside, os.listdir(directory)) if parsed}
     return [
         target
         for target in numbered(directory)
@@ -259,7 +270,7 @@ def replace_folder(source: Path, target: Path) -> None:
     number = _rename_with(_RENAME_EXCHANGE, source, target)
     replaced = source
     if number in _NOT_SUPPORTED:
-        replaced = names.sibling_path(target, names.GONE, names.fresh_id())
+        replaced = sibling_path(target, GONE, names.fresh_id())
         os.rename(target, replaced)
         os.rename(source, target)
     elif number:
@@ -272,13 +283,13 @@ def _left_beside(target: Path) -> Iterator[Path]:
     """Yield every folder that saves to `target` left beside it."""
     if target.parent.is_dir():
         for entry in sorted(os.scandir(target.parent), key=lambda entry: entry.name):
-            if names.is_beside(entry.name, target) and entry.is_dir(follow_symlinks=False):
+            if is_beside(entry.name, target) and entry.is_dir(follow_symlinks=False):
                 yield Path(entry.path)
 
 
 def _complete_beside(target: Path) -> list[FoundSave]:
     """Return what is complete beside a target, newest first."""
-    staged = [path for path in _left_beside(target) if path.name.startswith(names.STAGING)]
+    staged = [path for path in _left_beside(target) if path.name.startswith(STAGING)]
     found = [found_save(path, settled=False, foreign=False) for path in staged]
     return sorted((save for save in found if save.whole), key=lambda save: save.written_at, reverse=True)
 
@@ -356,8 +367,8 @@ def _discard(folder: Path, target: Path) -> None:
     """Delete a folder that a save left; from the first moment on nothing takes it for a checkpoint."""
     gone = folder
     try:
-        if not folder.name.startswith(names.GONE):
-            gone = names.sibling_path(folder.parent / target.name, names.GONE, names.fresh_id())
+        if not folder.name.startswith(GONE):
+            gone = sibling_path(folder.parent / target.name, GONE, names.fresh_id())
             os.rename(folder, gone)
         if gone.is_dir() and not gone.is_symlink():
             deferred_delete.remove(gone)
@@ -428,3 +439,47 @@ def _rename_if_absent(source: Path, target: Path) -> bool:
             return False
         raise
     return True
+
+
+def sibling_path(target: Path, prefix: str, identity: str) -> Path:
+    """Return the file or folder that stands beside `target` during a save; a very long name is shortened.
+
+    >>> from pathlib import Path
+    >>> str(sibling_path(Path("runs/ckpt"), STAGING, "abcdefghijkl"))
+    'runs/.tmp-ckpt-abcdefghijkl'
+    """
+    return target.parent / f"{prefix}{_shortened(target.name)}-{identity}"
+
+
+def is_beside(name: str, target: Path) -> bool:
+    """Return whether a save to `target` put a file or folder of this name beside it.
+
+    >>> from pathlib import Path
+    >>> is_beside(".tmp-ckpt-abcdefghijkl", Path("runs/ckpt"))
+    True
+    """
+    parsed = split_beside(name)
+    return parsed is not None and parsed[1] == _shortened(target.name)
+
+
+def _shortened(name: str) -> str:
+    """Return a name that fits between prefix and id: the name, or its beginning and a digest of it."""
+    raw = os.fsencode(name)
+    if len(raw) <= _LONGEST_NAME:
+        return name
+    digest = hashlib.blake2b(raw, digest_size=8).hexdigest()
+    return os.fsdecode(raw[: _LONGEST_NAME - len(digest) - 1]) + "~" + digest
+
+
+def split_beside(name: str) -> tuple[str, str] | None:
+    """Return the prefix and the target's name of a folder that a save put beside its target; `None` for other names.
+
+    >>> split_beside(".tmp-ckpt-abcdefghijkl")
+    ('.tmp-', 'ckpt')
+    """
+    for prefix in (STAGING, GONE):
+        if name.startswith(prefix):
+            target, dash, identity = name[len(prefix) :].rpartition("-")
+            if dash and target and len(identity) == names.ID_LENGTH and identity.isalpha():
+                return prefix, target
+    return None

@@ -224,7 +224,7 @@ def _write(operation: str, collect: Callable[[], dict[str, Any]], path: Path, ke
 def _write_shards(state: dict[str, Any], target: Path, ranks: Ranks, *, on_this_disk: bool) -> None:
     """Write a folder of shards beside its place, and put it there when it is complete."""
     doing = f"Writing {str(target)!r}"
-    staging = names.sibling_path(target, names.STAGING, ranks.exchange(names.fresh_id())[0])
+    staging = commit.sibling_path(target, commit.STAGING, ranks.exchange(names.fresh_id())[0])
     try:
         with together(ranks, doing) as exchange:
             if target.exists() and not target.is_dir():

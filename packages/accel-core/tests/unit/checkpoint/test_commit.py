@@ -54,7 +54,7 @@ def lay_out(directory: Path, target: str, beside: list[str]) -> Path:
             (ckpt / names.PROGRESS_NAME).write_text("{}")
     for number, described in enumerate(beside):
         prefix, word = described.split(":")
-        path = names.sibling_path(ckpt, prefix, "abcdefghijk" + "lmnop"[number])
+        path = commit.sibling_path(ckpt, prefix, "abcdefghijk" + "lmnop"[number])
         harm(checkpoint(path, word.encode(), written_at=2 if word == "new" else 1, manifest=word != "half"), word)
     return ckpt
 
@@ -682,7 +682,7 @@ def test_names_as_long_as_the_filesystem_takes_them(
     for _ in range(2):
         save_state(run, ckpt)
     load_state(run, ckpt)
-    ckpt.rename(names.sibling_path(ckpt, names.STAGING, "abcdefghijkl"))
+    ckpt.rename(commit.sibling_path(ckpt, commit.STAGING, "abcdefghijkl"))
     load_state(run, ckpt)
     save_state(run, ckpt)
     assert os.listdir(tmp_path) == [ckpt.name]

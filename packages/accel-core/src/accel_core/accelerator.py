@@ -1374,7 +1374,7 @@ class Accelerator:
             >>> path = accelerator.save_state("state")
             >>> report = accelerator.load_state("state")
         """
-        return checkpoint.folder.save_state(
+        return checkpoint.save.save_state(
             self._runtime,
             output_dir,
             safe_serialization=safe_serialization,
@@ -1413,7 +1413,7 @@ class Accelerator:
             >>> report.missing
             []
         """
-        return checkpoint.folder.load_state(
+        return checkpoint.load.load_state(
             self._runtime, input_dir, load_kwargs=load_kwargs, strict=strict, **load_model_func_kwargs
         )
 

@@ -56,7 +56,7 @@ def cpu_offload(
         offload_buffers: Whether buffers are on the CPU too.
         state_dict: The weights to keep; by default the model's own.
         preload_module_classes: Classes whose instances load their submodules' weights too.
-        prefetch: Whether weights travel ahead, and within how many bytes; by default where it helps.
+        prefetch: Whether weights are prefetched, and within how many bytes; by default where it helps.
 
     Returns:
         The model.
@@ -94,7 +94,7 @@ def disk_offload(
         execution_device: Where the forward runs; by default where the model's first parameter is.
         offload_buffers: Whether buffers are on disk too.
         preload_module_classes: Classes whose instances load their submodules' weights too.
-        prefetch: Whether weights travel ahead, and within how many bytes; by default where it helps.
+        prefetch: Whether weights are prefetched, and within how many bytes; by default where it helps.
 
     Returns:
         The model.
@@ -132,7 +132,7 @@ def _execution_device(model: nn.Module, asked: torch.device | None) -> torch.dev
 
 def _whole_state(model: nn.Module) -> dict[str, torch.Tensor]:
     """Return the model's tensors by name, packed ones as the plain parts they are stored in."""
-    # A module's extra state stays with the module: it is no weight, and not always a tensor.
+    # A module's extra state stays with the module: it is not a weight, and not always a tensor.
     state = {name: value for name, value in model.state_dict().items() if not name.endswith("_extra_state")}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         form = packed.find(parameter)
@@ -199,7 +199,7 @@ def dispatch_model(
         skip_keys: Keyword arguments and output keys that are not moved between devices.
         preload_module_classes: Classes whose instances load their submodules' weights too.
         force_hooks: Whether a model on one device gets hooks as well.
-        prefetch: Whether offloaded weights travel ahead, and within how many bytes; by default where it helps.
+        prefetch: Whether offloaded weights are prefetched, and within how many bytes; by default where it helps.
 
     Returns:
         The model. Its `hf_device_map` is the map.
@@ -427,7 +427,7 @@ def load_checkpoint_and_dispatch(
         strict: Whether missing and unexpected names are an error.
         full_state_dict: With `broadcast_from_rank0`: whether the checkpoint holds whole tensors.
         broadcast_from_rank0: Whether the first process reads and sends the tensors to all others.
-        prefetch: Whether offloaded weights travel ahead, and within how many bytes; by default where it helps.
+        prefetch: Whether offloaded weights are prefetched, and within how many bytes; by default where it helps.
 
     Returns:
         The model.

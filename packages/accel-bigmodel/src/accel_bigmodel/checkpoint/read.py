@@ -159,7 +159,7 @@ def open_shard(path: str | os.PathLike[str]) -> Shard:
 
     Raises:
         CheckpointNotFoundError: When there is no such file.
-        UnsafeCheckpointError: When it is no regular file.
+        UnsafeCheckpointError: When it is not a regular file.
         CheckpointDamagedError: When it is truncated or something else.
     """
     path = os.fspath(path)
@@ -219,7 +219,7 @@ def open_checkpoint(checkpoint: str | os.PathLike[str]) -> Checkpoint:
     """Open a checkpoint; every safetensors header is read and checked.
 
     Raises:
-        CheckpointError: As `open_shard` does, and when there is no choosing the files of a folder.
+        CheckpointError: As `open_shard` does, and when a folder holds none, or several to choose from.
     """
     files, weight_map = find_files(checkpoint)
     return Checkpoint([open_shard(file) for file in files], weight_map)

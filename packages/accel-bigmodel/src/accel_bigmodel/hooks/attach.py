@@ -211,11 +211,11 @@ class HookSettings:
             if not any(entry.startswith(below) for entry in places if entry != name):
                 return
         elif entries := _own_entries(module, name, places):
-            sends_away = any(away.get(entry, False) for entry in entries)
+            offloads = any(away.get(entry, False) for entry in entries)
             hook = self.hook(
                 places[entries[0]],
-                offload=sends_away,
-                weights_map=self._weights_below(name) if self.weights_map and sends_away else None,
+                offload=offloads,
+                weights_map=self._weights_below(name) if self.weights_map and offloads else None,
                 offload_buffers=self.offload_buffers,
                 io_same_device=not name,
             )

@@ -29,7 +29,7 @@ from accel_core.testing import world
 pytestmark = pytest.mark.usefixtures("fresh_state")
 
 CASES = settings(max_examples=1000, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-MORE = pytest.mark.full("the same with more cases")
+MORE = pytest.mark.full("fuzz by the hundred")
 FILES = st.sampled_from(
     [
         "model-00001-of-00002.safetensors",

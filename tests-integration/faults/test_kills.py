@@ -180,9 +180,9 @@ def test_killed_while_shards_are_saved(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "plain"),
     [
-        pytest.param("numbered", False, marks=pytest.mark.full("one way to save of four")),
-        pytest.param("fresh", True, marks=pytest.mark.full("one way to save of four")),
-        pytest.param("in place", False, marks=pytest.mark.full("one way to save of four")),
+        pytest.param("numbered", False, marks=pytest.mark.full("another case of a grid")),
+        pytest.param("fresh", True, marks=pytest.mark.full("another case of a grid")),
+        pytest.param("in place", False, marks=pytest.mark.full("another case of a grid")),
         ("in place", True),
     ],
 )

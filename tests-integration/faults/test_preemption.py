@@ -48,7 +48,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    "number", [signal.SIGTERM, pytest.param(signal.SIGUSR1, marks=pytest.mark.full("one signal of two"))]
+    "number", [signal.SIGTERM, pytest.param(signal.SIGUSR1, marks=pytest.mark.full("another case of a grid"))]
 )
 def test_asked_to_end_and_started_again(number: signal.Signals, uninterrupted: Path, tmp_path: Path) -> None:
     """In mid-epoch, with worker processes: the launcher gives 75, and the same command ends as a run without it."""

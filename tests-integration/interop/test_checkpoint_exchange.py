@@ -49,10 +49,8 @@ def act(library: str, action: str, directory: Path, size: int) -> None:
     [
         ("accelerate", "accel_core.accelerator", 2),
         ("accel_core.accelerator", "accelerate", 1),
-        pytest.param(
-            "accelerate", "accel_core.accelerator", 1, marks=pytest.mark.full("part of the case of two ranks")
-        ),
-        pytest.param("accel_core.accelerator", "accelerate", 2, marks=pytest.mark.full("the original's own reading")),
+        pytest.param("accelerate", "accel_core.accelerator", 1, marks=pytest.mark.full("another case of a grid")),
+        pytest.param("accel_core.accelerator", "accelerate", 2, marks=pytest.mark.full("another case of a grid")),
     ],
 )
 def test_a_folder_of_one_is_resumed_exactly_by_the_other(writer: str, reader: str, size: int, tmp_path: Path) -> None:

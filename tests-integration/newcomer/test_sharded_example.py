@@ -11,7 +11,7 @@ from accel_core.testing import limits, requires
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-@pytest.mark.full("whole trainings of scripts of the documentation's shape")
+@pytest.mark.full("a whole training")
 @requires("sklearn", "accel", "tensorboard")
 def test_the_example_trains_in_shards(tmp_path: Path) -> None:
     """With flags of FSDP it reaches the accuracy that it asks for, on two ranks, and writes whole weights."""

@@ -26,7 +26,7 @@ def kit(*arguments: object) -> subprocess.CompletedProcess[str]:
     return limits.run(command, quiet=30)
 
 
-KIT = pytest.mark.full("every row of the kit, which `nox -s gpu` runs on a device")
+KIT = pytest.mark.full("a benchmark")
 
 
 @pytest.fixture(scope="module")

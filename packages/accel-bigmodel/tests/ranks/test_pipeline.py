@@ -35,7 +35,7 @@ class Named(nn.Module):
 @pytest.mark.parametrize(
     "kind",
     [
-        pytest.param("named", marks=pytest.mark.full("one form of two")),
+        pytest.param("named", marks=pytest.mark.full("another case of a grid")),
         pytest.param("sequential", marks=requires("torch:2.10")),
     ],
 )

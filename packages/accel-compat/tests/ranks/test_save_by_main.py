@@ -114,8 +114,8 @@ def by_itself(words: list[str]) -> None:
 @pytest.mark.parametrize(
     ("start", "ending"),
     [
-        pytest.param(by_launcher, "end_training", marks=pytest.mark.full("one ending of three")),
-        pytest.param(by_launcher, "main last", marks=pytest.mark.full("one ending of three")),
+        pytest.param(by_launcher, "end_training", marks=pytest.mark.full("another case of a grid")),
+        pytest.param(by_launcher, "main last", marks=pytest.mark.full("another case of a grid")),
         (by_itself, "main first"),
     ],
 )

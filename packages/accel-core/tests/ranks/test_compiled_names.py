@@ -74,7 +74,7 @@ def _forms() -> dict[str, nn.Module]:
     "engine",
     [
         "ddp",
-        pytest.param("fsdp1", marks=pytest.mark.full("compiling once more, in another place")),
+        pytest.param("fsdp1", marks=pytest.mark.full("compiled once more")),
         pytest.param("fsdp2", marks=requires("torch:2.8")),
     ],
 )

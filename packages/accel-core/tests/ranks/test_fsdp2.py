@@ -305,9 +305,7 @@ def test_half_precision_keeps_masters_and_skips_together(word: str, dtype: torch
     assert all(same) if word == "fp16" else not all(same)
 
 
-@pytest.mark.parametrize(
-    "regional", [True, pytest.param(False, marks=pytest.mark.full("compiling once more, in another place"))]
-)
+@pytest.mark.parametrize("regional", [True, pytest.param(False, marks=pytest.mark.full("compiled once more"))])
 @world(2)
 def test_compiled_models_are_sharded_too(regional: bool) -> None:
     """Blocks, or the whole, compile and train as one process; unwrapping gives the sharded model."""

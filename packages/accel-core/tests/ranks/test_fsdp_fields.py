@@ -213,7 +213,7 @@ def test_activation_checkpointing_runs_blocks_twice(settings: dict[str, Any]) ->
 
 @pytest.mark.parametrize(
     ("version", "gathered"),
-    [pytest.param(1, False, marks=pytest.mark.full("one case of three")), (1, True), (2, False), (2, True)],
+    [pytest.param(1, False, marks=pytest.mark.full("another case of a grid")), (1, True), (2, False), (2, True)],
 )
 @world(2)
 def test_layers_of_torchao_train_in_shards(version: int, gathered: bool) -> None:

@@ -35,7 +35,7 @@ def data():
 """
 
 
-OTHERS = pytest.mark.full("commands that launch as `accel launch` does")
+OTHERS = pytest.mark.full("another case of a grid")
 
 
 @pytest.mark.parametrize(

@@ -255,7 +255,7 @@ COSTLY = {
     ("compile", placement)
     for placement in ("cpu, ahead", "cpu, with buffers", "disk", "disk, ahead in little room", "map", "map to disk")
 }
-FULL = pytest.mark.full("compiling once more, in another place")
+FULL = pytest.mark.full("compiled once more")
 CASES = [
     pytest.param(m, p, marks=[FULL] if m == "compile" and p not in ("cpu", "disk, ahead") else [])
     for m in MODES

@@ -42,10 +42,18 @@ class TestSharded(StrategyConformance):
     """Each layer on its own, freed after its forward pass."""
 
     strategy = FullyShardStrategy
+    sizes = (2,)
 
     def arguments(self) -> dict[str, Any]:
         """Return a plugin."""
         return {"fsdp_plugin": plugin()}
+
+
+@pytest.mark.full("another case of a grid")
+class TestShardedOnFour(TestSharded):
+    """The same on four ranks."""
+
+    sizes = (4,)
 
 
 class Hybrid(TestSharded):

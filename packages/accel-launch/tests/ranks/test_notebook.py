@@ -131,6 +131,7 @@ def test_import_that_initializes_cuda_is_found(tmp_path: Path, monkeypatch: pyte
     assert initialized_by(["innocent", "culprit", "json"]) == "culprit"
 
 
+@pytest.mark.full("every library at once")
 @pytest.mark.skipif(
     find_spec("nbclient") is None or find_spec("ipykernel") is None, reason="nbclient and ipykernel are not installed"
 )

@@ -33,6 +33,7 @@ from accel_core.strategies.sharding.format import FullyShardedFormat
 from accel_core.strategies.sharding.guards import (
     refuse_copies,
     refuse_gradients_of_gradients,
+    refuse_resizing,
     refuse_sparse_gradients,
 )
 from accel_core.strategies.sharding.loading import refuse_empty, starts_from_main, views_in, views_of
@@ -179,6 +180,7 @@ class ShardedStrategy(Strategy):
             model = recipe.compile_whole(model, self.parts.compilation)
         if self.forms:
             refuse_copies(recipe.inside(model))
+            refuse_resizing(self._bare(model))
             refuse_gradients_of_gradients(self._bare(model))
         self._own(model)
         return model

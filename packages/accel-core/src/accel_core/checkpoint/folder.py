@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from accel_core.checkpoint.staging import Buffers
 from accel_core.checkpoint.transaction import Transaction
 from accel_core.comm import roll_call
 from accel_core.comm.disagreement import listed_failures, ranks_text
-from accel_core.errors import CheckpointDamagedError, CheckpointError, RankDisagreementError
+from accel_core.errors import CheckpointDamagedError, CheckpointError, ConfigurationError, RankDisagreementError
 from accel_core.mesh.tensor import is_spread
 from accel_core.process.world import World
 
@@ -30,6 +31,10 @@ __all__ = ["load_state", "placement", "save_state"]
 logger = logging.getLogger(__name__)
 
 _buffers = Buffers()
+
+_HARMLESS = frozenset({"exclude_frozen_parameters", "save_latest"})
+"""Keywords of `save_state` that Accelerate passes on to DeepSpeed, without which a checkpoint has all that it has with
+them."""
 
 
 def save_state(
@@ -48,7 +53,7 @@ def save_state(
 
     Raises:
         CheckpointError: Writing failed on some rank; every rank raises the same, and it says which checkpoint stands.
-        ConfigurationError: No folder was given, or the automatic name is taken.
+        ConfigurationError: No folder was given, the automatic name is taken, or a keyword that nobody reads was given.
         RankDisagreementError: Only some ranks called it, and those cannot save without the others.
         RemoteRankError: A rank neither called it nor went on before the process group's timeout.
     """
@@ -59,6 +64,7 @@ def save_state(
     automatic = run.project.automatic_checkpoint_naming
     given = Path()
     with together(ranks, "Preparing a checkpoint") as exchange:
+        _check_saving(run, save_model_func_kwargs)
         if automatic:
             # A rank that was absent from a save did not count it.
             run.project.iteration = max(exchange(run.project.iteration))
@@ -125,6 +131,7 @@ def load_state(
         CheckpointDamagedError: A file is truncated, altered or lost.
         CheckpointMismatchError: The checkpoint is whole but does not fit the run.
         UnsafeCheckpointError: The checkpoint would run code, or leads outside its folder.
+        ConfigurationError: A keyword was given that the models' `load_state_dict` does not take.
         TypeError: `map_location` is something else.
     """
     background.finish()
@@ -196,6 +203,19 @@ def _count_on(run: Run, target: Path) -> None:
     number = target.name.rpartition("_")[2]
     if run.project.automatic_checkpoint_naming and number.isdecimal():
         run.project.iteration = max(run.project.iteration, int(number) + 1)
+
+
+def _check_saving(run: Run, given: Mapping[str, object]) -> None:
+    """Refuse keywords of `save_state` that nobody reads."""
+    parameters = inspect.signature(run.strategy.format.parts).parameters.values()
+    read = {each.name for each in parameters if each.kind is each.KEYWORD_ONLY} - {"writes", "exchange"}
+    unknown = sorted(given.keys() - read - _HARMLESS)
+    if unknown:
+        raise ConfigurationError(
+            f"save_state takes output_dir, safe_serialization and blocking; got {', '.join(unknown)}, which nobody "
+            "reads. Pass blocking=False to write in the background, call save_model for weights in several files, and "
+            "register_for_checkpointing for objects of your own."
+        )
 
 
 def placement(place: object, world: World) -> dict[str, Any]:

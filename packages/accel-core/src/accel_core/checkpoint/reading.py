@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from accel_core.checkpoint.places import loaded_from
 from accel_core.checkpoint.ranks import Ranks
 from accel_core.checkpoint.report import Finding, Restoration, RestoreReport, listed
 from accel_core.errors import CheckpointError, ConfigurationError, UnsafeCheckpointError
+from accel_core.modules.unwrap import extract_model_from_parallel
 from accel_core.process.world import World
 
 __all__ = ["Chosen", "Reading", "examine", "model_plans", "read_and_compare", "share"]
@@ -161,6 +163,7 @@ def _choose(
     """Agree on the save that is loaded, and see which format it is in."""
     given = Path()
     with together(ranks, f"Opening the checkpoint {str(input_dir)!r}"):
+        _check_options(run, model_kwargs)
         given = loaded_from(run, input_dir)
     if input_dir is None:
         given = agree_on_latest(given, ranks)
@@ -173,6 +176,20 @@ def _choose(
         source = Source(folder, manifest, size, load_kwargs, model_kwargs)
         own = recognise(source, run.strategy.format)
     return Chosen(target, source, own, whole=held is not None and held.whole)
+
+
+def _check_options(run: Run, given: Mapping[str, object]) -> None:
+    """Refuse keywords of `load_state` that a model's `load_state_dict` does not take."""
+    for model in run.models if given else ():
+        method = extract_model_from_parallel(model, keep_torch_compile=False).load_state_dict
+        try:
+            inspect.signature(method).bind({}, strict=False, **given)
+        except TypeError as error:
+            raise ConfigurationError(
+                f"load_state passes {', '.join(sorted(given))} on to the models' load_state_dict; got one of "
+                f"{type(model).__name__} that does not take it ({error}). Leave it out, or pass it in load_kwargs, "
+                "which reads optimizers and schedules."
+            ) from error
 
 
 def _begin_checks(chosen: Chosen, world: World, pool: ThreadPoolExecutor) -> list[Future[list[Finding]]]:

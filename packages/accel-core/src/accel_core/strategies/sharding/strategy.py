@@ -74,6 +74,7 @@ class ShardedStrategy(Strategy):
     """Each rank holds a shard of every parameter, its gradient and its optimizer state."""
 
     plugin_type = FullyShardedDataParallelPlugin
+    receives_weights = True
     combines: ClassVar[tuple[str, ...]] = ()
     """Axes along which ranks read the same data, and with which sharding is combined."""
     shards_integers: ClassVar[bool] = False

@@ -12,9 +12,11 @@ from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
 from accel_core.accelerator import Accelerator
-from accel_core.errors import EngineUnavailableError
+from accel_core.errors import AccelError, EngineUnavailableError
 from accel_core.plugins.fsdp import FullyShardedDataParallelPlugin
 from accel_core.plugins.parallelism import ParallelismConfig, TorchTensorParallelConfig
+from accel_core.state import reset_all
+from accel_core.strategies.sharding import abilities
 from accel_core.testing import requires, world
 
 pytestmark = requires("torch:2.8")  # the first whose FSDP2 computes in shards on a CPU
@@ -28,10 +30,11 @@ class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(4, 4)
+        self.weight = nn.Parameter(torch.ones(4))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return four numbers for four."""
-        return x + self.linear(x).tanh()
+        return x + self.linear(x).tanh() * self.weight.to(x.dtype)
 
 
 class Model(nn.Module):
@@ -239,3 +242,51 @@ def test_resizing_embeddings_of_a_prepared_model_is_refused(engine: str) -> None
     with pytest.raises(EngineUnavailableError, match=r"of a prepared \w*Resizable\. Call it before prepare\(\)"):
         net.resize_token_embeddings(5)
     assert [id(parameter) for parameter in net.parameters()] == before
+
+
+def _double(net: Any, *, trains: bool) -> None:
+    net.blocks[0].weight = nn.Parameter(net.blocks[0].weight.detach().double(), requires_grad=trains)
+
+
+_CASES: list[tuple[Callable[[Any], object], Callable[[Any, torch.Tensor], torch.Tensor]]] = [
+    (lambda net: _double(net, trains=True), lambda net, x: net(x)),
+    (lambda net: _double(net, trains=False), lambda net, x: net(x)),
+    (lambda net: net.embed.weight.register_hook(lambda gradient: 2 * gradient), lambda net, x: net(x)),
+    (lambda net: None, lambda net, x: net.encode(x)),
+    (lambda net: None, lambda net, x: net.scaled(x)),
+    (lambda net: None, lambda net, x: net.resize_token_embeddings(4) or net(x)),
+]
+"""What is done to a model before `prepare`, and what is computed with it afterwards, for each row of the table."""
+
+
+def _step(net: Any, backward: Callable[[torch.Tensor], object], compute: Any, x: torch.Tensor) -> None:
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    backward(compute(net, x).square().mean())
+    optimizer.step()
+
+
+@pytest.mark.parametrize("number", range(3), ids=abilities.ENGINES)
+@world(2, quiet=10)
+def test_the_table_of_abilities_is_what_an_engine_gives(number: int) -> None:
+    """Each row trains one step as in one process, or ends in one of our errors, as the table says."""
+    found = []
+    rows = torch.randn(2, 4, generator=torch.Generator().manual_seed(5))
+    for change, compute in _CASES:
+        reset_all()
+        alone, net = Resizable(), Resizable()
+        accelerator = _start(("fsdp1", "fsdp2", "tp")[number])
+        part = rows if number == 2 else rows[accelerator.process_index :][:1]
+        for each in (alone, net):
+            change(each)
+        try:
+            prepared = accelerator.prepare(net)
+            _step(prepared, accelerator.backward, compute, part)
+        except AccelError:
+            found.append(False)
+            continue
+        _step(alone, torch.Tensor.backward, compute, rows)
+        state = accelerator.get_state_dict(prepared)
+        if accelerator.is_main_process:
+            torch.testing.assert_close(state, dict(alone.state_dict()), rtol=0, atol=1e-6)
+        found.append(True)
+    assert found == [engines[number] for engines in abilities.ABILITIES.values()]

@@ -11,10 +11,11 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +32,7 @@ from accel_core.checkpoint.ranks import Ranks, described
 from accel_core.checkpoint.report import Finding, Restoration, RestoreReport, listed
 from accel_core.comm.disagreement import ranks_text
 from accel_core.errors import CheckpointDamagedError, CheckpointError, ConfigurationError, UnsafeCheckpointError
+from accel_core.modules.unwrap import extract_model_from_parallel
 from accel_core.process.world import World
 
 __all__ = ["load_state", "placement"]
@@ -60,6 +62,7 @@ def load_state(
         CheckpointDamagedError: A file is truncated, altered or lost.
         CheckpointMismatchError: The checkpoint is whole but does not fit the run.
         UnsafeCheckpointError: The checkpoint would run code, or leads outside its folder.
+        ConfigurationError: A keyword was given that the models' `load_state_dict` does not take.
         TypeError: `map_location` is something else.
     """
     background.finish()
@@ -139,6 +142,7 @@ def _select(
     """Agree on the save that is loaded, and see which format it is in."""
     given = Path()
     with together(ranks, f"Opening the checkpoint {str(input_dir)!r}"):
+        _check_keywords(run, model_kwargs)
         given = loaded_from(run, input_dir)
     if input_dir is None:
         given = agree_on_latest(given, ranks)
@@ -151,6 +155,20 @@ def _select(
         source = Source(folder, manifest, size, load_kwargs, model_kwargs)
         own = recognise(source, run.strategy.format)
     return Selected(target, source, own, whole=held is not None and held.whole)
+
+
+def _check_keywords(run: Run, given: Mapping[str, object]) -> None:
+    """Refuse keywords of `load_state` that a model's `load_state_dict` does not take."""
+    for model in run.models if given else ():
+        method = extract_model_from_parallel(model, keep_torch_compile=False).load_state_dict
+        try:
+            inspect.signature(method).bind({}, strict=False, **given)
+        except TypeError as error:
+            raise ConfigurationError(
+                f"load_state passes {', '.join(sorted(given))} on to the models' load_state_dict; got one of "
+                f"{type(model).__name__} that does not take it ({error}). Leave it out, or pass it in load_kwargs, "
+                "which reads optimizers and schedules."
+            ) from error
 
 
 def _compare(run: Run, selected: Selected, snapshot: FileSnapshot, ranks: Ranks, *, strict: bool) -> Reading:

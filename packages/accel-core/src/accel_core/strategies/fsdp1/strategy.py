@@ -42,6 +42,7 @@ from accel_core.strategies.fsdp1.states import in_shards, inside
 from accel_core.strategies.parts import Parts, PrecisionRequest
 from accel_core.strategies.sharding import gradients
 from accel_core.strategies.sharding.loading import Empty, receive, views_of
+from accel_core.strategies.sharding.methods import RefusingMethods
 from accel_core.strategies.sharding.replaced import refuse_mixed
 from accel_core.strategies.sharding.strategy import ShardedStrategy
 from accel_core.strategies.sharding.whole import gather
@@ -194,6 +195,7 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
                 if all(parameter is not one for one in whole):
                     self._flattened[parameter] = ref(model)
         self._wrappers[model] = ref(wrapper)
+        RefusingMethods(model, wrapper)
         self.averaging.watch(model, whole)
         self._names.remember(model)
         return wrapper
@@ -267,6 +269,7 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
         bare = self._bare(model)
         if self._wrapper_of(bare) is None and isinstance(model, FullyShardedDataParallel):
             self._wrappers[bare] = ref(model)
+            RefusingMethods(bare, model)
             with (
                 in_step(self.world, "prepare: FullyShardedDataParallel", {}),
                 FullyShardedDataParallel.summon_full_params(model, writeback=False),

@@ -23,7 +23,7 @@ from accel_core.strategies.context.parallel import ContextParallel
 from accel_core.strategies.parts import Parts, PrecisionRequest
 from accel_core.strategies.sharding import gradients
 from accel_core.strategies.sharding.format import FullyShardedFormat
-from accel_core.strategies.sharding.guards import cut_what_is_loaded
+from accel_core.strategies.sharding.guards import cut_what_is_loaded, refuse_resizing
 from accel_core.strategies.sharding.loading import receive, receive_new, refuse_empty, starts_from_main
 from accel_core.strategies.sharding.mixed import step_one_by_one
 from accel_core.strategies.sharding.optimizers import check_optimizer
@@ -175,6 +175,7 @@ class MeshStrategy(Strategy):
             self.tensor.split(bare, plan)
             self.tensor.watch(bare)
             cut_what_is_loaded(bare)
+            refuse_resizing(bare)
         else:
             refuse_empty(bare, self.world)
             if starts_from_main(bare, self.world, asked=False):

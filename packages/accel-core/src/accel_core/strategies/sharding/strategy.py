@@ -33,6 +33,7 @@ from accel_core.strategies.sharding.format import FullyShardedFormat
 from accel_core.strategies.sharding.guards import (
     refuse_copies,
     refuse_gradients_of_gradients,
+    refuse_resizing,
     refuse_sparse_gradients,
 )
 from accel_core.strategies.sharding.loading import refuse_empty, starts_from_main, views_in, views_of
@@ -73,6 +74,7 @@ class ShardedStrategy(Strategy):
     """Each rank holds a shard of every parameter, its gradient and its optimizer state."""
 
     plugin_type = FullyShardedDataParallelPlugin
+    receives_weights = True
     combines: ClassVar[tuple[str, ...]] = ()
     """Axes along which ranks read the same data, and with which sharding is combined."""
     shards_integers: ClassVar[bool] = False
@@ -179,6 +181,7 @@ class ShardedStrategy(Strategy):
             model = recipe.compile_whole(model, self.parts.compilation)
         if self.forms:
             refuse_copies(recipe.inside(model))
+            refuse_resizing(self._bare(model))
             refuse_gradients_of_gradients(self._bare(model))
         self._own(model)
         return model

@@ -113,8 +113,8 @@ class PartialState:
     def __getattr__(self, name: str) -> Any:
         if name in self._known_attributes:
             raise StateResetError(
-                f"This PartialState was reset while it lived; got a request for its {name!r}. "
-                "Make a new PartialState() or Accelerator()."
+                f"`PartialState` object has no attribute `{name}`. This happens if `PartialState._reset_state()` was "
+                "called while the object lived. Make a new PartialState() or Accelerator()."
             )
         raise AttributeError(f"'PartialState' object has no attribute '{name}'")
 
@@ -124,8 +124,8 @@ class PartialState:
         PartialState._shared_state.clear()
         world.forget()
 
-    @property
-    def _world(self) -> World:
+    def _find_world(self) -> World:
+        _ = self.distributed_type  # a state that was reset says so, and finds no other world
         return world.ensure()
 
     @property
@@ -170,7 +170,7 @@ class PartialState:
                 the backend's own error or timeout ends the wait.)
             RemoteRankError: Another process is gone.
         """
-        control.wait_for_all(self._world)
+        control.wait_for_all(self._find_world())
 
     @contextmanager
     def split_between_processes(
@@ -201,7 +201,7 @@ class PartialState:
         Raises:
             RemoteRankError: On the others, when the main process raised in the block.
         """
-        return control.main_first(self._world, self.is_main_process)
+        return control.main_first(self._find_world(), self.is_main_process)
 
     def local_main_process_first(self) -> AbstractContextManager[None]:
         """Let the first process of each machine through a `with` block before the others.
@@ -209,7 +209,7 @@ class PartialState:
         Returns:
             The block, for `with`; every process enters it.
         """
-        return control.main_first(self._world, self.is_local_main_process)
+        return control.main_first(self._find_world(), self.is_local_main_process)
 
     def on_main_process(self, function: Callable[..., Any] | None = None) -> Callable[..., Any]:
         """Make a function run on the main process only; elsewhere it returns `None`.

@@ -168,8 +168,8 @@ class AcceleratorState:
     def __getattr__(self, name: str) -> Any:
         if name in self._known_attributes:
             raise StateResetError(
-                f"This AcceleratorState was reset while it lived; got a request for its {name!r}. "
-                "Make a new Accelerator()."
+                f"`AcceleratorState` object has no attribute `{name}`. This happens if "
+                "`AcceleratorState._reset_state()` was called while the object lived. Make a new Accelerator()."
             )
         raise AttributeError(f"'AcceleratorState' object has no attribute '{name}'")
 

@@ -175,7 +175,11 @@ class AcceleratorState:
 
     @staticmethod
     def _reset_state(reset_partial_state: bool = False) -> None:
-        """Empty the shared state, and with `reset_partial_state` that of the process; the process group stays."""
+        """Empty the shared state, and with `reset_partial_state` that of the process; the process group stays.
+
+        The variable that the run's engine set for libraries goes too: it would choose the next run's engine.
+        """
+        environ.remove(AcceleratorState._shared_state.pop("_flag", ""))
         AcceleratorState._shared_state.clear()
         if reset_partial_state:
             PartialState._reset_state()

@@ -23,6 +23,7 @@ from accel_core.comm import roll_call
 from accel_core.comm.disagreement import listed_failures, ranks_text
 from accel_core.errors import CheckpointDamagedError, CheckpointError, RankDisagreementError
 from accel_core.mesh.tensor import is_spread
+from accel_core.modules.unwrap import extract_model_from_parallel
 from accel_core.process.world import World
 
 __all__ = ["load_state", "placement", "save_state"]
@@ -80,7 +81,7 @@ def save_state(
         with together(ranks, doing):
             weights = run.strategy.format.weights(run)
             for hook in list(run.save_state_pre_hooks.values()):
-                hook(run.models, weights, str(transaction.staging))
+                hook(_models_for_hooks(run), weights, str(transaction.staging))
         hooked = transaction.written_by_hooks()
         with together(ranks, doing) as exchange:
             options = {"safe_serialization": safe_serialization} | save_model_func_kwargs
@@ -177,18 +178,27 @@ def _one_rank_holds_all(run: Run) -> bool:
 
 def _load_after_hooks(run: Run, hooks: list[Callable[..., None]], reading: Reading, ranks: Ranks) -> list[Restoration]:
     """Let load hooks do their part, and compare the models that they left to be loaded."""
-    models = list(run.models)
+    models = _models_for_hooks(run)
+    prepared = dict(zip(map(id, models), run.models, strict=True))
     doing = f"Calling the load hooks for the checkpoint {str(reading.source.folder)!r}"
     with together(ranks, doing, "What they loaded stays; start the run again."):
         for hook in hooks:
             hook(models, str(reading.source.folder))
-    late = examine(lambda: model_plans(run, models, reading), ranks)
+    left = [prepared.get(id(model), model) for model in models]
+    late = examine(lambda: model_plans(run, left, reading), ranks)
     if any(ranks.exchange(reading.opened.replaced())):
         raise CheckpointError(
             f"The checkpoint {str(reading.source.folder)!r} was replaced while load hooks read it; got another save "
             "there. Start the run again: what the hooks loaded may be of two saves."
         )
     return late
+
+
+def _models_for_hooks(run: Run) -> list[Any]:
+    """Return the models as Accelerate's hooks know them: whole ones as they were before `prepare` wrapped them."""
+    if type(run.strategy.format) is not PlainFormat:
+        return list(run.models)
+    return [extract_model_from_parallel(model, keep_torch_compile=False) for model in run.models]
 
 
 def _count_on(run: Run, target: Path) -> None:

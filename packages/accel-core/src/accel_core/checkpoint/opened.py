@@ -40,7 +40,10 @@ class Opened:
         """Return whether any name means another file now, or another save counts."""
         if any(_seen(self.folder / name) != seen for name, seen in self.files.items()):
             return True
-        return not any(_same(held.folder, self.folder) for held in commit.holdings(self.target))
+        try:
+            return not any(_same(held.folder, self.folder) for held in commit.holdings(self.target))
+        except (FileNotFoundError, NotADirectoryError):  # another process deletes the checkpoint at this moment
+            return True
 
     def altered(self) -> bool:
         """Return whether anything was written into a file that has its name still, which no save of accel does."""

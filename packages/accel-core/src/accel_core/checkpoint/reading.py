@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from accel_core._records import record
-from accel_core.checkpoint import names, progress, stateful
+from accel_core.checkpoint import commit, names, progress, stateful
 from accel_core.checkpoint.agreement import agree_on_latest, agree_on_save, together
 from accel_core.checkpoint.format import CheckpointFormat, Run, Source
 from accel_core.checkpoint.formats import recognise
@@ -87,7 +87,14 @@ def read_and_compare(
 ) -> Reading:
     """Compare a checkpoint with the run, from the beginning again whenever another process replaced it meanwhile."""
     for attempt in range(_ATTEMPTS):
-        chosen = _choose(run, input_dir, load_kwargs, model_kwargs, ranks)
+        series = _series(run, input_dir)
+        try:
+            chosen = _choose(run, input_dir, load_kwargs, model_kwargs, ranks)
+        except CheckpointError:  # the same on every rank
+            if not any(ranks.exchange(_series(run, input_dir) != series)):
+                raise
+            time.sleep(_PAUSE * 2**attempt)
+            continue
         read = sorted(chosen.read_by(run.world.rank, run.world))
         opened = Opened.look(chosen.target, chosen.source.folder, read)
         failure: CheckpointError | None = None
@@ -106,6 +113,12 @@ def read_and_compare(
         f"The checkpoint {str(input_dir)!r} could not be read; got another save in its place {_ATTEMPTS} times "
         "meanwhile. Load a copy of it, or save less often."
     )
+
+
+def _series(run: Run, input_dir: str | os.PathLike[str] | None) -> list[Path]:
+    """Return the numbered checkpoints among which the latest is looked for, which another process may delete."""
+    automatic = input_dir is None and run.project.automatic_checkpoint_naming
+    return commit.numbered(loaded_from(run, None)) if automatic else []
 
 
 def _compare(run: Run, chosen: Chosen, opened: Opened, ranks: Ranks, *, strict: bool) -> Reading:

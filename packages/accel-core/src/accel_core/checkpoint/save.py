@@ -30,7 +30,7 @@ from accel_core.checkpoint.digest import digest_of
 from accel_core.checkpoint.format import Exchange, Part, Run, SharedPart
 from accel_core.checkpoint.manifest import Entry, Manifest, versions
 from accel_core.checkpoint.places import saved_to
-from accel_core.checkpoint.plain import PlainFormat
+from accel_core.checkpoint.plain import PlainFormat, models_for_hooks
 from accel_core.checkpoint.ranks import Ranks
 from accel_core.checkpoint.staging import Buffers
 from accel_core.comm import roll_call
@@ -104,7 +104,7 @@ def save_state(
         with together(ranks, doing):
             weights = run.strategy.format.weights(run)
             for hook in list(run.save_state_pre_hooks.values()):
-                hook(run.models, weights, str(transaction.staging))
+                hook(models_for_hooks(run), weights, str(transaction.staging))
         hooked = transaction.written_by_hooks()
         with together(ranks, doing) as exchange:
             options = {"safe_serialization": safe_serialization} | save_model_func_kwargs

@@ -614,22 +614,22 @@ def test_a_keyword_that_nobody_reads_is_refused_by_a_save(given: str, make_run: 
     """A save names it, writes nothing and counts nothing; what DeepSpeed's own save takes is no error elsewhere."""
     run = make_run()
     with pytest.raises(ConfigurationError, match=rf"got {given}, which nobody reads\. Pass blocking=False"):
-        folder.save_state(run, tmp_path / "ckpt", **{given: True})
+        save_state(run, tmp_path / "ckpt", **{given: True})
     assert os.listdir(tmp_path) == []
-    folder.save_state(run, tmp_path / "ckpt", save_latest=True, exclude_frozen_parameters=True)
+    save_state(run, tmp_path / "ckpt", save_latest=True, exclude_frozen_parameters=True)
 
 
 def test_a_keyword_that_no_model_takes_is_refused_by_a_load(
     make_run: Make, state_of: StateOf, differing: Differing, tmp_path: Path
 ) -> None:
     """A load names it before anything changes, and passes on what `load_state_dict` takes."""
-    folder.save_state(make_run(1), tmp_path / "ckpt")
+    save_state(make_run(1), tmp_path / "ckpt")
     run = make_run(2)
     before = state_of(run)
     with pytest.raises(
         ConfigurationError, match=r"passes nonsense on .* unexpected keyword argument 'nonsense'\)\. Leave"
     ):
-        folder.load_state(run, tmp_path / "ckpt", nonsense=1)
+        load_state(run, tmp_path / "ckpt", nonsense=1)
     assert differing(before, state_of(run)) == []
-    folder.load_state(run, tmp_path / "ckpt", assign=False)
+    load_state(run, tmp_path / "ckpt", assign=False)
     assert differing(before, state_of(run))

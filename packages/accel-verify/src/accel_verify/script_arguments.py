@@ -16,12 +16,14 @@ class ScriptArguments(argparse.Action):
 
     def __init__(
         self,
-        *words: Any,
+        option_strings: Sequence[str],
+        dest: str,
+        *,
         needed: Sequence[str],
         options: Callable[[argparse.ArgumentParser], None],
         **settings: Any,
     ) -> None:
-        super().__init__(*words, **settings)
+        super().__init__(option_strings, dest, **settings)
         self._needed, self._options = needed, options
 
     def __call__(

@@ -6,12 +6,14 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["RanksEnded", "rank_variables", "run_ranks"]
+__all__ = ["RanksEnded", "ended_by_sigterm", "rank_variables", "run_ranks"]
 
 _POLL_S = 0.05
 
@@ -39,6 +41,20 @@ class RanksEnded:
     def tail(self, rank: int, lines: int = 30) -> str:
         """Return the last lines that a rank printed."""
         return "\n".join(self.logs[rank].read_text(errors="replace").splitlines()[-lines:])
+
+
+@contextmanager
+def ended_by_sigterm() -> Iterator[None]:
+    """Leave in good order on SIGTERM too, where the main thread verifies: ranks are ended, and folders removed."""
+    try:
+        before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    except ValueError:  # not the main thread
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def rank_variables(rank: int, size: int, port: int) -> dict[str, str]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import signal
 import subprocess
 import sys
@@ -12,6 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from accel_launch.supervision.orphans import RunMark, signal_group
 
 __all__ = ["RanksEnded", "ended_by_sigterm", "rank_variables", "run_ranks"]
 
@@ -77,18 +77,24 @@ def run_ranks(
     """Start ranks and wait for them; the first failure ends the others, and none outlives the call."""
     logs = tuple(place / f"{rank}.log" for rank in range(len(commands)))
     ranks: list[subprocess.Popen[bytes]] = []
+    mark = RunMark()
     try:
         for command, environment, path in zip(commands, environments, logs, strict=True):
             with open(path, "w") as log:
                 ranks.append(
                     subprocess.Popen(
-                        command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+                        command,
+                        env={**environment, **mark.variables()},
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=subprocess.STDOUT,
                         start_new_session=True,
                     )
-                )  # fmt: skip
+                )
         timed_out = _wait(ranks, timeout, grace)
     finally:
         codes = tuple(_end(process) for process in ranks)
+        mark.end_orphans()
     return RanksEnded(codes, timed_out, logs)
 
 
@@ -109,6 +115,5 @@ def _wait(ranks: Sequence[subprocess.Popen[bytes]], timeout: float, grace: float
 def _end(process: subprocess.Popen[bytes]) -> int:
     """Kill a rank that is still there, with what it started, such as the workers of its loaders; return its code."""
     if process.poll() is None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        signal_group(process.pid, signal.SIGKILL)
     return process.wait()

@@ -62,7 +62,7 @@ class _FollowedStreams(LogsSpecs):
         return LogsDest(paths["stdout"], paths["stderr"], {}, {}, dict.fromkeys(envs, ""))
 
 
-class _Agent(LocalElasticAgent):
+class _SupervisedAgent(LocalElasticAgent):
     """torch's agent, telling the supervisor about every process that it starts, and ending all when one failed."""
 
     def __init__(
@@ -147,7 +147,7 @@ def run_elastic(settings: Settings, environment: Mapping[str, str]) -> int:
         # What Python buffers for a pipe is lost when a rank is killed:
         # https://docs.python.org/3/using/cmdline.html#cmdoption-u
         command.insert(1, "-u")
-    agent: _Agent | None = None
+    agent: _SupervisedAgent | None = None
     failed = True
     with Supervisor(settings, command, _raise_signal) as supervisor:
         machines = OtherMachines(settings, supervisor)
@@ -157,7 +157,7 @@ def run_elastic(settings: Settings, environment: Mapping[str, str]) -> int:
             write("TORCHELASTIC_SIGNALS_TO_HANDLE", ",".join(number.name for number in SIGNALS))
             rendezvous = _rendezvous(settings, settings.layout)
             spec = _specification(settings, command, rendezvous)
-            agent = _Agent(supervisor, machines, spec, _FollowedStreams(supervisor, environment))
+            agent = _SupervisedAgent(supervisor, machines, spec, _FollowedStreams(supervisor, environment))
             with torch_loggers(talk=bool(settings["debug"])):
                 result: RunResult | None = agent.run(spec.role)  # None where the machines agreed to end without one
             failed = result is None or result.is_failed()

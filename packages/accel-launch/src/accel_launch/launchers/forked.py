@@ -108,7 +108,7 @@ class _Forked:
             report_left_behind(left)
 
 
-class _Agent(LocalElasticAgent):
+class _ForkedAgent(LocalElasticAgent):
     """torch's agent, telling a person when it starts the ranks again."""
 
     def __init__(self, forked: _Forked, spec: WorkerSpec, prefix: str | None) -> None:
@@ -172,7 +172,7 @@ def run_forked(
             monitor_interval=monitor_interval,
             local_addr=rendezvous.address,
         )
-        agent = _Agent(forked, spec, log_line_prefix_template)
+        agent = _ForkedAgent(forked, spec, log_line_prefix_template)
         try:
             result: RunResult | None = agent.run()
         finally:

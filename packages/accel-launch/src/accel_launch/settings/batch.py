@@ -50,7 +50,7 @@ def batch_of(settings: Settings) -> StepBatch:
 def _accumulated(settings: Settings, config: Mapping[str, Any]) -> int | None:
     if settings["use_megatron_lm"]:
         return int(settings["megatron_lm_num_micro_batches"] or 1)
-    said = settings.said["gradient_accumulation_steps"]
+    said = settings.resolved["gradient_accumulation_steps"]
     reaches_script = settings["use_deepspeed"] or said.origin == "environment"
     if reaches_script and _number(said.value) is not None:
         return _number(said.value)

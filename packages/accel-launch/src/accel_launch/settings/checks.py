@@ -6,9 +6,8 @@ from pathlib import Path
 
 from accel_core.errors import ConfigurationError, MissingDependencyError
 from accel_core.options.engines import Engine, named
-from accel_launch.settings.deepspeed_file import check_deepspeed_file, said_by_file
+from accel_launch.settings.deepspeed_file import check_deepspeed_file, values_from_file
 from accel_launch.settings.deepspeed_hosts import check_hosts, launcher_of
-from accel_launch.settings.layout import layout_of
 from accel_launch.settings.resolve import Settings
 
 __all__ = ["check_installed", "check_script", "check_settings"]
@@ -63,8 +62,8 @@ def check_settings(settings: Settings) -> None:
         if len(said) > 1:
             names = " and ".join(f"{key} from {settings.source(key)}" for key in said)
             raise ConfigurationError(f"These settings exclude each other; got {names}. Leave one out.")
-    layout = layout_of(settings)
-    if settings["multi_gpu"] and settings.said["multi_gpu"].origin == "flag" and layout.processes < 2:
+    layout = settings.layout
+    if settings["multi_gpu"] and settings.resolved["multi_gpu"].origin == "flag" and layout.processes < 2:
         raise ConfigurationError(
             f"--multi-gpu needs at least 2 processes; got {layout.processes}. Pass --num-processes, or leave it out."
         )
@@ -134,7 +133,7 @@ def _check_deepspeed(settings: Settings) -> None:
     """Refuse what DeepSpeed cannot do here, as far as settings and its own file show it."""
     if not settings["use_deepspeed"]:
         return
-    decided = {**settings.said, **said_by_file(settings)}
+    decided = {**settings.resolved, **values_from_file(settings)}
     precision = decided["mixed_precision"]
     if settings["cpu"] and precision.value in ("fp16", "fp8"):
         raise ConfigurationError(

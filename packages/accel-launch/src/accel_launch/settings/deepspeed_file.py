@@ -7,10 +7,11 @@ from typing import Any
 
 from accel_core.errors import ConfigurationError
 from accel_launch.settings.reading import read_json, shortened
-from accel_launch.settings.resolve import Resolved, Settings
+from accel_launch.settings.resolve import Settings
+from accel_launch.settings.resolved import Resolved
 from accel_launch.settings.table import BY_KEY
 
-__all__ = ["KEYS_IN_FILE", "check_deepspeed_file", "deepspeed_file", "keys_beside_file", "said_by_file"]
+__all__ = ["KEYS_IN_FILE", "check_deepspeed_file", "deepspeed_file", "keys_beside_file", "values_from_file"]
 
 KEYS_IN_FILE: dict[str, tuple[str, ...]] = {
     "zero_stage": ("zero_optimization", "stage"),
@@ -44,7 +45,7 @@ def deepspeed_file(settings: Settings) -> Mapping[str, Any]:
     return found
 
 
-def said_by_file(settings: Settings) -> dict[str, Resolved]:
+def values_from_file(settings: Settings) -> dict[str, Resolved]:
     """Return the settings that DeepSpeed's file decides, each with its place in the file.
 
     Raises:
@@ -127,7 +128,7 @@ def _in_file(settings: Settings, key: str) -> bool:
 
 
 def _of_file(settings: Settings, key: str) -> Resolved | None:
-    said = settings.said[key]
+    said = settings.resolved[key]
     return next((source for source in (said, *said.overridden) if source.origin == "file"), None)
 
 

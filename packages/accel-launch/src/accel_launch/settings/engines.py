@@ -5,7 +5,6 @@ from typing import Any
 
 from accel_core.options.engines import ENGINES, Engine
 from accel_launch.settings.child import active
-from accel_launch.settings.layout import layout_of
 from accel_launch.settings.mesh import mesh_of
 from accel_launch.settings.resolve import Settings
 
@@ -26,7 +25,7 @@ def _names(settings: Settings) -> Iterator[str]:
     yield from switched
     if settings["use_fsdp"]:
         yield f"fsdp{settings['fsdp_version']}"
-    elif not switched and layout_of(settings).processes > 1:
+    elif not switched and settings.layout.processes > 1:
         yield "ddp"
     if active("parallelism", settings):
         yield from (axis for axis, size in mesh_of(settings).sizes.items() if size > 1)

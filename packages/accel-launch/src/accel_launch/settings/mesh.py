@@ -4,7 +4,6 @@ import math
 from dataclasses import dataclass
 
 from accel_launch.settings.child import active
-from accel_launch.settings.layout import layout_of
 from accel_launch.settings.resolve import Settings
 
 __all__ = ["Mesh", "mesh_of"]
@@ -48,7 +47,7 @@ class Mesh:
 
 def mesh_of(settings: Settings) -> Mesh:
     """Return the axes that the settings give the processes."""
-    processes = layout_of(settings).processes
+    processes = settings.layout.processes
     if active("megatron", settings):
         sizes = {
             "cp": int(settings["megatron_lm_context_parallel_size"] or 1),

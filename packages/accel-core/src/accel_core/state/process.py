@@ -119,7 +119,7 @@ class PartialState(FunctionControl):
         PartialState._shared_state.clear()
         world.forget()
 
-    def _find_world(self) -> World:
+    def _find_world(self) -> world.World:
         _ = self.distributed_type  # a state that was reset says so, and finds no other world
         return world.ensure()
 

@@ -73,7 +73,7 @@ sys.exit(child.exitcode)
 ASKED = """
 save(target, full)
 try:
-    folder.background.finish()
+    background.finish()
 except CheckpointError as failure:
     print("told", failure)
 notes.close()

@@ -98,14 +98,14 @@ def test_a_folder_that_goes_while_it_is_asked_again(
 ) -> None:
     """The last question, whether the save that was read still counts, is asked of a folder that just went."""
     series = Series(tmp_path, monkeypatch)
-    found, asked = commit.holdings, []
+    found, asked = commit.saves_of, []
 
-    def holdings(target: Path) -> list[commit.Held]:
+    def saves_of(target: Path) -> list[commit.FoundSave]:
         asked.append(target)
         if len(asked) == 2:
             raise error(2, "gone", str(target))
         return found(target)
 
-    monkeypatch.setattr(commit, "holdings", holdings)
+    monkeypatch.setattr(commit, "saves_of", saves_of)
     assert series.load("checkpoint_1", 0) == 1
     assert len(asked) > 2

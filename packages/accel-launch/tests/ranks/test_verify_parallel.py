@@ -99,6 +99,26 @@ def test_a_gradient_that_nobody_reduces_is_found(name: str, tmp_path: Path) -> N
     assert first.certain
 
 
+@pytest.mark.parametrize("layout", ["dp2", "fsdp2"])
+@pytest.mark.parametrize("name", ["experts", "hooked", "factored", "whole"])
+def test_what_sharding_may_lose_is_equal_or_refused(name: str, layout: str, tmp_path: Path) -> None:
+    """Experts that differ by rank and optimizers that see whole matrices train as on one process.
+
+    What shards lose, hooks and the statistics of Adafactor, is written down as refused.
+    """
+    given = f"{VERIFIED}:{name}"
+    if layout == "fsdp2" and name in ("hooked", "factored"):
+        with pytest.raises(AssertionError, match="PreparationError"):
+            recorded(tmp_path / "ranks", given, layout_asked(layout))
+        ranks = read_run(tmp_path / "ranks")
+        assert (ranks.refused, ranks.steps) == (True, [])
+        assert {"hooked": "hooks of 0.experts.0.weight", "factored": "torch.Adafactor"}[name] in str(ranks.note)
+        return
+    alone, ranks = recorded(tmp_path / "one", given), recorded(tmp_path / "ranks", given, layout_asked(layout))
+    assert compare(alone, ranks) == []
+    assert [len(run.steps) for run in (alone, ranks)] == [2, 2]
+
+
 def test_noise_of_each_rank_is_named_and_excuses_no_fault(one: Run, tmp_path: Path) -> None:
     """What ranks draw by themselves makes losses incomparable, on that line; a missing reduction stays a difference."""
     (layout,) = layouts_asked("dp2", 2)

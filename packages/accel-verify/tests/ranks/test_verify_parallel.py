@@ -101,6 +101,26 @@ def test_a_gradient_that_nobody_reduces_is_found(name: str, tmp_path: Path) -> N
     assert first.certain
 
 
+@pytest.mark.parametrize("layout", ["dp2", "fsdp2"])
+@pytest.mark.parametrize("name", ["experts", "hooked", "factored", "whole"])
+def test_what_sharding_may_lose_is_equal_or_refused(name: str, layout: str, tmp_path: Path) -> None:
+    """Experts that differ by rank and optimizers that see whole matrices train as on one process.
+
+    What shards lose, hooks and the statistics of Adafactor, is written down as refused.
+    """
+    given = f"{VERIFIED}:{name}"
+    if layout == "fsdp2" and name in ("hooked", "factored"):
+        with pytest.raises(AssertionError, match="PreparationError"):
+            recorded(tmp_path / "ranks", given, requested_layout(layout))
+        ranks = read_run(tmp_path / "ranks")
+        assert (ranks.refused, ranks.steps) == (True, [])
+        assert {"hooked": "hooks of 0.experts.0.weight", "factored": "torch.Adafactor"}[name] in str(ranks.note)
+        return
+    alone, ranks = recorded(tmp_path / "one", given), recorded(tmp_path / "ranks", given, requested_layout(layout))
+    assert compare(alone, ranks) == []
+    assert [len(run.steps) for run in (alone, ranks)] == [2, 2]
+
+
 def test_noise_of_each_rank_is_named_and_excuses_no_fault(one: RecordedRun, tmp_path: Path) -> None:
     """What ranks draw by themselves makes losses incomparable, on that line; a missing reduction stays a difference."""
     (layout,) = requested_layouts("dp2", 2)
@@ -153,24 +173,6 @@ def test_a_rate_that_is_scaled_by_the_number_of_processes(one: RecordedRun, tmp_
     message = str(compare(one, ranks)[0])
     assert message.startswith("step 1, learning rate of group 0: 0.02 on rank 0 instead of 0.01; a script that scales")
     assert compare(recorded(tmp_path / "many", f"{VERIFIED}:scaled", counts=True), ranks) == []
-
-
-def test_experts_of_which_ranks_use_different_ones_are_equal(tmp_path: Path) -> None:
-    """Each expert gets the gradient of its own samples under FSDP 2, whichever rank read them."""
-    alone = recorded(tmp_path / "one", f"{VERIFIED}:experts", steps=4)
-    ranks = recorded(tmp_path / "ranks", f"{VERIFIED}:experts", requested_layout("fsdp2"), steps=4)
-    assert compare(alone, ranks) == []
-    assert len(ranks.steps) == 4
-
-
-@pytest.mark.parametrize(("target", "named"), [("hooked", "head.weight"), ("not_elementwise", "Adafactor")])
-def test_what_shards_would_change_is_refused_by_name(target: str, named: str, tmp_path: Path) -> None:
-    """A hook on a gradient, and an optimizer that looks at whole matrices, end before the first step on every rank."""
-    with pytest.raises(AssertionError, match=named):
-        recorded(tmp_path / "ranks", f"{VERIFIED}:{target}", requested_layout("fsdp2"))
-    ranks = read_run(tmp_path / "ranks")
-    assert (ranks.refused, ranks.trained, ranks.steps) == (True, False, [])
-    assert named in str(ranks.note)
 
 
 def test_what_a_strategy_refuses_is_written_down(tmp_path: Path) -> None:

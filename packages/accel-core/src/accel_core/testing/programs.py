@@ -45,7 +45,7 @@ class Program(Popen[str]):
 
     def _internal_poll(self, *_: object, **__: object) -> int | None:
         if self.returncode is None:
-            self.returncode = self._process.exitcode  # type: ignore[assignment]
+            self.returncode = self._process.exitcode
         return self.returncode
 
     def _wait(self, timeout: float | None) -> int:

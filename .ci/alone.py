@@ -4,11 +4,18 @@ None of the strangers can be imported, the wheel brought every file that lies in
 modules imports with what the requirements (with commas between) bring: all else that is installed is hidden.
 """
 
+import contextlib
 import importlib.util
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
-from importlib.metadata import Distribution, DistributionFinder, distribution, packages_distributions
+from importlib.metadata import (
+    Distribution,
+    DistributionFinder,
+    PackageNotFoundError,
+    distribution,
+    packages_distributions,
+)
 from pathlib import Path
 from types import ModuleType
 
@@ -45,11 +52,17 @@ def needs(requirements: Iterable[Requirement]) -> set[str]:
         if name in found and one.extras <= found[name]:
             continue
         found.setdefault(name, set()).update(one.extras)
-        for text in distribution(name).requires or ():
-            other = Requirement(text)
-            if other.marker is None or any(other.marker.evaluate({"extra": extra}) for extra in ("", *one.extras)):
-                waiting.append(other)
+        with contextlib.suppress(PackageNotFoundError):  # of an extra: a module that wants it will not import
+            waiting.extend(declared(distribution(name), one.extras))
     return set(found)
+
+
+def declared(found: Distribution, extras: set[str]) -> Iterator[Requirement]:
+    """Return what a distribution requires here, with some of its extras."""
+    for text in found.requires or ():
+        other = Requirement(text)
+        if other.marker is None or any(other.marker.evaluate({"extra": extra}) for extra in ("", *extras)):
+            yield other
 
 
 def main(source: Path, requirements: list[str], strangers: list[str]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from accel_core.accelerator import Accelerator
 from accel_core.errors import ConfigurationError, DeviceUnavailableError
 from accel_core.host.environ import patch_environment
 from accel_core.mesh.layout import Layout
+from accel_core.options import engines as table
 from accel_core.options.enums import DistributedType
 from accel_core.plugins.deepspeed import DeepSpeedPlugin
 from accel_core.plugins.fsdp import FullyShardedDataParallelPlugin
@@ -19,7 +21,7 @@ from accel_core.plugins.handlers import KwargsHandler
 from accel_core.random import set_seed
 from accel_core.state import AcceleratorState, PartialState
 from accel_core.strategies import registry
-from accel_core.strategies.registry import ORDER, Row, register_strategy
+from accel_core.strategies.registry import register_strategy
 from accel_core.strategies.single import SingleStrategy
 
 pytestmark = pytest.mark.usefixtures("fresh_state")
@@ -58,12 +60,11 @@ class Foreign(SingleStrategy):
 def engines(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give the rows of two engines a strategy, and forget what a test registers and sets."""
     homes = {"fsdp": f"{__name__}:Sharded", "deepspeed": f"{__name__}:Sped"}
-    rows = tuple(
-        Row(row.name, homes.get(row.name, row.home), row.plugin, row.flag, row.shown_as, row.claims) for row in ORDER
-    )
-    monkeypatch.setattr(registry, "ORDER", rows)
+    rows = {name: replace(row, strategy=homes.get(name, row.strategy)) for name, row in table.engines().items()}
+    monkeypatch.setattr(table, "engines", lambda: rows)
+    monkeypatch.setattr(registry, "engines", lambda: rows)
     monkeypatch.setattr(registry, "_registered", {})
-    monkeypatch.setattr(registry, "_load", _load_here(registry._load))
+    monkeypatch.setattr(registry, "load", _load_here(registry.load))
     for flag in FLAGS:
         monkeypatch.setenv(flag, "")
 

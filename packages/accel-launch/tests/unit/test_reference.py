@@ -37,7 +37,8 @@ def test_one_row_makes_an_option(tmp_path: Path) -> None:
     table.write_text(table.read_text() + ROW)
     shutil.copy(SCRIPT, tmp_path)
     (tmp_path / "train.py").touch()
-    variables = {**os.environ, "PYTHONPATH": str(tmp_path / "src"), "HF_HOME": str(tmp_path), "FSDP_COLOR": ""}
+    paths = os.pathsep.join([str(tmp_path / "src"), os.environ.get("PYTHONPATH", "")])
+    variables = {**os.environ, "PYTHONPATH": paths, "HF_HOME": str(tmp_path), "FSDP_COLOR": ""}
 
     def run(*words: str, answers: str = "", **more: str) -> str:
         done = subprocess.run(

@@ -70,7 +70,7 @@ def test_the_version_chooses_the_way_to_shard() -> None:
     assert choose(Request(2, (FullyShardedDataParallelPlugin(),))).strategy is FullyShardedWrapperStrategy
     plugin = FullyShardedDataParallelPlugin(fsdp_version=2)
     choice = choose(Request(2, (plugin,)))
-    assert (choice.strategy, choice.plugins, choice.shown_as) == (FullyShardStrategy, (plugin,), "fsdp_plugin")
+    assert (choice.strategy, choice.plugins, choice.argument) == (FullyShardStrategy, (plugin,), "fsdp_plugin")
     with patch_environment(ACCELERATE_USE_FSDP="true", FSDP_VERSION="2"):
         choice = choose(Request(1))
     assert (choice.strategy, choice.plugins[0].fsdp_version) == (FullyShardStrategy, 2)
@@ -102,7 +102,7 @@ def test_deepspeed_is_chosen_without_importing_it() -> None:
     """A plugin, or the variable of a launcher, asks for DeepSpeed; the library is imported with the first engine."""
     plugin = DeepSpeedPlugin()
     choice = choose(Request(1, (plugin,)))
-    assert (choice.strategy.name, choice.plugins, choice.shown_as) == ("deepspeed", (plugin,), "deepspeed_plugins")
+    assert (choice.strategy.name, choice.plugins, choice.argument) == ("deepspeed", (plugin,), "deepspeed_plugin")
     with patch_environment(ACCELERATE_USE_DEEPSPEED="true", ACCELERATE_DEEPSPEED_ZERO_STAGE="3"):
         assert choose(Request(2)).plugins[0].zero_stage == 3
     assert "deepspeed" not in sys.modules

@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from accel_core.errors import ConfigurationError
+from accel_core.options.engines import PUBLIC, engines, require
 from accel_core.options.enums import ComputeEnvironment, SageMakerDistributedType
 from accel_launch.settings import document
 from accel_launch.settings.devices import SEVERAL_DEVICES
@@ -20,7 +21,7 @@ from accel_launch.settings.migrate import SCHEMA, migrate
 from accel_launch.settings.model import Setting
 from accel_launch.settings.reading import read_text, shortened
 from accel_launch.settings.resolve import Resolved, read
-from accel_launch.settings.table import BY_KEY, BY_PATH
+from accel_launch.settings.table import ALL, BY_KEY, BY_PATH, ENGINES
 
 __all__ = ["CLUSTER_ONLY", "ConfigFile", "as_document", "check_keys", "load", "read_document", "sections", "write"]
 
@@ -53,9 +54,8 @@ SAGEMAKER_ONLY = {
 """Keys that a file for SageMaker has beyond the others."""
 
 _ENGINE_OF_TYPE = {
-    "DEEPSPEED": "use_deepspeed",
-    "FSDP": "use_fsdp",
-    "MEGATRON_LM": "use_megatron_lm",
+    **{known.word.upper(): f"use_{known.word}" for known in PUBLIC if known.files},
+    **{engine.label: engine.switch for engine in engines().values() if engine.label and engine.switch},
     "XLA": "tpu",
     **dict.fromkeys(SEVERAL_DEVICES, "multi_gpu"),
     "MULTI_CPU": "cpu",
@@ -182,6 +182,10 @@ def check_keys(file: ConfigFile) -> None:
     grouped = sections()
     for key, value in file.config.items():
         if key not in top:
+            if value not in (None, {}):  # Accelerate writes empty sections of engines that a run does not use
+                require(key.removesuffix("_config"), file.where(key))
+            elif key in _SECTIONS:
+                continue
             raise _unknown(file, (key,), top)
         if key not in grouped or value is None:
             continue
@@ -190,16 +194,15 @@ def check_keys(file: ConfigFile) -> None:
                 f"{file.where(key)}: {key} groups settings; got {shortened(value)}. Write its settings below "
                 "it, indented."
             )
-        known = {path[1] for path in BY_PATH if path[0] == key and len(path) > 1} | _PLUGIN_KEYS.get(key, set())
+        known = {row.path[1] for row in (*ALL, *ENGINES) if row.path[:1] == (key,) and len(row.path) > 1}
+        known |= _OTHER_KEYS.get(key, set())
         for inner in value:
             if inner not in known:
                 raise _unknown(file, (key, inner), known)
 
 
-_PLUGIN_KEYS = {
-    "mpirun_config": {"mpirun_ccl"},
-    "deepspeed_config": {"deepspeed_multinode_launcher", "gradient_accumulation_steps", "gradient_clipping"},
-}
+_OTHER_KEYS = {"mpirun_config": {"mpirun_ccl"}}
+_SECTIONS = {f"{known.word}_config" for known in PUBLIC}
 
 
 def _unknown(file: ConfigFile, keys: tuple[str, ...], known: set[str]) -> ConfigurationError:
@@ -240,7 +243,8 @@ def _check_kinds(file: ConfigFile) -> None:
         )
 
 
-_HARDWARE = {"cpu", "multi_gpu", "tpu", "use_deepspeed", "use_fsdp", "use_megatron_lm"}
+_HARDWARE = {key for key in _ENGINE_OF_TYPE.values() if key}
+_WITH_AXES = {engine.switch for engine in engines().values() if engine.takes_axes}
 
 
 def _type(file: ConfigFile) -> str:
@@ -252,9 +256,9 @@ def _type(file: ConfigFile) -> str:
 def _hardware(file: ConfigFile, written: set[str]) -> dict[str, Resolved]:
     kind, place = _type(file), file.where("distributed_type")
     found: dict[str, Resolved] = {}
-    if not written & (_HARDWARE - {"use_megatron_lm"}) and _ENGINE_OF_TYPE.get(kind):
+    if not written & _HARDWARE and _ENGINE_OF_TYPE.get(kind):
         found[_ENGINE_OF_TYPE[kind]] = Resolved(True, "file", place)
-    if file.config.get("parallelism_config") and (found.get("use_fsdp") or "use_fsdp" in written):
+    if file.config.get("parallelism_config") and _WITH_AXES & {*found, *written}:
         found["use_parallelism_config"] = Resolved(True, "file", file.where("parallelism_config"))
     return found
 
@@ -273,8 +277,6 @@ def _value(setting: Setting, value: object, where: str) -> Any:
         value = ",".join(map(str, value))
     if value is False and "no" in setting.choices:
         return "no"
-    if isinstance(value, bool) and setting.engine == "megatron":
-        return value
     return read(setting, str(value), where)
 
 

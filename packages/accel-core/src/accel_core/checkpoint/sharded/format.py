@@ -17,7 +17,7 @@ __all__ = ["SHARDED", "ShardedFormat", "holds_shards"]
 
 def holds_shards(source: Source) -> bool:
     """Return whether FSDP wrote the models of a checkpoint: in shards, whole under its own names, or rank by rank."""
-    return any((names.engine_of(name) or "").startswith("FSDP") for name in source.files())
+    return any(names.engine_of(name) == "FSDP" for name in source.files())
 
 
 class ShardedFormat(PlainFormat):

@@ -13,8 +13,8 @@ import torch
 from accel_core.errors import ConfigurationError, EngineUnavailableError, PreparationError
 from accel_core.mesh.layout import Layout
 from accel_core.optim.optimizer import AcceleratedOptimizer
-from accel_core.options import engines
 from accel_core.options.enums import DistributedType
+from accel_core.options.megatron_row import ENGINE
 from accel_core.plugins.megatron import MegatronLMDummyScheduler, MegatronLMPlugin
 from accel_core.plugins.parallelism import ParallelismConfig
 from accel_core.precision import registry as precisions
@@ -63,7 +63,7 @@ class MegatronStrategy(Strategy):
             EngineUnavailableError: A mesh was passed besides the degrees.
             MissingDependencyError: megatron-core is not installed.
         """
-        engines.named("megatron").require()
+        ENGINE.require()
         arguments.refuse_unhonored(plugin)
         if parallelism is not None and parallelism.total_size > 1:
             raise EngineUnavailableError(

@@ -13,13 +13,13 @@ from accel_core.devices import xla
 from accel_core.errors import CheckpointError, ConfigurationError, PreparationError
 from accel_core.mesh.layout import Layout
 from accel_core.optim.optimizer import Stepper
+from accel_core.options.engines import engines
 from accel_core.plugins.parallelism import ParallelismConfig
 from accel_core.strategies import placement, recipe
 from accel_core.strategies.averaging import Averaging
 from accel_core.strategies.bundle import Bundle
 from accel_core.strategies.mesh.strategy import MeshStrategy
 from accel_core.strategies.parts import Parts
-from accel_core.strategies.xla import WRAPPERS
 
 __all__ = ["XlaStrategy"]
 
@@ -142,7 +142,7 @@ class XlaStrategy(MeshStrategy):
 
 def _is_sharded(model: torch.nn.Module) -> bool:
     """Return whether torch_xla shards a model; its classes are looked up only where they were imported."""
-    for wrapper in WRAPPERS:
+    for wrapper in engines()["xla"].containers:
         home, _, name = wrapper.partition(":")
         kind = getattr(sys.modules.get(home), name, None)
         if kind is not None and isinstance(model, kind):

@@ -429,7 +429,7 @@ def deepspeed(session: nox.Session) -> None:
         ("newcomer", "deepspeed"),
     ]
     clients = [ROOT / "tests-integration" / folder / f"test_{name}.py" for folder, name in together]
-    verified = PACKAGES["accel-launch"].folder / "tests" / "ranks" / "test_verify_parallel.py"
+    verified = PACKAGES["accel-verify"].folder / "tests" / "ranks" / "test_verify_parallel.py"
     shared = f"{verified}::test_sequences_that_ranks_share_are_equal_to_one_process"
     chosen = session.posargs or [*own, in_core / "unit" / "strategies" / "deepspeed", shared, *clients]
     pytest(environment, "deepspeed", *chosen, env={"DS_ACCELERATOR": "cpu"})
@@ -633,7 +633,7 @@ def trackers(session: nox.Session) -> None:
 @nox.session(venv_backend="none", default=False)
 def docs(session: nox.Session) -> None:
     """Build the documentation site into `dist/site`, strictly; `nox -s docs -- serve` shows it while you write."""
-    read = ["accel-launch", "accel-bigmodel", "accel-trackers"]  # the packages whose commands are imported, not torch
+    read = ["accel-verify", "accel-bigmodel", "accel-trackers"]  # the packages whose commands are imported, not torch
     needed = {text for name in read for text in PACKAGES[name].third_party if Requirement(text).name != "torch"}
     environment = Environment(session, "docs").provide(sorted(needed.union(GROUPS["docs"])), [])
     command = session.posargs or ["build", "--strict"]
@@ -661,7 +661,19 @@ def casts(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none", default=False)
 def release(session: nox.Session) -> None:
-    """Bump one package: version file, changelog, dependants' ranges: `nox -s release -- accel-core minor`."""
+    """Bump one package: version file, changelog, dependants' ranges: `nox -s release -- accel-core minor`.
+
+    Without arguments nothing is bumped: every wheel and sdist is built as for a release, and twine checks them.
+    """
+    if not session.posargs:
+        folder = WORKSHOP / "release"
+        shutil.rmtree(folder, ignore_errors=True)
+        environment = Environment(session, "build").provide(GROUPS["build"], [])
+        for package in PACKAGES.values():
+            with session.chdir(package.folder):
+                environment.run("hatch", "build", folder, silent=True)
+        environment.run("twine", "check", "--strict", *sorted(folder.iterdir()))
+        return
     single_package(session)
     environment = Environment(session, "release").provide(["packaging"], [])
     environment.run("python", ROOT / ".ci" / "release.py", *session.posargs, "--root", ROOT)

@@ -3,7 +3,7 @@
 Run by `nox -s house`. Columns: lines and code lines of a package's source; median and largest file (lines); functions
 over 50 lines without their docstring; share of annotations that are a bare `Any`; names that nothing uses (vulture,
 less those of Accelerate's public interface and of `.ci/house-allowed.txt`); private names of torch; comments per 100
-code lines.
+code lines; lines that are left under the package's ceiling. Ceilings stand in `.ci/ceilings.txt`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import statistics
 import subprocess
 import sys
 import tokenize
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,8 +26,10 @@ ALLOWED = ROOT / ".ci" / "house-allowed.txt"
 SURFACE = ROOT / "packages" / "accel-compat" / "tests" / "surface" / "surface.json"
 LONGEST_FUNCTION = 50
 MOST_LONG_FUNCTIONS = 10
+CEILINGS = ROOT / ".ci" / "ceilings.txt"
 MOST_BARE_ANY = 5.0
-MOST_CORE_LINES = 20_000
+FEW_ANNOTATIONS = 40
+"""A folder with fewer annotations is not held to the share of bare `Any`: one would be a lot."""
 
 _BESIDE_CODE = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING,
@@ -43,9 +46,9 @@ class Findings:
     Attributes:
         files: Lines of each file, by path.
         code: Lines that hold code: no blank lines, comments or docstrings.
-        comments: Comments that are no directives for a tool.
-        slots: Annotations of arguments, results and variables.
-        bare: Annotations that are `Any` alone, or `Any | None`.
+        comments: Comments that are not directives for a tool.
+        slots: Annotations of arguments, results and variables, by folder.
+        bare: Where an annotation is `Any` alone, or `Any | None`, by folder.
         long: Functions over the limit, as (lines, where).
         private: Private names of torch, with the files that import them.
         dead: Names that nothing uses.
@@ -54,8 +57,8 @@ class Findings:
     files: dict[Path, int] = field(default_factory=dict)
     code: int = 0
     comments: int = 0
-    slots: int = 0
-    bare: list[str] = field(default_factory=list)
+    slots: Counter[Path] = field(default_factory=Counter)
+    bare: dict[Path, list[str]] = field(default_factory=dict)
     long: list[tuple[int, str]] = field(default_factory=list)
     private: dict[str, set[str]] = field(default_factory=dict)
     dead: list[str] = field(default_factory=list)
@@ -68,7 +71,20 @@ class Findings:
     @property
     def bare_share(self) -> float:
         """Per cent of annotations that are a bare `Any`."""
-        return 100 * len(self.bare) / max(self.slots, 1)
+        return 100 * sum(map(len, self.bare.values())) / max(self.slots.total(), 1)
+
+    @property
+    def bare_shares(self) -> dict[Path, float]:
+        """The same for each folder, without those that have few annotations."""
+        return {
+            folder: 100 * len(self.bare.get(folder, [])) / count
+            for folder, count in self.slots.items()
+            if count >= FEW_ANNOTATIONS
+        }
+
+    def lines_in(self, folder: Path) -> int:
+        """Lines of the files in a folder, and in the folders in it."""
+        return sum(count for path, count in self.files.items() if path.is_relative_to(folder))
 
 
 def read(folder: Path) -> Findings:
@@ -105,14 +121,14 @@ def _look_at(node: ast.AST, path: Path, found: Findings) -> None:
         arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs, node.args.vararg, node.args.kwarg]
         own = [argument for argument in arguments if argument is not None and argument.arg not in ("self", "cls")]
         for annotation in [*(argument.annotation for argument in own), node.returns]:
-            _count_annotation(annotation, f"{path}:{node.lineno} {node.name}", found)
+            _count_annotation(annotation, path, f"{node.lineno} {node.name}", found)
         documented = isinstance(node.body[0], ast.Expr) and isinstance(node.body[0].value, ast.Constant)
         text = (node.body[0].end_lineno or 0) - node.body[0].lineno + 1 if documented else 0
         length = (node.end_lineno or node.lineno) - node.lineno + 1 - text
         if length > LONGEST_FUNCTION:
             found.long.append((length, f"{path}:{node.lineno} {node.name}"))
     elif isinstance(node, ast.AnnAssign):
-        _count_annotation(node.annotation, f"{path}:{node.lineno}", found)
+        _count_annotation(node.annotation, path, f"{node.lineno}", found)
     elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "torch":
         for alias in node.names:
             if any(part.startswith("_") for part in f"{node.module}.{alias.name}".split(".")):
@@ -121,12 +137,30 @@ def _look_at(node: ast.AST, path: Path, found: Findings) -> None:
         found.private.setdefault(ast.unparse(node), set()).add(path.name)
 
 
-def _count_annotation(annotation: ast.expr | None, where: str, found: Findings) -> None:
+def _count_annotation(annotation: ast.expr | None, path: Path, where: str, found: Findings) -> None:
     if annotation is None:
         return
-    found.slots += 1
+    found.slots[path.parent] += 1
     if ast.unparse(annotation).strip("\"'") in ("Any", "Any | None"):
-        found.bare.append(where)
+        found.bare.setdefault(path.parent, []).append(f"{path}:{where}")
+
+
+@dataclass(frozen=True)
+class Ceiling:
+    """How much a folder may hold: its lines, those of the folders in it included, and per cent of bare `Any` in it."""
+
+    lines: int
+    bare: float = MOST_BARE_ANY
+
+
+def ceilings() -> dict[Path, Ceiling]:
+    """Return the ceilings by folder: a line has a folder of `packages`, its lines, its bare `Any` if over 5."""
+    found = {}
+    for line in CEILINGS.read_text().splitlines():
+        words = line.split("#")[0].split()
+        if words:
+            found[Path("packages", words[0])] = Ceiling(int(words[1]), *map(float, words[2:]))
+    return found
 
 
 def public_names() -> set[str]:
@@ -195,14 +229,17 @@ def table(all_found: dict[str, Findings]) -> str:
         "dead",
         "private torch",
         "comments",
+        "room",
     )
     rows = [head]
+    limits = ceilings()
     for name, found in all_found.items():
         largest, length = max(found.files.items(), key=lambda item: item[1])
         rows.append((
             name, f"{found.lines:,}", f"{found.code:,}", f"{statistics.median(found.files.values()):.0f}",
             f"{largest.name} {length}", str(len(found.long)), f"{found.bare_share:.1f} %", str(len(found.dead)),
             str(len(found.private)), f"{100 * found.comments / max(found.code, 1):.1f}",
+            f"{limits[Path('packages', name)].lines - found.lines:,}",
         ))  # fmt: skip
     widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
     return "\n".join(
@@ -223,11 +260,21 @@ def breaches(all_found: dict[str, Findings]) -> list[str]:
     if len(long) > MOST_LONG_FUNCTIONS:
         sentences.append(f"{len(long)} functions have over {LONGEST_FUNCTION} lines; {MOST_LONG_FUNCTIONS} may:")
         sentences += [f"  {length} lines: {where}" for length, where in long]
-    for name, found in all_found.items():
-        if found.bare_share > MOST_BARE_ANY:
+    limits = ceilings()
+    for folder, limit in limits.items():
+        lines = all_found[folder.parts[1]].lines_in(ROOT / folder) if folder.parts[1] in all_found else 0
+        if lines > limit.lines:
             sentences.append(
-                f"{name}: {found.bare_share:.1f} % of annotations are a bare Any; {MOST_BARE_ANY} % may be"
+                f"{folder}: {lines:,} lines, {lines - limit.lines:,} over its ceiling of {limit.lines:,}. Take "
+                "lines away, or raise it in .ci/ceilings.txt in a commit that says why."
             )
+        if not lines:
+            sentences.append(f"{folder} has a ceiling and no source. Take its line out of .ci/ceilings.txt.")
+    shares = {folder: share for found in all_found.values() for folder, share in found.bare_shares.items()}
+    for folder, share in shares.items():
+        most = limits[folder].bare if folder in limits else MOST_BARE_ANY
+        if share > most:
+            sentences.append(f"{folder}: {share:.1f} % of annotations are a bare Any; {most} % may be")
     return sentences
 
 
@@ -249,7 +296,8 @@ def main() -> int:
         all_found[name].dead = names
     print(table(all_found))
     for found in all_found.values() if options.list else ():
-        kept = {"any": found.bare, "dead": found.dead, "long": found.long, "private": sorted(found.private.items())}
+        bare = [where for places in found.bare.values() for where in places]
+        kept = {"any": bare, "dead": found.dead, "long": found.long, "private": sorted(found.private.items())}
         print("\n".join(map(str, kept[options.list])))
     broken = breaches(all_found)
     if options.check and broken:

@@ -27,13 +27,14 @@ ROOT = Path(__file__).resolve().parents[2]
 
 NOT_IN_NAV = InclusionLevel.NOT_IN_NAV
 
-CONTRIBUTED = {
-    "check-resume": "accel_launch.resume.command",
-    "estimate-memory": "accel_bigmodel.commands.estimate",
-    "plan": "accel_bigmodel.commands.plan",
-    "trackers": "accel_trackers.command",
+PROJECTS = [tomllib.loads(path.read_text())["project"] for path in sorted((ROOT / "packages").glob("*/pyproject.toml"))]
+
+CONTRIBUTED: dict[str, str] = {
+    name: place
+    for project in PROJECTS
+    for name, place in project.get("entry-points", {}).get("accel.commands", {}).items()
 }
-"""Commands that accel finds by entry point, which only an installed package has."""
+"""Commands that accel finds by entry point, which only an installed package has, each with its place."""
 
 
 def make_importable() -> None:
@@ -47,7 +48,9 @@ def commands() -> str:
     cli = import_module("accel_launch.cli")
     lines: list[str] = []
     for name in cli.BUILT_IN:
-        command = import_module(CONTRIBUTED[name]) if name in CONTRIBUTED else cli.find_command(name)
+        module, _, attribute = CONTRIBUTED.get(name, "").partition(":")
+        command = import_module(module) if module else cli.find_command(name)
+        command = getattr(command, attribute) if attribute else command
         parser = cli.build_parser(command)
         lines += [f"## accel {name}", "", parser.description, ""]
         if name == "launch":
@@ -125,8 +128,7 @@ def errors() -> str:
 def requirements() -> str:
     """Return the table of what each package needs, from its metadata."""
     rows = []
-    for path in sorted((ROOT / "packages").glob("*/pyproject.toml")):
-        project = tomllib.loads(path.read_text())["project"]
+    for project in PROJECTS:
         needs = ", ".join(f"`{text}`" for text in project["dependencies"])
         extras = ", ".join(f"`[{name}]`" for name in project.get("optional-dependencies", {}))
         rows.append((project["name"], f"`{project['requires-python']}`", needs, extras))
@@ -135,10 +137,9 @@ def requirements() -> str:
 
 def packages_diagram() -> str:
     """Return the diagram of the packages, from their metadata."""
-    projects = [tomllib.loads(path.read_text())["project"] for path in (ROOT / "packages").glob("*/pyproject.toml")]
-    ours = {project["name"] for project in projects}
+    ours = {project["name"] for project in PROJECTS}
     needs = {
-        project["name"]: {re.split(r"[^\w-]", text)[0] for text in project["dependencies"]} for project in projects
+        project["name"]: {re.split(r"[^\w-]", text)[0] for text in project["dependencies"]} for project in PROJECTS
     }
     return _drawing(diagrams.packages({name: needs[name] & ours for name in sorted(needs)}))
 

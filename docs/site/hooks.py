@@ -41,7 +41,7 @@ PAGES = {
 }
 """Pages that lie elsewhere in the repository, and where they are on the site."""
 
-_LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)#\s]+)(#[^)\s]*)?\)")
+_LINK = re.compile(r"\[([^\]]*)\]\(([^)#\s]+)(#[^)\s]*)?\)")
 _MARK = re.compile(r"^<!-- accel: (\w+) -->$", re.MULTILINE)
 _FENCE = re.compile(r"^( *)(```|~~~).*?^\1\2$", re.MULTILINE | re.DOTALL)
 _LANGUAGES = {".py": "python", ".json": "json", ".toml": "toml", ".sh": "bash", ".yaml": "yaml", ".txt": "text"}
@@ -137,6 +137,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         if target is None:
             return match[0]
         uri = PAGES.get(target) or (target.removeprefix("docs/") if target.startswith("docs/") else None)
+        if uri is None and match.string[match.start() - 1 : match.start()] == "!":
+            return match[0]
         uri = uri or f"source/{target}.md"
         if files.get_file_from_path(uri) is None and (ROOT / target).exists():
             return f"`{target}`" if match[1].strip("`") == target else f"{match[1]} (`{target}`)"  # a folder

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from accel_core.testing.world import run
-from accel_launch.verify.comparison import compare, tolerance_of
-from accel_launch.verify.layouts import layout_asked
-from accel_launch.verify.records import Run, read_run
-from accel_launch.verify.run import variables_of
+from accel_verify.parallel.comparison import compare, tolerance_of
+from accel_verify.parallel.layouts import layout_asked
+from accel_verify.parallel.records import Run, read_run
+from accel_verify.parallel.run import variables_of
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "tutorials" / "verify-parallel.md"
@@ -19,7 +19,7 @@ PAGE = ROOT / "docs" / "tutorials" / "verify-parallel.md"
 
 def _record(folder: str, parts: int) -> None:
     """Record the example on a rank."""
-    from accel_launch.verify.recorder import main
+    from accel_verify.parallel.recorder import main
 
     main([folder, "3", str(parts), "0", str(ROOT / "examples" / "train_digits.py"), "--folder", f"{folder}/run"])
 

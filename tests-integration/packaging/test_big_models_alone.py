@@ -15,7 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from accel_bigmodel import init_empty_weights, load_checkpoint_and_dispatch, plan_device_map
 from accel_bigmodel.plan_for import plan_checkpoint
 
-for stranger in ("accel", "accelerate", "accel_launch", "accel_quant", "accel_trackers"):
+for stranger in ("accel", "accelerate", "accel_launch", "accel_quant", "accel_trackers", "accel_verify"):
     assert importlib.util.find_spec(stranger) is None, stranger
 
 folder = Path(sys.argv[1])

@@ -15,6 +15,7 @@ MODULES = {
     "accel-launch": "accel_launch",
     "accel-quant": "accel_quant",
     "accel-trackers": "accel_trackers",
+    "accel-verify": "accel_verify",
 }
 Built = dict[str, tuple[Path, Path]]
 

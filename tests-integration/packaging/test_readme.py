@@ -13,9 +13,10 @@ NEEDS = {
     "accel-launch": {"accel-core"},
     "accel-trackers": {"accel-core"},
     "accel-quant": {"accel-core", "accel-bigmodel"},
-    "accel-all": {"accel-core", "accel-bigmodel", "accel-launch", "accel-trackers", "accel-quant"},
-    "accel-compat": {"accel-core", "accel-bigmodel", "accel-launch", "accel-trackers", "accel-quant", "accel-all"},
+    "accel-verify": {"accel-core", "accel-launch"},
+    "accel-all": {"accel-core", "accel-bigmodel", "accel-launch", "accel-trackers", "accel-quant", "accel-verify"},
 }
+NEEDS["accel-compat"] = {*NEEDS["accel-all"], "accel-all"}
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("packages/*/README.md")), *sorted(ROOT.glob("docs/**/*.md"))]
 
 
@@ -26,7 +27,7 @@ def install_lines() -> list[tuple[str, str]]:
         lines += [
             (page.relative_to(ROOT).as_posix(), line)
             for line in page.read_text().splitlines()
-            if "pip install" in line and re.search(r"\baccel-(core|bigmodel|launch|trackers|quant|all|compat)\b", line)
+            if "pip install" in line and re.search(r"\baccel-\w+\b|requirements\.txt", line)
         ]
     return lines
 
@@ -45,7 +46,8 @@ def test_an_install_line_names_all_that_it_needs(page: str, line: str) -> None:
     if "--no-index" in line:
         assert "--find-links dist" in line
         return
-    named = set(re.findall(r"packages/(accel-\w+)", line))
+    listed = (ROOT / "requirements.txt").read_text() if "-r requirements.txt" in line else ""
+    named = set(re.findall(r"packages/(accel-\w+)", line + listed))
     assert named, f"{page}: names no local folder: {line}"
     for name in named:
         assert NEEDS[name] <= named, f"{page}: {name} needs {sorted(NEEDS[name] - named)} in the same command"
@@ -53,7 +55,25 @@ def test_an_install_line_names_all_that_it_needs(page: str, line: str) -> None:
 
 def test_there_are_three_ways_to_install() -> None:
     """The README shows big models alone, everything, and a pinned package."""
-    assert len([line for page, line in install_lines() if page == "README.md"]) >= 3
+    lines = " ".join(line for page, line in install_lines() if page == "README.md")
+    assert all(words in lines for words in ("-r requirements.txt", "./packages/accel-bigmodel", "--no-index"))
+
+
+def test_the_figures_are_those_that_were_measured() -> None:
+    """Each figure of the README's table stands in the section of the benchmark that the row names."""
+    text = (ROOT / "README.md").read_text()
+    table = text[text.index("<!-- figures -->") : text.index("<!-- end of figures -->")]
+    results = (ROOT / "benchmarks" / "RESULTS.md").read_text()
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if line.endswith("` |")
+    ]
+    assert len(rows) >= 6
+    for what, ours, theirs, benchmark in rows:
+        name = benchmark.strip("`")
+        section = results[results.index(f"<!-- {name} -->") : results.index(f"<!-- end of {name} -->")]
+        figures = set(re.findall(r"[+-]?[\d.,]*\d", section))
+        for cell in (ours, theirs):
+            assert cell.split()[0] in figures, f"{what}: {cell} is not in the section {name}"
 
 
 def test_ci_runs_the_command_of_the_readme() -> None:

@@ -1,6 +1,5 @@
 """What the tests of accel-launch share: the real command in a real process."""
 
-import os
 import re
 import subprocess
 import sys
@@ -15,17 +14,7 @@ from accel_core.testing.guards import *  # noqa: F403
 Accel = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-_OF_THE_MACHINE = ("ACCEL", "FSDP_", "PARALLELISM_", "MEGATRON_", "SLURM_", "OMPI_", "PMI_", "TORCHELASTIC", "PET_")
-
 _OF_GLOO = re.compile(r".*(\[Gloo\]|peer ranks|is connected to).*|[\d\s]*")
-
-
-@pytest.fixture
-def variables(tmp_path: Path) -> dict[str, str]:
-    """Return an environment without the settings of the machine that tests, with an empty home and temporary folder."""
-    (tmp_path / "temporary").mkdir()
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(_OF_THE_MACHINE)}
-    return {**kept, "OMP_NUM_THREADS": "1", "HF_HOME": str(tmp_path / "home"), "TMPDIR": str(tmp_path / "temporary")}
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from accel_core import _lazy
 
 __all__ = ["RebindableModule", "write_through"]
 
-_ENGINE = ("accel", "accel_bigmodel", "accel_core", "accel_launch", "accel_quant", "accel_trackers")
+_ENGINE = ("accel", "accel_bigmodel", "accel_core", "accel_launch", "accel_quant", "accel_trackers", "accel_verify")
 _OWN = "accelerate._"
 """Modules of the drop-in that define what accel itself has no use for."""
 

@@ -1,4 +1,4 @@
-"""The accel command: configure, start and diagnose runs."""
+"""The accel command: configure and start runs."""
 
 from accel_launch._version import __version__
 

@@ -24,7 +24,8 @@ __all__ = ["BUILT_IN", "build_parser", "find_command", "main"]
 class _Entry(NamedTuple):
     topic: str
     help: str
-    place: str | None
+    place: str | None = None
+    package: str = "accel-launch"
 
 
 BUILT_IN: dict[str, _Entry] = {
@@ -33,27 +34,27 @@ BUILT_IN: dict[str, _Entry] = {
         "Run", "Check that processes start, gather, split data and train alike.", "accel_launch.commands.test"
     ),
     "verify-parallel": _Entry(
-        "Run", "Check that a script trains on layouts of ranks as on one process.", "accel_launch.verify.command"
+        "Run", "Check that a script trains on layouts of ranks as on one process.", package="accel-verify"
     ),
-    "check-resume": _Entry("Run", "Check that a run that is interrupted and resumed equals one that is not.", None),
+    "check-resume": _Entry(
+        "Run", "Check that a run that is interrupted and resumed equals one that is not.", package="accel-verify"
+    ),
     "config": _Entry(
         "Configure", "Ask about your machines and write the configuration file.", "accel_launch.commands.config"
     ),
     "tpu-config": _Entry(
         "Configure", "Run commands on every machine of a TPU pod before training.", "accel_launch.commands.tpu"
     ),
-    "completion": _Entry("Configure", "Print the completion script for your shell.", None),
-    "estimate-memory": _Entry("Look", "Estimate how much memory a model needs (accel-bigmodel).", None),
-    "plan": _Entry("Look", "Plan where a model's weights go (accel-bigmodel).", None),
-    "trackers": _Entry("Look", "Show and replay what trackers recorded (accel-trackers).", None),
+    "completion": _Entry("Configure", "Print the completion script for your shell."),
+    "estimate-memory": _Entry("Look", "Estimate how much memory a model needs.", package="accel-bigmodel"),
+    "plan": _Entry("Look", "Plan where a model's weights go.", package="accel-bigmodel"),
+    "trackers": _Entry("Look", "Show and replay what trackers recorded.", package="accel-trackers"),
     "doctor": _Entry(
-        "Look",
-        "Examine this machine for what makes runs fail, with a remedy for each finding.",
-        "accel_launch.commands.doctor",
+        "Look", "Examine this machine for what makes runs fail, with remedies for findings.", package="accel-verify"
     ),
     "env": _Entry("Look", "Show versions, devices and configuration, for a bug report.", "accel_launch.commands.env"),
 }
-"""Commands of the help: topic, one sentence, and the module that holds `COMMAND`; None where it is elsewhere."""
+"""Commands of the help: topic, one sentence, the module that holds `COMMAND`, and the package that offers it."""
 
 _NONE: Mapping[str, AnyCommand] = {}
 
@@ -79,7 +80,7 @@ def find_command(word: str, program: str = "accel", own: Mapping[str, AnyCommand
         return found
     if entry is not None:
         raise ConfigurationError(
-            f"The command `{name}` is not installed; it is: {entry.help} Install the package that offers it."
+            f"The command `{name}` comes with {entry.package}, which is not installed. Run: pip install {entry.package}"
         )
     known = sorted({*BUILT_IN, *own, *contributed.commands()})
     near = get_close_matches(name, known, n=1)
@@ -127,7 +128,8 @@ def _overview(program: str, own: Mapping[str, AnyCommand]) -> str:
         lines.append(paint(f"{topic}:", "heading", colors))
         for name, entry in BUILT_IN.items():
             if entry.topic == topic:
-                lines.append(f"  {paint(name.ljust(18), 'flag', colors)}{entry.help}")
+                owner = "" if entry.package == "accel-launch" else f" ({entry.package})"
+                lines.append(f"  {paint(name.ljust(18), 'flag', colors)}{entry.help}{owner}")
         lines.append("")
     if own:
         lines.append(paint("Convert:", "heading", colors))

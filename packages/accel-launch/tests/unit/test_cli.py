@@ -35,6 +35,27 @@ def test_unknown_command_is_told_with_the_nearest(capsys: pytest.CaptureFixture[
     assert "Did you mean `accel launch`?" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("word", "package"),
+    [("verify-parallel", "accel-verify"), ("check_resume", "accel-verify"), ("doctor", "accel-verify"),
+     ("plan", "accel-bigmodel"), ("trackers", "accel-trackers")],
+)  # fmt: skip
+def test_a_command_of_a_package_that_is_not_installed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], word: str, package: str
+) -> None:
+    """It ends with status 2 and one line that names the package to install; the overview says where it comes from."""
+    places = [place for place in sys.path if not list(Path(place or ".").glob("accel_*.dist-info"))]
+    monkeypatch.setattr(sys, "path", places)
+    assert main([word]) == 2
+    printed = capsys.readouterr()
+    assert not printed.out
+    (line,) = printed.err.splitlines()
+    assert line.endswith(f"comes with {package}, which is not installed. Run: pip install {package}")
+    assert main(["--help"]) == 0
+    (listed,) = [each for each in capsys.readouterr().out.splitlines() if each.split()[:1] == [word.replace("_", "-")]]
+    assert listed.endswith(f"({package})")
+
+
 def test_both_spellings_reach_the_same_place(accel, script) -> None:
     """`--num_processes` and `--num-processes` are one option; a wrong type ends with status 2."""
     for spelling in ("--num_processes", "--num-processes"):

@@ -10,6 +10,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -26,10 +27,22 @@ __all__ = [
     "no_state_leak",
     "no_thread_leak",
     "process_defaults",
+    "variables",
 ]
 
 _OWNED_BY_OTHERS = ("PYTEST_", "COV_", "HYPOTHESIS_", "TORCHINDUCTOR_", "KINETO_")
 """Variables of the test runner, and those that torch sets once when a part of it is first used."""
+
+
+_OF_THE_MACHINE = ("ACCEL", "FSDP_", "PARALLELISM_", "MEGATRON_", "SLURM_", "OMPI_", "PMI_", "TORCHELASTIC", "PET_")
+
+
+@pytest.fixture
+def variables(tmp_path: Path) -> dict[str, str]:
+    """Return an environment without the settings of the machine that tests, with an empty home and temporary folder."""
+    (tmp_path / "temporary").mkdir()
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(_OF_THE_MACHINE)}
+    return {**kept, "OMP_NUM_THREADS": "1", "HF_HOME": str(tmp_path / "home"), "TMPDIR": str(tmp_path / "temporary")}
 
 
 @pytest.fixture

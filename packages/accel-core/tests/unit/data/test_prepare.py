@@ -170,6 +170,22 @@ def test_seedable_order(ranks):
     assert values(chosen) == [torch.randperm(8, generator=torch.Generator().manual_seed(11)).tolist()]
 
 
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_split_batches_in_seedable_order_are_those_of_one_process(ranks):
+    """With `split_batches` and full batches, the ranks' parts of a step make up the batch of one process, in order."""
+
+    def steps(ranks, rank):
+        torch.manual_seed(3)
+        plain = DataLoader(range(24), batch_size=8, shuffle=True)
+        loader = prepare_data_loader(
+            plain, num_processes=ranks, process_index=rank, split_batches=True, use_seedable_sampler=True
+        )
+        return [batch.tolist() for _ in range(2) for batch in loader]
+
+    parts = [steps(ranks, rank) for rank in range(ranks)]
+    assert [[number for part in step for number in part] for step in zip(*parts, strict=True)] == steps(1, 0)
+
+
 def test_one_process_reads_as_plain_torch():
     """On one process, order and the default generator are those of the plain loader."""
     torch.manual_seed(1)

@@ -1,0 +1,41 @@
+"""`accel doctor`: its options. What it does is in `accel_verify.diagnosis.examine`."""
+
+import argparse
+import math
+
+from accel_launch.command import Command
+
+__all__ = ["COMMAND"]
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"got {text!r}. Give it seconds above 0.")
+    return seconds
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--config_file", default=None, help="Configuration file to examine instead of the default one.")
+    parser.add_argument("--checkpoint_dir", default=".", help="Folder for checkpoints (default: the working folder).")
+    parser.add_argument("--no_collective", action="store_true", help="Do not start two ranks.")
+    parser.add_argument(
+        "--timeout",
+        type=_seconds,
+        default=120.0,
+        help="Seconds that imports, and two ranks, may take (default: 120).",
+    )
+    parser.add_argument("--json", action="store_true", help="Print one JSON object.")
+
+
+COMMAND = Command(
+    "doctor",
+    "Examine this machine for what makes runs fail, with a remedy for each finding.",
+    _add_arguments,
+    "accel_verify.diagnosis.examine:diagnose",
+    "Each finding is ok, a warning or a problem; the exit status is 1 where there is a problem. Libraries are imported "
+    "and ranks started in processes of their own.",
+)

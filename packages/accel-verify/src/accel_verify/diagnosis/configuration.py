@@ -1,0 +1,37 @@
+"""The configuration file, and the settings that it and the environment make together."""
+
+from collections.abc import Callable, Sequence
+
+from accel_core.errors import AccelError
+from accel_launch.settings.checks import check_installed, check_settings
+from accel_launch.settings.file import load
+from accel_launch.settings.resolve import Settings
+from accel_verify.diagnosis.finding import Finding, from_error, ok, warning
+from accel_verify.diagnosis.network import check_port
+
+__all__ = ["check_configuration"]
+
+_TOPIC = "Configuration"
+
+
+def check_configuration(path: str | None, settings_of: Callable[[Sequence[str]], Settings]) -> list[Finding]:
+    """Examine the configuration file, and what a launch without flags would be."""
+    try:
+        file = load(path)
+        findings = [ok(_TOPIC, f"{file.path} can be read" if file else "no configuration file; defaults apply")]
+        if file is not None and file.changes:
+            remedy = f"Run `accel config update --config-file {file.path}`."
+            findings.append(
+                warning(_TOPIC, f"{file.path} has keys of older versions: {'; '.join(file.changes)}", remedy)
+            )
+        words = [] if path is None else ["--config-file", path]
+        settings = settings_of(words)
+        check_settings(settings)
+        check_installed(settings)
+    except AccelError as error:
+        return [from_error(_TOPIC, error)]
+    findings.append(ok(_TOPIC, "settings of file and environment go together"))
+    port = settings["main_process_port"]
+    if port and (settings["machine_rank"] or 0) == 0:
+        findings.append(check_port(port, settings.source("main_process_port")))
+    return findings

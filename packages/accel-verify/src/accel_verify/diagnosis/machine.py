@@ -1,0 +1,94 @@
+"""Disk space, shared memory and the limit of open files."""
+
+import os
+import resource
+import tempfile
+from pathlib import Path
+
+from accel_launch.settings import environ
+from accel_launch.settings.location import config_folder
+from accel_verify.diagnosis.finding import Finding, ok, problem, warning
+
+__all__ = ["check_disks", "check_open_files", "check_shared_memory"]
+
+_DISK, _MEMORY, _FILES = "Disk space", "Shared memory", "Open files"
+_GIB, _MIB = 2**30, 2**20
+_LITTLE = _GIB
+_FEW_INODES = 1000
+_FEW_FILES = 1024
+
+
+def check_disks(checkpoints: Path) -> list[Finding]:
+    """Examine the folders that a run writes to, by writing to them."""
+    findings = [_folder("checkpoints", checkpoints)]
+    temporary = environ.text("TMPDIR")
+    if temporary and not Path(temporary).is_dir():
+        findings.append(
+            warning(
+                _DISK,
+                f"TMPDIR is not a folder; got {temporary}, and {tempfile.gettempdir()} is used instead",
+                f"Run `mkdir -p {temporary}`, or unset TMPDIR.",
+            )
+        )
+    findings.append(_folder("temporary files", Path(tempfile.gettempdir())))
+    findings.append(_folder("cache", config_folder().parent))
+    return findings
+
+
+def _folder(name: str, folder: Path) -> Finding:
+    """Write to a folder, or to the one in which it would be made, and look at what is free there."""
+    there = next((place for place in (folder.absolute(), *folder.absolute().parents) if place.exists()), folder)
+    try:
+        with tempfile.TemporaryFile(dir=there) as file:
+            file.write(bytes(4096))
+            file.flush()
+            os.fsync(file.fileno())
+        space = os.statvfs(there)
+    except OSError as error:
+        return problem(
+            _DISK,
+            f"{name}: {folder} cannot be written; got {error.strerror or error}",
+            f"Free space, correct the rights of {there}, or use another folder.",
+        )
+    free = space.f_bavail * space.f_frsize
+    told = f"{name}: {folder} has {_size(free)} free"
+    if free < _LITTLE:
+        return warning(_DISK, told, "Delete what is not needed, or use another disk.")
+    if space.f_files and space.f_favail < _FEW_INODES:
+        return warning(_DISK, f"{told}, and room for {space.f_favail} files", "Delete small files that are not needed.")
+    return ok(_DISK, told)
+
+
+def _size(amount: int) -> str:
+    return f"{amount / _GIB:,.1f} GiB" if amount >= _GIB else f"{amount / _MIB:,.0f} MiB"
+
+
+def check_shared_memory(folder: Path = Path("/dev/shm")) -> list[Finding]:
+    """Examine the memory through which the workers of a loader hand over batches, by writing to it."""
+    remedy = "Start the container with `--shm-size=8g` or `--ipc=host`, or set num_workers=0."
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(_MIB))
+            file.flush()
+        space = os.statvfs(folder)
+    except OSError as error:
+        told = f"{folder} cannot be written; got {error.strerror or error}"
+        return [problem(_MEMORY, told, remedy)]
+    free = space.f_bavail * space.f_frsize
+    told = f"{folder} has {_size(free)} free"
+    return [ok(_MEMORY, told) if free >= _LITTLE else warning(_MEMORY, told, remedy)]
+
+
+def check_open_files() -> list[Finding]:
+    """Examine how many files a process may have open: loaders with workers and many ranks need them."""
+    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    shown = "any number of" if limit == resource.RLIM_INFINITY else str(limit)
+    told = f"a process may open {shown} files"
+    if limit == resource.RLIM_INFINITY or limit >= _FEW_FILES:
+        return [ok(_FILES, told)]
+    wanted = 65536 if most == resource.RLIM_INFINITY else min(65536, most)
+    if wanted > limit:
+        remedy = f"Run `ulimit -n {wanted}` before the launch."
+    else:
+        remedy = "Raise the hard limit in /etc/security/limits.conf, or in the settings of the container."
+    return [warning(_FILES, told, remedy)]

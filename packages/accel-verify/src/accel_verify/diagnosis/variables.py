@@ -1,0 +1,107 @@
+"""Environment variables: names of accel that nobody reads, and variables that contradict each other."""
+
+import os
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+
+from accel_core.options.fp8 import Fp8Options
+from accel_core.options.option import options_of
+from accel_launch.settings.table import ALL
+from accel_verify.diagnosis.finding import Finding, ok, problem, warning
+
+__all__ = ["KNOWN", "check_variables"]
+
+_TOPIC = "Environment variables"
+_PREFIXES = ("ACCEL_", "ACCELERATE_")
+
+_BESIDE_SETTINGS = {
+    "ACCELERATE_BYPASS_DEVICE_MAP",
+    "ACCELERATE_CONFIG_DS_FIELDS",
+    "ACCELERATE_DEBUG_RDV_FILE",
+    "ACCELERATE_DEBUG_TIMEOUT",
+    "ACCELERATE_DOWNCAST_BF16",
+    "ACCELERATE_ENABLE_RICH",
+    "ACCELERATE_INIT_INCLUDE_BUFFERS",
+    "ACCELERATE_LOG_LEVEL",
+    "ACCELERATE_SAGEMAKER_DISTRIBUTED_TYPE",
+    "ACCELERATE_STRATEGY",
+    "ACCELERATE_TORCH_DEVICE",
+    "ACCELERATE_TRACKER_KEEP_SPOOL",
+    "ACCELERATE_TRACKER_POLICY",
+    "ACCELERATE_USE_SAGEMAKER",
+    "ACCEL_HEARTBEAT",
+    "ACCEL_RESTORE_POSITION",
+    "ACCEL_RUN_ID",
+}
+"""Variables that no flag of `accel launch` stands for."""
+
+KNOWN: frozenset[str] = frozenset(
+    {setting.environment for setting in ALL if setting.environment}
+    | {option.environment for option in options_of(Fp8Options)}
+    | _BESIDE_SETTINGS
+)
+"""Every variable that accel reads or sets under a name of its own."""
+
+
+def check_variables(environment: Mapping[str, str]) -> list[Finding]:
+    """Examine the variables that processes will inherit."""
+    found = [*_unknown(environment), *_contradictions(environment)]
+    said = sorted(name for name in environment if name in KNOWN)
+    return found or [ok(_TOPIC, f"no contradiction; accel reads {', '.join(said) or 'none that is set'}")]
+
+
+def _unknown(environment: Mapping[str, str]) -> Iterator[Finding]:
+    for name in sorted(environment):
+        if not name.startswith(_PREFIXES) or name in KNOWN:
+            continue
+        near = get_close_matches(name, sorted(KNOWN), n=1, cutoff=0.8)
+        remedy = f"Did you mean {near[0]}?" if near else "Unset it, or see the page of environment variables."
+        yield warning(_TOPIC, f"nothing reads {name}", remedy)
+
+
+def _contradictions(environment: Mapping[str, str]) -> Iterator[Finding]:
+    yield from _ranks(environment)
+    device, visible = environment.get("ACCELERATE_TORCH_DEVICE", ""), environment.get("CUDA_VISIBLE_DEVICES")
+    if _on(environment, "ACCELERATE_USE_CPU") and device.partition(":")[0] not in ("", "cpu"):
+        yield problem(
+            _TOPIC,
+            f"ACCELERATE_USE_CPU asks for the CPU, and ACCELERATE_TORCH_DEVICE for {device}",
+            "Unset one of the two.",
+        )
+    chosen = environment.get("ACCEL_GPU_IDS", "all")
+    if visible is not None and chosen not in ("", "all", visible):
+        yield warning(
+            _TOPIC,
+            f"ACCEL_GPU_IDS={chosen} replaces CUDA_VISIBLE_DEVICES={visible} in the processes",
+            "Unset one of the two.",
+        )
+    threads, cores = environment.get("OMP_NUM_THREADS", ""), len(os.sched_getaffinity(0))
+    if threads.isdecimal() and int(threads) > cores:
+        yield warning(
+            _TOPIC,
+            f"OMP_NUM_THREADS gives each process {threads} threads, for {cores} cores",
+            f"Set it to {cores} divided by the number of processes, or unset it.",
+        )
+    if _on(environment, "CUDA_LAUNCH_BLOCKING"):
+        yield warning(_TOPIC, "CUDA_LAUNCH_BLOCKING makes every kernel wait", "Unset it unless you look for an error.")
+
+
+def _ranks(environment: Mapping[str, str]) -> Iterator[Finding]:
+    """Look for what a launcher sets for its processes, in a shell that is none."""
+    said = [name for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK") if environment.get(name)]
+    if not said:
+        return
+    shown = ", ".join(f"{name}={environment[name]}" for name in said)
+    rank, size = environment.get("RANK", ""), environment.get("WORLD_SIZE", "")
+    unset = f"Run `unset {' '.join(said)}`."
+    if rank.isdecimal() and size.isdecimal() and int(rank) >= int(size):
+        yield problem(_TOPIC, f"RANK has to be below WORLD_SIZE; got {shown}", unset)
+    elif size != "1" or len(said) < 3:
+        told = (
+            f"this shell has variables of a started process ({shown}): a script run without a launcher waits for others"
+        )
+        yield warning(_TOPIC, told, unset)
+
+
+def _on(environment: Mapping[str, str], name: str) -> bool:
+    return environment.get(name, "").lower() in ("1", "true", "yes", "on", "y", "t")

@@ -1,0 +1,67 @@
+"""`accel verify-parallel`: its options. What it does is in `accel_verify.parallel.run`."""
+
+import argparse
+
+from accel_core.mesh.spec import LAYOUT_HELP
+from accel_launch.command import Command
+from accel_verify.script_arguments import ScriptArguments
+
+__all__ = ["COMMAND"]
+
+
+def _above_zero(text: str) -> int:
+    number = int(text) if text.isdecimal() else 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"got {text!r}. Give it a whole number above 0.")
+    return number
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--layouts",
+        help=f"Comma-separated layouts of at least two ranks to compare with one process: {LAYOUT_HELP}.",
+    )
+    parser.add_argument("--steps", type=_above_zero, default=3, help="Optimizer steps to compare (default: 3).")
+    parser.add_argument("--cpu", action="store_true", help="Run on the CPU whatever hardware is here.")
+    parser.add_argument(
+        "--mixed-precision", default=None, choices=("no", "fp16", "bf16", "fp8"), help="Number format of all runs."
+    )
+    parser.add_argument("--dynamo-backend", default=None, help="Compile the model in all runs with this backend.")
+    parser.add_argument(
+        "--count-as-ranks",
+        action="store_true",
+        help="Let accelerator.num_processes of the one process be that of data parts: for scripts that scale rates.",
+    )
+    parser.add_argument(
+        "--max-processes",
+        type=_above_zero,
+        default=None,
+        help="Processes that a layout may have (default: the number of GPUs, or 8 on the CPU).",
+    )
+    parser.add_argument(
+        "--timeout", type=_above_zero, default=600, help="Seconds after which a run is ended (default: 600)."
+    )
+    parser.add_argument("--json", action="store_true", help="Print one JSON object.")
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    _add_options(parser)
+    parser.add_argument("script", help="The script, which uses an Accelerator; `script.py:function` for a function.")
+    parser.add_argument(
+        "script_arguments",
+        nargs=argparse.REMAINDER,
+        action=ScriptArguments,
+        needed=("--layouts",),
+        options=_add_options,
+        help="Arguments of the script. Options may follow them, from --layouts on.",
+    )
+
+
+COMMAND = Command(
+    "verify-parallel",
+    "Check that a script trains on layouts of ranks as on one process.",
+    _add_arguments,
+    "accel_verify.parallel.run:run",
+    "The exit status is 0 where every layout equals one process, 1 where one differs, is not comparable, is "
+    "refused or fails, and 2 for a wrong argument.",
+)

@@ -1,0 +1,376 @@
+"""Runs a script as one rank and writes down what happens in each of its first optimizer steps.
+
+    python -m accel_verify.parallel.recorder FOLDER STEPS PARTS COUNTS TARGET [ARGUMENTS]
+
+PARTS is 0 on the ranks of a layout. One process that stands beside a layout gets the number of parts into which that
+splits the data, and reads them all; with COUNTS 1 its `num_processes` says that number. FOLDER gets `RANK.jsonl`, and
+from rank 0 the whole gradients and weights of each step as `STEP-gradients.pt` and `STEP-weights.pt`.
+
+After the last step nothing is trained: a loader that is trained with gives no more batches, so the script goes on to
+its evaluation and to its end. Nothing is saved and no tracker is started, and what fails after the last step is a note.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import runpy
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from accel_core import errors
+from accel_core.accelerator import Accelerator
+from accel_core.comm.tree import tree_leaves
+from accel_core.data.dispatcher import DataLoaderDispatcher
+from accel_core.data.loader import DataLoaderShard
+from accel_core.host import environ
+from accel_core.mesh.layout import GROUPS
+from accel_core.mesh.tensor import local_part, whole
+from accel_core.optim.optimizer import AcceleratedOptimizer
+from accel_verify.parallel.draws import DrawWatch
+from accel_verify.parallel.forward import ForwardWatch
+from accel_verify.parallel.one_process import read_for_all
+from accel_verify.parallel.values import generator_state, gradients, peak_memory, row_digests, sketch, weights
+
+__all__ = ["Recorder", "main"]
+
+REFUSALS = (
+    errors.ConfigurationError,
+    errors.DataError,
+    errors.DeviceUnavailableError,
+    errors.EngineUnavailableError,
+    errors.MissingDependencyError,
+    errors.PreparationError,
+    errors.StateError,
+)
+"""Errors by which a strategy says that it cannot train this script."""
+
+_EMPTY_EPOCHS = 1000
+"""How often a script may begin an epoch after the last step: one that counts steps would do so for ever."""
+
+
+class Finished(SystemExit):
+    """Ends a script that would train on."""
+
+
+class Recorder:
+    """Watches the Accelerator of a script."""
+
+    def __init__(self, folder: Path, steps: int, parts: int, *, counts: bool = False) -> None:
+        self.steps, self._parts, self._counts = steps, parts, counts
+        self.step = 0
+        self._folder = folder
+        self._rank = environ.integer("RANK", 0) or 0
+        self._record = open(folder / f"{self._rank}.jsonl", "w")  # noqa: SIM115  closed in `end`
+        self._forward, self._draw_watch = ForwardWatch(), DrawWatch(self._draws_count)
+        self._accelerator: Accelerator | None = None
+        self._losses: list[tuple[float, float | None]] = []
+        self._rows: list[list[str]] = []
+        self._gradients: dict[str, tuple[float, str]] | None = None
+        self._strays: dict[str, tuple[float, str]] = {}
+        self._clipped: float | None = None
+        self._states: list[str] = []
+        self._draws = self._trained = False
+        self._trained_with: list[object] = []
+        self._reading: list[object] = []
+        self._empty_epochs = 0
+        self._gathering = False
+
+    def install(self) -> None:
+        """Put the watch into Accelerator, prepared loaders, prepared optimizers and torch's own functions."""
+        self._forward.install()
+        self._draw_watch.install()
+        if self._parts:
+            read_for_all(self._parts, counts=self._counts)
+        self._watch_accelerator()
+        self._watch_steps()
+        self._watch_metrics()
+        self._leave_out_files()
+        for kind in (DataLoaderShard, DataLoaderDispatcher):
+            self._watch_loader(kind)
+
+    def write(self, kind: str, **facts: Any) -> None:
+        """Write a line of the record."""
+        self._record.write(json.dumps({"kind": kind, **facts}) + "\n")
+        self._record.flush()
+
+    def end(self, error: BaseException | None) -> None:
+        """Write the last line."""
+        device = torch.device("cpu") if self._accelerator is None else self._accelerator.device
+        note = None if error is None or isinstance(error, SystemExit) else f"{type(error).__name__}: {error}"
+        refused = isinstance(error, REFUSALS) and self.step < self.steps
+        facts = {"memory": peak_memory(device), "note": note, "refused": refused, "trained": self._trained}
+        self.write("end", steps=self.step, **facts)
+        self._record.close()
+
+    def _watch_accelerator(self) -> None:
+        recorder, facade = self, Accelerator
+        begin, prepare, backward = facade.__init__, facade.prepare_model, facade.backward
+
+        @functools.wraps(begin)
+        def begun(accelerator: Accelerator, *args: Any, **kwargs: Any) -> None:
+            begin(accelerator, *args, **kwargs)
+            recorder._begins(accelerator)
+
+        @functools.wraps(prepare)
+        def prepared(accelerator: Accelerator, model: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.nn.Module:
+            found = prepare(accelerator, model, *args, **kwargs)
+            if recorder.step == 0:
+                recorder._forward.watch(found)
+            return found
+
+        @functools.wraps(backward)
+        def computed(accelerator: Accelerator, loss: Tensor, *, weight: Any = None, **kwargs: Any) -> None:
+            value = float(whole(loss.detach()).double()) if isinstance(loss, Tensor) else math.nan
+            recorder._losses.append((value, None if weight is None else float(weight)))
+            recorder._draws |= bool(recorder._states) and recorder._states != recorder._generators()
+            recorder._forward.backward_begins(accelerator._models)
+            recorder._trained = True
+            backward(accelerator, loss, weight=weight, **kwargs)
+            recorder._forward.backward_ended()
+
+        changed: Any = facade
+        changed.__init__, changed.prepare_model, changed.backward = begun, prepared, computed
+
+    def _begins(self, accelerator: Accelerator) -> None:
+        accelerator.log_with = []
+        if self._accelerator is None:
+            layout = accelerator._runtime.layout
+            shares = [layout.place((*GROUPS["dp_cp"], "sp"), rank) for rank in range(layout.world_size)]
+            facts = {"parts": layout.parts, "loss_parts": shares, "cut": layout.size("sp") > 1}
+            self.write("run", **facts, precision=accelerator.mixed_precision)
+        self._accelerator = accelerator
+
+    def _watch_steps(self) -> None:
+        recorder, facade, kind = self, Accelerator, AcceleratedOptimizer
+        clip_norm, clip_value, step = facade.clip_grad_norm_, facade.clip_grad_value_, kind.step
+
+        @functools.wraps(clip_norm)
+        def clipped(accelerator: Accelerator, *args: Any, **kwargs: Any) -> Tensor:
+            recorder._take_gradients(accelerator)
+            norm = clip_norm(accelerator, *args, **kwargs)
+            if accelerator.sync_gradients and norm is not None:
+                recorder._clipped = float(whole(torch.as_tensor(norm)).double())
+            return norm
+
+        @functools.wraps(clip_value)
+        def limited(accelerator: Accelerator, *args: Any, **kwargs: Any) -> None:
+            recorder._take_gradients(accelerator)
+            clip_value(accelerator, *args, **kwargs)
+
+        @functools.wraps(step)
+        def stepped(optimizer: AcceleratedOptimizer, closure: Any = None) -> Any:
+            accelerator = recorder._accelerator
+            if recorder.step >= recorder.steps:
+                return recorder._trains_on()
+            if accelerator is None or not optimizer.gradient_state.sync_gradients:
+                return step(optimizer, closure)
+            recorder._take_gradients(accelerator)
+            found = step(optimizer, closure)
+            recorder._stepped(accelerator)
+            return found
+
+        changed: Any = facade
+        changed.clip_grad_norm_, changed.clip_grad_value_ = clipped, limited
+        stepper: Any = kind
+        stepper.step = stepped
+        register_optimizer_step_pre_hook(self._note_stray)
+
+    def _note_stray(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        """Note the gradients with which an optimizer steps that was not prepared: nobody reduces them."""
+        accelerator = self._accelerator
+        if accelerator is None or self.step >= self.steps:
+            return
+        if any(each is optimizer or each.optimizer is optimizer for each in accelerator._optimizers):
+            return
+        for place, parameter in enumerate(each for group in optimizer.param_groups for each in group["params"]):
+            if parameter.grad is not None:
+                name = f"parameter {place} of {type(optimizer).__name__}"
+                self._strays[name] = sketch(local_part(parameter.grad.detach()).cpu())
+
+    def _take_gradients(self, accelerator: Accelerator) -> None:
+        """Write the complete gradients of the window down, once, before anything clips them."""
+        if self._gradients is not None or not accelerator.sync_gradients or self.step >= self.steps:
+            return
+        accelerator.unscale_gradients()
+        if self.step == 0:
+            self._keep(0, "weights", weights(accelerator))
+        self._gradients = self._keep(self.step + 1, "gradients", gradients(accelerator))
+
+    def _keep(self, step: int, what: str, values: Iterator[tuple[str, Tensor]]) -> dict[str, tuple[float, str]]:
+        sketches, kept = {}, {}
+        for name, value in values:
+            sketches[name] = sketch(value)
+            if self._rank == 0:
+                kept[name] = value.clone()
+        if self._rank == 0:
+            torch.save(kept, self._folder / f"{step}-{what}.pt")
+        return sketches
+
+    def _stepped(self, accelerator: Accelerator) -> None:
+        """Write a step down, and begin the next one."""
+        self.step += 1
+        self.write(
+            "step",
+            losses=self._losses,
+            rows=self._rows,
+            gradients=self._gradients,
+            strays=self._strays,
+            clipped=self._clipped,
+            rates=[float(group["lr"]) for each in accelerator._optimizers for group in each.param_groups],
+            weights=self._keep(self.step, "weights", weights(accelerator)),
+            outputs=self._forward.outputs,
+            masks=self._forward.masks,
+            seed=self._forward.seed,
+            draws=self._draws,
+            drawn=self._draw_watch.drawn,
+        )
+        self._forward.next_step()
+        self._draw_watch.next_step()
+        self._losses, self._rows, self._gradients, self._clipped, self._draws = [], [], None, None, False
+        self._strays = {}
+        self._note_loader()
+
+    def _note_loader(self) -> None:
+        """Note that the loader that is read is trained with: after the last step it gives no more batches."""
+        if self._reading and not self._is_trained_with(self._reading[-1]):
+            self._trained_with.append(self._reading[-1])
+
+    def _is_trained_with(self, loader: object) -> bool:
+        return any(loader is each for each in self._trained_with)
+
+    def _trains_on(self) -> None:
+        """Leave out a step after the last one, and end what takes it; a script without a loader ends here."""
+        self._note_loader()
+        if not self._reading:
+            raise Finished(0)
+
+    def _watch_loader(self, kind: Any) -> None:
+        recorder, original = self, kind.__iter__
+
+        @functools.wraps(original)
+        def watched(loader: Any) -> Iterator[Any]:
+            if recorder.step >= recorder.steps and recorder._is_trained_with(loader):
+                recorder._begins_empty_epoch()
+                return
+            recorder._reading.append(loader)
+            batches = original(loader)
+            try:
+                for batch in batches:
+                    if recorder.step < recorder.steps:
+                        recorder._rows.append(row_digests(batch))
+                        recorder._states = recorder._generators()
+                    recorder._forward._listening = recorder.step == 0 and not recorder._losses
+                    yield batch
+                    if recorder.step >= recorder.steps and recorder._is_trained_with(loader):
+                        break
+            finally:
+                batches.close()
+                recorder._reading.remove(loader)
+
+        kind.__iter__ = watched
+
+    def _generators(self) -> list[str]:
+        """Return the states of the generators from which a batch may be trained with random numbers."""
+        here = {torch.device("cpu"), self._accelerator.device if self._accelerator else torch.device("cpu")}
+        return [generator_state(device) for device in sorted(here, key=str)]
+
+    def _draws_count(self) -> bool:
+        """Return whether a model trains in a step that is compared, and this is not its backward pass."""
+        models = [] if self._accelerator is None else self._accelerator._models
+        trains = self.step < self.steps and any(model.training for model in models)
+        return trains and not self._forward.in_backward
+
+    def _begins_empty_epoch(self) -> None:
+        self._empty_epochs += 1
+        if self._empty_epochs > _EMPTY_EPOCHS:
+            raise Finished(0)
+
+    def _watch_metrics(self) -> None:
+        changed: Any = Accelerator
+        for name in ("gather_for_metrics", "gather"):
+            setattr(changed, name, self._gathered(name, getattr(Accelerator, name)))
+
+    def _gathered(self, name: str, original: Any) -> Any:
+        recorder = self
+
+        @functools.wraps(original)
+        def gathered(accelerator: Accelerator, *args: Any, **kwargs: Any) -> Any:
+            # What is gathered while a model trains may be asked for where there are several ranks only.
+            trains = name == "gather" and any(model.training for model in accelerator._models)
+            if recorder._gathering or trains:
+                return original(accelerator, *args, **kwargs)
+            recorder._gathering = True
+            try:
+                found = original(accelerator, *args, **kwargs)
+            finally:
+                recorder._gathering = False
+            given = args[0] if args else next(iter(kwargs.values()))
+            recorder.write("metric", function=name, step=recorder.step, values=_counted(given, found))
+            return found
+
+        return gathered
+
+    def _leave_out_files(self) -> None:
+        """Let nothing of the script's be written by its Accelerator: it is run several times, and not to its end."""
+        changed: Any = Accelerator
+        changed.save_state = lambda accelerator, output_dir=None, *args, **kwargs: output_dir
+        changed.save_model = lambda accelerator, *args, **kwargs: None
+        changed.save = lambda accelerator, *args, **kwargs: None
+
+
+def _counted(given: object, found: object) -> list[tuple[int, float, bool]]:
+    """Return for each gathered tensor its rows, the sum of its elements, and whether it is one value of each rank."""
+    tensors = [leaf for leaf in tree_leaves(given) if isinstance(leaf, Tensor)]
+    gathered = [leaf for leaf in tree_leaves(found) if isinstance(leaf, Tensor)]
+    if len(tensors) != len(gathered):
+        return [(len(found) if isinstance(found, list) else 1, 0.0, False)]
+    return [
+        (len(after) if after.dim() else 1, float(after.double().sum()), _is_one_value(before))
+        for before, after in zip(tensors, gathered, strict=True)
+    ]
+
+
+def _is_one_value(tensor: Tensor) -> bool:
+    """Return whether a rank gathers one value: a scalar, or one that is repeated for each sample of a full batch."""
+    return not tensor.dim() or bool((tensor == tensor[:1]).all())
+
+
+def run_target(target: str, arguments: list[str]) -> None:
+    """Run a script as it would run by itself, or a function of it."""
+    script, _, function = target.partition(".py:")
+    script += ".py" if function else ""
+    sys.argv = [script, *arguments]
+    sys.path.insert(0, str(Path(script).resolve().parent))
+    if not function:
+        runpy.run_path(script, run_name="__main__")
+        return
+    runpy.run_path(script, run_name="verified")[function]()
+
+
+def main(arguments: list[str]) -> None:
+    """Watch a target to its end; what it raises before its last step is raised, unless a strategy refuses it."""
+    folder, steps, parts, counts, target, *rest = arguments
+    recorder = Recorder(Path(folder), int(steps), int(parts), counts=counts == "1")
+    recorder.install()
+    try:
+        run_target(target, rest)
+    except BaseException as error:
+        recorder.end(error)
+        if recorder.step >= recorder.steps or isinstance(error, Finished):
+            return
+        if isinstance(error, SystemExit) and not error.code:
+            return
+        raise
+    recorder.end(None)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,166 @@
+"""Running a script straight and interrupted, and comparing what was recorded."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from accel_core.errors import ConfigurationError, LaunchError
+from accel_core.host import environ
+from accel_core.host.ports import get_free_port
+from accel_core.host.program.run_module import own_command
+from accel_launch.supervision.ranks import rank_variables, run_ranks
+
+__all__ = ["Difference", "compare", "run"]
+
+ASPECTS = ("data order", "learning rate", "parameters", "optimizer", "random states")
+"""What is compared after each step: causes before their effects."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first thing that is not the same.
+
+    Attributes:
+        step: Optimizer step after which it shows, counting from 1.
+        rank: Where it shows.
+        aspect: One of ASPECTS.
+        detail: Which batch, parameter or group, and both values.
+    """
+
+    step: int
+    rank: int
+    aspect: str
+    detail: str
+
+    def __str__(self) -> str:
+        """Return one line."""
+        return f"step {self.step}, rank {self.rank}: {self.aspect} differs: {self.detail}"
+
+
+def run(args: argparse.Namespace) -> int:
+    """Carry the command out.
+
+    Raises:
+        ConfigurationError: Steps that cannot be, or no such script.
+        LaunchError: The script failed.
+    """
+    if not 0 < args.at < args.steps:
+        raise ConfigurationError(
+            f"The interruption has to be inside the run; got --at {args.at} of --steps {args.steps}. "
+            "Choose 0 < at < steps."
+        )
+    if not Path(args.script).is_file():
+        raise ConfigurationError(f"There is no such script; got {args.script!r}. Pass the path of a script.")
+    with _ended_by_sigterm(), tempfile.TemporaryDirectory(prefix="accel-check-resume-") as folder:
+        place = Path(folder)
+        saved, project = str(place / "state"), place / "interrupted project"
+        straight = _records(args, place / "straight", 0, args.steps, "-", "-", place / "straight project")
+        before = _records(args, place / "before", 0, args.at, saved, "-", project)
+        after = _records(args, place / "after", args.at, args.steps, "-", saved, project)
+    interrupted = [one + two for one, two in zip(before, after, strict=True)]
+    way = _way(restores=after[0][0]["restores"])
+    found = compare(straight, interrupted)
+    if found is not None:
+        kind = (
+            "the two runs differ already before the interruption"
+            if found.step <= args.at
+            else "the resumed run differs"
+        )
+        print(f"{found}\n{kind}: {args.script}, interrupted after step {args.at} of {args.steps}; {way}")
+        return 1
+    print(
+        f"identical: {args.script}, interrupted after step {args.at} of {args.steps}, on {args.num_processes} "
+        f"process{'es' if args.num_processes > 1 else ''}: {', '.join(ASPECTS)}; {way}"
+    )
+    return 0
+
+
+def _way(*, restores: bool) -> str:
+    """Return how the resumed run got to its place in the data."""
+    if restores:
+        return "load_state restored the position of loaders"
+    return (
+        "load_state left loaders at the start of an epoch, as in Accelerate, so the script has to skip batches "
+        "(restore_position=True or ACCEL_RESTORE_POSITION=1 restores their position)"
+    )
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """Leave in good order on SIGTERM too: the runs are ended and the folders removed."""
+    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def compare(straight: list[list[dict[str, Any]]], interrupted: list[list[dict[str, Any]]]) -> Difference | None:
+    """Return the first difference between two runs, or `None`."""
+    for records in zip(
+        *(zip(one, two, strict=True) for one, two in zip(straight, interrupted, strict=True)), strict=True
+    ):
+        for aspect in ASPECTS:
+            for rank, (one, two) in enumerate(records):
+                for detail in _differences(one[aspect], two[aspect], aspect):
+                    return Difference(one["step"], rank, aspect, detail)
+    return None
+
+
+def _differences(one: dict[str, Any], two: dict[str, Any], aspect: str) -> Iterator[str]:
+    for name in sorted(one.keys() | two.keys()):
+        if one.get(name) != two.get(name):
+            what = f"batch {name} of the step" if aspect == "data order" else name
+            yield f"{what} is {two.get(name, 'not there')} instead of {one.get(name, 'not there')}"
+
+
+def _records(
+    args: argparse.Namespace, place: Path, first: int, last: int, save: str, load: str, project: Path
+) -> list[list[dict[str, Any]]]:
+    """Run the script from one step to another on all ranks, and return the records of each rank."""
+    place.mkdir()
+    project.mkdir(exist_ok=True)
+    port = get_free_port()
+    ranks = range(args.num_processes)
+    words = [str(first), str(last), save, load, str(project), args.script, *args.script_arguments]
+    ended = run_ranks(
+        [own_command("accel_verify.resume.recorder", str(place / f"{rank}.jsonl"), *words) for rank in ranks],
+        [_environment(args, rank, port) for rank in ranks],
+        place,
+        args.timeout,
+    )
+    if ended.failed is not None:
+        raise LaunchError(
+            f"The script failed on rank {ended.failed} with exit code {ended.codes[ended.failed]}; it printed last:\n"
+            f"{ended.tail(ended.failed)}\nMake it run by itself first."
+        )
+    found = [
+        [json.loads(line) for line in (place / f"{rank}.jsonl").read_text().splitlines()]
+        for rank in range(args.num_processes)
+    ]
+    made = first + min(map(len, found))
+    if made < last:  # a process can leave with success in ways that its recorder does not see, such as os._exit
+        raise LaunchError(
+            f"The script ended before the step that --steps asks for; it made {made} optimizer steps of {last} with "
+            "prepared loaders. Ask for fewer --steps, and prepare the training loader."
+        )
+    return found
+
+
+def _environment(args: argparse.Namespace, rank: int, port: int) -> dict[str, str]:
+    variables = environ.snapshot()
+    if args.cpu:
+        variables["ACCELERATE_USE_CPU"] = "true"
+    variables |= rank_variables(rank, args.num_processes, port)
+    if args.num_processes > 1:
+        variables.setdefault("OMP_NUM_THREADS", "1")
+    return variables

@@ -1,0 +1,233 @@
+"""Runs a script as one rank and writes down, after every optimizer step, what its state is.
+
+    python -m accel_verify.resume.recorder RECORD FIRST LAST SAVE LOAD PROJECT SCRIPT [ARGUMENTS]
+
+Generators are seeded first, so that a script that leaves one of them unseeded is repeatable; its own seeds override
+that. It ends the script after step LAST, saving the state into SAVE unless that is "-". If LOAD is not "-", that state
+is loaded when the script first reads a prepared loader.
+
+A script whose checkpoints are named automatically has the folder PROJECT for its project's: it finds there what the
+run before the interruption saved and nothing else, and its own folder is left alone. Such a script saves and loads
+under the names that it gives; where it has loaded a checkpoint itself, none is loaded for it.
+
+Only digests are written: one line of JSON for each step, and fewer lines than steps where the script ends by itself
+before.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib
+import importlib.util
+import json
+import random
+import runpy
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+from torch import Tensor
+
+from accel_core.accelerator import Accelerator
+from accel_core.checkpoint.tensor_file import buffer_of
+from accel_core.comm.tree import recursively_apply
+from accel_core.data.dispatcher import DataLoaderDispatcher
+from accel_core.data.loader import DataLoaderShard
+from accel_core.plugins.project import ProjectConfiguration
+
+__all__ = ["Recorder", "main"]
+
+NOTHING = "-"
+
+
+class Finished(SystemExit):
+    """Ends the script after the last step."""
+
+
+class Recorder:
+    """Watches the Accelerator of a script."""
+
+    def __init__(self, record: TextIO, first: int, last: int, save: str, load: str, project: str) -> None:
+        self.step = first
+        self._record = record
+        self._last, self._save, self._load, self._project = last, save, load, project
+        self._accelerator: Accelerator | None = None
+        self._batches: list[str] = []
+        self._written = first
+
+    def install(self) -> None:
+        """Put the watch into Accelerator and into prepared loaders."""
+        recorder = self
+        original, load = Accelerator.__init__, Accelerator.load_state
+
+        @functools.wraps(original)
+        def watched(accelerator: Accelerator, *args: Any, **kwargs: Any) -> None:
+            original(accelerator, *args, **kwargs)
+            recorder._accelerator = accelerator
+            recorder._move(accelerator.project_configuration)
+
+        @functools.wraps(load)
+        def loaded(accelerator: Accelerator, *args: Any, **kwargs: Any) -> Any:
+            found = load(accelerator, *args, **kwargs)
+            recorder._load = NOTHING
+            return found
+
+        facade: Any = Accelerator
+        facade.__init__, facade.load_state = watched, loaded
+        for kind in (DataLoaderShard, DataLoaderDispatcher):
+            self._watch_loader(kind)
+
+    def _move(self, project: ProjectConfiguration) -> None:
+        if project.automatic_checkpoint_naming:
+            if project.logging_dir == project.project_dir:
+                project.logging_dir = self._project
+            project.project_dir = self._project
+
+    def _watch_loader(self, kind: Any) -> None:
+        recorder, original = self, kind.__iter__
+
+        @functools.wraps(original)
+        def watched(loader: object) -> Iterator[Any]:
+            recorder._begin()
+            for batch in original(loader):
+                recorder._batches.append(digest(batch))
+                steps = recorder._steps_done()
+                yield batch
+                recorder._boundary(steps)
+
+        kind.__iter__ = watched
+
+    def _begin(self) -> None:
+        if self._load != NOTHING and self._accelerator is not None:
+            automatic = self._accelerator.project_configuration.automatic_checkpoint_naming
+            self._accelerator.load_state(None if automatic else self._load)
+
+    def _steps_done(self) -> int:
+        accelerator = self._accelerator
+        return 0 if accelerator is None or not accelerator._optimizers else _count(accelerator._optimizers[0])
+
+    def _boundary(self, before: int) -> None:
+        """Write a line if the batch that was just dealt with ended in an optimizer step; stop after the last."""
+        accelerator = self._accelerator
+        if accelerator is None or self._steps_done() == before:
+            return
+        self.step += 1
+        line = {"step": self.step, "restores": _restores_position(accelerator), **self._state(accelerator)}
+        self._record.write(json.dumps(line) + "\n")
+        self._record.flush()
+        self._batches.clear()
+        if self.step >= self._last:
+            if self._save != NOTHING:
+                automatic = accelerator.project_configuration.automatic_checkpoint_naming
+                accelerator.save_state(None if automatic else self._save)
+            accelerator.wait_for_everyone()
+            raise Finished(0)
+
+    def _state(self, accelerator: Accelerator) -> dict[str, Any]:
+        numpy = sys.modules.get("numpy")
+        return {
+            "data order": dict(enumerate(self._batches)),
+            "learning rate": {
+                f"optimizer {number} group {index}": group["lr"]
+                if not isinstance(group["lr"], Tensor)
+                else float(group["lr"])
+                for number, optimizer in enumerate(accelerator._optimizers)
+                for index, group in enumerate(optimizer.param_groups)
+            },
+            "parameters": {
+                f"model {number} {name}": digest(value)
+                for number, model in enumerate(accelerator._models)
+                for name, value in accelerator.get_state_dict(model).items()
+            },
+            "optimizer": {
+                f"optimizer {number} parameter {key} {name}": digest(value)
+                for number, optimizer in enumerate(accelerator._optimizers)
+                for key, entries in optimizer.state_dict()["state"].items()
+                for name, value in entries.items()
+            },
+            "random states": {
+                "torch": digest(torch.get_rng_state()),
+                "Python": digest(random.getstate()),
+                "NumPy": digest(str(numpy.random.get_state()[1].tolist())) if numpy is not None else "",
+            },
+        }
+
+
+def _restores_position(accelerator: Accelerator) -> bool:
+    """Return whether loading moves loaders, or leaves it to the script to skip batches."""
+    return accelerator.use_stateful_dataloader or accelerator.dataloader_config.restores_position
+
+
+def _seed() -> None:
+    """Seed every generator: whether a script is repeatable at all is not the question, only whether it resumes."""
+    random.seed(0)
+    torch.manual_seed(0)
+    if importlib.util.find_spec("numpy") is not None:
+        importlib.import_module("numpy").random.seed(0)
+
+
+def _count(optimizer: Any) -> int:
+    """Return how often an optimizer really stepped, counting from now on at the first call."""
+    inner = getattr(optimizer, "optimizer", optimizer)
+    if not hasattr(inner, "_accel_steps"):
+        inner._accel_steps = 0
+
+        def counted(*_: Any) -> None:
+            inner._accel_steps += 1
+
+        inner.register_step_post_hook(counted)
+    return int(inner._accel_steps)
+
+
+def digest(value: object) -> str:
+    """Return a checksum of tensors in any nest, or of the text of anything else."""
+    state = hashlib.blake2b(digest_size=8)
+
+    def add(tensor: Tensor) -> Tensor:
+        plain = tensor.detach().to("cpu").contiguous()
+        state.update(f"{plain.dtype}{tuple(plain.shape)}".encode())
+        state.update(buffer_of(plain))
+        return tensor
+
+    if isinstance(value, Tensor):
+        add(value)
+    elif isinstance(value, (dict, list, tuple)):
+        recursively_apply(add, value)
+        state.update(repr([item for item in _leaves(value) if not isinstance(item, Tensor)]).encode())
+    else:
+        state.update(repr(value).encode())
+    return state.hexdigest()
+
+
+def _leaves(value: object) -> Iterator[Any]:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield key
+            yield from _leaves(inner)
+    elif isinstance(value, (list, tuple)):
+        for inner in value:
+            yield from _leaves(inner)
+    else:
+        yield value
+
+
+def main(arguments: list[str]) -> None:
+    """Run the script as it would run by itself."""
+    record, first, last, save, load, project, script, *rest = arguments
+    with open(record, "w") as file:
+        recorder = Recorder(file, int(first), int(last), save, load, project)
+        recorder.install()
+        _seed()
+        sys.argv = [script, *rest]
+        sys.path.insert(0, str(Path(script).resolve().parent))
+        try:
+            runpy.run_path(script, run_name="__main__")
+        except Finished:
+            return
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

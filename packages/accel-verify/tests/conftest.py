@@ -1,0 +1,24 @@
+"""What the tests of accel-verify share: the real command in a real process."""
+
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from accel_core.testing import limits
+from accel_core.testing.guards import *  # noqa: F403
+
+Accel = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def accel(tmp_path: Path, variables: dict[str, str]) -> Accel:
+    """Run `accel WORDS…` in an empty folder, without the settings of the machine that tests."""
+
+    def run(*words: str, more: Mapping[str, str] | None = None, quiet: float = 6) -> "subprocess.CompletedProcess[str]":
+        command, environment = [sys.executable, "-m", "accel_launch", *words], {**variables, **(more or {})}
+        return limits.run(command, quiet=quiet, cwd=tmp_path, env=environment, stdin=subprocess.DEVNULL)
+
+    return run

@@ -1,0 +1,215 @@
+"""`accel verify-parallel` on real ranks: what is sound is green, and each of five faults is found by its name."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from accel_core.errors import LaunchError
+from accel_core.testing import requires
+from accel_core.testing.world import run
+from accel_launch.supervision.ranks import RanksEnded
+from accel_verify.parallel.comparison import Finding, compare, own_draw
+from accel_verify.parallel.layouts import LayoutAsked, layout_asked, layouts_asked
+from accel_verify.parallel.records import Run, read_run
+from accel_verify.parallel.run import Asked, check_one_process, variables_of, verdict_on, verify_parallel
+
+HERE = Path(__file__).parent
+VERIFIED = HERE / "verified.py"
+NOISY_FAULT = "noisy_and_missing_reduction"
+
+
+def _record(folder: str, steps: int, parts: int, counts: bool, target: str) -> None:
+    """Record a target on a rank."""
+    from accel_verify.parallel.recorder import main
+
+    main([folder, str(steps), str(parts), str(int(counts)), target])
+
+
+def recorded(
+    folder: Path,
+    target: str,
+    layout: LayoutAsked | None = None,
+    *,
+    parts: int = 2,
+    steps: int = 2,
+    counts: bool = False,
+) -> Run:
+    """Run a target on the ranks of a layout, or on one process that reads as many parts."""
+    folder.mkdir()
+    variables = variables_of(("--cpu", *(layout.words if layout else ("--num-processes", "1"))), folder)
+    failure = run(
+        _record,
+        1 if layout is None else layout.ranks,
+        (str(folder), steps, parts if layout is None else 0, counts, target),
+        environment=variables,
+    )
+    assert failure is None, failure
+    return read_run(folder)
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The sound training on one process."""
+    return recorded(tmp_path_factory.mktemp("one") / "process", f"{VERIFIED}:sound")
+
+
+@pytest.mark.parametrize("name", ["dp2", "fsdp2"])
+def test_a_sound_script_is_equal_on_two_ranks(one: Run, name: str, tmp_path: Path) -> None:
+    """With accumulation, clipping, a schedule, dropout and metrics of uneven data, nothing differs."""
+    ranks = recorded(tmp_path / "ranks", f"{VERIFIED}:sound", layout_asked(name))
+    assert compare(one, ranks) == []
+    assert [len(run.steps) for run in (one, ranks)] == [2, 2]
+    assert ranks.loss(1) == pytest.approx(one.loss(1), rel=1e-6)
+    assert ranks.metrics, "the evaluation after the last step is recorded"
+    assert all(len(line["rows"]) == 2 for line in ranks.steps[0])
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "where", "told"),
+    [
+        ("missing_reduction", "gradient", "`table.weight`", "a reduction over ranks is missing"),
+        ("mask_dropped", "mask", "attention call 1", "the mask was dropped on rank 0"),
+        ("metrics_twice", "metrics", "gather, call 3", "samples are counted twice; 4 rows instead of 3"),
+        ("equal_dropout", "dropout", "", "ranks 0 and 1 draw the same masks for different data"),
+        ("stale_parameter", "update", "`head.bias`", "the optimizer holds another, stale parameter"),
+    ],
+)
+def test_a_planted_fault_is_found(one: Run, fault: str, kind: str, where: str, told: str, tmp_path: Path) -> None:
+    """The first difference is the fault itself, in the first step where it can be seen."""
+    findings = compare(one, recorded(tmp_path / "ranks", f"{VERIFIED}:{fault}", layout_asked("dp2")))
+    assert findings, fault
+    first: Finding = findings[0]
+    assert (first.kind, first.where) == (kind, where), str(first)
+    assert told in first.text, str(first)
+
+
+@pytest.mark.parametrize("name", ["dp2", "fsdp2"])
+def test_a_gradient_that_nobody_reduces_is_found(name: str, tmp_path: Path) -> None:
+    """A layer that no engine knows is named in the first step, before the loss that it changes in the second."""
+    alone = recorded(tmp_path / "one", f"{VERIFIED}:stray_head")
+    findings = compare(alone, recorded(tmp_path / "ranks", f"{VERIFIED}:stray_head", layout_asked(name)))
+    first: Finding = findings[0]
+    assert (first.step, first.kind, first.where) == (1, "gradient", "parameter 0 of SGD"), str(first)
+    assert "nobody reduces those of what was not prepared" in first.text
+    assert first.certain
+
+
+def test_noise_of_each_rank_is_named_and_excuses_no_fault(one: Run, tmp_path: Path) -> None:
+    """What ranks draw by themselves makes losses incomparable, on that line; a missing reduction stays a difference."""
+    (layout,) = layouts_asked("dp2", 2)
+    ranks = {name: recorded(tmp_path / name, f"{VERIFIED}:{name}", layout) for name in ("noisy", NOISY_FAULT)}
+    alone = recorded(tmp_path / "one", f"{VERIFIED}:noisy")
+    excused, found = (verdict_on(asked(tmp_path), layout, alone, ended(tmp_path, 0), run) for run in ranks.values())
+    line = next(n for n, text in enumerate(VERIFIED.read_text().splitlines(), 1) if "torch.randn_like(" in text)
+    assert str(excused).startswith("dp2 is not comparable: rank 0 draws random numbers at "), excused
+    assert f"verified.py:{line} that one process does not draw. Draw them for each sample" in str(excused)
+    assert found.state == "differs"
+    assert "a reduction over ranks is missing" in str(found.findings)
+    assert own_draw(one, one, 2) is None
+
+
+@pytest.fixture(scope="module")
+def one_by_parts(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Run]:
+    """The training that fits every mesh, on one process that reads some parts of the data."""
+    folder = tmp_path_factory.mktemp("parts")
+    return functools.cache(lambda parts: recorded(folder / str(parts), f"{VERIFIED}:split", parts=parts))
+
+
+@pytest.mark.parametrize("name", ["tp2", "cp2", "hsdp2x2", pytest.param("fsdp2xtp2", marks=requires("torch:2.10"))])
+def test_a_mesh_is_equal_to_one_process(one_by_parts: Callable[[int], Run], name: str, tmp_path: Path) -> None:
+    """Whatever the ranks share, losses over tokens, gradients, the norm over the mesh and updates are the same."""
+    layout = layout_asked(name)
+    ranks = recorded(tmp_path / "ranks", f"{VERIFIED}:split", layout)
+    assert compare(one_by_parts(layout.parts), ranks) == []
+    assert (len(ranks.steps), len(set(ranks.parts)), len(ranks.parts)) == (2, layout.parts, layout.ranks)
+    assert ranks.steps[0][0]["clipped"] > 0.1
+
+
+@requires("deepspeed", "transformers")
+def test_sequences_that_ranks_share_are_equal_to_one_process(tmp_path: Path) -> None:
+    """A Llama whose sequences DeepSpeed cuts: losses over tokens are added over the ranks of a sequence too."""
+    one = recorded(tmp_path / "one", f"{VERIFIED}:shared", parts=1)
+    ranks = recorded(tmp_path / "ranks", f"{VERIFIED}:shared", layout_asked("zero3x1xsp2"))
+    assert compare(one, ranks) == []
+    assert (len(ranks.steps), ranks.parts, ranks.loss_parts, ranks.cut) == (2, [0, 0], [0, 1], True)
+    assert ranks.loss(1) != ranks.steps[0][0]["losses"][0][0] / ranks.steps[0][0]["losses"][0][1], "a part of the text"
+    worse = dataclasses.replace(ranks, loss_parts=[0, 0])
+    assert str(compare(one, worse)[0]).startswith("step 1, loss: ")
+    assert "rows that ranks read" not in str(compare(one, worse)[0])
+
+
+def test_a_rate_that_is_scaled_by_the_number_of_processes(one: Run, tmp_path: Path) -> None:
+    """One process has another rate unless it may say that it is as many: then all is equal."""
+    ranks = recorded(tmp_path / "ranks", f"{VERIFIED}:scaled", layout_asked("dp2"))
+    told = str(compare(one, ranks)[0])
+    assert told.startswith("step 1, learning rate of group 0: 0.02 on rank 0 instead of 0.01; a script that scales")
+    assert compare(recorded(tmp_path / "many", f"{VERIFIED}:scaled", counts=True), ranks) == []
+
+
+def test_what_a_strategy_refuses_is_written_down(tmp_path: Path) -> None:
+    """A model that cannot be split is refused on every rank, with the strategy's own words."""
+    with pytest.raises(AssertionError, match="plan"):
+        recorded(tmp_path / "ranks", f"{VERIFIED}:sound", layout_asked("tp2"))
+    ranks = read_run(tmp_path / "ranks")
+    assert (ranks.refused, ranks.trained, ranks.steps) == (True, False, [])
+    assert "plan" in str(ranks.note)
+
+
+def test_the_command_is_green(accel) -> None:
+    """The table has every step of one process and of the ranks, nothing is left behind, and the status is 0."""
+    words = ("verify-parallel", "--cpu", "--steps", "2", "--layouts", "dp2", f"{VERIFIED}:sound")
+    done = accel(*words, quiet=30)
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    assert [line.split()[0] for line in lines if line.startswith(("one process", "dp2 "))] == ["one", "dp2", "dp2"]
+    assert "dp2 equals one process" in lines
+    assert lines[1].split() == ["layout", "step", "loss", "gradient", "norm", "weight", "norm", "memory", "per", "rank"]
+
+
+def asked(place: Path, timeout: float = 9.0) -> Asked:
+    """Return what the tests verify."""
+    return Asked("train.py", (), 2, (), False, timeout, place)
+
+
+def ended(place: Path, *codes: int, timed_out: bool = False, printed: str = "") -> RanksEnded:
+    """Return how ranks ended that printed something."""
+    logs = tuple(place / f"{rank}.log" for rank in range(len(codes)))
+    for log in logs:
+        log.write_text(printed)
+    return RanksEnded(codes, timed_out, logs)
+
+
+def test_ranks_that_fail_are_a_verdict(one: Run, tmp_path: Path) -> None:
+    """It names the rank that failed by itself and its error; the run on one process is not blamed."""
+    with pytest.raises(AssertionError, match="KeyError: 'ours'"):
+        recorded(tmp_path / "ranks", f"{VERIFIED}:fails_on_ranks", layout_asked("dp2"))
+    ranks = read_run(tmp_path / "ranks")
+    (layout,) = layouts_asked("dp2", 2)
+    printed = "Traceback:\nKeyError: 'ours'\n"
+    verdict = verdict_on(asked(tmp_path), layout, one, ended(tmp_path, -9, 1, printed=printed), ranks)
+    assert (verdict.state, verdict.told) == ("failed", "rank 1: KeyError: 'ours'")
+    assert verdict.log == "Traceback:\nKeyError: 'ours'"
+    slow = verdict_on(asked(tmp_path), layout, one, ended(tmp_path, -9, -9, timed_out=True), ranks)
+    assert slow.told == "it made 0 of 2 steps in 9 s"
+    short = verdict_on(asked(tmp_path), layout, one, ended(tmp_path, 0, 0), ranks)
+    assert str(short) == "dp2 failed: it made 0 of 2 steps and ended"
+    green = verdict_on(asked(tmp_path), layout, one, ended(tmp_path, 0), one)
+    assert (green.state, str(green)) == ("equal", "dp2 equals one process")
+
+
+def test_a_script_that_cannot_be_verified_is_an_error(tmp_path: Path) -> None:
+    """One that never steps, is too slow, or fails on one process, whose own traceback is shown."""
+    idle = recorded(tmp_path / "idle", f"{VERIFIED}:never_steps")
+    with pytest.raises(LaunchError, match="The script trains nothing, so there is nothing to compare"):
+        check_one_process(asked(tmp_path), ended(tmp_path, 0), dataclasses.replace(idle, trained=False))
+    with pytest.raises(LaunchError, match="got 0 optimizer steps of 2 with a prepared optimizer"):
+        check_one_process(asked(tmp_path), ended(tmp_path, 0), idle)
+    with pytest.raises(LaunchError, match=r"got 9 s for 2 optimizer steps\. Pass a longer --timeout"):
+        check_one_process(asked(tmp_path), ended(tmp_path, -9, timed_out=True), idle)
+    with pytest.raises(LaunchError, match=r"(?s)got exit code 1 after:.*in fails.*KeyError: 'mine'"):
+        verify_parallel(f"{VERIFIED}:fails", "dp2", cpu=True)

@@ -1,0 +1,79 @@
+"""Names of layouts: what they ask of the launcher, and names that are none."""
+
+import pytest
+
+from accel_core.errors import ConfigurationError
+from accel_launch.commands.launch import launch_command_parser
+from accel_verify.parallel.layouts import layout_asked, layouts_asked
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "parts"),
+    [
+        ("dp2", 2, 2),
+        ("fsdp4", 4, 4),
+        ("hsdp2x3", 6, 6),
+        ("tp2", 2, 1),
+        ("cp4", 4, 1),
+        ("fsdp2xtp2", 4, 2),
+        ("hsdp2x2xtp2", 8, 4),
+        ("dp2xfsdp2", 4, 4),
+        ("zero3", 2, 2),
+        ("zero1x4", 4, 4),
+        ("zero2x2xsp2", 4, 2),
+    ],
+)
+def test_a_name_says_how_many_ranks_read_how_many_parts(name: str, ranks: int, parts: int) -> None:
+    """Ranks along tensor and context axes read the same part of the data."""
+    layout = layout_asked(name)
+    assert (layout.name, layout.ranks, layout.parts) == (name, ranks, parts)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "dp2",
+        "fsdp2",
+        "hsdp2x2",
+        "tp2",
+        "cp2",
+        "fsdp2xtp2",
+        "fsdp2xcp2",
+        "dp2xtp2",
+        "cp2xtp2",
+        "hsdp2x2xtp2",
+        "zero3",
+        "zero2x4xsp2",
+    ],
+)
+def test_the_launcher_takes_what_a_layout_asks_for(name: str) -> None:
+    """Its flags are flags of `accel launch`, with the number of processes."""
+    layout = layout_asked(name)
+    assert launch_command_parser().parse_args([*layout.words, "train.py"]).num_processes == layout.ranks
+
+
+def test_a_hybrid_mesh_is_asked_for_axis_by_axis() -> None:
+    """Copies, shards and tensor parallel each have their flag."""
+    args = launch_command_parser().parse_args([*layout_asked("hsdp2x3xtp2").words, "train.py"])
+    assert (args.use_fsdp, args.use_parallelism_config, args.fsdp_version) == (True, True, "2")
+    assert args.parallelism_config_dp_replicate_size == 2
+    assert args.parallelism_config_dp_shard_size == 3
+    assert args.parallelism_config_tp_size == 2
+
+
+@pytest.mark.parametrize("name", ["tp1", "single"])
+def test_one_process_is_not_compared_with_itself(name: str) -> None:
+    """A layout has several ranks."""
+    with pytest.raises(ConfigurationError, match=f"has several; got '{name}'"):
+        layout_asked(name)
+
+
+def test_lists_that_are_empty_repeated_or_too_large_are_refused() -> None:
+    """A list has each layout once, and none with more processes than there are."""
+    assert [layout.name for layout in layouts_asked(" dp2, tp2 ,", 2)] == ["dp2", "tp2"]
+    with pytest.raises(ConfigurationError, match="got ' , '"):
+        layouts_asked(" , ", 8)
+    with pytest.raises(ConfigurationError, match="got dp2 twice"):
+        layouts_asked("dp2,tp2,dp2", 8)
+    with pytest.raises(ConfigurationError, match="fsdp2xtp2 needs 4 processes, and this run may start 2"):
+        layouts_asked("dp2,fsdp2xtp2", 2)

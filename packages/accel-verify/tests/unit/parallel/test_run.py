@@ -1,0 +1,55 @@
+"""`accel verify-parallel` with wrong arguments: named, with status 2, before anything starts."""
+
+from __future__ import annotations
+
+import pytest
+
+from accel_core.errors import ConfigurationError
+from accel_launch.cli import main
+from accel_verify.parallel.run import _checked, verify_parallel
+
+
+def trainer() -> None:
+    """Stand for a training function."""
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--layouts", "fdsp2", "train.py"], "fsdp2"),
+        (["--layouts", "dp1024", "--cpu", "train.py"], "dp1024 needs 1024 processes, and this run may start 8"),
+        (["--layouts", "dp2", "--cpu", "none.py"], "There is no such script; got 'none.py'"),
+        (["--layouts", "dp2", "--cpu", "none.py:main"], "There is no such script; got 'none.py'"),
+    ],
+)
+def test_wrong_arguments_are_named(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """An unknown layout with the nearest, one that is too large, a script that is not there."""
+    assert main(["verify-parallel", *words]) == 2
+    assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["train.py"], "--layouts"),
+        (["--layouts", "dp2", "--steps", "0", "train.py"], "got '0'. Give it a whole number above 0."),
+        (["--layout", "dp2", "train.py"], "--layouts"),
+    ],
+)
+def test_wrong_options_are_named(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A missing list, no steps, and a misspelled option."""
+    with pytest.raises(SystemExit) as ended:
+        main(["verify-parallel", *words])
+    assert ended.value.code == 2
+    assert told in capsys.readouterr().err
+
+
+def test_a_function_that_ranks_cannot_find_is_refused() -> None:
+    """A function inside another one has no name in its module; one of the module is its file and name."""
+
+    def inner() -> None:
+        trainer()
+
+    with pytest.raises(ConfigurationError, match=r"found by its name; got '.*inner'. Define it at the top of a file."):
+        verify_parallel(inner, ["dp2"], cpu=True)
+    assert _checked(trainer) == f"{__file__}:trainer"

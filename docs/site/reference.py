@@ -13,7 +13,7 @@ import griffe
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = {
     "accel_core": "accel-core", "accel_bigmodel": "accel-bigmodel", "accel_launch": "accel-launch",
-    "accel_trackers": "accel-trackers", "accel_quant": "accel-quant",
+    "accel_trackers": "accel-trackers", "accel_quant": "accel-quant", "accel_megatron": "accel-megatron",
 }  # fmt: skip
 """Import packages whose modules have pages, each with its folder."""
 

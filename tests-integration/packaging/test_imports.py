@@ -37,14 +37,22 @@ def test_help_loads_no_torch(words: tuple[str, ...]) -> None:
     assert not names & HEAVY
 
 
+ENGINES = ("accel_megatron",)
+ABOVE = ("accel_quant", "accel", "accelerate")
+
+
 @pytest.mark.parametrize(
     ("module", "strangers"),
     [
-        ("accel_core", ("accel_bigmodel", "accel_launch", "accel_trackers", "accel_quant", "accel", "accelerate")),
-        ("accel_bigmodel", ("accel_launch", "accel_trackers", "accel_quant", "accel", "accelerate")),
-        ("accel_launch", ("accel_bigmodel", "accel_trackers", "accel_quant", "accel", "accelerate")),
-        ("accel_trackers", ("accel_bigmodel", "accel_launch", "accel_quant", "accel", "accelerate")),
-        ("accel_quant", ("accel_launch", "accel_trackers", "accel", "accelerate")),
+        (
+            "accel_core",
+            (*ENGINES, "accel_bigmodel", "accel_launch", "accel_trackers", "accel_quant", "accel", "accelerate"),
+        ),
+        ("accel_bigmodel", (*ENGINES, "accel_launch", "accel_trackers", "accel_quant", "accel", "accelerate")),
+        ("accel_launch", (*ENGINES, "accel_bigmodel", "accel_trackers", "accel_quant", "accel", "accelerate")),
+        ("accel_trackers", (*ENGINES, "accel_bigmodel", "accel_launch", "accel_quant", "accel", "accelerate")),
+        ("accel_megatron", ("accel_bigmodel", "accel_launch", "accel_trackers", "accel_quant", "accel", "accelerate")),
+        ("accel_quant", (*ENGINES, "accel_launch", "accel_trackers", "accel", "accelerate")),
     ],
 )
 def test_importing_a_package_loads_no_sibling_beside_it(module: str, strangers: tuple[str, ...]) -> None:

@@ -46,6 +46,7 @@ def test_help_loads_no_torch(words: tuple[str, ...]) -> None:
         ("accel_core", SIBLINGS),
         ("accel_bigmodel", SIBLINGS - {"accel_bigmodel"}),
         ("accel_launch", SIBLINGS - {"accel_launch"}),
+        ("accel_megatron", SIBLINGS - {"accel_megatron"}),
         ("accel_trackers", SIBLINGS - {"accel_trackers"}),
         ("accel_quant", SIBLINGS - {"accel_quant", "accel_bigmodel"}),
         ("accel_verify", SIBLINGS - {"accel_verify", "accel_launch"}),

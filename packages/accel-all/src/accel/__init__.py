@@ -1,5 +1,7 @@
 """Everything of accel behind one import: each name is imported from its package when it is first used."""
 
+from importlib.util import find_spec
+
 from accel._version import __version__
 from accel_core._lazy import attach
 
@@ -159,4 +161,6 @@ _NAMES = {
 }
 
 __getattr__, __dir__, _all = attach(__name__, {name: home for home, names in _NAMES.items() for name in names})
-__all__ = [*_all, "__version__"]
+# A star import takes what is installed; asking for a plugin by name says which package has it.
+_gone = set() if find_spec("accel_megatron") else {"MegatronLMPlugin"}
+__all__ = [*(name for name in _all if name not in _gone), "__version__"]

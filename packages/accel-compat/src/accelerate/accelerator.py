@@ -59,7 +59,6 @@ from accel_core.plugins.handlers import InitProcessGroupKwargs as InitProcessGro
 from accel_core.plugins.handlers import KwargsHandler as KwargsHandler
 from accel_core.plugins.handlers import ProfileKwargs as ProfileKwargs
 from accel_core.plugins.loading import DataLoaderConfiguration as DataLoaderConfiguration
-from accel_core.plugins.megatron import MegatronLMPlugin as MegatronLMPlugin
 from accel_core.plugins.parallelism import ParallelismConfig as ParallelismConfig
 from accel_core.plugins.parallelism import TorchTensorParallelPlugin as TorchTensorParallelPlugin
 from accel_core.plugins.project import ProjectConfiguration as ProjectConfiguration
@@ -118,9 +117,13 @@ if is_deepspeed_available():
     from accelerate.utils.deepspeed import map_pytorch_optim_to_deepspeed as map_pytorch_optim_to_deepspeed
 
 if TYPE_CHECKING:
+    from accel_megatron.plugin import MegatronLMPlugin as MegatronLMPlugin
     from accelerate._trackers import LOGGER_TYPE_TO_CLASS as LOGGER_TYPE_TO_CLASS
 
 _LATER = {
+    "accel_megatron.plugin": [
+        "MegatronLMPlugin",
+    ],
     "accelerate._trackers": [
         "LOGGER_TYPE_TO_CLASS",
     ],

@@ -53,16 +53,6 @@ from accel_core.plugins.handlers import InitProcessGroupKwargs as InitProcessGro
 from accel_core.plugins.handlers import KwargsHandler as KwargsHandler
 from accel_core.plugins.handlers import ProfileKwargs as ProfileKwargs
 from accel_core.plugins.loading import DataLoaderConfiguration as DataLoaderConfiguration
-from accel_core.plugins.megatron import MegatronLMPlugin as MegatronLMPlugin
-from accel_core.plugins.megatron_models import MODEL_CONFIGS_TO_MEGATRON_PARSERS as MODEL_CONFIGS_TO_MEGATRON_PARSERS
-from accel_core.plugins.megatron_models import (
-    add_model_config_to_megatron_parser as add_model_config_to_megatron_parser,
-)
-from accel_core.plugins.megatron_models import parse_bert_config as parse_bert_config
-from accel_core.plugins.megatron_models import parse_glm4_moe_config as parse_glm4_moe_config
-from accel_core.plugins.megatron_models import parse_gpt2_config as parse_gpt2_config
-from accel_core.plugins.megatron_models import parse_llama_config as parse_llama_config
-from accel_core.plugins.megatron_models import parse_t5_config as parse_t5_config
 from accel_core.plugins.parallelism import DeepSpeedSequenceParallelConfig as DeepSpeedSequenceParallelConfig
 from accel_core.plugins.parallelism import TorchContextParallelConfig as TorchContextParallelConfig
 from accel_core.plugins.parallelism import TorchTensorParallelConfig as TorchTensorParallelConfig
@@ -79,9 +69,29 @@ from accelerate._environment import parse_flag_from_env as parse_flag_from_env
 from accelerate._operations import TensorInformation as TensorInformation
 
 if TYPE_CHECKING:
+    from accel_megatron.model_configs import MODEL_CONFIGS_TO_MEGATRON_PARSERS as MODEL_CONFIGS_TO_MEGATRON_PARSERS
+    from accel_megatron.model_configs import add_model_config_to_megatron_parser as add_model_config_to_megatron_parser
+    from accel_megatron.model_configs import parse_bert_config as parse_bert_config
+    from accel_megatron.model_configs import parse_glm4_moe_config as parse_glm4_moe_config
+    from accel_megatron.model_configs import parse_gpt2_config as parse_gpt2_config
+    from accel_megatron.model_configs import parse_llama_config as parse_llama_config
+    from accel_megatron.model_configs import parse_t5_config as parse_t5_config
+    from accel_megatron.plugin import MegatronLMPlugin as MegatronLMPlugin
     from accel_quant.config import BnbQuantizationConfig as BnbQuantizationConfig
 
 _LATER = {
+    "accel_megatron.model_configs": [
+        "MODEL_CONFIGS_TO_MEGATRON_PARSERS",
+        "add_model_config_to_megatron_parser",
+        "parse_bert_config",
+        "parse_glm4_moe_config",
+        "parse_gpt2_config",
+        "parse_llama_config",
+        "parse_t5_config",
+    ],
+    "accel_megatron.plugin": [
+        "MegatronLMPlugin",
+    ],
     "accel_quant.config": [
         "BnbQuantizationConfig",
     ],

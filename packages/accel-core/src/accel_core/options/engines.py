@@ -9,13 +9,14 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from types import ModuleType
 from typing import Any
 
 from accel_core._records import record
 from accel_core.errors import MissingDependencyError
 from accel_core.host import environ, installed
-from accel_core.host.availability import OLDEST_TORCHAO
+from accel_core.host.availability import OLDEST_TORCHAO, has_module
 from accel_core.host.versions import compare_versions
 
 __all__ = [
@@ -25,6 +26,8 @@ __all__ = [
     "Engine",
     "Presence",
     "Public",
+    "attach_moved",
+    "bring",
     "engines",
     "flagged",
     "load",
@@ -291,3 +294,27 @@ def require_switched(settings: Mapping[str, Any]) -> None:
     for known in PUBLIC:
         if settings.get(f"use_{known.word}"):
             require(known.word, f"the setting use_{known.word}")
+
+
+def bring(home: str) -> ModuleType:
+    """Import a module, which may be of an engine's package.
+
+    Raises:
+        MissingDependencyError: The package of an engine is not installed.
+    """
+    package = home.partition(".")[0]
+    for known in PUBLIC:
+        if known.package.replace("-", "_") == package and not has_module(package):
+            require(known.word, home)
+    return importlib.import_module(home)
+
+
+def attach_moved(path: str, home: str) -> Callable[[str], Any]:
+    """Make the `__getattr__` of a module whose names are defined in an engine's package."""
+
+    def getattr_(name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(f"module {path!r} has no attribute {name!r}")
+        return getattr(bring(home), name)
+
+    return getattr_

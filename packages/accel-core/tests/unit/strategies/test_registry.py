@@ -12,13 +12,13 @@ from accel_core.options.enums import DistributedType
 from accel_core.plugins.deepspeed import DeepSpeedPlugin
 from accel_core.plugins.fsdp import FullyShardedDataParallelPlugin
 from accel_core.plugins.handlers import DistributedDataParallelKwargs, KwargsHandler
-from accel_core.plugins.megatron import MegatronLMPlugin
 from accel_core.plugins.parallelism import ParallelismConfig, TorchTensorParallelPlugin
 from accel_core.strategies import registry
 from accel_core.strategies.ddp import DataParallelStrategy
 from accel_core.strategies.mesh.strategy import MeshStrategy
 from accel_core.strategies.registry import Request, choose, register_strategy
 from accel_core.strategies.single import SingleStrategy
+from accel_megatron.plugin import MegatronLMPlugin
 
 
 class Settings(KwargsHandler):

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from accel_core.errors import ConfigurationError
-from accel_core.plugins.megatron import MegatronLMPlugin
-from accel_core.strategies.megatron import library
+from accel_megatron import library
+from accel_megatron.plugin import MegatronLMPlugin
 
 __all__ = ["Degrees", "build", "configured", "degrees_of", "known", "number_format", "refuse_unhonored"]
 

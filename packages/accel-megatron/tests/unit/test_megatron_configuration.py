@@ -20,13 +20,13 @@ from accel_core.errors import (
     StateError,
 )
 from accel_core.options.engines import Engine, Presence
-from accel_core.plugins.megatron import MegatronLMDummyScheduler, MegatronLMPlugin
 from accel_core.plugins.parallelism import ParallelismConfig
 from accel_core.state import any_set
-from accel_core.strategies.megatron import batches, library, loaders, optimizers, run
-from accel_core.strategies.megatron.arguments import degrees_of, refuse_unhonored
-from accel_core.strategies.megatron.models import refuse_unbuilt
-from accel_core.strategies.megatron.strategy import MegatronStrategy
+from accel_megatron import batches, library, loaders, optimizers, run
+from accel_megatron.arguments import degrees_of, refuse_unhonored
+from accel_megatron.models import refuse_unbuilt
+from accel_megatron.plugin import MegatronLMDummyScheduler, MegatronLMPlugin
+from accel_megatron.strategy import MegatronStrategy
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from typing import Any
 from torch import nn
 
 from accel_core.errors import PreparationError
-from accel_core.strategies.megatron import arguments, groups, models, optimizers
-from accel_core.strategies.megatron.run import current
+from accel_megatron import arguments, groups, models, optimizers
+from accel_megatron.run import current
 
 __all__ = [
     "finish_mpu_init",

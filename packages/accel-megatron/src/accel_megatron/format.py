@@ -25,8 +25,8 @@ from accel_core.checkpoint.sharded import writer
 from accel_core.checkpoint.sharded.metadata import METADATA_NAME
 from accel_core.checkpoint.sharded.reader import ShardFolder
 from accel_core.errors import CheckpointError
-from accel_core.strategies.megatron import library
-from accel_core.strategies.megatron.engine import MegatronEngine
+from accel_megatron import library
+from accel_megatron.engine import MegatronEngine
 
 __all__ = ["EngineFormat"]
 

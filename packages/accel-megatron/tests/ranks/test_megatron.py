@@ -28,17 +28,17 @@ from accel_core.errors import (
     PreparationError,
     StateError,
 )
-from accel_core.plugins.megatron import MegatronLMDummyScheduler, MegatronLMPlugin
 from accel_core.state import PartialState, reset_all
-from accel_core.strategies.megatron import (
+from accel_core.testing import requires
+from accel_core.testing.world import run
+from accel_megatron import (
     GPTTrainStep,
     MegatronLMDummyDataLoader,
     avg_losses_across_data_parallel_group,
     gather_across_data_parallel_groups,
     library,
 )
-from accel_core.testing import requires
-from accel_core.testing.world import run
+from accel_megatron.plugin import MegatronLMDummyScheduler, MegatronLMPlugin
 
 pytestmark = [requires("megatron", "transformers"), pytest.mark.slow]
 

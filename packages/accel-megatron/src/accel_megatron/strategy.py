@@ -14,21 +14,21 @@ from accel_core.errors import ConfigurationError, EngineUnavailableError, Prepar
 from accel_core.mesh.layout import Layout
 from accel_core.optim.optimizer import AcceleratedOptimizer
 from accel_core.options.enums import DistributedType
-from accel_core.options.megatron_row import ENGINE
-from accel_core.plugins.megatron import MegatronLMDummyScheduler, MegatronLMPlugin
 from accel_core.plugins.parallelism import ParallelismConfig
 from accel_core.precision import registry as precisions
 from accel_core.precision.precision import Precision
 from accel_core.process.world import GroupNeeds
 from accel_core.strategies.bundle import Bundle, Kind, Slot
-from accel_core.strategies.megatron import arguments, groups, loaders, making, models, optimizers
-from accel_core.strategies.megatron.engine import MegatronEngine
-from accel_core.strategies.megatron.format import EngineFormat
-from accel_core.strategies.megatron.loaders import MegatronLMDummyDataLoader
-from accel_core.strategies.megatron.run import Run, start
-from accel_core.strategies.megatron.wrappers import MegatronLMOptimizerWrapper, MegatronLMSchedulerWrapper
 from accel_core.strategies.parts import Kit, Parts, PrecisionRequest
 from accel_core.strategies.strategy import Strategy
+from accel_megatron import arguments, groups, loaders, making, models, optimizers
+from accel_megatron.engine import MegatronEngine
+from accel_megatron.format import EngineFormat
+from accel_megatron.loaders import MegatronLMDummyDataLoader
+from accel_megatron.plugin import MegatronLMDummyScheduler, MegatronLMPlugin
+from accel_megatron.row import ENGINE
+from accel_megatron.run import Run, start
+from accel_megatron.wrappers import MegatronLMOptimizerWrapper, MegatronLMSchedulerWrapper
 
 __all__ = ["MegatronStrategy"]
 

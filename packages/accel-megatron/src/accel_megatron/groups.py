@@ -8,9 +8,9 @@ from torch import distributed as dist
 from accel_core.comm import control
 from accel_core.errors import StateError
 from accel_core.mesh.layout import Layout
-from accel_core.strategies.megatron import library
-from accel_core.strategies.megatron.arguments import Degrees, degrees_of
-from accel_core.strategies.megatron.run import Run
+from accel_megatron import library
+from accel_megatron.arguments import Degrees, degrees_of
+from accel_megatron.run import Run
 
 __all__ = ["join", "lay_out", "seed_of"]
 

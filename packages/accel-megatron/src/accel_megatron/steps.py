@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from accel_core.strategies.megatron import batches
-from accel_core.strategies.megatron.run import current
+from accel_megatron import batches
+from accel_megatron.run import current
 
 __all__ = ["AbstractTrainStep", "BertTrainStep", "GPTTrainStep", "T5TrainStep"]
 

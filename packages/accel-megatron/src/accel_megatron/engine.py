@@ -12,11 +12,11 @@ from torch import distributed as dist
 from torch import nn
 
 from accel_core.errors import PreparationError
-from accel_core.plugins.megatron import MegatronLMPlugin
-from accel_core.strategies.megatron import batches, library
-from accel_core.strategies.megatron.run import Run, current
-from accel_core.strategies.megatron.steps import AbstractTrainStep, BertTrainStep, GPTTrainStep, T5TrainStep
-from accel_core.strategies.megatron.wrappers import MegatronLMOptimizerWrapper
+from accel_megatron import batches, library
+from accel_megatron.plugin import MegatronLMPlugin
+from accel_megatron.run import Run, current
+from accel_megatron.steps import AbstractTrainStep, BertTrainStep, GPTTrainStep, T5TrainStep
+from accel_megatron.wrappers import MegatronLMOptimizerWrapper
 
 __all__ = ["MegatronEngine", "StepResult"]
 

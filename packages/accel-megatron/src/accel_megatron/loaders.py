@@ -10,8 +10,8 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from accel_core.errors import ConfigurationError, PreparationError
-from accel_core.strategies.megatron import library
-from accel_core.strategies.megatron.run import Run, current
+from accel_megatron import library
+from accel_megatron.run import Run, current
 
 __all__ = ["DatasetIterator", "MegatronLMDummyDataLoader", "batch_size_of", "enlarge", "prepare_data_loader"]
 

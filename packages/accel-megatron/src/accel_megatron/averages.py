@@ -9,7 +9,7 @@ import torch
 from torch import distributed as dist
 
 from accel_core.comm.tree import recursively_apply
-from accel_core.strategies.megatron import library
+from accel_megatron import library
 
 __all__ = ["avg_losses_across_data_parallel_group", "gather_across_data_parallel_groups"]
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from accel_core.errors import ConfigurationError, MissingDependencyError
-from accel_core.options.megatron import MegatronOptions
 from accel_core.options.option import Option, options_of
-from accel_core.plugins import megatron_models
-from accel_core.plugins.megatron import MegatronLMPlugin
+from accel_megatron import model_configs
+from accel_megatron.options import MegatronOptions
+from accel_megatron.plugin import MegatronLMPlugin
 
 
 def _model(kind: str, name: str = "Model", **config: Any) -> Any:
@@ -159,13 +159,13 @@ def test_mixture_of_experts_is_described() -> None:
 def test_other_models_bring_their_parser(monkeypatch: pytest.MonkeyPatch) -> None:
     """An unknown kind of model is refused with those known; a registered parser makes it known."""
     monkeypatch.setattr(
-        megatron_models, "MODEL_CONFIGS_TO_MEGATRON_PARSERS", megatron_models.MODEL_CONFIGS_TO_MEGATRON_PARSERS
+        model_configs, "MODEL_CONFIGS_TO_MEGATRON_PARSERS", model_configs.MODEL_CONFIGS_TO_MEGATRON_PARSERS
     )
     plugin = MegatronLMPlugin()
     with pytest.raises(ConfigurationError, match=r"'zebra'.*llama"):
         plugin.set_network_size_args(_model("zebra"))
 
-    @megatron_models.add_model_config_to_megatron_parser("zebra")
+    @model_configs.add_model_config_to_megatron_parser("zebra")
     def parse_zebra(plugin: Any, model: Any, batch: Any) -> None:
         plugin.megatron_lm_default_args["stripes"] = True
 
@@ -173,4 +173,4 @@ def test_other_models_bring_their_parser(monkeypatch: pytest.MonkeyPatch) -> Non
         plugin.set_network_size_args(_model("zebra"))
         assert plugin.megatron_lm_default_args["stripes"] is True
     finally:
-        del megatron_models.MODEL_CONFIGS_TO_MEGATRON_PARSERS["zebra"]
+        del model_configs.MODEL_CONFIGS_TO_MEGATRON_PARSERS["zebra"]

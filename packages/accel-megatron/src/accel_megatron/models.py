@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from accel_core.errors import ConfigurationError, EngineUnavailableError
-from accel_core.strategies.megatron import library
-from accel_core.strategies.megatron.arguments import configured, number_format
-from accel_core.strategies.megatron.groups import seed_of
-from accel_core.strategies.megatron.norms import shared_sequences
-from accel_core.strategies.megatron.run import Run, current
+from accel_megatron import library
+from accel_megatron.arguments import configured, number_format
+from accel_megatron.groups import seed_of
+from accel_megatron.norms import shared_sequences
+from accel_megatron.run import Run, current
 
 __all__ = ["build", "configuration", "model_provider_func", "refuse_unbuilt"]
 

@@ -9,8 +9,8 @@ import torch
 
 from accel_core.comm.batch import send_to_device
 from accel_core.errors import DataError
-from accel_core.strategies.megatron import library
-from accel_core.strategies.megatron.run import Run
+from accel_megatron import library
+from accel_megatron.run import Run
 
 __all__ = ["IGNORED", "bert_batch", "check", "decoder_mask", "gpt_batch", "micro_batches", "pair_mask", "t5_batch"]
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from accel_core.strategies.megatron import library
+from accel_megatron import library
 
 __all__ = ["shared_sequences"]
 

@@ -13,15 +13,15 @@ ENGINE = Engine(
     "megatron-core",
     "0.16.0",
     "transformers",
-    strategy="accel_core.strategies.megatron.strategy:MegatronStrategy",
-    plugin="accel_core.plugins.megatron:MegatronLMPlugin",
+    strategy="accel_megatron.strategy:MegatronStrategy",
+    plugin="accel_megatron.plugin:MegatronLMPlugin",
     argument="megatron_lm_plugin",
     flag="ACCELERATE_USE_MEGATRON_LM",
     label="MEGATRON_LM",
     switch="use_megatron_lm",
-    options="accel_core.options.megatron:MegatronOptions",
-    mesh="accel_core.options.megatron_row:mesh",
-    batch="accel_core.options.megatron_row:batch",
+    options="accel_megatron.options:MegatronOptions",
+    mesh="accel_megatron.row:mesh",
+    batch="accel_megatron.row:batch",
 )
 
 

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from accel_core.errors import ConfigurationError, PreparationError
-from accel_core.plugins.megatron import MegatronLMDummyScheduler, MegatronLMPlugin
-from accel_core.strategies.megatron import library
-from accel_core.strategies.megatron.arguments import configured, number_format
-from accel_core.strategies.megatron.run import Run
+from accel_megatron import library
+from accel_megatron.arguments import configured, number_format
+from accel_megatron.plugin import MegatronLMDummyScheduler, MegatronLMPlugin
+from accel_megatron.run import Run
 
 if TYPE_CHECKING:
     from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, ParamKey

@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from accel_core.host.environ import patch_environment
-from accel_core.options.megatron import MegatronOptions
 from accel_core.options.option import Option, boolean, options_of
-from accel_core.plugins.megatron import MegatronLMPlugin
+from accel_megatron.options import MegatronOptions
+from accel_megatron.plugin import MegatronLMPlugin
+
+pytest.importorskip("accel_launch", reason="what the launcher does with these settings")
 from accel_launch import cli
 from accel_launch.commands.launch import launch_command_parser
 from accel_launch.commands.preview import explanation

@@ -9,8 +9,8 @@ import torch
 from accel_core._records import record
 from accel_core.errors import StateError
 from accel_core.mesh.layout import Layout
-from accel_core.plugins.megatron import MegatronLMPlugin
 from accel_core.process.world import World
+from accel_megatron.plugin import MegatronLMPlugin
 
 __all__ = ["Run", "current", "start"]
 
